@@ -50,6 +50,7 @@ fn make(out: &Path) -> Result<(), Box<dyn Error>> {
         out: out.to_owned(),
         tokenizer: TokenizerSource::Train { vocab_size: 300 },
         validation_fraction: 0.05,
+        limit: None,
         seed: 0,
     };
     let info = data::prepare(&options, &mut |_| ())?;

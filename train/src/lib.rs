@@ -38,6 +38,7 @@ pub mod device;
 pub mod doctor;
 mod error;
 pub mod eval;
+mod explain;
 pub mod fault;
 pub mod flight;
 pub mod generate;

@@ -13,6 +13,7 @@ use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, T
 use crate::error::Result;
 use crate::metrics::say;
 use crate::process::stop_on_signals;
+use crate::words::number_of;
 
 use progress_line::ProgressLine;
 pub(crate) use show::ShowArgs;
@@ -34,6 +35,10 @@ pub(crate) struct PrepareArgs {
     /// Decides which text is held out.
     #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
+    /// Take only the first N documents. A document is a text file, a line of a .jsonl file or a row of a .parquet
+    /// file; those without text do not count.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
 }
 
 /// Arguments of `kiln data verify`.
@@ -70,6 +75,7 @@ impl PrepareArgs {
             tokenizer,
             validation_fraction: self.validation_fraction,
             seed: self.seed,
+            limit: self.limit,
         };
         prepare(&options, &stop_on_signals())?;
         Ok(())
@@ -103,6 +109,7 @@ pub fn open(
         tokenizer: TokenizerSource::Train { vocab_size: section.vocab_size },
         validation_fraction: section.validation_fraction,
         seed,
+        limit: None,
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {
@@ -139,7 +146,7 @@ pub fn open(
 /// Prepares data and tells how it goes, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
     let line = ProgressLine::start("reading the inputs");
-    let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, progress));
+    let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, options.limit, progress));
     drop(line);
     let info = prepared?;
     say(&format!(
@@ -153,7 +160,8 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
     Ok(info)
 }
 
-fn tell(line: &ProgressLine, progress: Progress) {
+/// Tells `progress` of data of which `limit` documents are taken.
+fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     match progress {
         Progress::ReadingStreams { streams } => {
             let what = match streams.as_slice() {
@@ -164,18 +172,36 @@ fn tell(line: &ProgressLine, progress: Progress) {
             line.interrupt(|| say(&format!("data: reading {what}, to the end")));
         }
         Progress::TrainingTokenizer { input_bytes, text_bytes } => {
-            let of = megabytes(input_bytes);
+            let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
+            let (on, counted, input_bytes) = match limit {
+                None => (format!("{of:.1} MB of text"), format!("{done:.1} of {of:.1} MB"), input_bytes),
+                Some(limit) => {
+                    (format!("at most {}", number_of(limit, "document")), format!("{done:.1} MB"), 0)
+                }
+            };
             if text_bytes == 0 {
-                line.interrupt(|| say(&format!("data: training a tokenizer on {of:.1} MB of text")));
+                line.interrupt(|| say(&format!("data: training a tokenizer on {on}")));
             }
-            let what = format!("counted the words of {:.1} of {of:.1} MB", megabytes(text_bytes));
-            line.set(what, text_bytes, input_bytes);
+            line.set(format!("counted the words of {counted}"), text_bytes, input_bytes);
         }
         Progress::MergingTokens => line.set("merging pairs of tokens".to_owned(), 0, 0),
-        Progress::Encoding { input_bytes, text_bytes, tokens, .. } => {
-            let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
-            line.set(format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"), text_bytes, input_bytes);
-        }
+        Progress::Encoding { input_bytes, text_bytes, documents, tokens } => match limit {
+            None => {
+                let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
+                line.set(
+                    format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"),
+                    text_bytes,
+                    input_bytes,
+                );
+            }
+            Some(limit) => {
+                line.set(
+                    format!("encoded {documents} of {limit} documents, {tokens} tokens"),
+                    documents,
+                    limit,
+                );
+            }
+        },
         Progress::Remark(remark) => line.interrupt(|| match remark.is_warning() {
             true => tracing::warn!("{remark}"),
             false => say(&format!("data: {remark}")),

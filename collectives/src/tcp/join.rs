@@ -151,7 +151,7 @@ impl Joining<'_> {
         let wire = mesh::connect(&world, &group, rank, self.until).map_err(|error| {
             let reason = error.to_string();
             world.control.abort(group.abort_by(rank, format!("it cannot connect: {reason}")));
-            self.incomplete(reason, Vec::new())
+            self.incomplete(reason, Vec::new(), false)
         })?;
         Ok(TcpBackend::new(world, shared, group, rank, wire))
     }
@@ -214,7 +214,7 @@ impl Joining<'_> {
                 return Err(JoinError::Stopped { by: options.rank });
             }
             if distrusts || Instant::now() + pause >= self.until {
-                return Err(self.incomplete(reason, vec![0]));
+                return Err(self.incomplete(reason, vec![0], distrust));
             }
             options.pause(pause)?;
             pause = (pause * 2).min(PAUSE[1]);
@@ -310,12 +310,13 @@ impl Joining<'_> {
                     return Err(JoinError::OtherSettings { refused: refused.to_string() });
                 }
                 Ok(ToRank::Incomplete { missing, refused }) => {
-                    return Err(self.incomplete(absence(&missing, &refused), missing));
+                    let distrust = refused.iter().any(|one| !one.is_proven());
+                    return Err(self.incomplete(absence(&missing, &refused), missing, distrust));
                 }
                 Ok(_) => {}
                 Err(error) => {
                     let reason = format!("the rendezvous on rank 0 went away: {error}");
-                    return Err(self.incomplete(reason, vec![0]));
+                    return Err(self.incomplete(reason, vec![0], false));
                 }
             }
         }
@@ -326,13 +327,14 @@ impl Joining<'_> {
         left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT)
     }
 
-    fn incomplete(&self, reason: String, missing: Vec<usize>) -> JoinError {
+    fn incomplete(&self, reason: String, missing: Vec<usize>, distrust: bool) -> JoinError {
         JoinError::Incomplete {
             rank: self.options.rank,
             address: format!("{}:{}", self.options.host, self.options.port),
             waited: self.since.elapsed(),
             reason,
             missing,
+            distrust,
         }
     }
 }

@@ -316,6 +316,9 @@ pub enum JoinError {
         reason: String,
         /// Ranks that had not come, where that is known.
         missing: Vec<usize>,
+        /// Whether two callers had different secrets: this rank and the rendezvous, or the rendezvous and
+        /// somebody who came as one of the missing ranks.
+        distrust: bool,
     },
     /// A rank was asked to stop before all ranks had come.
     #[error("rank {by} was asked to stop before all ranks had come")]

@@ -24,7 +24,7 @@ fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
     other.timeout = Duration::from_secs(1);
     join_despite(options, || {
         let error = refused(&other, |options| options.secret = Secret::new("battery staple"));
-        assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");
+        assert!(matches!(error, JoinError::Incomplete { rank: 1, distrust: true, .. }), "{error}");
         // The port may be that of another job.
         for part in ["KILN_JOB_SECRET", "another job", "MASTER_PORT"] {
             assert!(error.to_string().contains(part), "{error}");

@@ -90,6 +90,8 @@ impl DocumentReader for BuiltinText {
 pub(super) struct Corpus {
     sources: Vec<Source>,
     bytes: u64,
+    /// Documents to read at most.
+    limit: Option<u64>,
 }
 
 impl Corpus {
@@ -115,7 +117,12 @@ impl Corpus {
             sources.push(Source { listed, copy });
         }
         let bytes = sources.iter().map(|source| source.listed.bytes).sum();
-        Ok(Self { sources, bytes })
+        Ok(Self { sources, bytes, limit: None })
+    }
+
+    /// Takes no more than the first `limit` documents, if it is given.
+    pub(super) fn take(self, limit: Option<u64>) -> Self {
+        Self { limit, ..self }
     }
 
     /// Every file with its SHA-256; files are read on all cores.
@@ -155,6 +162,7 @@ impl Corpus {
         TextChunks {
             sources: self.sources.iter(),
             limit: chunk_limit(self.bytes),
+            most: self.limit.unwrap_or(u64::MAX),
             source: None,
             cutter: None,
             documents: 0,
@@ -170,7 +178,9 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     let mut copy = File::options()
         .read(true)
         .write(true)
-        .create_new(true)
+        // A prepare that was killed may have left its own.
+        .create(true)
+        .truncate(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
     // Nobody else needs its name, and without one it cannot be left behind.
@@ -183,6 +193,8 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
 pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
     limit: usize,
+    /// Documents to read at most.
+    most: u64,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
     cutter: Option<Cutter>,
     documents: u64,
@@ -214,6 +226,9 @@ impl TextChunks<'_> {
                     return Ok(Some(TextChunk { document, text, ends_document }));
                 }
                 self.cutter = None;
+            }
+            if self.documents >= self.most {
+                return Ok(None);
             }
             if let Some((_, reader)) = &mut self.source {
                 match reader.next_document()? {

@@ -11,10 +11,9 @@ pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 /// A failure while preparing or reading data. Every message names the file, line or
 /// key at fault and what to do about it.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum DataError {
     /// Somebody asked for a stop before the data was whole.
-    #[error("stopped as asked while data was prepared: there was nothing to save yet; start it again")]
+    #[error("stopped as asked while data was prepared; start it again, and it goes on from what is done")]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]

@@ -23,6 +23,9 @@ pub(super) struct Inputs {
     tokenizer: Tokenizer,
     validation_fraction: f64,
     seed: u64,
+    /// Documents that were taken at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    limit: Option<u64>,
     /// In the order in which they were read.
     files: Vec<InputFile>,
 }
@@ -86,8 +89,21 @@ impl Inputs {
             tokenizer: Tokenizer::of(&options.tokenizer, tokenizer),
             validation_fraction: options.validation_fraction,
             seed: options.seed,
+            limit: options.limit,
             files: corpus.digests()?.into_iter().map(file).collect(),
         })
+    }
+
+    /// Whether `other` gives the same tokens: the same text in the same order with the same options, wherever
+    /// its files are.
+    pub(super) fn give_what(&self, other: &Self) -> bool {
+        let texts = |inputs: &Self| -> Vec<_> {
+            let text =
+                |file: &InputFile| (Format::of(Path::new(&file.path)), file.bytes, file.sha256.clone());
+            inputs.files.iter().map(text).collect()
+        };
+        let options = |inputs: &Self| (inputs.validation_fraction, inputs.seed, inputs.limit);
+        self.tokenizer == other.tokenizer && options(self) == options(other) && texts(self) == texts(other)
     }
 
     /// The names of files that have the same content, content by content. Empty files count for nothing.
@@ -137,6 +153,11 @@ impl Inputs {
         let (then, now) = (self.validation_fraction, options.validation_fraction);
         if then != now {
             differences.push(format!("data.validation_fraction: {then} then, {now} now"));
+        }
+        let (then, now) = (self.limit, options.limit);
+        if then != now {
+            let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
+            differences.push(format!("documents: {} then, {} now", documents(then), documents(now)));
         }
         match list(&options.inputs) {
             Ok(listing) => self.compare_files(&listing.files, &mut differences)?,
@@ -277,6 +298,7 @@ mod tests {
                 tokenizer: TokenizerSource::Train { vocab_size: 300 },
                 validation_fraction: 0.3,
                 seed: 1,
+                limit: None,
             }
         }
 

@@ -21,6 +21,9 @@
 //! the checksums and the unigram figures may be left out of `data.json`, and `inputs.json`, `SHA256SUMS` and
 //! the checksums of blocks altogether.
 //!
+//! While it is being made, the folder is a hidden one beside its place. Once the tokenizer is whole, what is in
+//! it outlives a kill: the next [`prepare()`] of the same text and options goes on from there.
+//!
 //! # What has changed since
 //!
 //! [`verify()`] reads everything and says what differs from its checksum. A run does not read everything
@@ -63,6 +66,7 @@ mod prepare;
 mod progress;
 mod reader;
 mod remark;
+mod resume;
 mod split_writer;
 mod stream;
 mod sums;

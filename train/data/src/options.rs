@@ -15,6 +15,9 @@ pub struct PrepareOptions {
     pub validation_fraction: f64,
     /// Decides which text that is.
     pub seed: u64,
+    /// Documents to take, the first ones; all if it is `None`. A document is a text file, a line of a `.jsonl`
+    /// file or a row of a `.parquet` file; those without text do not count.
+    pub limit: Option<u64>,
 }
 
 impl PrepareOptions {

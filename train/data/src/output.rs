@@ -1,27 +1,27 @@
 //! A folder that appears complete or not at all.
 
 use super::info::INFO_FILE;
-use super::owner::{self, Mark, PARTIAL};
-use super::remark::LeftBehind;
+use super::owner::{self, Mark, PARTIAL, Swept};
+use super::remark::Remark;
 use super::{DataError, Result};
 use kiln_storage::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder under construction: a hidden sibling of the final one, which takes its
-/// name when [`Self::commit`] is called and is removed otherwise.
+/// name when [`Self::commit`] is called, and is removed otherwise, unless [`Self::keep`] is.
 pub(super) struct OutputFolder {
     target: PathBuf,
     parent: PathBuf,
     temporary: PathBuf,
     mark: Mark,
-    left_behind: Vec<LeftBehind>,
-    committed: bool,
+    remarks: Vec<Remark>,
+    stays: bool,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free and creates the temporary folder. Those that a killed prepare has left
-    /// go.
+    /// Checks that `target` is free, and creates the temporary folder or takes over the one of a prepare that
+    /// has ended early. Those without work to go on from go.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
@@ -37,32 +37,47 @@ impl OutputFolder {
         };
         let parent = parent_of(target).to_owned();
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
-        let left_behind = owner::sweep(&parent);
+        let prefix = format!(".{}{PARTIAL}", name.to_string_lossy());
+        let Swept { taken, left_behind, kept } = owner::sweep(&parent, &prefix);
+        let kept = kept.into_iter().map(|path| Remark::KeptWork { path });
+        let remarks = left_behind.into_iter().map(Remark::LeftBehind).chain(kept).collect();
+        let (temporary, mark) = match taken {
+            Some(taken) => taken,
+            None => Self::make(&parent, &prefix)?,
+        };
+        let target = target.to_path_buf();
+        Ok(Self { target, parent, temporary, mark, remarks, stays: false })
+    }
+
+    /// A new temporary folder.
+    fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Mark)> {
         // A name that nobody has, on any machine that sees this folder: what is there may be anyone's.
         let mut index = 0;
         let temporary = loop {
-            let name = name.to_string_lossy();
-            let temporary = parent.join(format!(".{name}{PARTIAL}{}-{index}", std::process::id()));
+            let temporary = parent.join(format!("{prefix}{}-{index}", std::process::id()));
             match fs::create_dir(&temporary) {
                 Ok(()) => break temporary,
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
                 Err(error) => return Err(DataError::io("create", &temporary)(error)),
             }
         };
-        let mark = match Mark::set(&temporary) {
-            Ok(mark) => mark,
+        match Mark::set(&temporary) {
+            Ok(mark) => Ok((temporary, mark)),
             Err(error) => {
                 let _ = fs::remove_dir_all(&temporary);
-                return Err(error);
+                Err(error)
             }
-        };
-        let target = target.to_path_buf();
-        Ok(Self { target, parent, temporary, mark, left_behind, committed: false })
+        }
     }
 
-    /// Folders beside this one of which only another machine can tell whether they are still written.
-    pub(super) fn left_behind(&self) -> &[LeftBehind] {
-        &self.left_behind
+    /// What is to be said of other folders under construction beside this one.
+    pub(super) fn remarks(&self) -> &[Remark] {
+        &self.remarks
+    }
+
+    /// Leaves the folder for another prepare to go on with.
+    pub(super) fn keep(mut self) {
+        self.stays = true;
     }
 
     /// Where to write the files.
@@ -81,7 +96,7 @@ impl OutputFolder {
             check_free(&self.target)?;
             return Err(DataError::io("create", &self.target)(error));
         }
-        self.committed = true;
+        self.stays = true;
         // Whoever is killed just before this leaves a hidden file that nobody minds.
         self.mark.remove_from(&self.target);
         sync_folder(&self.parent)
@@ -90,7 +105,7 @@ impl OutputFolder {
 
 impl Drop for OutputFolder {
     fn drop(&mut self) {
-        if !self.committed {
+        if !self.stays {
             // An error is on its way already; one more about tidying up would hide it.
             let _ = owner::remove(&self.temporary);
         }
@@ -178,7 +193,7 @@ mod tests {
         fs::write(taken.join("train.bin"), "x").unwrap();
         let output = OutputFolder::create(&folder.path().join("data")).unwrap();
         assert_ne!(output.path(), taken);
-        assert!(output.left_behind().is_empty());
+        assert!(output.remarks().is_empty());
         output.commit().unwrap();
         assert_eq!(names(&taken), ["train.bin"]);
     }

@@ -4,12 +4,16 @@
 //! Whoever makes such a folder marks it: a file in it names the process, which holds the file's lock. The
 //! kernel lets go of the lock when the process ends, however it ends. So a folder is surely nobody's if it
 //! was marked under this kernel and its lock is free. Of a process on another machine, nobody here can tell.
+//!
+//! A folder that is nobody's is removed, unless it has a record of work to go on from.
 
 use super::remark::LeftBehind;
+use super::resume::Record;
 use super::{DataError, Result};
 use kiln_process::ProcessId;
 use std::fs::{self, DirEntry, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Seek as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Name of the mark, inside the folder.
@@ -41,19 +45,43 @@ impl Mark {
         Ok(Self { _file: file })
     }
 
+    /// Puts this process in the place of another one that has ended, in its mark, whose lock this process has.
+    fn take(mut file: File) -> io::Result<Self> {
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(&serde_json::to_vec(&ProcessId::this())?)?;
+        Ok(Self { _file: file })
+    }
+
     /// Takes the mark off the folder, which has got its final name. It says nothing there.
     pub(super) fn remove_from(&self, folder: &Path) {
         let _ = fs::remove_file(folder.join(MARK_FILE));
     }
 }
 
-/// Removes the folders under construction in `parent` whose writers have ended, as far as that is sure.
-/// Returns those of other machines. What cannot be read or removed is no reason to stop.
-pub(super) fn sweep(parent: &Path) -> Vec<LeftBehind> {
+/// What [`sweep`] has found.
+#[derive(Debug, Default)]
+pub(super) struct Swept {
+    /// A folder to go on with, which is this process's now.
+    pub(super) taken: Option<(PathBuf, Mark)>,
+    /// Folders of other machines.
+    pub(super) left_behind: Vec<LeftBehind>,
+    /// Folders with a record of work on other data.
+    pub(super) kept: Vec<PathBuf>,
+}
+
+/// Looks through the folders under construction in `parent` whose writers have ended, as far as that is sure.
+/// One with a record whose name begins with `prefix` is taken over; one with a record under another name is
+/// kept; all others are removed. What cannot be read or removed is no reason to stop.
+pub(super) fn sweep(parent: &Path, prefix: &str) -> Swept {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let mut folders: Vec<_> = entries.filter(is_unfinished).map(|entry| entry.path()).collect();
     folders.sort();
-    folders.into_iter().filter_map(sweep_one).collect()
+    let mut swept = Swept::default();
+    for path in folders {
+        sweep_one(path, prefix, &mut swept);
+    }
+    swept
 }
 
 /// Whether it is a folder of the name that one under construction has.
@@ -64,20 +92,38 @@ fn is_unfinished(entry: &DirEntry) -> bool {
     is_folder && name.starts_with('.') && name.contains(PARTIAL)
 }
 
-fn sweep_one(path: PathBuf) -> Option<LeftBehind> {
+fn sweep_one(path: PathBuf, prefix: &str, swept: &mut Swept) {
     // For writing, too: without it, NFS gives no lock that keeps others out.
-    let mark = OpenOptions::new().read(true).write(true).open(path.join(MARK_FILE)).ok()?;
+    let Ok(file) = OpenOptions::new().read(true).write(true).open(path.join(MARK_FILE)) else { return };
     // Not whole yet, or not ours.
-    let writer: ProcessId = serde_json::from_reader(&mark).ok()?;
+    let Ok(writer) = serde_json::from_reader::<_, ProcessId>(&file) else { return };
     if !writer.shares_kernel_with(&ProcessId::this()) {
-        return Some(LeftBehind { path, host: writer.host, pid: writer.pid });
+        return swept.left_behind.push(LeftBehind { path, host: writer.host, pid: writer.pid });
     }
-    if mark.try_lock().is_ok()
-        && let Err(error) = remove(&path)
-    {
+    // Its writer may have given the folder its final name since.
+    if file.try_lock().is_err() || !is_at(&file, &path.join(MARK_FILE)) {
+        return;
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match Record::is_in(&path) {
+        true if !name.starts_with(prefix) => return swept.kept.push(path),
+        true if swept.taken.is_none() => {
+            if let Ok(mark) = Mark::take(file) {
+                swept.taken = Some((path, mark));
+            }
+            return;
+        }
+        _ => {}
+    }
+    if let Err(error) = remove(&path) {
         tracing::warn!(path = %path.display(), %error, "cannot remove what a killed prepare has left");
     }
-    None
+}
+
+/// Whether `file` is the one at `path`.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |of: fs::Metadata| (of.dev(), of.ino());
+    fs::metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|of| place(of) == place(there)))
 }
 
 /// Removes a folder under construction, its mark last: whoever is killed meanwhile leaves a marked folder.
@@ -129,12 +175,33 @@ mod tests {
         (process["host"], process["boot"], process["pid"]) = ("far".into(), "other".into(), 7.into());
         fs::write(far.join(MARK_FILE), process.to_string()).unwrap();
 
-        let left = sweep(parent);
-        assert_eq!(left, [LeftBehind { path: far.clone(), host: "far".to_owned(), pid: 7 }]);
-        assert!(!dead.exists());
+        let Swept { taken, left_behind, kept } = sweep(parent, ".a.partial-");
+        assert_eq!(left_behind, [LeftBehind { path: far.clone(), host: "far".to_owned(), pid: 7 }]);
+        assert!(taken.is_none() && kept.is_empty() && !dead.exists());
         for path in [living, unmarked, torn, named, target, far] {
             assert!(path.join("train.bin").exists(), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn work_to_go_on_from_is_taken_once_or_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let parent = parent.path();
+        let [first, second, other] = [".a.partial-1-0", ".a.partial-2-0", ".b.partial-1-0"].map(|name| {
+            let path = folder(parent, name);
+            drop(Mark::set(&path).unwrap());
+            Record::default().save(&path).unwrap();
+            path
+        });
+        let swept = sweep(parent, ".a.partial-");
+        assert_eq!(swept.taken.as_ref().map(|(path, _)| path), Some(&first));
+        assert_eq!(swept.kept, std::slice::from_ref(&other));
+        assert!(!second.exists());
+        // It is this process's now, which lives.
+        assert!(sweep(parent, ".a.partial-").taken.is_none());
+        drop(swept);
+        assert!(sweep(parent, ".a.partial-").taken.is_some());
+        assert!(first.exists() && other.exists());
     }
 
     #[test]

@@ -4,9 +4,10 @@ use super::document::Corpus;
 use super::mix::mix_pair;
 use super::progress::{OnProgress, Progress, check};
 use super::remark::PassedOver;
+use super::resume::{RECORD_BYTES, Record};
 use super::split_writer::SplitWriter;
 use super::{PrepareOptions, Result, Split, TextChunk, Tokenizer};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// TextChunks encoded together: enough to occupy many cores, two megabytes of
@@ -20,6 +21,11 @@ pub(super) struct Pass<'a> {
     validation_fraction: f64,
     seed: u64,
     stop: &'a AtomicBool,
+    folder: PathBuf,
+    /// Chunks that are in the token files already, when this begins.
+    there: u64,
+    /// Text up to the last record, in bytes.
+    recorded: u64,
     /// A chunk whose split is given rather than drawn.
     pub(super) forced: Option<(u64, Split)>,
     pub(super) train: SplitWriter,
@@ -42,15 +48,44 @@ impl<'a> Pass<'a> {
         stop: &'a AtomicBool,
     ) -> Result<Self> {
         let create = |split: Split| SplitWriter::create(folder, split, tokenizer.vocab_size());
+        let writers = [create(Split::Train)?, create(Split::Validation)?];
+        Self::on(writers, Record::default(), tokenizer, folder, options, stop)
+    }
+
+    /// A pass that goes on from `record`. `None` if the token files do not have what it counts.
+    pub(super) fn resume(
+        record: Record,
+        tokenizer: &'a Tokenizer,
+        folder: &Path,
+        options: &PrepareOptions,
+        stop: &'a AtomicBool,
+    ) -> Result<Option<Self>> {
+        let reopen = |split, tokens| SplitWriter::reopen(folder, split, tokenizer.vocab_size(), tokens);
+        let writers = [reopen(Split::Train, record.train)?, reopen(Split::Validation, record.validation)?];
+        let [Some(train), Some(validation)] = writers else { return Ok(None) };
+        Self::on([train, validation], record, tokenizer, folder, options, stop).map(Some)
+    }
+
+    fn on(
+        [train, validation]: [SplitWriter; 2],
+        record: Record,
+        tokenizer: &'a Tokenizer,
+        folder: &Path,
+        options: &PrepareOptions,
+        stop: &'a AtomicBool,
+    ) -> Result<Self> {
         Ok(Self {
             tokenizer,
             end_of_text: tokenizer.end_of_text()?,
             validation_fraction: options.validation_fraction,
             seed: options.seed,
             stop,
+            folder: folder.to_owned(),
+            there: record.chunks,
+            recorded: record.text_bytes,
             forced: None,
-            train: create(Split::Train)?,
-            validation: create(Split::Validation)?,
+            train,
+            validation,
             unfinished: None,
             chunks: 0,
             documents: 0,
@@ -68,11 +103,19 @@ impl<'a> Pass<'a> {
             if batch.is_empty() {
                 break;
             }
-            let texts = batch.iter().map(|chunk| chunk.text.as_str()).collect();
-            for (chunk, ids) in batch.iter().zip(self.tokenizer.encode_batch(texts)?) {
-                self.write(chunk, &ids)?;
+            let there = usize::try_from(self.there.saturating_sub(self.chunks)).unwrap_or(usize::MAX);
+            let (there, new) = batch.split_at(there.min(batch.len()));
+            for chunk in there {
+                self.write(chunk, None)?;
+            }
+            let texts = new.iter().map(|chunk| chunk.text.as_str()).collect();
+            for (chunk, ids) in new.iter().zip(self.tokenizer.encode_batch(texts)?) {
+                self.write(chunk, Some(&ids))?;
             }
             self.documents = chunks.documents();
+            if !new.is_empty() && self.text_bytes.saturating_sub(self.recorded) >= RECORD_BYTES {
+                self.record()?;
+            }
             progress(Progress::Encoding {
                 input_bytes: corpus.bytes(),
                 text_bytes: self.text_bytes,
@@ -84,18 +127,34 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<()> {
+    /// Records how far this is, for a prepare that goes on from here.
+    fn record(&mut self) -> Result<()> {
+        // A choice by hand comes after a pass over all of the text, which is small.
+        if self.forced.is_some() {
+            return Ok(());
+        }
+        self.train.sync()?;
+        self.validation.sync()?;
+        let (train, validation) = (self.train.tokens(), self.validation.tokens());
+        let (chunks, text_bytes) = (self.chunks, self.text_bytes);
+        self.recorded = text_bytes;
+        Record { chunks, text_bytes, train, validation }.save(&self.folder)
+    }
+
+    /// Writes the `ids` of a chunk; `None` if they are in the files already.
+    fn write(&mut self, chunk: &TextChunk, ids: Option<&[u32]>) -> Result<()> {
         let split = self.draw(self.chunks);
-        let end_of_text = [self.end_of_text];
+        let end_of_text: &[u32] = if ids.is_some() { &[self.end_of_text] } else { &[] };
+        let ids = ids.unwrap_or_default();
         // Text that goes on in the other split ends here: without the token, the text
         // after the gap would look like its continuation.
         if let Some(previous) = self.unfinished.filter(|&previous| previous != split) {
-            self.writer(previous).write(&end_of_text, 0)?;
+            self.writer(previous).write(end_of_text, 0)?;
         }
         self.writer(split).write(ids, chunk.text.len())?;
         self.unfinished = Some(split);
         if chunk.ends_document {
-            self.writer(split).write(&end_of_text, 0)?;
+            self.writer(split).write(end_of_text, 0)?;
             self.unfinished = None;
         }
 

@@ -25,6 +25,12 @@ pub enum Remark {
     SmallVocabulary { wanted: usize, reached: usize },
     /// Another prepare has made a folder and not finished it.
     LeftBehind(LeftBehind),
+    /// A prepare of other data has ended early and left work to go on from. `path`: the folder.
+    KeptWork { path: PathBuf },
+    /// This prepare goes on from what another one has left. `text_bytes`: text that is encoded already.
+    GoesOn { text_bytes: u64 },
+    /// What another prepare has left is of other text, other options or another build.
+    StartsAnew,
 }
 
 impl Remark {
@@ -34,7 +40,11 @@ impl Remark {
             Self::PassedOver { .. } | Self::NotFollowed { .. } | Self::Empty { .. } | Self::LeftBehind(_) => {
                 true
             }
-            Self::SameContent { .. } | Self::SmallVocabulary { .. } => false,
+            Self::SameContent { .. }
+            | Self::SmallVocabulary { .. }
+            | Self::KeptWork { .. }
+            | Self::GoesOn { .. }
+            | Self::StartsAnew => false,
         }
     }
 }
@@ -154,6 +164,22 @@ impl fmt::Display for Remark {
                 "{} was made by a prepare on {host} (process {pid}), which may still run; if it does \
                  not, remove the folder",
                 path.display()
+            ),
+            Self::KeptWork { path } => write!(
+                f,
+                "{} has the work of a prepare that ended early: the same command goes on from it; if nobody \
+                 wants that, remove the folder",
+                path.display()
+            ),
+            Self::GoesOn { text_bytes } => write!(
+                f,
+                "going on from what a prepare that ended early has left: the tokenizer, and {:.1} MB of \
+                 encoded text",
+                *text_bytes as f64 / 1e6
+            ),
+            Self::StartsAnew => f.write_str(
+                "a prepare that ended early has left work on other text, with other options or of another \
+                 build: it is removed, and everything is done anew",
             ),
         }
     }

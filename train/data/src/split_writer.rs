@@ -4,8 +4,11 @@ use super::blocks::{BLOCK_BYTES, BlockWriter};
 use super::{DataError, Result, Split, SplitInfo, TokenWidth};
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+
+/// Bytes of a token file that are read or written at a time.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes token ids while counting and hashing them.
 pub(super) struct SplitWriter {
@@ -31,7 +34,7 @@ impl SplitWriter {
         Ok(Self {
             blocks: BlockWriter::create(folder.join(split.block_sums_name()))?,
             path,
-            file: BufWriter::with_capacity(1 << 20, file),
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
             width: TokenWidth::of_vocabulary(vocab_size),
             hasher: Sha256::new(),
             tokens: 0,
@@ -39,6 +42,57 @@ impl SplitWriter {
             counts: vec![0; vocab_size],
             bytes: Vec::new(),
         })
+    }
+
+    /// Opens the token file of `split` in `folder` behind its first `tokens` tokens, as a prepare that has
+    /// ended early has left it; what comes behind them is cut off. `None` if the file does not have them.
+    pub(super) fn reopen(
+        folder: &Path,
+        split: Split,
+        vocab_size: usize,
+        tokens: u64,
+    ) -> Result<Option<Self>> {
+        let path = folder.join(split.file_name());
+        let opened = File::options().read(true).write(true).open(&path);
+        let mut file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(DataError::io("open", &path))?,
+        };
+        let width = TokenWidth::of_vocabulary(vocab_size);
+        let bytes = tokens.saturating_mul(width.bytes() as u64);
+        if file.metadata().map_err(DataError::io("read the size of", &path))?.len() < bytes {
+            return Ok(None);
+        }
+        file.set_len(bytes).map_err(DataError::io("write", &path))?;
+        let mut counts = vec![0; vocab_size];
+        let (mut hasher, mut blocks) =
+            (Sha256::new(), BlockWriter::create(folder.join(split.block_sums_name()))?);
+        let mut block = vec![0; BUFFER_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            let now = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            let now = &mut block[..now];
+            file.read_exact(now).map_err(DataError::io("read", &path))?;
+            for id in now.chunks_exact(width.bytes()) {
+                let id = id.iter().rev().fold(0, |id, byte| id << 8 | usize::from(*byte));
+                let Some(count) = counts.get_mut(id) else { return Ok(None) };
+                *count += 1;
+            }
+            hasher.update(&*now);
+            blocks.update(now)?;
+            left -= now.len() as u64;
+        }
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        let (text_bytes, bytes) = (0, Vec::new());
+        Ok(Some(Self { path, file, width, hasher, blocks, tokens, text_bytes, counts, bytes }))
+    }
+
+    /// Puts the tokens written so far on the disk.
+    pub(super) fn sync(&mut self) -> Result<()> {
+        self.file
+            .flush()
+            .and_then(|()| self.file.get_ref().sync_data())
+            .map_err(DataError::io("write", &self.path))
     }
 
     /// Appends ids, which are below the vocabulary size, that stand for `text_bytes` bytes of text.

@@ -65,7 +65,9 @@ fn how(end: &End) -> String {
     let hint = match (end.signal, &end.killed) {
         (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),
         (Some(SIGKILL), None) if !end.told => {
-            "; if nobody did that by hand, it was probably out of memory: see `dmesg`".to_owned()
+            "; if nobody did that by hand, it was probably out of memory: see `dmesg` and `kiln explain \
+             out-of-memory`"
+                .to_owned()
         }
         _ => String::new(),
     };

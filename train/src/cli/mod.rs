@@ -16,6 +16,7 @@ use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
 use crate::eval::EvalArgs;
+use crate::explain::{self, ExplainArgs};
 use crate::generate::GenerateArgs;
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
@@ -53,6 +54,8 @@ enum Command {
     Config(ConfigArgs),
     /// Tell what this process knows about its place among others, its network and its machine.
     Doctor(DoctorArgs),
+    /// Tell what an error means: its cause, how to check, and how to mend it.
+    Explain(ExplainArgs),
     /// Prepare text for training.
     Data {
         #[command(subcommand)]
@@ -135,6 +138,10 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
             say(&text);
             Ok(if healthy { 0 } else { USAGE })
         }
+        Command::Explain(args) => {
+            say(&args.run());
+            Ok(0)
+        }
         Command::Data { command: DataCommand::Prepare(args) } => on_files(|| args.run()).map(done),
         Command::Data { command: DataCommand::Show(args) } => {
             on_files(|| args.run().map_err(TrainError::from)).map(tell).map(done)
@@ -167,6 +174,9 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
         }
         Err(error) => {
             complain(&format!("error: {error}"));
+            if let Some(more) = explain::more(error) {
+                complain(&more);
+            }
             let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
             launcher::tell(word, &error.to_string());
             if let TrainError::Join(JoinError::Incomplete { missing, .. }) = error {
@@ -206,4 +216,27 @@ fn tell_usage(error: &clap::Error) -> u8 {
 /// Work on files, with all cores.
 fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn the_catalogue_of_errors_names_commands_that_there_are() {
+        let commands = explain::tests::commands();
+        assert!(commands.len() > 50, "{commands:?}");
+        for (is_line, words) in commands {
+            // What the text calls by its name does not have all of its arguments.
+            let is_whole = |kind| kind != ErrorKind::MissingRequiredArgument || is_line;
+            match Cli::command().try_get_matches_from(&words) {
+                Err(error) if is_whole(error.kind()) && error.kind() != ErrorKind::DisplayVersion => {
+                    panic!("{words:?}: {error}")
+                }
+                _ => {}
+            }
+        }
+    }
 }

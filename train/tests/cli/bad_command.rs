@@ -79,7 +79,8 @@ fn advice_fits_what_the_system_says() {
         &["data", "verify", &long],
     ] {
         let ended = workspace.kiln(arguments);
-        let advice = "File name too long (os error 36); choose a shorter name\n";
+        let advice =
+            "File name too long (os error 36); choose a shorter name\nmore: kiln explain file-access\n";
         assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
         assert!(ended.stderr.ends_with(advice), "{arguments:?}: {ended:?}");
     }

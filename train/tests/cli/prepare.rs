@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use kiln::data::{DataError, PrepareOptions, Progress, TokenizerSource, prepare_unless};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::Value as Json;
@@ -90,9 +92,49 @@ fn training_takes_the_vocabulary_of_the_data() {
     let resume = [&["train", "run.toml", "--out", "run"], &arguments[..]].concat();
     let ended = workspace.kiln(&resume);
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.ends_with("with --allow-changed data\n"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("with --allow-changed data\n"), "{}", ended.stderr);
     let said = workspace.succeed(&[&resume[..], &["--allow-changed", "data"]].concat());
     assert!(said.contains("as allowed: the SHA-256 of the training data was "), "{said}");
+}
+
+#[test]
+fn the_first_documents_are_taken_where_there_is_a_limit() {
+    let workspace = with_texts();
+    let arguments = ["data", "prepare", "--input", "texts", "--vocab-size", "400", "--out"];
+    let said = workspace.succeed(&[&arguments[..], &["first", "--limit", "1"]].concat());
+    assert!(said.contains("data: training a tokenizer on at most 1 document\n"), "{said}");
+    assert!(said.contains("data: 1 documents, "), "{said}");
+    let ended = workspace.kiln(&[&arguments[..], &["none", "--limit", "0"]].concat());
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+}
+
+/// The work of a prepare that was stopped is the next one's; that of a prepare that was killed is tried in the
+/// crate of the data.
+#[test]
+fn a_prepare_that_was_stopped_is_gone_on_with() {
+    let workspace = with_texts();
+    let options = PrepareOptions {
+        inputs: vec![workspace.path("texts")],
+        out: workspace.path("new"),
+        tokenizer: TokenizerSource::Train { vocab_size: 400 },
+        validation_fraction: PrepareOptions::VALIDATION_FRACTION,
+        seed: 0,
+        limit: None,
+    };
+    let stop = AtomicBool::new(false);
+    let stopped = prepare_unless(&stop, &options, &mut |progress| {
+        stop.store(matches!(progress, Progress::Encoding { .. }), Ordering::Relaxed);
+    });
+    assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
+    let arguments = ["data", "prepare", "--input", "texts", "--vocab-size", "400", "--out"];
+    let said = workspace.succeed(&[&arguments[..], &["new"]].concat());
+    assert!(said.starts_with("data: going on from what a prepare that ended early has left"), "{said}");
+    workspace.succeed(&[&arguments[..], &["whole"]].concat());
+    assert_eq!(names(&workspace.path("")), ["data", "documents.jsonl", "new", "run.toml", "texts", "whole"]);
+    for file in FILES {
+        let [new, whole] = ["new", "whole"].map(|out| workspace.read(format!("{out}/{file}")));
+        assert!(new == whole, "{file}");
+    }
 }
 
 /// `data.text` prepares `data.path` on the first run, and leaves it alone on the next.

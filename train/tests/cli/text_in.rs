@@ -156,7 +156,8 @@ fn inputs_without_text_are_said() {
     assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
     let ended = empty(&["-"], "two");
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert_eq!(ended.stderr, "error: no text came from /dev/stdin; see that whatever writes it succeeds\n");
+    let says = "error: no text came from /dev/stdin; see that whatever writes it succeeds\n";
+    assert_eq!(ended.stderr, format!("{says}more: kiln explain too-little-text\n"));
     assert_eq!(names(&workspace.path("")), ["a.txt", "data", "one", "run.toml"]);
 }
 

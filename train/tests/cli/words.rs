@@ -127,6 +127,31 @@ fn shells_complete_and_manuals_tell_of_every_command() {
     assert!(ended.stderr.starts_with("error: cannot write run.toml"), "{ended:?}");
 }
 
+#[test]
+fn errors_lead_to_a_page_about_them() {
+    let workspace = Workspace::new();
+    let list = workspace.succeed(&["explain"]);
+    for line in list.lines() {
+        let name = line.split_whitespace().next().expect("a name");
+        let page = workspace.succeed(&["explain", name]);
+        let parts = ["\n\nCause: ", "\n\nCheck: ", "\n\nMend: "];
+        let at: Vec<_> = parts.iter().map(|part| page.find(part).expect(name)).collect();
+        assert!(page.starts_with(&format!("{name}: ")) && at.is_sorted(), "{page}");
+    }
+    // The line below a message is a command.
+    let ended = workspace.kiln(&["train", "run.toml", "--set", "train.sed=1"]);
+    let last = ended.stderr.lines().last().expect("a line");
+    let command = last.strip_prefix("more: kiln ").expect(last);
+    assert!(workspace.succeed(&command.split(' ').collect::<Vec<_>>()).starts_with("configuration: "));
+    let ended = workspace.kiln(&["explain", "out-of-memry"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("a similar value exists: 'out-of-memory'"), "{ended:?}");
+    // A shell completes the names.
+    assert!(workspace.succeed(&["completions", "bash"]).contains("checkpoint-damaged"));
+    // What is wrong with the command line itself has no page.
+    assert!(!workspace.kiln(&["train"]).stderr.contains("more: "));
+}
+
 /// What is known of a run is said before its weights are there, which takes a minute for a large model.
 #[test]
 fn a_run_is_introduced_before_its_weights_are_read() {

@@ -60,7 +60,10 @@ fn a_rank_that_is_killed_takes_the_others_along() {
     let ended = job.launch(&["--nproc-per-node", "2"], &[]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("failed first: killed by SIGKILL (9) after"), "{ended:?}");
-    assert!(ended.stderr.contains("out of memory: see `dmesg`"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("out of memory: see `dmesg` and `kiln explain out-of-memory`"),
+        "{ended:?}"
+    );
     assert!(ended.stderr.contains("it wrote nothing to stderr"), "{ended:?}");
     assert!(ended.stderr.contains("told to end by the launcher: killed by SIGTERM (15)"), "{ended:?}");
 }

@@ -1,0 +1,164 @@
+//! A prepare that is killed, and the next one.
+
+use super::super::{PrepareOptions, Progress, Remark, TokenizerSource, prepare};
+use super::*;
+use rustix::process::{Signal, getpid, kill_process};
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Tells the process that is killed where to work, and after how many reports it ends.
+const FOLDER: &str = "KILN_TEST_FOLDER";
+const REPORTS: &str = "KILN_TEST_REPORTS";
+
+/// Documents of some length: whether one goes on in the other split is part of what is worked out again.
+fn documents(count: usize) -> String {
+    let text = |number: usize| format!("line {number} of a document\n").repeat(number % 90 + 1);
+    (0..count).map(|number| format!("{}\n", serde_json::json!({ "text": text(number) }))).collect()
+}
+
+fn options(folder: &Path, out: &str) -> PrepareOptions {
+    PrepareOptions {
+        inputs: vec![folder.join("a.jsonl")],
+        out: folder.join(out),
+        tokenizer: TokenizerSource::Train { vocab_size: 300 },
+        validation_fraction: 0.3,
+        seed: 1,
+        limit: None,
+    }
+}
+
+/// Prepares the data, and returns the remarks.
+fn remarks(options: &PrepareOptions) -> Vec<Remark> {
+    let mut remarks = Vec::new();
+    let mut keep = |progress| {
+        if let Progress::Remark(remark) = progress {
+            remarks.push(remark);
+        }
+    };
+    prepare(options, &mut keep).unwrap();
+    remarks
+}
+
+/// The files in a folder with their contents.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let file = |entry: fs::DirEntry| {
+        (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap_or_default())
+    };
+    entries.map(file).collect()
+}
+
+/// The process that is killed: in the middle of its work, as if by another one.
+#[test]
+#[ignore = "the other tests start it"]
+fn killed() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
+    let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");
+    let mut count_down = |progress: Progress| {
+        if matches!(progress, Progress::Encoding { .. }) {
+            left -= 1;
+            if left == 0 {
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+        }
+    };
+    prepare(&options(&folder, "data"), &mut count_down).unwrap();
+}
+
+/// Kills a prepare of `folder/data` after some reports; returns the folder that it leaves.
+fn kill(folder: &Path, reports: u32) -> PathBuf {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "resume::tests::killed", "--ignored"]);
+    let ended = command.env(FOLDER, folder).env(REPORTS, reports.to_string()).output().unwrap();
+    assert_eq!(ended.status.signal(), Some(Signal::KILL.as_raw()), "{ended:?}");
+    assert!(!folder.join("data").exists());
+    let mut left = files(folder).into_keys().filter(|name| name.starts_with(".data.partial-"));
+    let path = folder.join(left.next().expect("a folder"));
+    assert_eq!(left.next(), None);
+    path
+}
+
+/// Reports until a kill, and what becomes of the folder then.
+type Change<'a> = (u32, &'a dyn Fn(&Path));
+
+#[test]
+fn a_prepare_that_was_killed_goes_on_to_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("a.jsonl"), documents(600)).unwrap();
+    assert!(remarks(&options(folder, "whole")).is_empty());
+    let whole = files(&folder.join("whole"));
+    let append = |left: &Path| {
+        // What came behind the last record: half of the next batch.
+        let tokens = fs::read(left.join("train.bin")).unwrap();
+        fs::write(left.join("train.bin"), [&tokens[..], b"xyz"].concat()).unwrap();
+        fs::write(left.join("..progress.json.kiln-1-0"), "{").unwrap();
+    };
+    let cut = |left: &Path| fs::write(left.join("train.bin"), "xy").unwrap();
+    let no_tokens = |left: &Path| Record::default().save(left).unwrap();
+    let changes: [Change<'_>; 5] = [(1, &append), (2, &append), (3, &append), (2, &cut), (2, &no_tokens)];
+    for (reports, change) in changes {
+        let left = kill(folder, reports);
+        change(&left);
+        let remarks = remarks(&options(folder, "data"));
+        assert!(matches!(remarks[..], [Remark::GoesOn { .. }]), "{remarks:?}");
+        assert!(files(&folder.join("data")) == whole, "after {reports} reports");
+        assert!(!left.exists());
+        fs::remove_dir_all(folder.join("data")).unwrap();
+    }
+}
+
+#[test]
+fn with_other_text_or_options_it_starts_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let write = |text: &str| fs::write(folder.join("a.jsonl"), text).unwrap();
+    let text = documents(600);
+    let base = options(folder, "data");
+    let seed = PrepareOptions { seed: 2, ..base.clone() };
+    let limit = PrepareOptions { limit: Some(500), ..base.clone() };
+    let tokenizer = TokenizerSource::Train { vocab_size: 301 };
+    let vocabulary = PrepareOptions { tokenizer, ..base.clone() };
+    let changed = text.replacen("line 0 ", "LINE 0 ", 1);
+    let cases = [(&seed, &text), (&limit, &text), (&vocabulary, &text), (&base, &changed)];
+    for (options, now) in cases {
+        write(&text);
+        let left = kill(folder, 2);
+        write(now);
+        assert_eq!(remarks(options), [Remark::StartsAnew]);
+        let fresh = PrepareOptions { out: folder.join("fresh"), ..options.clone() };
+        assert!(remarks(&fresh).is_empty());
+        assert!(files(&folder.join("data")) == files(&fresh.out), "{options:?}");
+        assert!(!left.exists());
+        for out in ["data", "fresh"] {
+            fs::remove_dir_all(folder.join(out)).unwrap();
+        }
+    }
+}
+
+/// Text that has moved is the same text, and the record of the inputs has its place now.
+#[test]
+fn text_that_has_moved_is_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("a.jsonl"), documents(600)).unwrap();
+    kill(folder, 2);
+    fs::rename(folder.join("a.jsonl"), folder.join("b.jsonl")).unwrap();
+    let moved = PrepareOptions { inputs: vec![folder.join("b.jsonl")], ..options(folder, "data") };
+    assert!(matches!(remarks(&moved)[..], [Remark::GoesOn { .. }]));
+    let inputs = fs::read_to_string(folder.join("data/inputs.json")).unwrap();
+    assert!(inputs.contains("b.jsonl") && !inputs.contains("a.jsonl"), "{inputs}");
+}
+
+/// A prepare of other data beside it leaves the work alone, and says so.
+#[test]
+fn work_on_other_data_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("a.jsonl"), documents(600)).unwrap();
+    let left = kill(folder, 2);
+    assert_eq!(remarks(&options(folder, "other")), [Remark::KeptWork { path: left.clone() }]);
+    assert!(left.exists());
+}

@@ -1,0 +1,196 @@
+//! `kiln explain`: the catalogue of errors. Its pages are `docs/errors.md`, which is part of the program.
+
+mod classes;
+mod page;
+
+use clap::Args;
+
+pub(crate) use classes::Explained;
+use page::Page;
+
+/// The catalogue; a link to `docs/errors.md`, so that the crate has it by itself.
+const DOCUMENT: &str = include_str!("errors.md");
+
+/// What the parts of a page begin with.
+const PARTS: [&str; 3] = ["Cause", "Check", "Mend"];
+
+/// Columns of a terminal that text is wrapped to.
+const WIDTH: usize = 80;
+
+/// Arguments of `kiln explain`.
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    /// Name of an error, as in the line below its message [default: list all names].
+    #[arg(hide_possible_values = true)]
+    name: Option<Page>,
+}
+
+impl ExplainArgs {
+    /// The page of the name, or the list of all.
+    pub(crate) fn run(self) -> String {
+        let Some(page) = self.name else { return list() };
+        let name = page.name();
+        sections().find(|section| section.name == name).map_or_else(String::new, |section| section.show())
+    }
+}
+
+/// What the command line says below the message of `error`, if there is a page about it.
+pub(crate) fn more(error: &impl Explained) -> Option<String> {
+    error.page().map(|page| format!("more: kiln explain {}", page.name()))
+}
+
+/// A page as it stands in the document.
+struct Section {
+    name: &'static str,
+    summary: &'static str,
+    /// Cause, check and mend.
+    body: &'static str,
+}
+
+/// The pages, in the order of the document.
+fn sections() -> impl Iterator<Item = Section> {
+    DOCUMENT.split("\n## ").skip(1).map(|section| {
+        let (name, rest) = section.split_once("\n\n").unwrap_or((section, ""));
+        let (summary, body) = rest.split_once("\n\n").unwrap_or((rest, ""));
+        Section { name, summary, body }
+    })
+}
+
+/// All names with their summaries.
+fn list() -> String {
+    let width = sections().map(|section| section.name.len()).max().unwrap_or_default();
+    let rows: Vec<_> =
+        sections().map(|Section { name, summary, .. }| format!("{name:width$}  {summary}")).collect();
+    rows.join("\n")
+}
+
+impl Section {
+    /// The page for a terminal.
+    fn show(&self) -> String {
+        let mut paragraphs = vec![wrapped(&format!("{}: {}", self.name, self.summary))];
+        paragraphs.extend(self.body.trim_end().split("\n\n").map(|paragraph| {
+            // Commands stay as they are.
+            if paragraph.starts_with("    ") { paragraph.to_owned() } else { wrapped(&plain(paragraph)) }
+        }));
+        paragraphs.join("\n\n")
+    }
+}
+
+/// A paragraph without the marks of Markdown: of a link stays what it is called.
+fn plain(paragraph: &str) -> String {
+    let mut text = paragraph.replace('\n', " ");
+    for part in PARTS {
+        text = text.replace(&format!("**{part}.**"), &format!("{part}:"));
+    }
+    while let Some((start, (label, (_, end)))) = text
+        .split_once('[')
+        .and_then(|(start, rest)| Some((start, rest.split_once("](")?)))
+        .and_then(|(start, (label, rest))| Some((start, (label, rest.split_once(')')?))))
+    {
+        text = format!("{start}{label}{end}");
+    }
+    text
+}
+
+/// A paragraph in lines of at most [`WIDTH`] columns, as far as its words allow.
+fn wrapped(paragraph: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in paragraph.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 1 + word.len() <= WIDTH => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    /// The commands of Kiln in the document: whether it stands on a line of its own, and its words.
+    pub(crate) fn commands() -> Vec<(bool, Vec<&'static str>)> {
+        let of_kiln = |is_line| {
+            move |text: &'static str| {
+                let words: Vec<_> = text.split_whitespace().collect();
+                let at = words.iter().position(|word| !word.contains('='))?;
+                (words[at] == "kiln").then(|| (is_line, words[at..].to_vec()))
+            }
+        };
+        let lines = DOCUMENT.lines().filter_map(|line| line.strip_prefix("    ")).filter_map(of_kiln(true));
+        let prose = DOCUMENT.split("\n\n").filter(|paragraph| !paragraph.starts_with("    "));
+        let quoted = prose.flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
+        lines.chain(quoted.filter_map(of_kiln(false))).collect()
+    }
+
+    #[test]
+    fn every_class_of_errors_has_a_page_and_every_page_a_class() {
+        let classes: Vec<_> = Page::value_variants().iter().map(|page| page.name()).collect();
+        let pages: Vec<_> = sections().map(|section| section.name).collect();
+        assert_eq!(classes, pages);
+        // A page to which no error leads is of no use.
+        let source = include_str!("classes.rs");
+        let is_used = |page: &&Page| {
+            let name = format!("Page::{page:?}");
+            source
+                .match_indices(&name)
+                .any(|(at, _)| !source[at + name.len()..].starts_with(char::is_alphabetic))
+        };
+        let unused: Vec<_> = Page::value_variants().iter().filter(|page| !is_used(page)).collect();
+        assert!(unused.is_empty(), "{unused:?}");
+    }
+
+    #[test]
+    fn every_page_has_a_summary_and_three_parts() {
+        for Section { name, summary, body } in sections() {
+            assert!(summary.ends_with('.') && !summary.contains('\n'), "{name}: {summary}");
+            assert!(name.len() + summary.len() < 110, "{name}: {summary}");
+            let parts: Vec<_> = body.split("**").skip(1).step_by(2).collect();
+            assert_eq!(parts, PARTS.map(|part| format!("{part}.")), "{name}");
+            assert!(body.starts_with("**Cause.** "), "{name}");
+        }
+    }
+
+    #[test]
+    fn pages_fit_a_terminal_and_have_no_marks() {
+        for section in sections() {
+            let page = section.show();
+            for line in page.lines().filter(|line| !line.starts_with("    ")) {
+                assert!(line.len() <= WIDTH || !line.contains(' '), "{line}");
+                assert!(!line.contains("**") && !line.contains("]("), "{line}");
+            }
+        }
+        assert_eq!(plain("**Mend.** See [docs/a.md](a.md) or [b](c)\nnow."), "Mend: See docs/a.md or b now.");
+    }
+
+    #[test]
+    fn an_error_leads_to_its_page() {
+        use crate::error::TrainError;
+        use crate::logged::MetricError;
+        use crate::run::FolderError;
+        use kiln_shard::ShardError;
+        use std::io::{Error, ErrorKind};
+        use std::path::Path;
+
+        let page = |error: TrainError| more(&error);
+        let io = |kind: ErrorKind| TrainError::io("write", Path::new("a"))(Error::from(kind));
+        assert_eq!(page(io(ErrorKind::StorageFull)).as_deref(), Some("more: kiln explain disk-full"));
+        assert_eq!(page(io(ErrorKind::NotFound)).as_deref(), Some("more: kiln explain file-access"));
+        let files = Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+        let open = TrainError::from(FolderError::io("open", Path::new("a"))(files));
+        assert_eq!(page(open).as_deref(), Some("more: kiln explain system-limit"));
+        assert_eq!(page(TrainError::Stopped), None);
+        // What a loop of one's own hands on is still what it was.
+        let inner = ShardError::PlanMismatch { ranks: vec![1] };
+        let mine = MetricError { name: "mine".to_owned(), source: Box::new(inner) };
+        let own = TrainError::Loop(Box::new(mine));
+        assert_eq!(page(own).as_deref(), Some("more: kiln explain ranks-differ"));
+        assert_eq!(page(TrainError::Loop("mine".into())), None);
+    }
+}
