@@ -31,6 +31,7 @@
 //! [`cli::main`] calls [`process::start`] first.
 
 pub mod bench;
+mod check;
 pub mod cli;
 pub mod config;
 pub mod convert;
@@ -43,6 +44,7 @@ pub mod flight;
 pub mod generate;
 pub mod inspect;
 pub mod launch;
+pub mod links;
 pub mod logged;
 pub mod losses;
 pub mod metrics;
