@@ -87,14 +87,14 @@ pub(super) fn examine(
         let mend = "put the checkpoint on a file system that all machines share, or copy it to all of them";
         let told = folder.as_deref().map_or_else(String::new, checkpoint_print);
         // Said only where there is something to say.
-        if world::gather(world, what, &[u8::from(!told.is_empty())], timeout)?.iter().any(|told| told == &[1])
-        {
+        if any(world, what, !told.is_empty(), timeout)? {
             same(world, COMM, what, &told, timeout, checks, [differ, mend])?;
         }
     }
     let out = setup.out.as_ref().map(|(named, _)| nearest(named).to_owned());
     shared(world, "run folder", out, timeout, checks, "name one with --out")?;
-    if !section.text.is_empty() && !section.path.join("data.json").exists() {
+    let is_prepared_later = !section.text.is_empty() && !section.path.join("data.json").exists();
+    if any(world, "data folder", is_prepared_later, timeout)? {
         let folder = nearest(&section.path).to_owned();
         shared(world, "data folder", Some(folder), timeout, checks, "name one with data.path")?;
     }
@@ -110,17 +110,27 @@ pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, checks: &mut Checks) -
 }
 
 /// Lets the ranks use their GPUs together. Collective.
-pub(super) fn devices(setup: &Setup, met: &World, checks: &mut Checks) -> bool {
-    let Setup { config, device: Some(device), .. } = setup else { return false };
-    if config.device.backend == Backend::Cpu {
-        return true;
+pub(super) fn devices(
+    setup: &Setup,
+    met: &World,
+    world: &dyn Communicator,
+    checks: &mut Checks,
+) -> Result<()> {
+    let Setup { config, device, .. } = setup;
+    // A rank without one cannot take part in what follows.
+    let is_missing = any(world, "devices", device.is_none(), config.comm.timeout())?;
+    let Some(device) = device.as_ref().filter(|_| !is_missing) else { return Ok(()) };
+    if config.device.backend != Backend::Cpu
+        && checks.take(COMM, "devices", met.settle_on(device, &config.comm)).is_some()
+    {
+        checks.ok(COMM, "devices", format!("they go together, over {}", met.communicator().backend()));
     }
-    let settled = met.settle_on(device, &config.comm);
-    if checks.take(COMM, "devices", settled).is_none() {
-        return false;
-    }
-    checks.ok(COMM, "devices", format!("they go together, over {}", met.communicator().backend()));
-    true
+    Ok(())
+}
+
+/// Whether it is so on any rank. Collective.
+fn any(world: &dyn Communicator, what: &'static str, here: bool, timeout: Duration) -> Result<bool> {
+    Ok(world::gather(world, what, &[u8::from(here)], timeout)?.iter().any(|told| *told == [1]))
 }
 
 /// What all ranks have to have been started with.

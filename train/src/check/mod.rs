@@ -143,7 +143,7 @@ impl CheckArgs {
             let (world, _) = fault::rehearse(world, fault, place.job.restarts);
             let mut checks = own.clone();
             comm::examine(setup, &*world, ahead, &mut checks)?;
-            comm::devices(setup, met, &mut checks);
+            comm::devices(setup, met, &*world, &mut checks)?;
             let told = serde_json::to_vec(&checks).unwrap_or_default();
             let told = world::gather(&*world, "checks", &told, timeout)?;
             let read = |(rank, bytes): (usize, &Vec<u8>)| {

@@ -115,6 +115,18 @@ fn data_and_checkpoints_that_differ() {
     there.remove("data");
     let ended = check(&here, &there, [&[], &[]]);
     assert_found(&ended, ["data", "data"], &["rank 1 ", "data"]);
+    // Or that it would prepare for itself, as nothing there is shared.
+    let text = ["--set", "data.text=[\"text.txt\"]"];
+    for workspace in [&here, &there] {
+        workspace.write("text.txt", "some text");
+    }
+    let ended = check(&here, &there, [&text, &text]);
+    assert_found(&ended, ["comm", "data"], &["rank 1 ", "are not those of rank 0"]);
+    assert_found(
+        &ended,
+        ["comm", "data folder"],
+        &["rank 1 ", "is not seen here", "name one with data.path"],
+    );
     for (workspace, seed) in [(&here, "1"), (&there, "2")] {
         workspace.write_data("data", &crate::support::tokens(crate::support::TRAIN_TOKENS));
         let seed = format!("train.seed={seed}");
