@@ -32,10 +32,25 @@ use model::{Sources, Trained};
 use report::{Checks, Report, Stage};
 use step::Shrunk;
 
+/// What a step needs, on all ranks.
+const STEP_NEEDS: [(Stage, &str); 8] = [
+    (Stage::Env, "device"),
+    (Stage::Model, "model"),
+    (Stage::Model, "optimizer"),
+    (Stage::Model, "loss"),
+    (Stage::Model, "parameters"),
+    (Stage::Comm, "arguments"),
+    (Stage::Comm, "data"),
+    (Stage::Comm, "devices"),
+];
+
+/// What a save needs besides.
+const SAVE_NEEDS: [(Stage, &str); 3] =
+    [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
+
 /// What one process has found by itself.
 struct Found {
     setup: Option<Setup>,
-    sources: Option<Sources>,
     trained: Option<Trained>,
 }
 
@@ -108,23 +123,21 @@ impl CheckArgs {
     /// What this process can look at by itself.
     fn alone(&self, registry: &Registry, place: Option<RankEnv>, checks: &mut Checks) -> Found {
         let setup = machine::examine(self, registry, place, checks);
-        let mut found = Found { setup, sources: None, trained: None };
+        let mut found = Found { setup, trained: None };
         let needs_model = self.wants(&[Stage::Model, Stage::Step, Stage::Save]);
         let Some(setup) = found.setup.as_ref().filter(|_| needs_model || self.wants(&[Stage::Data])) else {
             return found;
         };
-        found.sources = Sources::open(setup, checks);
-        let resume = found.sources.as_ref().and_then(|sources| sources.resume.as_ref());
-        let data = data::examine(&setup.config, resume, checks);
-        if needs_model && let Some(sources) = &found.sources {
-            found.trained = model::examine(setup, sources, &data, checks);
+        let sources = Sources::open(setup, checks);
+        let data = data::examine(&setup.config, sources.resume.as_ref(), checks);
+        if needs_model {
+            found.trained = model::examine(setup, &sources, &data, checks);
         }
         let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
-        if let (Some(parts), Some((_, out)), true) = (&found.trained, &setup.out, first)
+        if let (Some(trained), Some((_, out)), true) = (&found.trained, &setup.out, first)
             && self.wants(&[Stage::Save])
         {
-            let resume = found.sources.as_ref().and_then(|sources| sources.resume.as_ref());
-            disk::examine(out, parts, resume.map_or(0, |checkpoint| checkpoint.state().step), checks);
+            disk::examine(out, trained, sources.resume.map_or(0, |from| from.state().step), checks);
         }
         found
     }
@@ -164,27 +177,26 @@ impl CheckArgs {
     /// A step and a save on all ranks, if nothing that they need has failed on any of them. What they come to
     /// is the same on all ranks, and is told as theirs.
     fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &mut Report) {
-        // What all ranks know alike.
-        let others: &[_] = if report.processes { &[Stage::Data, Stage::Comm] } else { &[] };
-        let needed = match report.has_failed(Stage::Env, Some("device")) {
-            true => Some("a device"),
-            false => others
-                .iter()
-                .chain(&[Stage::Model])
-                .find(|stage| report.has_failed(**stage, None))
-                .map(|stage| stage.name()),
+        let missing = |needs: &[(Stage, &str)]| {
+            let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
+            failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
         };
-        let has_folder = !report.has_failed(Stage::Env, Some("run folder"));
-        let has_room = !report.has_failed(Stage::Save, None);
+        // Each process has read the data for itself, and they decide the vocabulary.
+        let other_data = report.processes && report.has_failed(Stage::Data, None);
+        let needed = match other_data {
+            true => Some(Stage::Data.name().to_owned()),
+            false => missing(&STEP_NEEDS),
+        };
+        let save_needs = missing(&SAVE_NEEDS);
         let mut checks = Checks::default();
         let shrunk = match (&found.trained, &setup.device, needed) {
-            (Some(parts), Some(device), None) => {
+            (Some(trained), Some(device), None) => {
                 let registry = &setup.options.registry;
-                checks.take(Stage::Step, "step", Shrunk::new(parts, registry, device))
+                checks.take(Stage::Step, "step", Shrunk::new(trained, registry, device))
             }
-            _ => {
-                let needed = needed.unwrap_or(Stage::Model.name());
-                [Stage::Step, Stage::Save].into_iter().for_each(|stage| checks.skip(stage, needed));
+            (_, _, needed) => {
+                let needed = needed.unwrap_or_else(|| Stage::Model.name().to_owned());
+                [Stage::Step, Stage::Save].into_iter().for_each(|stage| checks.skip(stage, &needed));
                 None
             }
         };
@@ -196,14 +208,16 @@ impl CheckArgs {
                 let said = checks.take(Stage::Step, "step", run(&|world| shrunk.step(world)));
                 said.map(|said| checks.ok(Stage::Step, "step", said)).is_some()
             };
-            match &setup.out {
-                _ if !has_room || !self.wants(&[Stage::Save]) => {}
-                Some((named, _)) if has_folder && stepped => {
+            match (&setup.out, save_needs) {
+                _ if !self.wants(&[Stage::Save]) => {}
+                (Some((named, _)), None) if stepped => {
                     let said = checks.take(Stage::Save, "save", run(&|world| shrunk.save(world, named)));
                     said.into_iter().for_each(|said| checks.ok(Stage::Save, "save", said));
                 }
-                Some(_) if has_folder => checks.skip(Stage::Save, Stage::Step.name()),
-                _ => checks.skip(Stage::Save, "a run folder"),
+                (_, needed) => {
+                    let needed = needed.unwrap_or_else(|| Stage::Step.name().to_owned());
+                    checks.skip(Stage::Save, &needed);
+                }
             }
         }
         report.ranks.iter_mut().for_each(|(_, found)| found.0.extend(checks.0.iter().cloned()));

@@ -35,18 +35,15 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Opens what `setup` names. `None` if something cannot be opened.
-    pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Option<Self> {
-        let resume = match &setup.resume {
-            Some(path) => Some(checks.take(MODEL, "checkpoint", Checkpoint::open(path))?),
-            None => None,
-        };
-        let from = &setup.config.init.from;
-        let init = match from.as_os_str().is_empty() {
-            true => None,
-            false => Some(checks.take(MODEL, "init.from", ModelSource::open(from))?),
-        };
-        Some(Sources { resume, init })
+    /// Opens what `setup` names, as far as that can be opened.
+    pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
+        let resume = setup.resume.as_deref().map(Checkpoint::open);
+        let from = Some(&setup.config.init.from).filter(|from| !from.as_os_str().is_empty());
+        let init = from.map(|from| ModelSource::open(from));
+        Sources {
+            resume: resume.and_then(|opened| checks.take(MODEL, "checkpoint", opened)),
+            init: init.and_then(|opened| checks.take(MODEL, "init.from", opened)),
+        }
     }
 }
 
@@ -79,7 +76,7 @@ pub(super) fn examine(
     let parameters = format!("{:.2}M", elements(&shapes) as f64 / 1e6);
     let line = shape_line(&model, parameters);
     checks.ok(MODEL, "model", line.strip_prefix("model: ").unwrap_or(&line));
-    checks.take(MODEL, "parameters", run::check_parts(&config, &decoder));
+    let named = checks.take(MODEL, "parameters", run::check_parts(&config, &decoder));
     start(setup, sources, data, &config, &model, &optimizer, checks);
     if let Some(device) = &setup.device {
         let place = setup.options.place.as_ref();
@@ -96,7 +93,7 @@ pub(super) fn examine(
             Err(error) => checks.failed(MODEL, "memory", error),
         }
     }
-    (!checks.has_failed(MODEL)).then_some(Trained { config, model, optimizer, shapes })
+    named.map(|()| Trained { config, model, optimizer, shapes })
 }
 
 /// The number of elements of all parameters.

@@ -264,7 +264,7 @@ mod with_stand_ins {
         let ended = kiln(&workspace, &variables, &["check", "run.toml", "--out", "run"]);
         let says = ["has not enough free memory: 0.5 of 80.0 GiB are free", "-> end what uses the GPU"];
         crate::check::assert_found(&ended, ["env", "device"], &says);
-        assert!(ended.stdout.contains("skipped: needs a device"), "{ended:?}");
+        assert!(ended.stdout.contains("skipped: needs env: device"), "{ended:?}");
     }
 
     /// Every library is missed by its name. A machine that has them all cannot show it.
