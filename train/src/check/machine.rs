@@ -8,7 +8,7 @@ use kiln_collectives::tcp::JoinError;
 use super::arguments::CheckArgs;
 use super::report::{Checks, Stage};
 use crate::checkpoint::size;
-use crate::config::{self, Backend, Config};
+use crate::config::{self, Backend, CommBackend, Config};
 use crate::device::{Memory, ResolvedDevice};
 use crate::doctor;
 use crate::place::{Master, RankEnv};
@@ -84,6 +84,10 @@ fn meeting_point(config: &Config, options: &RunOptions, checks: &mut Checks) -> 
             number_of(place.local_world_size, "rank")
         ),
     );
+    if config.comm.backend == CommBackend::Mpi {
+        // It has its own.
+        return true;
+    }
     let mut meets = true;
     if place.secret.is_none() && !config.comm.open && !doctor::is_loopback(master) {
         checks.failed(ENV, "secret", JoinError::OpenSecret { rank: *rank, host: master.host.clone() });

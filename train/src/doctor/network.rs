@@ -117,7 +117,17 @@ pub(super) fn can_listen(master: &Master) -> Result<String, String> {
         let host = &master.host;
         format!("{host} does not resolve ({problem}); use an address, or a name that this machine knows")
     })?;
-    bindable(&addresses, master)
+    bindable(&addresses, master).or_else(|problem| {
+        let is_elsewhere = |address: &SocketAddr| {
+            TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        // A name may resolve to an address that only other machines know this one by.
+        let everywhere = (Ipv4Addr::UNSPECIFIED, master.port);
+        match addresses.iter().all(is_elsewhere) && TcpListener::bind(everywhere).is_ok() {
+            true => Ok(format!("rank 0 can listen on port {} of every address of its own", master.port)),
+            false => Err(problem),
+        }
+    })
 }
 
 /// Whether all addresses of the master are this machine's own alone.

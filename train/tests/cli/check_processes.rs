@@ -168,6 +168,14 @@ fn ports_that_are_taken() {
     assert_found(&ended, ["env", "ports"], &["taken: ", &taken]);
 }
 
+/// Of a network that is reserved for documents, as where an address is translated.
+#[test]
+fn an_address_that_only_other_machines_know() {
+    let ended = alone("192.0.2.1", &free_port(), &["--stage", "env", "--set", "comm.open=true"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("of every address of its own"), "{ended:?}");
+}
+
 #[test]
 fn a_secret_that_is_missing() {
     let ended = alone("0.0.0.0", &free_port(), &[]);
