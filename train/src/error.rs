@@ -15,10 +15,12 @@ use crate::device::DeviceError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
+use crate::links::LinksError;
 use crate::logged::MetricError;
 use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
+use crate::words::number_of;
 
 /// What a part of a run comes to.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
@@ -77,6 +79,9 @@ pub enum TrainError {
     /// What was to be looked at is damaged or not there.
     #[error(transparent)]
     Inspect(#[from] InspectError),
+    /// A file with measurements of a network.
+    #[error(transparent)]
+    Links(#[from] LinksError),
     /// This process could not join the others.
     #[error(transparent)]
     Join(#[from] JoinError),
@@ -132,6 +137,9 @@ pub enum TrainError {
          has, or draws numbers that do not come from a seed"
     )]
     Smoke { straight: [f64; 2], resumed: [f64; 2] },
+    /// `kiln check` has found something, which it has said.
+    #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
+    Check { failures: usize },
     /// Somebody asked for a stop while this process waited for the others.
     #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
@@ -247,6 +255,7 @@ impl TrainError {
             | TrainError::Env(_)
             | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
+            | TrainError::Links(_)
             | TrainError::OtherConfig(_)
             | TrainError::OtherPosition { .. } => true,
             TrainError::Folder(error) => error.is_usage(),

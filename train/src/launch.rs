@@ -34,7 +34,7 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, eval --checkpoint …, or bench strategies
+    /// What every rank runs: train CONFIG …, check CONFIG …, eval --checkpoint …, bench strategies or bench network
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -74,10 +74,12 @@ impl LaunchArgs {
 fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
-        (Some("train" | "eval"), _) | (Some("bench"), Some("strategies")) => Ok(()),
-        _ => Err("only `train`, `eval` and `bench strategies` have ranks to launch; write kiln launch … -- \
-                  train CONFIG"
-            .to_owned()),
+        (Some("train" | "check" | "eval"), _) | (Some("bench"), Some("strategies" | "network")) => Ok(()),
+        _ => Err(
+            "only `train`, `check`, `eval`, `bench strategies` and `bench network` have ranks to launch; \
+                  write kiln launch … -- train CONFIG"
+                .to_owned(),
+        ),
     }
 }
 

@@ -31,6 +31,7 @@
 //! [`cli::main`] calls [`process::start`] first.
 
 pub mod bench;
+mod check;
 pub mod cli;
 pub mod config;
 pub mod convert;

@@ -21,7 +21,7 @@ pub(crate) use elements::{
 };
 pub use pending::PendingValues;
 pub(crate) use placement::Placement;
-pub use placement::release_unused;
+pub use placement::{release_unused, zeros_on};
 #[cfg(feature = "cube")]
 pub(crate) use readback::Readback;
 pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};

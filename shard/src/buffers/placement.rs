@@ -84,6 +84,11 @@ impl Placement {
     }
 }
 
+/// `len` zeros where tensors of `device` are, for measurements of collectives.
+pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
+    Placement::of_device(device).zeros(dtype, len)
+}
+
 /// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
 /// host.
 pub fn release_unused(device: &Device) {

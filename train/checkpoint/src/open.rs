@@ -92,9 +92,19 @@ impl Checkpoint {
     pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         let expected = Decoder::count_parameters(layers, &self.manifest.state.model)?;
         self.manifest.check_parameters(expected).map_err(|problem| self.wrong_manifest(problem))?;
-        let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
+        self.check_lengths(|saved| *saved == Saved::Weight)
+    }
+
+    /// Fails unless the files of weights and of the optimizer's state have the lengths in the manifest. Their
+    /// content is checked as it is read.
+    pub fn check_files_are_there(&self) -> Result<()> {
+        self.check_lengths(|_| true)
+    }
+
+    fn check_lengths(&self, wanted: impl Fn(&Saved) -> bool) -> Result<()> {
+        let tensors = self.manifest.tensors.iter().filter(|tensor| wanted(&tensor.saved));
         let names: BTreeSet<_> =
-            weights.flat_map(|tensor| &tensor.chunks).map(|chunk| chunk.file.as_str()).collect();
+            tensors.flat_map(|tensor| &tensor.chunks).map(|chunk| chunk.file.as_str()).collect();
         names.into_iter().try_for_each(|name| {
             let (path, expected) = (self.folder.join(name), self.manifest.files[name].bytes);
             let found = fs::metadata(&path).map_err(CheckpointError::unreadable(&path))?.len();

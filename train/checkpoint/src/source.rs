@@ -124,6 +124,16 @@ impl ModelSource {
         }
     }
 
+    /// Fails unless the files of all weights are there as a whole, going by their lengths. `layers` has what
+    /// computes with them.
+    pub fn check_weights_are_there(&self, layers: &Layers) -> Result<(), CheckpointError> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
+            // It could not have been opened.
+            ModelSource::HuggingFace(_) => Ok(()),
+        }
+    }
+
     /// Fails if the saved model is not of the shape of `model`. Says so before any work starts, and
     /// also where the weights would fit but mean something else, as with another number of heads.
     pub fn check_model(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
@@ -182,9 +192,7 @@ impl ModelSource {
         device: &Device,
     ) -> Result<ShardedDecoder, CheckpointError> {
         self.require_layers(layers)?;
-        if let ModelSource::Checkpoint(checkpoint) = self {
-            checkpoint.check_weights_are_there(layers)?;
-        }
+        self.check_weights_are_there(layers)?;
         // Nothing is drawn from the seed: all weights are loaded.
         let decoder = Decoder::new(layers, self.model(), Key::new(0), device)?;
         let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;

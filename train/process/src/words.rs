@@ -8,6 +8,15 @@ pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> Str
     format!("{count} {noun}{plural}")
 }
 
+/// Ascending numbers, such as `1-3, 7`.
+pub fn in_ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| b - a == 1).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        single => single.iter().map(usize::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -16,5 +25,11 @@ mod tests {
     fn one_is_not_many() {
         let ranks = |count: usize| number_of(count, "rank");
         assert_eq!([ranks(0), ranks(1), ranks(2)], ["0 ranks", "1 rank", "2 ranks"]);
+    }
+
+    #[test]
+    fn neighbours_are_told_as_ranges() {
+        assert_eq!(in_ranges(&[1, 2, 3, 7, 9, 10]), "1-3, 7, 9-10");
+        assert_eq!(in_ranges(&[5]), "5");
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_model::layers::TokenLoss;
 use kiln_model::{Context, Key};
+use kiln_shard::Outcome;
 
 use crate::config::Config;
 use crate::error::{Result, TrainError};
@@ -59,6 +60,17 @@ pub fn step(
     loss: Option<&TokenLoss>,
     number: u64,
 ) -> Result<Duration> {
+    step_with_outcome(config, model, device, loss, number).map(|(update, _)| update)
+}
+
+/// [`step`], which also returns what the step came to.
+pub(crate) fn step_with_outcome(
+    config: &Config,
+    model: &ShardedDecoder,
+    device: &Device,
+    loss: Option<&TokenLoss>,
+    number: u64,
+) -> Result<(Duration, Option<Outcome>)> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut tokens = MadeUpTokens {
@@ -69,10 +81,14 @@ pub fn step(
         vocabulary: engine.layout().groups[0].parameters[0].shape[0] as u64,
         backward_ended: Instant::now(),
     };
-    if let Some(update) = optimizer_step(model, config, device, config.optim.lr, &mut tokens)? {
-        engine.outcome(update)?;
-    }
-    Ok(tokens.backward_ended.elapsed())
+    let update = optimizer_step(model, config, device, config.optim.lr, &mut tokens)?;
+    let outcome = update.map(|update| engine.outcome(update)).transpose()?;
+    Ok((tokens.backward_ended.elapsed(), outcome))
+}
+
+/// Waits until `device` has done what this rank has given it.
+pub(super) fn settle(device: &Device) -> Result<()> {
+    device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
 }
 
 /// The micro-batches of one rank and step.

@@ -12,13 +12,12 @@ use clap::Args;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
-use super::{check_counts, default_config, median, step};
-use crate::config::{self, Backend, Config};
-use crate::device::{self, ResolvedDevice, ranks_sharing_cores, threads_per_rank};
+use super::{check_counts, default_config, median, settle, step};
+use crate::config::{self, Config};
+use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::launch;
 use crate::place::{self, RankEnv, Role};
@@ -27,7 +26,7 @@ use crate::registry::Registry;
 use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::words::number_of;
-use crate::world::{self, World};
+use crate::world::{self, Ranks};
 
 /// Arguments of `kiln bench strategies`.
 #[derive(Args)]
@@ -127,57 +126,6 @@ pub struct StrategiesTable {
     pub rows: Vec<StrategyRow>,
 }
 
-/// The ranks that measure.
-enum Ranks<'a> {
-    /// Threads of this process.
-    Threads,
-    /// Processes, of which this is one and has met the others.
-    Processes(World, &'a RankEnv),
-}
-
-impl Ranks<'_> {
-    /// Runs `body` on every rank, and returns what it came to on the first rank of this process.
-    fn run<T: Send>(
-        &self,
-        config: &Config,
-        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
-    ) -> Result<T> {
-        match self {
-            Ranks::Threads => {
-                let ranks = config.train.ranks;
-                let threads = threads_per_rank(&config.device, ranks);
-                Ok(run_ranks(ranks, threads, body)?.swap_remove(0))
-            }
-            Ranks::Processes(met, place) => {
-                let threads = threads_per_rank(&config.device, ranks_sharing_cores(place));
-                // As a rank of a run that failed: the others are not waited for.
-                Ok(run_rank(met.communicator(), threads, body).inspect_err(|_| met.give_up())?)
-            }
-        }
-    }
-}
-
-/// Meets the other processes, if ranks are processes, and makes sure that all were started alike.
-fn meet<'a>(config: &Config, options: &'a StrategiesOptions, selected: &ResolvedDevice) -> Result<Ranks<'a>> {
-    let Some(place) = &options.place else {
-        selected.warn_of_idle_gpus();
-        return Ok(Ranks::Threads);
-    };
-    let ranks = Ranks::Processes(world::join(place, &config.comm, None)?, place);
-    let StrategiesOptions { steps, rounds, .. } = options;
-    let told = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
-    ranks.run(config, |world| {
-        world::agree(&*world, &told, config.comm.timeout())?;
-        match &ranks {
-            Ranks::Processes(met, _) if config.device.backend != Backend::Cpu => {
-                met.settle_on(selected, &config.comm)
-            }
-            _ => Ok(()),
-        }
-    })?;
-    Ok(ranks)
-}
-
 /// Measures all strategies. Of ranks that are processes, every one calls this; the figures are those of its
 /// own, and rank 0's are the ones to show.
 pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
@@ -216,7 +164,9 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
         place,
     )?;
     let device = selected.device();
-    let ranks = meet(&config, options, &selected)?;
+    let StrategiesOptions { steps, rounds, .. } = options;
+    let told = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
+    let ranks = Ranks::meet(&config, place, &told, &selected)?;
 
     let mut rounds: Vec<Vec<StrategyRow>> = Vec::new();
     for _ in 0..options.rounds {
@@ -286,11 +236,6 @@ fn measure(
     // The next strategy starts with a GPU as empty as this one did.
     kiln_shard::release_unused(device);
     Ok(measured)
-}
-
-/// Waits until `device` has done what this rank has given it.
-fn settle(device: &Device) -> Result<()> {
-    device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
 }
 
 fn sample(

@@ -10,7 +10,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 use kiln_shard::ranks::RankError;
 
-use crate::bench::StrategiesArgs;
+use crate::bench::{NetworkArgs, StrategiesArgs};
+use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::doctor::DoctorArgs;
@@ -50,6 +51,8 @@ enum Command {
     Plan(PlanArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
+    /// Look at everything that a run needs, in seconds, before it starts.
+    Check(CheckArgs),
     /// Show every key of a configuration: its meaning, its values, and the one that it has.
     Config(ConfigArgs),
     /// Tell what this process knows about its place among others, its network and its machine.
@@ -105,6 +108,8 @@ enum DataCommand {
 enum BenchCommand {
     /// Compare all sharding strategies on the same work.
     Strategies(StrategiesArgs),
+    /// Measure what collectives take on the ranks' network.
+    Network(NetworkArgs),
 }
 
 /// Runs the command that the arguments of this process name, on the parts of `program`: a [`Registry`](crate::registry::Registry), or
@@ -132,6 +137,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Train(args) => args.run(program),
         Command::Plan(args) => args.run(registry).map(tell).map(done),
         Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Check(args) => args.run(registry),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {
             let (text, healthy) = args.run();
@@ -152,6 +158,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => args.run(registry),
+        Command::Bench { command: BenchCommand::Network(args) } => args.run(),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

@@ -55,6 +55,34 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
     Diagnosis { sources, sections, healthy }
 }
 
+/// Lines on this machine when `ranks` ranks share it: cores, memory, and what they compute with.
+pub(crate) fn machine(ranks: usize) -> Vec<String> {
+    machine::examine(ranks).lines
+}
+
+/// Lines on GPUs and the libraries that a run on them needs.
+pub(crate) fn gpus() -> Vec<String> {
+    gpu::examine()
+}
+
+/// A line on the ports where ranks listen for each other, if they are enough for `ranks` ranks here, or else.
+pub(crate) fn ports(ports: Ports, ranks: usize) -> Result<String, String> {
+    match network::examine_ports(Some(ports), ranks) {
+        (line, true) => Ok(line),
+        (line, false) => Err(line),
+    }
+}
+
+/// A line on whether rank 0, which is here, could listen where the ranks meet.
+pub(crate) fn can_listen(master: &Master) -> Result<String, String> {
+    network::can_listen(master)
+}
+
+/// Whether no other machine reaches the place where the ranks meet.
+pub(crate) fn is_loopback(master: &Master) -> bool {
+    network::is_loopback(master)
+}
+
 /// Where a process stands, which follows from flags and variables alone.
 struct Standing<'a> {
     place: Section,

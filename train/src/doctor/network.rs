@@ -9,6 +9,7 @@ use std::time::Duration;
 use kiln_collectives::tcp::Ports;
 
 use crate::place::Master;
+use crate::words::in_ranges;
 
 /// How long a name may take to resolve. The system's own limit is often half a minute.
 const RESOLVE: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     let mut lines = vec![format!("{} resolves to {}", master.host, list.join(", "))];
     match (master.port, here) {
         (0, _) => lines.push("its port is chosen at the start".to_owned()),
-        (_, true) => lines.push(bindable(&addresses, master)),
+        (_, true) => lines.push(bindable(&addresses, master).unwrap_or_else(|problem| problem)),
         (_, false) => lines.push(reachable(&addresses)),
     }
     (lines, true)
@@ -53,7 +54,10 @@ pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool
     let free = ports.count() - taken.len();
     let how_many = match taken.len() {
         0 => "all of which are free".to_owned(),
-        _ => format!("{free} of which are free; taken: {}", in_ranges(&taken)),
+        _ => format!(
+            "{free} of which are free; taken: {}",
+            in_ranges(&taken.iter().map(|port| usize::from(*port)).collect::<Vec<_>>())
+        ),
     };
     let few = match free < ranks {
         true => format!("; {ranks} ranks here need one each: name more, or end what uses them"),
@@ -62,15 +66,6 @@ pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool
     let count = ports.count();
     let plural = if count == 1 { "" } else { "s" };
     (format!("comm.ports {ports}: {count} port{plural}, {how_many}{few}"), free >= ranks)
-}
-
-/// Ascending numbers, such as `1-3, 7`.
-fn in_ranges(numbers: &[u16]) -> String {
-    let runs = numbers.chunk_by(|a, b| b - a == 1).map(|run| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        single => single.iter().map(u16::to_string).collect(),
-    });
-    runs.collect::<Vec<_>>().join(", ")
 }
 
 fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
@@ -89,14 +84,14 @@ fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// Whether rank 0 could listen.
-fn bindable(addresses: &[SocketAddr], master: &Master) -> String {
+/// Whether rank 0 could listen: a line either way.
+fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {
         match TcpListener::bind(address) {
-            Ok(_) => return format!("rank 0 can listen on {address}"),
+            Ok(_) => return Ok(format!("rank 0 can listen on {address}")),
             Err(error) if error.kind() == ErrorKind::AddrInUse && master.shared_port => {
-                return format!("torchrun listens on {address}, as it should");
+                return Ok(format!("torchrun listens on {address}, as it should"));
             }
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 problem = format!(
@@ -113,7 +108,32 @@ fn bindable(addresses: &[SocketAddr], master: &Master) -> String {
             Err(error) => problem = format!("rank 0 cannot listen on {address}: {error}"),
         }
     }
-    problem
+    Err(problem)
+}
+
+/// Whether rank 0, which is here, could listen where the ranks meet: a line either way.
+pub(super) fn can_listen(master: &Master) -> Result<String, String> {
+    let addresses = resolve(master.host.clone(), master.port).map_err(|problem| {
+        let host = &master.host;
+        format!("{host} does not resolve ({problem}); use an address, or a name that this machine knows")
+    })?;
+    bindable(&addresses, master).or_else(|problem| {
+        let is_elsewhere = |address: &SocketAddr| {
+            TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        // A name may resolve to an address that only other machines know this one by.
+        let everywhere = (Ipv4Addr::UNSPECIFIED, master.port);
+        match addresses.iter().all(is_elsewhere) && TcpListener::bind(everywhere).is_ok() {
+            true => Ok(format!("rank 0 can listen on port {} of every address of its own", master.port)),
+            false => Err(problem),
+        }
+    })
+}
+
+/// Whether all addresses of the master are this machine's own alone.
+pub(super) fn is_loopback(master: &Master) -> bool {
+    let addresses = resolve(master.host.clone(), master.port).unwrap_or_default();
+    !addresses.is_empty() && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
 }
 
 /// Whether this rank could connect.
@@ -135,15 +155,4 @@ fn reachable(addresses: &[SocketAddr]) -> String {
         }
     }
     problem
-}
-
-#[cfg(test)]
-mod tests {
-    use super::in_ranges;
-
-    #[test]
-    fn neighbours_are_told_as_ranges() {
-        assert_eq!(in_ranges(&[1, 2, 3, 7, 9, 10]), "1-3, 7, 9-10");
-        assert_eq!(in_ranges(&[5]), "5");
-    }
 }

@@ -22,6 +22,7 @@ use crate::files;
 use crate::hugging_face::HuggingFaceError;
 use crate::inspect::InspectError;
 use crate::launch::{LaunchArgsError, LaunchError};
+use crate::links::LinksError;
 use crate::logged::MetricError;
 use crate::place::EnvError;
 use crate::process::GraceError;
@@ -63,6 +64,9 @@ impl Explained for TrainError {
             TrainError::OtherPosition { .. } => Some(Page::DataPosition),
             TrainError::NonFinite { .. } | TrainError::NotANumber { .. } => Some(Page::LossNotFinite),
             TrainError::Smoke { .. } => Some(Page::ResumeDiffers),
+            TrainError::Links(LinksError::Read { .. }) => Some(Page::FileAccess),
+            // The lines of the check have said what is to be done.
+            TrainError::Links(LinksError::Content { .. }) | TrainError::Check { .. } => None,
             TrainError::Stopped | TrainError::Drill(_) => None,
             TrainError::Rank { source, .. } => source.page(),
             TrainError::Threads { .. } => Some(Page::SystemLimit),

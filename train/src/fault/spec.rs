@@ -30,6 +30,8 @@ pub enum FaultKind {
     Nan,
     /// It runs a program, such as one that pulls a cable, and goes on.
     Run(PathBuf),
+    /// Its clock is so many seconds ahead, for `kiln check`, which compares clocks.
+    Clock(f64),
 }
 
 /// Where in a run a rank fails: at the first collective of this phase.
@@ -52,7 +54,8 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan` or `run=PROGRAM`.
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `run=PROGRAM` or
+    /// `clock=SECONDS`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -86,7 +89,10 @@ impl FromStr for Fault {
             None => (kind, false),
         };
         let kind = parse_kind(kind).ok_or_else(|| {
-            wrong("KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
+            wrong(
+                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, run=PROGRAM or \
+                 clock=SECONDS",
+            )
         })?;
         let phase = FaultPhase::from_str(phase, false)
             .map_err(|_| wrong("PHASE is start, data, forward, backward, optimizer or checkpoint"))?;
@@ -119,6 +125,9 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
             _ => return None,
         },
         Some(("slow", seconds)) => FaultKind::Slow(Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?),
+        Some(("clock", seconds)) => {
+            FaultKind::Clock(seconds.parse().ok().filter(|seconds: &f64| seconds.is_finite())?)
+        }
         Some(("run", program)) => FaultKind::Run(program.into()),
         Some(_) => return None,
     })

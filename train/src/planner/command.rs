@@ -172,8 +172,7 @@ impl PlanArgs {
                 "{ranks} ranks cannot be spread evenly over {nodes} machines: say --nodes"
             )));
         }
-        let links = self.network.as_deref().map(Links::read).transpose();
-        let links = links.map_err(|error| TrainError::usage(error.to_string()))?.unwrap_or_default();
+        let links = self.network.as_deref().map(Links::read).transpose()?.unwrap_or_default();
         let backend = if on_host { "local" } else { "nccl" };
         Ok(Target { ranks, nodes, hardware, memory, links, backend })
     }

@@ -268,7 +268,7 @@ fn run_as_process(
 }
 
 /// `config` with the number of ranks that there are, checked.
-fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
+pub(crate) fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
     if options.place.is_none() {
         config.validate_threads()?;

@@ -72,12 +72,12 @@ impl Content {
 
 /// A run folder that this start may use, and the checkpoint to go on from.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// As it was named, links included.
-    pub(super) named: PathBuf,
+    pub(crate) named: PathBuf,
     /// Where that leads now. Whoever points a link elsewhere later does not move the run.
-    pub(super) out: PathBuf,
-    pub(super) resume: Option<PathBuf>,
+    pub(crate) out: PathBuf,
+    pub(crate) resume: Option<PathBuf>,
     content: Content,
     claimant: Claimant,
     restarts: u64,
@@ -86,7 +86,7 @@ pub(super) struct Found {
 }
 
 /// Finds the folder of a run and what it goes on from. Writes nothing.
-pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
+pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {

@@ -181,7 +181,7 @@ impl LeastMemory {
 }
 
 /// What a check says that a run may go on after.
-pub(super) type Warnings = Vec<String>;
+pub(crate) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `decoder` is one of `model`.
 /// Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning: the run fits, but
@@ -190,7 +190,7 @@ pub(super) type Warnings = Vec<String>;
 /// # Errors
 ///
 /// If the run takes more than there is.
-pub(super) fn check(
+pub(crate) fn check(
     config: &Config,
     model: &ModelConfig,
     decoder: &Decoder,

@@ -230,32 +230,13 @@ impl Draft {
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
         let decoder = decoder(&model)?;
         let warnings = memory::check(config, &model, &decoder, &optimizer, device, place)?;
-        if !config.train.freeze.is_empty() {
-            check_freeze(&config.train.freeze, &parameter_names(&decoder))?;
-        }
-        check_groups(&config.optim.groups, &parameter_shapes(&decoder))?;
-        let architecture = &Architecture::of_model(&model);
-        if let Some(checkpoint) = &resume {
-            checkpoint.require_optimizer(&SavedOptimizer::of(&optimizer))?;
-            allow_parts(checkpoint.require_architecture(architecture), options)?;
-        }
-        if let Some(source) = &init {
-            allow_parts(source.require_architecture(architecture), options)?;
-        }
-        // With weights that may be missing, names and shapes decide when they are loaded.
-        if options.allow_missing.is_empty() {
-            let resume = resume.clone().map(Box::new).map(ModelSource::Checkpoint);
-            for source in resume.iter().chain(&init) {
-                source.check_model(&model)?;
-            }
-        }
+        check_parts(config, &decoder)?;
+        check_sources(resume.as_ref(), init.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
         }
         let changed = match &resume {
-            Some(checkpoint) => {
-                position::check(checkpoint, config, &data, &tokenizer, &options.allow_changed)?
-            }
+            Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,
             None => Vec::new(),
         };
         let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
@@ -273,6 +254,51 @@ impl Draft {
         let tokenizer = tokenizer.into();
         Ok(Draft { found, resume, data, tokenizer, model, optimizer, loss, warnings, other_init, changed })
     }
+}
+
+/// Fails unless the parameters that `config` names are some of `decoder`.
+pub(crate) fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
+    if !config.train.freeze.is_empty() {
+        check_freeze(&config.train.freeze, &parameter_names(decoder))?;
+    }
+    Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
+}
+
+/// Fails unless `model` can start from these weights, and `optimizer` go on with the state beside them.
+pub(crate) fn check_sources(
+    resume: Option<&Checkpoint>,
+    init: Option<&ModelSource>,
+    model: &ModelConfig,
+    optimizer: &Optimizer,
+    options: &RunOptions,
+) -> Result<()> {
+    let architecture = &Architecture::of_model(model);
+    if let Some(checkpoint) = resume {
+        checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
+        allow_parts(checkpoint.require_architecture(architecture), options)?;
+    }
+    if let Some(source) = init {
+        allow_parts(source.require_architecture(architecture), options)?;
+    }
+    // With weights that may be missing, names and shapes decide when they are loaded.
+    if options.allow_missing.is_empty() {
+        let resume = resume.cloned().map(Box::new).map(ModelSource::Checkpoint);
+        for source in resume.iter().chain(init) {
+            source.check_model(model)?;
+        }
+    }
+    Ok(())
+}
+
+/// How the position in the data differs from that of `checkpoint`, as far as `options` allow it.
+pub(crate) fn check_position(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    data: &DataInfo,
+    tokenizer: &[u8],
+    options: &RunOptions,
+) -> Result<Vec<String>> {
+    position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
 }
 
 /// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to train.
@@ -299,7 +325,7 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
 
 /// The model of the run: that of the weights to start from if the configuration names none; its
 /// vocabulary is the tokenizer's unless the configuration names one.
-fn resolve_model(
+pub(crate) fn resolve_model(
     config: &Config,
     data: &DataInfo,
     init: Option<&ModelSource>,

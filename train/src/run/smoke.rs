@@ -42,7 +42,7 @@ const HEADS: usize = 4;
 
 impl Smoke {
     /// The same run, shrunk: one sequence in each of two micro-batches of a rank.
-    pub(super) fn shrink(self, config: &mut Config) {
+    pub(crate) fn shrink(self, config: &mut Config) {
         let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
         data.seq_len = data.seq_len.min(SEQ_LEN);
         train.steps = STEPS;

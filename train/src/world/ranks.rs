@@ -200,16 +200,28 @@ pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<
     if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
 }
 
-/// The `bytes` of each rank, which are as many on all of them. Collective.
-fn gather(
+/// The `bytes` of each rank, in rank order; they may differ in number. Collective.
+pub(crate) fn gather(
     world: &dyn Communicator,
     what: &'static str,
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, ShardError> {
-    let all = Buffer::zeros(DType::U8, bytes.len() * world.world_size());
-    let work = world.all_gather(Label::new(what, Phase::Init), Arc::new(Buffer::from_slice(bytes)), all);
-    Ok(work.wait(timeout)?.as_bytes().chunks(bytes.len()).map(<[u8]>::to_vec).collect())
+    let gather = |bytes: &[u8]| -> Result<Vec<Vec<u8>>, ShardError> {
+        let all = Buffer::zeros(DType::U8, bytes.len() * world.world_size());
+        let mine = Arc::new(Buffer::from_slice(bytes));
+        let all = world.all_gather(Label::new(what, Phase::Init), mine, all).wait(timeout)?;
+        Ok(all.as_bytes().chunks(bytes.len().max(1)).map(<[u8]>::to_vec).collect())
+    };
+    let lengths = gather(&(bytes.len() as u64).to_le_bytes())?;
+    let length = |of: &Vec<u8>| of.iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte));
+    let lengths: Vec<usize> = lengths.iter().map(length).collect();
+    let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+    let mut mine = bytes.to_vec();
+    mine.resize(longest, 0);
+    let mut all = gather(&mine)?;
+    all.iter_mut().zip(lengths).for_each(|(bytes, length)| bytes.truncate(length));
+    Ok(all)
 }
 
 /// The size of a strategy's shard groups: one per machine if it is hybrid and `given` names none.

@@ -1,4 +1,4 @@
-//! `kiln bench strategies`.
+//! `kiln bench strategies` and `kiln bench network`.
 
 use std::collections::BTreeSet;
 
@@ -118,4 +118,60 @@ fn strategies_are_compared_on_processes_as_well() {
     let alone = workspace.kiln(&strategies);
     assert_eq!(alone.code, Some(2), "{alone:?}");
     assert!(alone.stderr.contains("--ranks N for threads"), "{alone:?}");
+}
+
+/// What a file of links says of each collective.
+fn links(workspace: &Workspace, file: &str) -> Vec<(String, u64, u64, String)> {
+    let json = workspace.json(file);
+    assert_eq!(json["version"], 1);
+    let links = json["links"].as_array().expect("links");
+    let text = |link: &serde_json::Value, key: &str| link[key].as_str().expect("a text").to_owned();
+    let number = |link: &serde_json::Value, key: &str| link[key].as_u64().expect("a number");
+    let read = |link: &serde_json::Value| {
+        assert!(link["latency_s"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{link}");
+        assert!(link["bytes_per_s"].as_f64().is_some_and(|bytes| bytes > 0.0), "{link}");
+        (text(link, "backend"), number(link, "ranks"), number(link, "nodes"), text(link, "operation"))
+    };
+    links.iter().map(read).collect()
+}
+
+/// A file of links grows by what is measured anew, and keeps the rest.
+#[test]
+fn networks_are_measured_into_one_file() {
+    let workspace = Workspace::new();
+    let operations = ["all_gather", "reduce_scatter", "all_reduce"];
+    let of = |backend: &str, ranks: u64| {
+        operations.map(|operation| (backend.to_owned(), ranks, 1, operation.to_owned())).to_vec()
+    };
+    let network = ["bench", "network", "--out", "links.json"];
+    let said = workspace.succeed(&[&network[..], &["--ranks", "2"]].concat());
+    assert_eq!(links(&workspace, "links.json"), of("local", 2));
+    for operation in operations {
+        assert!(said.contains(&format!("{operation} over local, 2 ranks on 1 node: ")), "{said}");
+    }
+    // Ten sizes of each; what a rank sends is what the recorder counts.
+    assert_eq!(said.lines().count(), 3 * 12 + 2, "{said}");
+    let rows = |size: &str| {
+        let row = |line: &str| line.trim_start().starts_with(size).then(|| line.trim_start().to_owned());
+        said.lines().filter_map(row).map(|line| line[8..].trim_start()[..8].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(rows("64.0 KiB"), ["32.0 KiB", "32.0 KiB", "64.0 KiB"], "{said}");
+    let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
+    workspace.succeed(&[&launch[..], &network].concat());
+    let both = [of("local", 2), of("tcp", 2)].concat();
+    assert_eq!(links(&workspace, "links.json"), both);
+    workspace.succeed(&[&network[..], &["--ranks", "2"]].concat());
+    assert_eq!(links(&workspace, "links.json"), both);
+    // Nothing is measured for a file that cannot be added to.
+    workspace.write("links.json", "{}");
+    for (more, says) in [
+        (&["--ranks", "2"][..], "links.json has no links of a network: missing field `version`"),
+        (&["--ranks", "1"], "a rank alone sends nothing"),
+        (&[], "--ranks N for threads"),
+    ] {
+        let ended = workspace.kiln(&[&network[..], more].concat());
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{ended:?}");
+    }
+    assert_eq!(workspace.text("links.json"), "{}");
 }

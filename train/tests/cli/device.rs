@@ -256,6 +256,17 @@ mod with_stand_ins {
         insta::assert_snapshot!("drivers", messages.finish());
     }
 
+    /// GPU memory that another process has.
+    #[test]
+    fn a_check_finds_a_gpu_that_is_full() {
+        let workspace = machine(ALL);
+        let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_FREE_GIB", "0.5")];
+        let ended = kiln(&workspace, &variables, &["check", "run.toml", "--out", "run"]);
+        let says = ["has not enough free memory: 0.5 of 80.0 GiB are free", "-> end what uses the GPU"];
+        crate::check::assert_found(&ended, ["env", "device"], &says);
+        assert!(ended.stdout.contains("skipped: needs env: device"), "{ended:?}");
+    }
+
     /// Every library is missed by its name. A machine that has them all cannot show it.
     #[test]
     fn libraries_that_are_not_there() {

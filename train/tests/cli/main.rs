@@ -9,6 +9,7 @@
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
 //!   `snapshots/`;
+//! - `check`, `check_processes`: every planted fault is found and named before a run starts;
 //! - `limits`: numbers that nobody means, and no threads; `words`: what commands say, and to whom;
 //! - `device`: the CPU or a GPU, and what is said where there is none;
 //! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
@@ -43,6 +44,8 @@ mod bad_hugging_face;
 mod bench;
 #[cfg(feature = "cuda")]
 mod captured;
+mod check;
+mod check_processes;
 mod checkpoints;
 mod config_command;
 mod data_verify;

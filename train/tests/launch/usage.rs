@@ -15,8 +15,8 @@ fn wrong_arguments() {
         (&["--nproc-per-node", "gpu"], "--nproc-per-node=gpu: no GPU can be counted ("),
         (&["--nproc-per-node", "many"], "--nproc-per-node=many: not a whole number"),
         (&["--nproc-per-node", "GPU"], "and none of `gpu`, `cpu` and `auto`"),
-        (&["--", "bench", "step"], "`bench strategies` have ranks to launch"),
-        (&["--", "bench"], "`bench strategies` have ranks to launch"),
+        (&["--", "bench", "step"], "`bench network` have ranks to launch"),
+        (&["--", "bench"], "`bench network` have ranks to launch"),
         (&["--nnodes", "2"], "--node-rank is not set: there are 2 nodes"),
         (&["--nnodes", "2", "--node-rank", "0"], "--master-addr is not set"),
         (

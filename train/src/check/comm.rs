@@ -1,0 +1,296 @@
+//! The stage `comm`: what processes have to have in common. Arguments, clocks, data, folders and devices are
+//! compared; every link of the ring of ranks is measured.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use kiln_collectives::{Communicator, Label, Phase};
+use kiln_shard::ShardError;
+use sha2::{Digest, Sha256};
+
+use super::links;
+use super::machine::{PREFIX, Setup, nearest};
+use super::report::{Checks, Stage};
+use crate::config::{Backend, Config};
+use crate::error::Result;
+use crate::place::RankEnv;
+use crate::run::RunOptions;
+use crate::world::{self, Ranks, World};
+
+const COMM: Stage = Stage::Comm;
+
+/// Rounds in which clocks are compared; the quickest counts.
+const ROUNDS: usize = 8;
+
+/// Seconds by which clocks may differ without a word, and at all. Nothing in a run goes by the clocks of two
+/// machines, but whoever reads their logs side by side does.
+const CLOCK: [f64; 2] = [1.0, 30.0];
+
+/// How long a file may take until it is seen on another machine. Nobody has asked for its name before, so no
+/// cache says that it is not there.
+const SEEN: Duration = Duration::from_secs(2);
+
+/// Between two looks for it.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Bytes at three places of a token file by which copies are told apart.
+const SAMPLE: usize = 1 << 16;
+
+/// Compares this rank with the others. `ahead` is by how many seconds its clock is to be wrong, for a drill.
+/// Collective: every rank calls it, whatever it has found before.
+pub(super) fn examine(
+    setup: &Setup,
+    world: &dyn Communicator,
+    ahead: f64,
+    checks: &mut Checks,
+) -> Result<()> {
+    let Setup { config, options, .. } = setup;
+    let timeout = config.comm.timeout();
+    same(
+        world,
+        COMM,
+        "arguments",
+        &arguments(config, options),
+        timeout,
+        checks,
+        [
+            "this rank has other arguments, another configuration or another build than rank 0",
+            "start every rank with the same command",
+        ],
+    )?;
+    clocks(world, ahead, timeout, checks)?;
+    let section = &config.data;
+    let print = fingerprint(&section.path);
+    let differ = format!("the data in {} are not those of rank 0", section.path.display());
+    same(
+        world,
+        COMM,
+        "data",
+        &print,
+        timeout,
+        checks,
+        [
+            &differ,
+            "copy the folder of rank 0's machine to all others, or put it on a file system that all of them share",
+        ],
+    )?;
+    for (what, folder) in [
+        ("checkpoint", setup.resume.clone()),
+        ("init.from", Some(config.init.from.clone()).filter(|path| !path.as_os_str().is_empty())),
+    ] {
+        let differ = "what this rank would start from is not what rank 0 would";
+        let mend = "put the checkpoint on a file system that all machines share, or copy it to all of them";
+        let told = folder.as_deref().map_or_else(String::new, checkpoint_print);
+        // Said only where there is something to say.
+        if any(world, what, !told.is_empty(), timeout)? {
+            same(world, COMM, what, &told, timeout, checks, [differ, mend])?;
+        }
+    }
+    let out = setup.out.as_ref().map(|(named, _)| nearest(named).to_owned());
+    shared(world, "run folder", out, timeout, checks, "name one with --out")?;
+    let is_prepared_later = !section.text.is_empty() && !section.path.join("data.json").exists();
+    if any(world, "data folder", is_prepared_later, timeout)? {
+        let folder = nearest(&section.path).to_owned();
+        shared(world, "data folder", Some(folder), timeout, checks, "name one with data.path")?;
+    }
+    links::examine(world, timeout, checks)?;
+    Ok(())
+}
+
+/// Meets the other processes. `None` if that fails; they learn of it.
+pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, checks: &mut Checks) -> Option<Ranks<'a>> {
+    let ranks = checks.take(COMM, "meeting", Ranks::join(&setup.config, Some(place)))?;
+    checks.ok(COMM, "meeting", format!("all {} ranks have come", place.world_size));
+    Some(ranks)
+}
+
+/// Lets the ranks use their GPUs together. Collective.
+pub(super) fn devices(
+    setup: &Setup,
+    met: &World,
+    world: &dyn Communicator,
+    checks: &mut Checks,
+) -> Result<()> {
+    let Setup { config, device, .. } = setup;
+    // A rank without one cannot take part in what follows.
+    let is_missing = any(world, "devices", device.is_none(), config.comm.timeout())?;
+    let Some(device) = device.as_ref().filter(|_| !is_missing) else { return Ok(()) };
+    if config.device.backend != Backend::Cpu
+        && checks.take(COMM, "devices", met.settle_on(device, &config.comm)).is_some()
+    {
+        checks.ok(COMM, "devices", format!("they go together, over {}", met.communicator().backend()));
+    }
+    Ok(())
+}
+
+/// Whether it is so on any rank. Collective.
+fn any(world: &dyn Communicator, what: &'static str, here: bool, timeout: Duration) -> Result<bool> {
+    Ok(world::gather(world, what, &[u8::from(here)], timeout)?.iter().any(|told| *told == [1]))
+}
+
+/// What all ranks have to have been started with.
+fn arguments(config: &Config, options: &RunOptions) -> String {
+    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, .. } = options;
+    format!(
+        "{} {config:?} {out:?} {resume:?} {:?} {allow_other_parts} {allow_changed:?}",
+        env!("CARGO_PKG_VERSION"),
+        allow_missing.patterns()
+    )
+}
+
+/// Compares a text with rank 0's; `problem` is what there is to say, and what to do, if it is another. Collective.
+fn same(
+    world: &dyn Communicator,
+    stage: Stage,
+    what: &'static str,
+    told: &str,
+    timeout: Duration,
+    checks: &mut Checks,
+    problem: [&str; 2],
+) -> Result<()> {
+    let all = world::gather(world, what, &Sha256::digest(told), timeout)?;
+    match all[world.rank()] == all[0] {
+        true => checks.ok(stage, what, "the same on all ranks"),
+        false => checks.fail(stage, what, problem[0], problem[1]),
+    }
+    Ok(())
+}
+
+/// Compares this rank's clock with rank 0's. Collective.
+///
+/// A rank looks at its clock between a barrier and a gather. Rank 0 looks at its own before the one and after
+/// the other, so the other's look was in between: in the middle, give or take half of that time.
+fn clocks(world: &dyn Communicator, ahead: f64, timeout: Duration, checks: &mut Checks) -> Result<()> {
+    let wall = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        since.as_secs_f64() + ahead
+    };
+    let (mut difference, mut within) = (0.0, f64::INFINITY);
+    for _ in 0..ROUNDS {
+        let before = wall();
+        let barrier = world.barrier(Label::new("clock", Phase::Init));
+        barrier.wait(timeout).map_err(ShardError::from)?;
+        let mine = wall();
+        let looks = world::gather(world, "clock", &mine.to_le_bytes(), timeout)?;
+        let after = wall();
+        let told = [before, after].map(f64::to_le_bytes).concat();
+        let told = world::gather(world, "clock of rank 0", &told, timeout)?;
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let (before, after) = told[0].split_at(8);
+        let (before, after, mine) = (number(before), number(after), number(&looks[world.rank()]));
+        if after - before < within {
+            (difference, within) = (mine - (before + after) / 2.0, after - before);
+        }
+    }
+    let (off, half) = (difference.abs(), within / 2.0);
+    let surely = off - half;
+    let way = if difference > 0.0 { "ahead of" } else { "behind" };
+    let detail = format!("this rank's clock is {off:.1} s {way} rank 0's, give or take {half:.1} s");
+    let mend = "let a time service set the clocks of all machines, such as chronyd";
+    match surely {
+        surely if surely > CLOCK[1] => checks.fail(COMM, "clock", detail, mend),
+        surely if surely > CLOCK[0] => checks.warn(COMM, "clock", detail, mend),
+        _ => checks.ok(COMM, "clock", "within a second of rank 0's"),
+    }
+    Ok(())
+}
+
+/// What tells a folder of data from another, without reading all of it.
+fn fingerprint(folder: &Path) -> String {
+    let mut print = String::new();
+    for name in ["data.json", "tokenizer.json"] {
+        let content = fs::read(folder.join(name)).unwrap_or_default();
+        let _ = write!(print, "{name} {:x} ", Sha256::digest(content));
+    }
+    for name in ["train.bin", "val.bin"] {
+        let Ok(file) = File::open(folder.join(name)) else { continue };
+        let bytes = file.metadata().map_or(0, |found| found.len());
+        let mut digest = Sha256::new();
+        for place in [0, bytes / 2, bytes.saturating_sub(SAMPLE as u64)] {
+            let mut sample = vec![0; SAMPLE];
+            let read = file.read_at(&mut sample, place).unwrap_or_default();
+            digest.update(&sample[..read]);
+        }
+        let _ = write!(print, "{name} {bytes} {:x} ", digest.finalize());
+    }
+    print
+}
+
+/// What tells a checkpoint from another: its list of contents.
+fn checkpoint_print(folder: &Path) -> String {
+    let found = crate::checkpoint::Checkpoint::find(folder).unwrap_or_else(|_| folder.to_owned());
+    let list = ["manifest.json", "config.json", "model.safetensors.index.json"];
+    let print = |name: &str| format!("{:x} ", Sha256::digest(fs::read(found.join(name)).unwrap_or_default()));
+    list.map(print).concat()
+}
+
+/// Whether this rank sees in `folder` what rank 0 has just written there. Collective.
+fn shared(
+    world: &dyn Communicator,
+    what: &'static str,
+    folder: Option<PathBuf>,
+    timeout: Duration,
+    checks: &mut Checks,
+    mend: &str,
+) -> Result<()> {
+    // The file is there until this is dropped.
+    let written =
+        folder.filter(|_| world.rank() == 0).and_then(|folder| Some((write(&folder).ok()?, folder)));
+    // As the folder is named: elsewhere, another one may have the same name.
+    let told = written.as_ref().map(|((file, nonce), folder)| (folder, file.path().file_name(), nonce));
+    let told = serde_json::to_vec(&told).unwrap_or_default();
+    let told = world::gather(world, what, &told, timeout)?;
+    let told: Option<(PathBuf, OsString, String)> = serde_json::from_slice(&told[0]).unwrap_or_default();
+    match told {
+        None => checks.skip(COMM, "a run folder in which rank 0 can write"),
+        Some(_) if world.rank() == 0 => {}
+        Some((folder, name, nonce)) => {
+            let shown = folder.display();
+            match sees(&folder.join(name), &nonce) {
+                true => checks.ok(COMM, what, format!("what rank 0 writes to {shown} is seen here")),
+                false => checks.fail(
+                    COMM,
+                    what,
+                    format!("what rank 0 has just written to {shown} is not seen here"),
+                    format!("use a folder that all machines share, under the same path: {mend}"),
+                ),
+            }
+        }
+    }
+    // Until everybody has looked.
+    let barrier = world.barrier(Label::new(what, Phase::Init));
+    barrier.wait(timeout).map_err(ShardError::from)?;
+    drop(written);
+    Ok(())
+}
+
+/// A file in `folder` with a content that nobody can guess.
+fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+    let nonce = format!("{:032x}", u128::from_be_bytes(random));
+    let mut file = tempfile::Builder::new().prefix(PREFIX).tempfile_in(folder)?;
+    file.write_all(nonce.as_bytes())?;
+    file.as_file().sync_all()?;
+    Ok((file, nonce))
+}
+
+/// Whether the file comes to be seen here.
+fn sees(path: &Path, nonce: &str) -> bool {
+    let until = Instant::now() + SEEN;
+    loop {
+        if fs::read(path).is_ok_and(|content| content == nonce.as_bytes()) {
+            return true;
+        }
+        // A folder that is not there is no matter of a cache.
+        if Instant::now() >= until || !path.parent().is_some_and(Path::is_dir) {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

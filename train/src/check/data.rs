@@ -1,0 +1,136 @@
+//! The stage `data`: whether the prepared data can be read, how much there is, and what it looks like.
+
+use std::sync::atomic::AtomicBool;
+
+use super::report::{Checks, Stage};
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::data::{self, BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer};
+use crate::error::{Result, TrainError};
+use crate::prepared;
+use crate::process;
+use crate::words::number_of;
+
+const DATA: Stage = Stage::Data;
+
+/// Sequences of a split that are read, at most.
+const LOOKED_AT: u64 = 2048;
+
+/// Tokens that are shown as text.
+const SHOWN: usize = 24;
+
+/// What was found.
+pub(super) enum Found {
+    /// Data, and the content of their tokenizer's file.
+    Prepared(Box<DataInfo>, Vec<u8>),
+    /// There are none yet; the run prepares them first.
+    Later,
+    /// Nothing that can be used.
+    Unusable,
+}
+
+/// Looks at the data of `config`. A run that goes on does so on the data of `resume`.
+pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut Checks) -> Found {
+    let section = &config.data;
+    if !section.text.is_empty() && !section.path.join("data.json").exists() {
+        return inputs(config, checks);
+    }
+    let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
+    // There are some, so nothing is prepared.
+    let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
+    let opened = process::in_pool(open).map_err(TrainError::threads("threads that look at the data"));
+    let opened = opened.and_then(|opened| Ok(opened?));
+    let Some(info) = checks.take(DATA, "data", opened) else { return Found::Unusable };
+    let tokenizer = tokenizer(config, &info, checks);
+    for (split, what) in [(Split::Train, "training"), (Split::Validation, "validation")] {
+        let looked = look(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), checks);
+        checks.take(DATA, what, looked);
+    }
+    match tokenizer {
+        Some((content, _)) if !checks.has_failed(DATA) => Found::Prepared(Box::new(info), content),
+        _ => Found::Unusable,
+    }
+}
+
+/// The text that data are prepared from.
+fn inputs(config: &Config, checks: &mut Checks) -> Found {
+    let (path, text) = (config.data.path.display(), &config.data.text);
+    for input in text {
+        let opened = match input.is_dir() {
+            true => std::fs::read_dir(input).map(drop),
+            false => std::fs::File::open(input).map(drop),
+        };
+        if let Err(error) = opened {
+            let mend = "check data.text, and the permissions of what it names";
+            checks.fail(DATA, "text", format!("{}: {error}", input.display()), mend);
+        }
+    }
+    if checks.has_failed(DATA) {
+        return Found::Unusable;
+    }
+    let inputs = number_of(text.len(), "input");
+    checks.ok(DATA, "data", format!("{path} is not there yet: the run prepares it first, from {inputs}"));
+    Found::Later
+}
+
+/// The data's tokenizer, and the content of its file.
+fn tokenizer(config: &Config, info: &DataInfo, checks: &mut Checks) -> Option<(Vec<u8>, Tokenizer)> {
+    let folder = &config.data.path;
+    let load = || {
+        let (path, content) = (data::tokenizer_of(folder)?, data::read_tokenizer_of(folder)?);
+        Ok::<_, DataError>((content.clone(), Tokenizer::from_file(content, &path)?))
+    };
+    let (content, tokenizer) = checks.take(DATA, "tokenizer", load())?;
+    let (own, stated) = (tokenizer.end_of_text().ok(), info.end_of_text);
+    match own {
+        Some(own) if own != stated => checks.warn(
+            DATA,
+            "tokenizer",
+            format!("it ends a text with {own}, and the data in {} with {stated}", folder.display()),
+            "put the tokenizer that the data were prepared with beside them",
+        ),
+        _ => checks.ok(DATA, "tokenizer", number_of(tokenizer.vocab_size(), "token")),
+    }
+    Some((content, tokenizer))
+}
+
+/// Looks at a split: its size, some of its blocks against their checksums, its ids, and some of it as text.
+fn look(config: &Config, split: Split, tokenizer: Option<&Tokenizer>, checks: &mut Checks) -> Result<()> {
+    let (section, is_train) = (&config.data, split == Split::Train);
+    let what = if is_train { "training" } else { "validation" };
+    let file = TokenFile::open(&section.path, split, section.seq_len)?;
+    file.check()?;
+    let (samples, tokens) = (file.num_samples(), file.info().split(split).tokens);
+    let mut text = format!("{tokens} tokens, {}", number_of(samples, "sequence"));
+    if is_train {
+        let taken = config.train.steps.saturating_mul(config.train.global_batch as u64);
+        text += &format!("; the run takes {taken}, which is {:.2} epochs", taken as f64 / samples as f64);
+    }
+    let source = BatchSource::new(file, is_train && section.shuffle, config.train.seed)?;
+    let looked_at = samples.min(LOOKED_AT);
+    let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
+    for index in 0..looked_at {
+        // Spread over the file, the last one among them.
+        let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(looked_at)) as u64 - 1;
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        source.file().read_sample(sample, &mut inputs, &mut targets)?;
+        let unknown =
+            inputs.iter().chain(&targets).find(|id| usize::try_from(**id).is_ok_and(|id| id >= known));
+        if let Some(id) = unknown {
+            checks.fail(
+                DATA,
+                "tokenizer",
+                format!("sequence {sample} of {what} has the id {id}, and the tokenizer has {known}"),
+                "put the tokenizer that the data were prepared with beside them, or prepare the data anew",
+            );
+            return Ok(());
+        }
+    }
+    checks.ok(DATA, what, format!("{text}; ids of {looked_at} sequences are in range"));
+    if let Some(tokenizer) = tokenizer.filter(|_| is_train) {
+        let first = source.fetch(0, 1)?;
+        let ids: Vec<u32> = first.inputs.iter().take(SHOWN).map(|id| id.cast_unsigned()).collect();
+        checks.ok(DATA, "first tokens", format!("{:?}", tokenizer.decode(&ids)?));
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! The stage `env`: configuration, place, secret and ports of this process, its device and memory, its run
+//! folder.
+
+use std::path::{Path, PathBuf};
+
+use kiln_collectives::tcp::JoinError;
+
+use super::arguments::CheckArgs;
+use super::report::{Checks, Stage};
+use crate::checkpoint::size;
+use crate::config::{self, Backend, CommBackend, Config};
+use crate::device::{Memory, ResolvedDevice};
+use crate::doctor;
+use crate::place::{Master, RankEnv};
+use crate::registry::Registry;
+use crate::run::{self, RunOptions};
+use crate::words::number_of;
+
+const ENV: Stage = Stage::Env;
+
+/// What was found of the run that this process would start.
+pub(super) struct Setup {
+    /// With the number of ranks that there are.
+    pub(super) config: Config,
+    pub(super) options: RunOptions,
+    pub(super) device: Option<ResolvedDevice>,
+    /// The run folder, as it was named, and where it leads.
+    pub(super) out: Option<(PathBuf, PathBuf)>,
+    /// The checkpoint to go on from.
+    pub(super) resume: Option<PathBuf>,
+    /// Whether the ranks could meet, as far as this process can tell.
+    pub(super) meets: bool,
+}
+
+/// Looks at what is known before any data is read. `None` if the configuration cannot be used.
+pub(super) fn examine(
+    args: &CheckArgs,
+    registry: &Registry,
+    place: Option<RankEnv>,
+    checks: &mut Checks,
+) -> Option<Setup> {
+    let loaded = config::load(&args.config, &args.overrides);
+    let config = checks.take(ENV, "configuration", loaded)?;
+    let options = checks.take(ENV, "arguments", args.options(registry, place))?;
+    let meets = meeting_point(&config, &options, checks);
+    let config = checks.take(ENV, "configuration", run::with_ranks(config, &options))?;
+    checks.ok(
+        ENV,
+        "configuration",
+        format!(
+            "{}: {}, {} of {} in {}",
+            args.config.display(),
+            number_of(config.train.ranks, "rank"),
+            number_of(config.train.global_batch, "sequence"),
+            number_of(config.data.seq_len, "token"),
+            number_of(config.train.steps, "step")
+        ),
+    );
+    let place = options.place.as_ref();
+    let device = ResolvedDevice::new(&config, registry.layers(), place);
+    let device = checks.take(ENV, "device", device);
+    machine(&config, device.as_ref(), place, checks);
+    let found = checks.take(ENV, "run folder", run::find_folder(&config, &options));
+    let (mut out, mut resume) = (None, None);
+    if let Some(found) = found {
+        resume = found.resume;
+        out = writable(&found.out, checks).then_some((found.named, found.out));
+    }
+    Some(Setup { config, options, device, out, resume, meets })
+}
+
+/// Place, secret and ports; whether the ranks could meet.
+fn meeting_point(config: &Config, options: &RunOptions, checks: &mut Checks) -> bool {
+    let Some(place) = &options.place else {
+        checks.ok(ENV, "place", "alone: ranks are threads of this process");
+        return true;
+    };
+    let RankEnv { rank, world_size, node, source, master, .. } = place;
+    checks.ok(
+        ENV,
+        "place",
+        format!(
+            "one of {world_size} ranks, from {source}; {} on {node}",
+            number_of(place.local_world_size, "rank")
+        ),
+    );
+    if config.comm.backend == CommBackend::Mpi {
+        // It has its own.
+        return true;
+    }
+    let mut meets = true;
+    if place.secret.is_none() && !config.comm.open && !doctor::is_loopback(master) {
+        checks.failed(ENV, "secret", JoinError::OpenSecret { rank: *rank, host: master.host.clone() });
+        meets = false;
+    }
+    if *rank == 0 {
+        meets &= ports(config, place, master, checks);
+    }
+    meets
+}
+
+/// The ports of rank 0's machine. On the others, ranks may have theirs already.
+fn ports(config: &Config, place: &RankEnv, master: &Master, checks: &mut Checks) -> bool {
+    let mut lines = Vec::new();
+    if master.port != 0 {
+        lines.push(doctor::can_listen(master));
+    }
+    lines.extend(config.comm.ports.map(|ports| doctor::ports(ports, place.local_world_size)));
+    let mut free = true;
+    for line in lines {
+        match line {
+            Ok(line) => checks.ok(ENV, "ports", line),
+            Err(line) => {
+                checks.failed(ENV, "ports", line);
+                free = false;
+            }
+        }
+    }
+    free
+}
+
+/// Device, memory and what is computed with. Once for each machine, as far as it is the machine's.
+fn machine(config: &Config, device: Option<&ResolvedDevice>, place: Option<&RankEnv>, checks: &mut Checks) {
+    if let Some(device) = device {
+        let text = device.describe();
+        checks.ok(ENV, "device", text.strip_prefix("device: ").unwrap_or(&text));
+    }
+    if place.is_some_and(|place| place.local_rank != 0) {
+        return;
+    }
+    let ranks = place.map_or(config.train.ranks, |place| place.local_world_size);
+    let on_gpu = device.map_or(config.device.backend == Backend::Cuda, ResolvedDevice::is_gpu);
+    let mut lines = doctor::machine(ranks);
+    // That of memory is said below.
+    lines.retain(|line| !line.starts_with("memory"));
+    checks.ok(ENV, "machine", lines.join("; "));
+    if on_gpu {
+        checks.ok(ENV, "libraries", doctor::gpus().join("\n"));
+    }
+    match Memory::of_machine() {
+        Some(Memory { total, free }) => {
+            checks.ok(ENV, "memory", format!("{} of {} free, swap included", size(free), size(total)));
+        }
+        None => checks.warn(ENV, "memory", "the system does not say", "set device.memory to what there is"),
+    }
+}
+
+/// The folder nearest to `out` that is there: the run folder itself, or one above it.
+pub(super) fn nearest(out: &Path) -> &Path {
+    let is_there = |path: &&Path| path.as_os_str().is_empty() || path.is_dir();
+    match out.ancestors().find(is_there) {
+        Some(path) if !path.as_os_str().is_empty() => path,
+        _ => Path::new("."),
+    }
+}
+
+/// What files and folders of a check are called that are there for a moment.
+pub(super) const PREFIX: &str = ".kiln-check-";
+
+/// Whether anything can be written where the run folder is, or will be.
+fn writable(out: &Path, checks: &mut Checks) -> bool {
+    let place = nearest(out);
+    // A file on the way is none that a folder can be made in.
+    let blocked = out.ancestors().find(|path| path.exists() && !path.is_dir());
+    let tried = match blocked {
+        Some(file) => Err(format!("{} is a file", file.display())),
+        None => tempfile::Builder::new()
+            .prefix(PREFIX)
+            .tempfile_in(place)
+            .map(drop)
+            .map_err(|error| format!("nothing can be written to {}: {error}", place.display())),
+    };
+    match &tried {
+        Ok(()) if place == out => checks.ok(ENV, "run folder", format!("{} is there", out.display())),
+        Ok(()) => checks.ok(ENV, "run folder", format!("{} can be made", out.display())),
+        Err(problem) => {
+            let mend = "check the permissions and the disk there, or choose another folder with --out";
+            checks.fail(ENV, "run folder", problem, mend);
+        }
+    }
+    tried.is_ok()
+}

@@ -1,0 +1,225 @@
+//! `kiln check CONFIG`: everything that a run needs, looked at in seconds, before the run depends on it.
+//!
+//! Stages come in the order of [`Stage`]. Each process looks at what is its own (`machine.rs`, `data.rs`,
+//! `model.rs`); then processes meet and compare (`comm.rs`, `links.rs`); then all ranks take a shrunk step
+//! and save it (`step.rs`, `disk.rs`). Rank 0 shows one table of all of it (`report.rs`).
+
+mod arguments;
+mod comm;
+mod data;
+mod disk;
+mod links;
+mod machine;
+mod model;
+mod report;
+mod step;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kiln_collectives::Communicator;
+
+use crate::error::{Result, TrainError};
+use crate::fault::{self, Fault, FaultKind};
+use crate::launch;
+use crate::place::{self, RankEnv, Role};
+use crate::process::output::{complain, say};
+use crate::registry::Registry;
+use crate::world::{self, Ranks};
+pub(crate) use arguments::CheckArgs;
+use machine::Setup;
+use model::{Sources, Trained};
+use report::{Checks, Report, Stage};
+use step::Shrunk;
+
+/// What a step needs, on all ranks.
+const STEP_NEEDS: [(Stage, &str); 8] = [
+    (Stage::Env, "device"),
+    (Stage::Model, "model"),
+    (Stage::Model, "optimizer"),
+    (Stage::Model, "loss"),
+    (Stage::Model, "parameters"),
+    (Stage::Comm, "arguments"),
+    (Stage::Comm, "data"),
+    (Stage::Comm, "devices"),
+];
+
+/// What a save needs besides.
+const SAVE_NEEDS: [(Stage, &str); 3] =
+    [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
+
+/// What one process has found by itself.
+struct Found {
+    setup: Option<Setup>,
+    trained: Option<Trained>,
+}
+
+impl CheckArgs {
+    /// Looks, or starts the ranks of a node; returns the exit code.
+    ///
+    /// # Errors
+    ///
+    /// If anything is found that would end the run.
+    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
+        let began = Instant::now();
+        let place = match place::find_here(&self.place)? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => Some(place),
+            Role::Alone(_) => None,
+        };
+        let rank = place.as_ref().map_or(0, |place| place.rank);
+        let mut report = Report { ranks: Vec::new(), processes: place.is_some() };
+        let together = self.look(registry, place, &mut report);
+        report.keep(|stage| self.stage.is_empty() || self.stage.contains(&stage));
+        let text = report.to_text(began.elapsed().as_secs_f64());
+        let failures = report.failures();
+        match rank {
+            0 => say(&text),
+            // Rank 0 has said it.
+            _ if together => return Ok(0),
+            _ => complain(&text),
+        }
+        if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
+    }
+
+    /// Looks at everything; returns whether rank 0 has what this process has found.
+    fn look(&self, registry: &Registry, place: Option<RankEnv>, report: &mut Report) -> bool {
+        let mut checks = Checks::default();
+        let rank = place.as_ref().map_or(0, |place| place.rank);
+        let found = self.alone(registry, place, &mut checks);
+        let Some(setup) = &found.setup else {
+            let rest = [Stage::Data, Stage::Model, Stage::Comm, Stage::Step, Stage::Save];
+            rest.into_iter().for_each(|stage| checks.skip(stage, "a configuration that can be used"));
+            report.ranks.push((rank, checks));
+            return false;
+        };
+        if !self.wants(&[Stage::Comm, Stage::Step, Stage::Save]) {
+            report.ranks.push((rank, checks));
+            return false;
+        }
+        let ranks = match &setup.options.place {
+            None => {
+                checks.ok(Stage::Comm, "links", "ranks are threads of one process: there are none");
+                Some(Ranks::Threads)
+            }
+            Some(_) if !setup.meets => {
+                checks.skip(Stage::Comm, "a secret and a port at which ranks can meet");
+                None
+            }
+            Some(place) => comm::meet(setup, place, &mut checks),
+        };
+        let Some(ranks) = ranks else {
+            report.ranks.push((rank, checks));
+            return false;
+        };
+        let (all, together) = self.compare(setup, &ranks, checks);
+        report.ranks = all;
+        if together {
+            self.try_out(&found, setup, &ranks, report);
+        }
+        together
+    }
+
+    /// What this process can look at by itself.
+    fn alone(&self, registry: &Registry, place: Option<RankEnv>, checks: &mut Checks) -> Found {
+        let setup = machine::examine(self, registry, place, checks);
+        let mut found = Found { setup, trained: None };
+        let needs_model = self.wants(&[Stage::Model, Stage::Step, Stage::Save]);
+        let Some(setup) = found.setup.as_ref().filter(|_| needs_model || self.wants(&[Stage::Data])) else {
+            return found;
+        };
+        let sources = Sources::open(setup, checks);
+        let data = data::examine(&setup.config, sources.resume.as_ref(), checks);
+        if needs_model {
+            found.trained = model::examine(setup, &sources, &data, checks);
+        }
+        let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
+        if let (Some(trained), Some((_, out)), true) = (&found.trained, &setup.out, first)
+            && self.wants(&[Stage::Save])
+        {
+            disk::examine(out, trained, sources.resume.map_or(0, |from| from.state().step), checks);
+        }
+        found
+    }
+
+    /// Compares this process with the others, and gives what all have found to all of them. Whether they could.
+    fn compare(&self, setup: &Setup, ranks: &Ranks<'_>, checks: Checks) -> (Vec<(usize, Checks)>, bool) {
+        let Ranks::Processes(met, place) = ranks else { return (vec![(0, checks)], true) };
+        let (rank, timeout) = (place.rank, setup.config.comm.timeout());
+        let fault = self.fault.as_ref();
+        let ahead = match fault {
+            Some(Fault { kind: FaultKind::Clock(seconds), rank: other, .. }) if *other == rank => *seconds,
+            _ => 0.0,
+        };
+        let own = checks.clone();
+        let compared = ranks.run(&setup.config, |world| {
+            let (world, _) = fault::rehearse(world, fault, place.job.restarts);
+            let mut checks = own.clone();
+            comm::examine(setup, &*world, ahead, &mut checks)?;
+            comm::devices(setup, met, &*world, &mut checks)?;
+            let told = serde_json::to_vec(&checks).unwrap_or_default();
+            let told = world::gather(&*world, "checks", &told, timeout)?;
+            let read = |(rank, bytes): (usize, &Vec<u8>)| {
+                (rank, serde_json::from_slice::<Checks>(bytes).unwrap_or_default())
+            };
+            Ok(told.iter().enumerate().map(read).collect::<Vec<_>>())
+        });
+        match compared {
+            Ok(all) => (all, true),
+            Err(error) => {
+                let mut checks = checks;
+                checks.failed(Stage::Comm, "meeting", error);
+                (vec![(rank, checks)], false)
+            }
+        }
+    }
+
+    /// A step and a save on all ranks, if nothing that they need has failed on any of them. What they come to
+    /// is the same on all ranks, and is told as theirs.
+    fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &mut Report) {
+        let missing = |needs: &[(Stage, &str)]| {
+            let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
+            failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
+        };
+        // Each process has read the data for itself, and they decide the vocabulary.
+        let other_data = report.processes && report.has_failed(Stage::Data, None);
+        let needed = match other_data {
+            true => Some(Stage::Data.name().to_owned()),
+            false => missing(&STEP_NEEDS),
+        };
+        let save_needs = missing(&SAVE_NEEDS);
+        let mut checks = Checks::default();
+        let shrunk = match (&found.trained, &setup.device, needed) {
+            (Some(trained), Some(device), None) => {
+                let registry = &setup.options.registry;
+                checks.take(Stage::Step, "step", Shrunk::new(trained, registry, device))
+            }
+            (_, _, needed) => {
+                let needed = needed.unwrap_or_else(|| Stage::Model.name().to_owned());
+                [Stage::Step, Stage::Save].into_iter().for_each(|stage| checks.skip(stage, &needed));
+                None
+            }
+        };
+        if let Some(shrunk) = &shrunk {
+            let config = &setup.config;
+            let run =
+                |body: &(dyn Fn(Arc<dyn Communicator>) -> Result<String> + Sync)| ranks.run(config, body);
+            let stepped = !self.wants(&[Stage::Step]) || {
+                let said = checks.take(Stage::Step, "step", run(&|world| shrunk.step(world)));
+                said.map(|said| checks.ok(Stage::Step, "step", said)).is_some()
+            };
+            match (&setup.out, save_needs) {
+                _ if !self.wants(&[Stage::Save]) => {}
+                (Some((named, _)), None) if stepped => {
+                    let said = checks.take(Stage::Save, "save", run(&|world| shrunk.save(world, named)));
+                    said.into_iter().for_each(|said| checks.ok(Stage::Save, "save", said));
+                }
+                (_, needed) => {
+                    let needed = needed.unwrap_or_else(|| Stage::Step.name().to_owned());
+                    checks.skip(Stage::Save, &needed);
+                }
+            }
+        }
+        report.ranks.iter_mut().for_each(|(_, found)| found.0.extend(checks.0.iter().cloned()));
+    }
+}

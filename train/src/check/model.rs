@@ -1,0 +1,172 @@
+//! The stage `model`: what is trained, what it starts from, and whether it fits into memory.
+
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::Optimizer;
+
+use super::data::Found;
+use super::machine::Setup;
+use super::report::{Checks, Stage};
+use crate::checkpoint::{Checkpoint, shape_line};
+use crate::config::Config;
+use crate::data;
+use crate::device;
+use crate::error::Result;
+use crate::files;
+use crate::run;
+use crate::sharded::{Shapes, parameter_shapes};
+use crate::source::ModelSource;
+
+const MODEL: Stage = Stage::Model;
+
+/// What a run trains.
+pub(super) struct Trained {
+    /// With what the device settles.
+    pub(super) config: Config,
+    pub(super) model: ModelConfig,
+    pub(super) optimizer: Optimizer,
+    /// Names and shapes of all parameters.
+    pub(super) shapes: Shapes,
+}
+
+/// The checkpoint that a run goes on from, and the weights that a new one starts from.
+pub(super) struct Sources {
+    pub(super) resume: Option<Checkpoint>,
+    pub(super) init: Option<ModelSource>,
+}
+
+impl Sources {
+    /// Opens what `setup` names, as far as that can be opened.
+    pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
+        let resume = setup.resume.as_deref().map(Checkpoint::open);
+        let from = Some(&setup.config.init.from).filter(|from| !from.as_os_str().is_empty());
+        let init = from.map(|from| ModelSource::open(from));
+        Sources {
+            resume: resume.and_then(|opened| checks.take(MODEL, "checkpoint", opened)),
+            init: init.and_then(|opened| checks.take(MODEL, "init.from", opened)),
+        }
+    }
+}
+
+/// Looks at what is trained. `None` if it cannot be.
+pub(super) fn examine(
+    setup: &Setup,
+    sources: &Sources,
+    data: &Found,
+    checks: &mut Checks,
+) -> Option<Trained> {
+    let mut config = setup.config.clone();
+    config.shorten_warm_up();
+    if let Some(device) = &setup.device {
+        config.settle(device.defaults());
+    }
+    let registry = &setup.options.registry;
+    let optimizer = checks.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
+    let model = match data {
+        Found::Prepared(info, tokenizer) => {
+            run::resolve_model(&config, info, sources.init.as_ref(), tokenizer)
+        }
+        _ => of_config(&config, sources.init.as_ref()),
+    };
+    let model = checks.take(MODEL, "model", model)?;
+    checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
+    // For names and shapes: nothing is initialised.
+    let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain());
+    let decoder = checks.take(MODEL, "model", decoder)?;
+    let shapes = parameter_shapes(&decoder);
+    let parameters = format!("{:.2}M", elements(&shapes) as f64 / 1e6);
+    let line = shape_line(&model, parameters);
+    checks.ok(MODEL, "model", line.strip_prefix("model: ").unwrap_or(&line));
+    let named = checks.take(MODEL, "parameters", run::check_parts(&config, &decoder));
+    start(setup, sources, data, &config, &model, &optimizer, checks);
+    if let Some(device) = &setup.device {
+        let place = setup.options.place.as_ref();
+        match run::memory_warnings(&config, &model, &decoder, &optimizer, device, place) {
+            Ok(warnings) if warnings.is_empty() => {
+                checks.ok(MODEL, "memory", "the least that the run takes is free");
+            }
+            Ok(warnings) => {
+                for warning in warnings {
+                    let mend = "end the other programs, or take a smaller batch or model";
+                    checks.warn(MODEL, "memory", warning, mend);
+                }
+            }
+            Err(error) => checks.failed(MODEL, "memory", error),
+        }
+    }
+    named.map(|()| Trained { config, model, optimizer, shapes })
+}
+
+/// The number of elements of all parameters.
+pub(super) fn elements(shapes: &Shapes) -> u64 {
+    shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
+}
+
+/// The model before its data are there, with the vocabulary that they will have at most.
+fn of_config(config: &Config, init: Option<&ModelSource>) -> Result<ModelConfig> {
+    if let Some(source) = init.filter(|_| config.takes_model_from_weights()) {
+        return Ok(source.model().clone());
+    }
+    Ok(config.model.resolve(Some(config.data.vocab_size)).map_err(crate::config::ConfigError::invalid)?)
+}
+
+/// What the run starts from, against what it trains.
+fn start(
+    setup: &Setup,
+    sources: &Sources,
+    data: &Found,
+    config: &Config,
+    model: &ModelConfig,
+    optimizer: &Optimizer,
+    checks: &mut Checks,
+) {
+    let Sources { resume, init } = sources;
+    let what = if resume.is_some() { "checkpoint" } else { "init.from" };
+    if resume.is_none() && init.is_none() {
+        return;
+    }
+    let fits = run::check_sources(resume.as_ref(), init.as_ref(), model, optimizer, &setup.options);
+    if checks.take(MODEL, what, fits).is_none() {
+        return;
+    }
+    if let Some(checkpoint) = resume {
+        if checks.take(MODEL, what, checkpoint.check_files_are_there()).is_none() {
+            return;
+        }
+        if let Found::Prepared(info, tokenizer) = data {
+            let position = run::check_position(checkpoint, config, info, tokenizer, &setup.options);
+            match checks.take(MODEL, "position", position) {
+                None => return,
+                Some(changed) if !changed.is_empty() => {
+                    let detail = format!("another position in the data, as allowed: {}", changed.join(", "));
+                    checks.warned(MODEL, "position", detail);
+                }
+                Some(_) => {}
+            }
+        }
+        let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
+        checks.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files are there"));
+    }
+    if let Some(source) = init {
+        let whole = source.check_weights_are_there(setup.options.registry.layers());
+        if checks.take(MODEL, "init.from", whole).is_none() {
+            return;
+        }
+        other_tokenizer(source, data, checks);
+        checks.ok(MODEL, "init.from", format!("{}: it fits", source.folder().display()));
+    }
+}
+
+/// Warns of weights whose ids mean other text.
+fn other_tokenizer(source: &ModelSource, data: &Found, checks: &mut Checks) {
+    let Found::Prepared(_, tokenizer) = data else { return };
+    let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };
+    if data::are_other_tokenizers(&own, tokenizer) {
+        let own = source.tokenizer();
+        checks.warn(
+            MODEL,
+            "tokenizer",
+            format!("the weights to start from have another tokenizer than the data: {}", own.display()),
+            "prepare the data with `kiln data prepare --tokenizer` and this file",
+        );
+    }
+}

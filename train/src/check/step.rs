@@ -1,0 +1,180 @@
+//! The stages `step` and `save`: a shrunk step of the model, a checkpoint of it, and the way back.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use kiln_collectives::{Communicator, Label, Phase};
+use kiln_model::layers::TokenLoss;
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::{EngineBuilder, Optimizer, Outcome, ShardError};
+
+use super::machine::{PREFIX, nearest};
+use super::model::{Trained, elements};
+use crate::bench;
+use crate::checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver};
+use crate::config::{Config, ConfigError, ModelSection};
+use crate::device::{self, ResolvedDevice};
+use crate::error::{Result, TrainError};
+use crate::registry::Registry;
+use crate::run::{self, Smoke};
+use crate::sharded::{ShardedDecoder, parameter_names, parameter_shapes};
+use crate::weights::AllowMissing;
+use crate::world;
+
+/// A model of more parameters is narrowed: a step of it would take longer than anybody waits for a check.
+const WHOLE: u64 = 16_000_000;
+
+/// How far a step may be from the same step after a load, relatively: kernels of GPUs may sum as they like.
+const TOLERANCE: f64 = 1e-3;
+
+/// The run, shrunk.
+pub(super) struct Shrunk {
+    config: Config,
+    model: ModelConfig,
+    optimizer: Optimizer,
+    loss: Option<TokenLoss>,
+    registry: Registry,
+    device: Device,
+    /// Whether the model is narrower than that of the run.
+    narrow: bool,
+}
+
+impl Shrunk {
+    /// A step of little data; of a large model, two narrow blocks with the same layers.
+    pub(super) fn new(parts: &Trained, registry: &Registry, device: &ResolvedDevice) -> Result<Self> {
+        let mut config = parts.config.clone();
+        config.model = ModelSection::from_model(&parts.model);
+        config.init.from = PathBuf::new();
+        let narrow = elements(&parts.shapes) > WHOLE;
+        (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
+        let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
+        if narrow {
+            // What is named may be of blocks that are not there.
+            let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
+            let names = parameter_names(&decoder);
+            config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
+            let is_there =
+                |groups: &[_]| crate::optimizers::check_groups(groups, &parameter_shapes(&decoder)).is_ok();
+            config.optim.groups.retain(|group| is_there(std::slice::from_ref(group)));
+        }
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let (registry, device) = (registry.clone(), device.device());
+        Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow })
+    }
+
+    /// The model on one rank, before its first step, or before its state is loaded. Collective.
+    fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
+        let Shrunk { config, model, optimizer, registry, device, .. } = self;
+        let (shard, freeze) = (&config.shard, config.train.freeze.clone());
+        let shard_size = world::shard_size(shard.strategy, shard.shard_size, &*world)?;
+        let builder = EngineBuilder::new(world, config.policy(), shard_size)?
+            .optimizer(optimizer.clone())
+            .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())))
+            .load_later(move |_| is_loaded);
+        let decoder =
+            Decoder::new(registry.layers(), model, Key::new(config.train.seed).fork("init"), device)?;
+        Ok(ShardedDecoder::new(decoder, builder)?)
+    }
+
+    /// Step `number` of `model`. Collective.
+    fn take(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
+        let Shrunk { config, device, loss, .. } = self;
+        let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
+        let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
+        let outcome = outcome.ok_or_else(|| problem("has not ended".to_owned()))?;
+        // f16 begins with a scale that may be too large.
+        match outcome.applied || outcome.overflowed {
+            true => Ok(outcome),
+            false => Err(problem(format!(
+                "has a loss of {} and a gradient of norm {}{}: lower optim.lr, or look at the model's own layers",
+                outcome.loss,
+                outcome.grad_norm,
+                crate::error::in_gradient(&outcome.non_finite)
+            ))),
+        }
+    }
+
+    /// One step; what to say of it. Collective.
+    pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
+        let model = self.build(world, false)?;
+        let began = Instant::now();
+        let Outcome { loss, grad_norm, .. } = self.take(&model, 1)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let Config { train, data, .. } = &self.config;
+        let of = if self.narrow { "two narrow blocks with its layers" } else { "this model" };
+        Ok(format!(
+            "{of}, {} made-up sequences of {} tokens: loss {loss:.3}, gradient {grad_norm:.2}; {seconds:.2} s",
+            train.global_batch, data.seq_len
+        ))
+    }
+
+    /// A step, a checkpoint, and a load of it, which has to lead to the same next step; what to say of it.
+    /// The checkpoint is in the folder nearest to `out`, for a moment. Collective.
+    pub(super) fn save(&self, world: Arc<dyn Communicator>, out: &Path) -> Result<String> {
+        let (rank, timeout) = (world.rank(), self.config.comm.timeout());
+        let place = nearest(out);
+        // Until all ranks are done with it.
+        let folder =
+            (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
+        let folder = folder.map_err(TrainError::io("make a folder in", place))?;
+        let name = folder.as_ref().and_then(|folder| folder.path().file_name());
+        let told = world::gather(&*world, "folder", name.map_or(&[], OsStr::as_bytes), timeout)?;
+        let said = self.save_in(&world, place.join(OsStr::from_bytes(&told[0])))?;
+        let barrier = world.barrier(Label::new("folder", Phase::Checkpoint));
+        barrier.wait(timeout).map_err(ShardError::from)?;
+        drop(folder);
+        Ok(said)
+    }
+
+    fn save_in(&self, world: &Arc<dyn Communicator>, folder: PathBuf) -> Result<String> {
+        let config = &self.config;
+        let model = self.build(world.clone(), false)?;
+        let first = self.take(&model, 1)?;
+        let state = CheckpointState {
+            step: 1,
+            skipped: u64::from(!first.applied),
+            loss_scale: first.loss_scale,
+            next_sample: config.train.global_batch as u64,
+            tokens: (config.train.global_batch * config.data.seq_len) as u64,
+            seed: config.train.seed,
+            model: self.model.clone(),
+            context_length: config.data.seq_len,
+            data_sha256: None,
+        };
+        let options = SaveOptions {
+            format: config.checkpoint.format,
+            timeout: config.checkpoint.timeout(),
+            ..SaveOptions::new(folder)
+        };
+        let began = Instant::now();
+        let place = Saver::new(options, world.rank()).begin(model.engine(), SaveContext::new(state))?;
+        let place = place.ok_or_else(|| TrainError::Crash("nothing was saved".to_owned()))?;
+        let saved = began.elapsed();
+        let began = Instant::now();
+        let checkpoint = Checkpoint::open(&place)?;
+        let again = self.build(world.clone(), true)?;
+        checkpoint.reader().load_weights(again.engine(), &AllowMissing::default())?;
+        checkpoint.reader().load_optimizer(again.engine(), &AllowMissing::default())?;
+        let loaded = began.elapsed();
+        let values = |model| self.take(model, 2).map(|outcome| [outcome.loss, outcome.grad_norm]);
+        let (here, there) = (values(&model)?, values(&again)?);
+        if here.iter().zip(there).any(|(a, b)| (a - b).abs() > TOLERANCE * a.abs()) {
+            return Err(TrainError::Crash(format!(
+                "the step after a load has loss and norm {there:?}, and without it {here:?}: look at the \
+                 model's own layers and optimizer, which may keep a state that no checkpoint has"
+            )));
+        }
+        let seconds = |time: Duration| time.as_secs_f64();
+        let bytes = crate::checkpoint::size(checkpoint.manifest().bytes());
+        Ok(format!(
+            "{bytes} saved in {:.2} s and loaded in {:.2} s, with the same next step",
+            seconds(saved),
+            seconds(loaded)
+        ))
+    }
+}
