@@ -12,13 +12,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use kiln::checkpoint::{
-    AllowMissing, Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run,
-};
+use kiln::checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run};
 use kiln::data::{BatchSource, Split, TokenFile, read_tokenizer_of, slice_for};
 use kiln::device::tokens;
 use kiln::process::CountingAllocator;
 use kiln::sharded::ShardedDecoder;
+use kiln::weights::AllowMissing;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::layers::Layers;

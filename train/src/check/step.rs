@@ -20,7 +20,7 @@ use crate::config::{Config, ConfigError, ModelSection};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::registry::Registry;
-use crate::run::{self, Smoke};
+use crate::run::Smoke;
 use crate::sharded::{ShardedDecoder, parameter_names, parameter_shapes};
 use crate::weights::AllowMissing;
 use crate::world;
