@@ -108,14 +108,19 @@ impl CheckArgs {
             }
             Some(place) => comm::meet(setup, place, &mut checks),
         };
-        let Some(ranks) = ranks else {
-            report.ranks.push((rank, checks));
-            return false;
+        let (all, together) = match &ranks {
+            Some(ranks) => self.compare(setup, ranks, checks),
+            None => (vec![(rank, checks)], false),
         };
-        let (all, together) = self.compare(setup, &ranks, checks);
         report.ranks = all;
-        if together {
-            self.try_out(&found, setup, &ranks, report);
+        match &ranks {
+            Some(ranks) if together => self.try_out(&found, setup, ranks, report),
+            _ => {
+                for stage in [Stage::Step, Stage::Save] {
+                    let own = report.ranks.iter_mut();
+                    own.for_each(|(_, checks)| checks.skip(stage, Stage::Comm.name()));
+                }
+            }
         }
         together
     }

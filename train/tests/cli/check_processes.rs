@@ -186,6 +186,16 @@ fn a_secret_that_is_missing() {
 fn a_rank_that_does_not_come() {
     let ended = alone("127.0.0.1", &free_port(), &["--set", "comm.join_timeout_s=0.5"]);
     assert_found(&ended, ["comm", "meeting"], &["rank 1 did not come"]);
+    assert!(ended.stdout.contains("skipped: needs comm"), "{ended:?}");
+}
+
+/// A rank that dies while the others compare themselves with it.
+#[test]
+fn a_rank_that_dies_meanwhile() {
+    let workspace = Workspace::new();
+    let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
+    let ended = workspace.kiln(&[&launch[..], &CHECK, &["--fault", "kill@start:0:1"]].concat());
+    assert_found(&ended, ["comm", "meeting"], &["rank 0 ", "rank 1"]);
 }
 
 /// What is wrong on every rank is said once, and the launcher ends as the check does.
