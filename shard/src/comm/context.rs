@@ -10,6 +10,7 @@ use kiln_collectives::{Buffer, Communicator, DType, Phase, Work};
 
 use crate::buffers::{BufferPool, Placement, UnshardedCount};
 use crate::error::ShardError;
+use crate::memory::{MemoryOwner, owned_by};
 use crate::mesh::Mesh;
 use crate::policy::Policy;
 use crate::spin_wait::SpinWait;
@@ -125,7 +126,8 @@ impl CommContext {
 
     /// A buffer for gathered weights, with arbitrary contents.
     pub(crate) fn gather_buffer(&self, dtype: DType, len: usize) -> Buffer {
-        self.pool.take(dtype, len).unwrap_or_else(|| self.placement().empty(dtype, len))
+        let new = || self.placement().empty(dtype, len);
+        self.pool.take(dtype, len).unwrap_or_else(|| owned_by(MemoryOwner::GatheredWeights, new))
     }
 
     /// Keeps the rank's compute threads from sleeping for a moment, if they compute.

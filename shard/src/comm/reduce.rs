@@ -13,6 +13,7 @@ use super::context::CommContext;
 use crate::buffers::Readback;
 use crate::buffers::{cast_to, into_f32};
 use crate::error::ShardError;
+use crate::memory::{MemoryOwner, owned_by};
 use crate::sync::lock;
 
 /// Reduces the gradients of one rank's parameter groups.
@@ -67,7 +68,8 @@ impl Reducer {
         self.settle();
         // One of another size makes room first.
         let spare = lock(&self.spare).take().filter(|buffer| buffer.len() == len);
-        spare.unwrap_or_else(|| self.context.placement().empty(DType::F32, len))
+        let new = || self.context.placement().empty(DType::F32, len);
+        spare.unwrap_or_else(|| owned_by(MemoryOwner::Gradients, new))
     }
 
     /// Starts reducing the flat gradient of a parameter group.
@@ -86,7 +88,8 @@ impl Reducer {
         self.settle();
         let input = Arc::new(gradient);
         let len = input.len() / group.world_size();
-        let output = context.placement().empty(input.dtype(), len);
+        let new = || context.placement().empty(input.dtype(), len);
+        let output = owned_by(MemoryOwner::Gradients, new);
         let work = group.reduce_scatter(label.clone(), input.clone(), output);
         let reduction = Reduction::new(Stage::Scattering { work, input, label });
         *lock(&self.scattering) = Some(reduction.clone());

@@ -16,6 +16,7 @@ use crate::buffers::host::copy_values;
 use crate::comm::{CommContext, Reducer};
 use crate::error::ShardError;
 use crate::layout::{ParamGroupLayout, parameters_of};
+use crate::memory::{self, MemoryOwner, owned_by};
 use crate::optim::{GroupRule, Optimizer};
 use crate::param_group::{GroupOptions, Neighbours, ParamGroup, ParamGroups};
 use crate::policy::Policy;
@@ -147,7 +148,10 @@ impl EngineBuilder {
         let CommContext { mesh, rank, .. } = &*self.context;
         let masters = layouts
             .iter()
-            .map(|layout| Buffer::zeros(DType::F32, layout.shard_range(mesh, *rank).len()))
+            .map(|layout| {
+                let len = layout.shard_range(mesh, *rank).len();
+                owned_by(MemoryOwner::Weights, || Buffer::zeros(DType::F32, len))
+            })
             .collect();
         let mut values = Values {
             context: &self.context,
@@ -168,6 +172,7 @@ impl EngineBuilder {
     pub fn finish(self) -> Result<Engine, ShardError> {
         let EngineBuilder { context, reducer, groups, optimizer, rules, .. } = self;
         connect(&groups);
+        memory::name_modules(groups.iter().map(|group| group.layout.name.clone()));
         let engine = Engine::new(context, reducer, groups, optimizer, rules);
         engine.check_rules()?;
         engine.compare_plans()?;

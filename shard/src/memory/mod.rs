@@ -8,6 +8,7 @@
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
+mod owners;
 mod pool;
 mod regions;
 
@@ -15,6 +16,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+pub use self::owners::{MemoryOwner, limit, lower_limit, owned_by};
+use self::owners::{Tag, check_limit};
+pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
 
 /// Ranks that can be told apart in one process; further ones share the last counter.
@@ -154,9 +158,11 @@ impl CountingAllocator {
             false => RANK.try_with(Cell::get).unwrap_or(0),
         };
         COUNTERS[rank].add(size);
+        let tag = Tag::here(rank);
+        tag.add(size);
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {
-            base.cast::<usize>().write(rank);
+            base.cast::<usize>().write(tag.word());
             base.add(HEADER)
         }
     }
@@ -170,7 +176,10 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe {
             match Self::counted(layout) {
                 None => System.alloc(layout),
-                Some(counted) => Self::own(POOL.alloc(counted), layout.size()),
+                Some(counted) => {
+                    check_limit(layout.size());
+                    Self::own(POOL.alloc(counted), layout.size())
+                }
             }
         }
     }
@@ -180,7 +189,10 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe {
             match Self::counted(layout) {
                 None => System.alloc_zeroed(layout),
-                Some(counted) => Self::own(POOL.alloc_zeroed(counted), layout.size()),
+                Some(counted) => {
+                    check_limit(layout.size());
+                    Self::own(POOL.alloc_zeroed(counted), layout.size())
+                }
             }
         }
     }
@@ -193,7 +205,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
                 None => System.dealloc(ptr, layout),
                 Some(counted) => {
                     let base = ptr.sub(HEADER);
-                    COUNTERS[base.cast::<usize>().read()].remove(layout.size());
+                    let tag = Tag::from_word(base.cast::<usize>().read());
+                    COUNTERS[tag.rank()].remove(layout.size());
+                    tag.remove(layout.size());
                     POOL.dealloc(base, counted);
                 }
             }
@@ -210,13 +224,16 @@ unsafe impl GlobalAlloc for CountingAllocator {
             // keeps the header when it moves the block.
             (Some(counted), Some(new_counted)) => unsafe {
                 let base = ptr.sub(HEADER);
-                let rank = base.cast::<usize>().read();
+                let tag = Tag::from_word(base.cast::<usize>().read());
+                check_limit(new_size.saturating_sub(layout.size()));
                 let moved = POOL.realloc(base, counted, new_counted.size());
                 if moved.is_null() {
                     return moved;
                 }
-                COUNTERS[rank].remove(layout.size());
-                COUNTERS[rank].add(new_size);
+                COUNTERS[tag.rank()].remove(layout.size());
+                COUNTERS[tag.rank()].add(new_size);
+                tag.remove(layout.size());
+                tag.add(new_size);
                 moved.add(HEADER)
             },
             // SAFETY: a new block, filled with what both blocks have room for; then the old one

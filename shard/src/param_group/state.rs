@@ -7,6 +7,7 @@ use kiln_collectives::{Buffer, DType, Work};
 use crate::buffers::{self, Counted, FlatWeights, Placement};
 use crate::comm::Reduction;
 use crate::error::ShardError;
+use crate::memory::{MemoryOwner, owned_by};
 
 /// Which of the values that are kept for each element of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,7 +172,8 @@ impl GroupState {
             return index;
         }
         let placement = Placement::of_buffer(&self.master);
-        let values = Arc::new(placement.zeros(DType::F32, self.master.len()));
+        let values = owned_by(MemoryOwner::OptimizerState, || placement.zeros(DType::F32, self.master.len()));
+        let values = Arc::new(values);
         self.slots.push(Slot { name: name.into(), values });
         self.slots.len() - 1
     }

@@ -189,6 +189,9 @@ pub struct DeviceSection {
     pub threads: Option<usize>,
     /// Memory that a run must fit into, on the machine and on its GPU; what they say if left out.
     pub memory: Option<ByteSize>,
+    /// Share of that memory that the run may take, above 0 and up to 1; all of it if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_fraction: Option<f64>,
     /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
     /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
     pub peak_tflops: Option<f64>,

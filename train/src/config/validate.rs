@@ -24,6 +24,7 @@ const POSITIVE: Range = ("positive and finite", |value| value > 0.0 && value.is_
 const FROM_0: Range = ("zero or more, and finite", |value| value >= 0.0 && value.is_finite());
 const FROM_0_TO_1: Range = ("between 0 and 1", |value| (0.0..=1.0).contains(&value));
 const BETWEEN_0_AND_1: Range = ("above 0 and below 1", |value| value > 0.0 && value < 1.0);
+const SHARE: Range = ("above 0 and at most 1", |value| value > 0.0 && value <= 1.0);
 const DECAY: Range = ("in [0, 1)", |value| (0.0..1.0).contains(&value));
 const SECONDS: Range = ("above 0 and below 1e9, in seconds", |value| value > 0.0 && value < 1e9);
 
@@ -147,6 +148,7 @@ impl Config {
             ("optim.expert_bias_lr", optim.expert_bias_lr, FROM_0),
             ("optim.grad_clip", optim.grad_clip, ("zero (no clipping) or more, and finite", FROM_0.1)),
             ("device.peak_tflops", device.peak_tflops.unwrap_or(1.0), POSITIVE),
+            ("device.memory_fraction", device.memory_fraction.unwrap_or(1.0), SHARE),
             ("comm.timeout_s", comm.timeout_s, SECONDS),
             ("comm.join_timeout_s", comm.join_timeout_s, SECONDS),
             ("checkpoint.timeout_s", checkpoint.timeout_s, SECONDS),

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kiln_collectives::Label;
 use rustix::process::{Signal, getpid, kill_process};
 
+use crate::config::ByteSize;
+
 use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
 
 /// The drill of the rank that is to fail.
@@ -64,6 +66,7 @@ impl Drill {
             FaultKind::Panic => panic!("{}", self.text()),
             FaultKind::Slow(time) => std::thread::sleep(*time),
             FaultKind::Run(program) => self.run(program),
+            FaultKind::Memory(ByteSize(bytes)) => kiln_shard::memory::lower_limit(*bytes as usize),
             _ => {}
         }
     }

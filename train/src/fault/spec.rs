@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use kiln_collectives::Phase;
 
+use crate::config::ByteSize;
+
 /// How a rank fails.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FaultKind {
@@ -30,6 +32,8 @@ pub enum FaultKind {
     Nan,
     /// It runs a program, such as one that pulls a cable, and goes on.
     Run(PathBuf),
+    /// Its process may hold no more than so many bytes from here on.
+    Memory(ByteSize),
     /// Its clock is so many seconds ahead, for `kiln check`, which compares clocks.
     Clock(f64),
 }
@@ -54,8 +58,8 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `run=PROGRAM` or
-    /// `clock=SECONDS`.
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `run=PROGRAM`,
+    /// `memory=SIZE` or `clock=SECONDS`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -90,8 +94,8 @@ impl FromStr for Fault {
         };
         let kind = parse_kind(kind).ok_or_else(|| {
             wrong(
-                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, run=PROGRAM or \
-                 clock=SECONDS",
+                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, run=PROGRAM, \
+                 memory=SIZE or clock=SECONDS",
             )
         })?;
         let phase = FaultPhase::from_str(phase, false)
@@ -128,6 +132,7 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
         Some(("clock", seconds)) => {
             FaultKind::Clock(seconds.parse().ok().filter(|seconds: &f64| seconds.is_finite())?)
         }
+        Some(("memory", size)) => FaultKind::Memory(size.parse().ok()?),
         Some(("run", program)) => FaultKind::Run(program.into()),
         Some(_) => return None,
     })

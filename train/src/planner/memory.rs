@@ -8,7 +8,7 @@ use kiln_model::{Decoder, Layer, ModelConfig};
 use kiln_shard::{Mesh, MeshError, Optimizer, PlannedGroup, Policy, Recompute, ShardOptions};
 
 use super::clock::{Axis, PlannedCall, Speed};
-use super::engine::{Gathers, Groups};
+use super::engine::{COMMUNICATION, Gathers, Groups};
 use crate::config::{CROSS_ENTROPY, Config};
 use crate::sharded::{ModuleOutline, modules_of};
 
@@ -118,6 +118,9 @@ impl<'a> RankShape<'a> {
         let offloaded = offloads.then_some(&host);
         let groups =
             Groups::new(&ledger, offloaded, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
+        // Buffers of the sockets between processes, and what they have read from each other.
+        let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
+        let _sockets = ledger.hold(COMMUNICATION, sockets);
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let pass =
@@ -143,6 +146,9 @@ impl<'a> RankShape<'a> {
         PlannedStep { peak: ledger.peak(), offloaded: host.peak(), seconds, waited, calls }
     }
 }
+
+/// Bytes that a rank holds for its connections with other processes.
+const SOCKETS: u64 = 1 << 19;
 
 /// How often what an operation writes is read or written in all.
 const PASSES: f64 = 2.0;

@@ -11,7 +11,7 @@ use kiln_shard::ranks::{run_rank, run_ranks};
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
-use super::{agree, joining, plan, surroundings};
+use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -232,6 +232,7 @@ fn run_as_threads(
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
     let plan = plan::make(&config, options, device)?;
+    exhausted::limit(&plan, None);
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
@@ -260,6 +261,7 @@ fn run_as_process(
         }
         let plan =
             agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
+        exhausted::limit(&plan, Some(place));
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))

@@ -19,9 +19,9 @@ const GPU: &str = "the GPU";
 const ALLOWANCE: f64 = 0.95;
 
 /// What a process holds besides what its ranks are counted to hold: code, tokenizer, stacks.
-const PROCESS: u64 = 48 << 20;
+pub(super) const PROCESS: u64 = 48 << 20;
 /// Pages that the allocator keeps between blocks, as a share of what is counted.
-const BETWEEN_BLOCKS: f64 = 0.03;
+pub(super) const BETWEEN_BLOCKS: f64 = 0.03;
 
 /// A run that cannot fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +141,11 @@ pub(crate) fn check(
     let processes = place.map(|place| place.local_world_size);
     let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
     let Some(needs) = run.needs(config) else { return Ok(Warnings::new()) };
+    let fraction = config.device.memory_fraction.unwrap_or(1.0);
+    let of = |memory: Memory| {
+        let total = (memory.total as f64 * fraction) as u64;
+        Memory { total, free: memory.free.min(total) }
+    };
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let (place, memory) = match device.is_gpu() {
         true => (GPU, device.gpu_memory()),
@@ -150,11 +155,28 @@ pub(crate) fn check(
     for (place, need, memory) in
         [(place, needs.computing, memory), (MACHINE, needs.offloaded, Memory::of_machine())]
     {
-        if let Some(memory) = given.or(memory).filter(|_| need.bytes > 0) {
+        if let Some(memory) = given.or(memory).map(of).filter(|_| need.bytes > 0) {
             warnings.extend(compare(&run, place, &need, memory, config)?);
         }
     }
     Ok(warnings)
+}
+
+/// What would make a run that goes on take less, for whoever tells of a lack of memory later.
+pub(super) fn what_helps(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    on_gpu: bool,
+    place: Option<&RankEnv>,
+) -> String {
+    let processes = place.map(|place| place.local_world_size);
+    let run = Run { model, decoder, optimizer, on_gpu, processes };
+    match run.needs(config) {
+        Some(needs) => helps(&run, config, needs.computing.bytes, 0),
+        None => String::new(),
+    }
 }
 
 /// Checks that training `decoder`, which is one of `model`, fits into memory, as a run does before its first
@@ -188,7 +210,7 @@ fn compare(
     if need.bytes <= memory.free {
         return Ok(None);
     }
-    if at_least <= memory.total {
+    if at_least <= memory.total && config.device.memory_fraction.is_none() {
         let why = match at_least <= memory.free {
             true => "That is close: it may be killed",
             false => "Other programs use the rest. If it is not freed soon, the run may be killed",
@@ -200,9 +222,10 @@ fn compare(
             size(memory.total)
         )));
     }
-    let there = match config.device.memory {
-        None => format!("{place} has {}", size(memory.total)),
-        Some(_) => format!("device.memory is {}", size(memory.total)),
+    let there = match (config.device.memory, config.device.memory_fraction) {
+        (None, None) => format!("{place} has {}", size(memory.total)),
+        (Some(_), None) => format!("device.memory is {}", size(memory.total)),
+        (_, Some(share)) => format!("device.memory_fraction = {share} leaves it {}", size(memory.total)),
     };
     let mut table = String::new();
     // What makes no difference is left out.
@@ -243,9 +266,12 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
             (bytes < needed).then_some((fits, bytes, change))
         })
         .collect();
-    if !tried.iter().any(|(fits, ..)| *fits)
+    let mut enough = tried.iter().any(|(fits, ..)| *fits);
+    if memory > 0
+        && !enough
         && let Some((change, bytes)) = together(run, config, memory)
     {
+        enough = true;
         tell(&change, bytes);
     }
     // Stable: what costs least stands first among those that fit.
@@ -257,7 +283,8 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
         true => "  more ranks, of which each takes its share, or a smaller model\n",
         false => "  more machines, whose ranks take their shares, or a smaller model\n",
     };
-    helps + more
+    let all = if memory > 0 && !enough { "  all that can be set is not enough:\n" } else { "" };
+    format!("{all}{helps}{more}")
 }
 
 /// One change after the other until the run fits.

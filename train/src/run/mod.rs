@@ -8,6 +8,7 @@
 mod agree;
 mod decoder;
 mod evaluate;
+mod exhausted;
 mod folder;
 mod joining;
 mod memory;

@@ -207,10 +207,11 @@ impl Draft {
             true => None,
             false => Some(ModelSource::open(&config.init.from)?),
         };
-        // Before hours of work on data, with what is known of the model by then.
-        let known = match &init {
+        // Before hours of work on data, with what is known of the model by then: the least vocabulary decides,
+        // and what would help goes by the one that there will be.
+        let known = |vocab_size| match &init {
             Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
-            _ => config.model.resolve(Some(1)).ok(),
+            _ => config.model.resolve(Some(vocab_size)).ok().filter(|model| model.validate().is_ok()),
         };
         let place = options.place.as_ref();
         let optimizer = options.registry.optimizers().make(&config.optim)?;
@@ -218,8 +219,12 @@ impl Draft {
         // For names and shapes: nothing is initialised.
         let decoder =
             |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());
-        if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, &decoder(&known)?, &optimizer, device, place)?;
+        let check = |model: &ModelConfig| -> Result<_> {
+            Ok(memory::check(config, model, &decoder(model)?, &optimizer, device, place)?)
+        };
+        if let Some(Err(least)) = known(1).map(|model| check(&model)) {
+            let full = known(config.data.vocab_size).map(|model| check(&model));
+            return Err(full.and_then(Result::err).unwrap_or(least));
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data =
@@ -229,7 +234,7 @@ impl Draft {
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
         let decoder = decoder(&model)?;
-        let warnings = memory::check(config, &model, &decoder, &optimizer, device, place)?;
+        let warnings = check(&model)?;
         check_parts(config, &decoder)?;
         check_sources(resume.as_ref(), init.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {

@@ -171,7 +171,7 @@ fn faults_of_the_model() {
         &["no parameter starts with \"layer.0\""],
     );
     let small = check(&workspace, &["--set", "device.memory=10KiB"]);
-    let says = ["this run takes at least", "device.memory is 10.0 KiB", "-> What would help"];
+    let says = ["this run takes", "device.memory is 10.0 KiB", "-> What would help"];
     assert_found(&small, ["model", "memory"], &says);
     // A shrunk step takes less.
     assert!(small.stdout.contains("ok    save   save"), "{small:?}");

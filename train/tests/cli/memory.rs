@@ -1,75 +1,61 @@
-//! The least memory of a run against what runs take and what there is.
+//! The memory that a plan says a run takes, against what runs take and what there is.
 
 use kiln::device;
-use kiln::run::LeastMemory;
-use kiln::sharded::module_shapes;
-use kiln_model::{Decoder, Key, Layers};
-use kiln_shard::Optimizer;
 
 use crate::messages::Messages;
 use crate::support::{VOCAB, Workspace};
 
-/// Large enough that buffers are what is counted.
-const MODEL: [(&str, &str); 4] =
-    [("model.d_model", "64"), ("model.d_ff", "192"), ("model.layers", "4"), ("train.steps", "3")];
-
-/// What the bound says of a run, and what the run reports.
-fn bound_and_peak(changes: &[(&str, &str)]) -> (f64, f64) {
-    let workspace = Workspace::new();
-    let config = workspace.config("run.toml", &[&MODEL, changes].concat());
-    let model = config.model.resolve(Some(VOCAB)).expect("a model");
-    let modules = module_shapes(
-        &Decoder::new(&Layers::default(), &model, Key::new(0), &device::plain()).expect("layers"),
-    );
-    let least = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), false, true).per_rank();
-    workspace.succeed(&["train", "run.toml", "--out", "run"]);
-    let peaks =
-        workspace.metrics("run").iter().filter_map(|line| line["peak_bytes"].as_f64()).fold(0.0, f64::max);
-    (least as f64, peaks)
+/// What a run says at its end that was planned, and what a rank took, in bytes.
+fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
+    let said = workspace.succeed(arguments);
+    let line = said.lines().find(|line| line.contains("of memory at its peak"));
+    let line = line.unwrap_or_else(|| panic!("no line about memory: {said}"));
+    let mut sizes = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+    let [taken, planned] = [(); 2].map(|()| sizes.next().unwrap_or_else(|| panic!("{line}")));
+    (planned, taken)
 }
 
-/// Nothing that fits is refused: no run takes less than the bound.
+/// Runs print what was planned and what they took; the plan is within 5 %, and not more than 2 % too low. What is
+/// counted on paper alone is in `--test memory planned`.
 #[test]
-fn no_run_takes_less_than_the_least() {
-    let strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
-    for strategy in strategies {
+fn runs_take_what_was_planned() {
+    let check = |name: &str, (planned, taken): (f64, f64)| {
+        let difference = planned / taken - 1.0;
+        println!("{name}: {taken} MiB, {planned} planned, {:+.2} %", 100.0 * difference);
+        // They are printed with one decimal.
+        assert!((-0.02..0.05).contains(&difference), "{name}: {taken} and {planned}");
+    };
+    let model =
+        [("model.d_model", "192"), ("model.d_ff", "512"), ("model.layers", "5"), ("data.seq_len", "48")];
+    for strategy in ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] {
         for recompute in ["'none'", "'block'"] {
-            // What counts most: state, gradients of earlier micro-batches, inputs of blocks.
-            for (global_batch, micro_batch, seq_len) in
-                [("2", "1", "8"), ("16", "4", "8"), ("32", "16", "64")]
-            {
+            for processes in [false, true] {
+                let workspace = Workspace::new();
                 let name = format!("'{strategy}'");
-                let mut changes = vec![
-                    ("shard.strategy", name.as_str()),
-                    ("shard.recompute", recompute),
-                    ("train.global_batch", global_batch),
-                    ("train.micro_batch", micro_batch),
-                    ("data.seq_len", seq_len),
-                ];
-                if strategy.starts_with("HYBRID") {
-                    changes.push(("shard.shard_size", "1"));
-                }
-                let (least, peak) = bound_and_peak(&changes);
-                println!("{strategy} {recompute} {micro_batch}: {least} of {peak}");
-                assert!(least <= peak, "{changes:?}: {least} and {peak}");
-                assert!(least > 0.2 * peak, "{changes:?}: {least} says nothing of {peak}");
+                let changes = [("shard.strategy", name.as_str()), ("shard.recompute", recompute)];
+                workspace.config("run.toml", &[&model[..], &changes].concat());
+                let train = ["train", "run.toml", "--out", "run"];
+                let arguments = match processes {
+                    true => [&["launch", "--nproc-per-node", "2", "--"][..], &train].concat(),
+                    false => [&train[..], &["--ranks", "2"]].concat(),
+                };
+                let name = format!("{strategy} {recompute}, processes: {processes}");
+                check(&name, planned_and_taken(&workspace, &arguments));
             }
         }
     }
     for changes in [
         &[("precision.compute", "'bf16'")][..],
-        &[("precision.compute", "'bf16'"), ("train.ranks", "1")],
-        &[("train.ranks", "1")],
         &[("train.ranks", "1"), ("shard.communicate_alone", "true")],
-        &[("train.steps", "1"), ("optim.warmup_steps", "1")],
         &[("shard.reshard", "'always'"), ("model.tie_embeddings", "false")],
         &[("shard.reshard", "'never'")],
         &[("train.freeze", "['embed_tokens.', 'layers.0.', 'layers.2.']")],
         &[("train.freeze", "['layers.']"), ("shard.recompute", "'block'")],
     ] {
-        let (least, peak) = bound_and_peak(changes);
-        println!("{changes:?}: {least} of {peak}");
-        assert!(least <= peak, "{changes:?}: {least} and {peak}");
+        let workspace = Workspace::new();
+        workspace.config("run.toml", &[&model[..], changes].concat());
+        let arguments = ["train", "run.toml", "--out", "run"];
+        check(&format!("{changes:?}"), planned_and_taken(&workspace, &arguments));
     }
 }
 
@@ -127,6 +113,94 @@ fn the_largest_preset_is_refused_where_it_cannot_fit() {
     let config = path.to_str().expect("UTF-8");
     let ended = workspace.kiln(&["train", config, "--out", "run"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    let refused = ended.stderr.contains("error: this run takes at least 102.4 GiB of memory");
+    let refused = ended.stderr.contains("error: this run takes 1");
     assert_eq!(refused, memory.total < 102 << 30, "{ended:?}");
+}
+
+/// The first setting that a refusal names makes the run fit.
+#[test]
+fn the_first_mend_works() {
+    let vocab_size = VOCAB.to_string();
+    let model = [
+        ("model.d_model", "384"),
+        ("model.d_ff", "1024"),
+        ("model.layers", "4"),
+        ("data.seq_len", "64"),
+        ("train.steps", "1"),
+        ("optim.warmup_steps", "0"),
+        ("data.vocab_size", vocab_size.as_str()),
+    ];
+    // Processors differ in instructions for bf16, and what products with them take.
+    let run = |workspace: &Workspace, arguments: &[&str]| {
+        let mut command = workspace.command(arguments);
+        workspace.end(command.env("KILN_BF16", "none").spawn().expect("the binary starts"))
+    };
+    let strategy = |name| ("shard.strategy", name);
+    let (full, grad_op, none) =
+        (strategy("'FULL_SHARD'"), strategy("'SHARD_GRAD_OP'"), strategy("'NO_SHARD'"));
+    let batch = |micro, global| [("train.micro_batch", micro), ("train.global_batch", global)];
+    // What takes most differs: activations, weights and state, gradients of earlier micro-batches.
+    for (changes, batch) in [
+        (&[full][..], batch("16", "32")),
+        (&[full], batch("8", "32")),
+        (&[full], batch("2", "32")),
+        (&[full, ("model.tie_embeddings", "false")], batch("8", "16")),
+        (&[full, ("train.ranks", "4")], batch("4", "32")),
+        (&[grad_op], batch("4", "8")),
+        (&[grad_op], batch("8", "32")),
+        (&[grad_op], batch("16", "32")),
+        (&[none], batch("1", "8")),
+        (&[none], batch("4", "8")),
+        (&[none, ("train.ranks", "4")], batch("2", "16")),
+        (&[none], batch("16", "32")),
+    ] {
+        let workspace = Workspace::new();
+        let train = ["train", "run.toml", "--out", "run"];
+        let refused = |memory: &str| {
+            let size = format!("'{memory}'");
+            let memory = [("device.memory", size.as_str())];
+            workspace.config("run.toml", &[&model[..], changes, &batch, &memory].concat());
+            let ended = run(&workspace, &train);
+            assert_eq!(ended.code, Some(2), "{changes:?} {batch:?}: {ended:?}");
+            ended.stderr
+        };
+        let needs = refused("1KB");
+        let needed = needs.split_once("this run takes ").and_then(|(_, size)| size.split_once(" MiB"));
+        let needed: f64 = needed.and_then(|(size, _)| size.parse().ok()).expect("a size in MiB");
+        let said = refused(&format!("{:.0}MiB", 0.9 * needed));
+        let mend = said.lines().find_map(|line| line.trim().split_once(": takes "));
+        let (mend, _) = mend.unwrap_or_else(|| panic!("no mend: {said}"));
+        println!("{changes:?} {batch:?}: {mend}");
+        let mend: Vec<_> = mend.split_whitespace().collect();
+        let ended = run(&workspace, &[&train[..], &mend].concat());
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{changes:?} {batch:?}: {mend:?}");
+    }
+}
+
+/// A plan may be wrong, and another program may take memory: then the run ends with who holds how much.
+#[test]
+fn who_holds_how_much_is_told_at_the_end() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("model.d_model", "128"), ("model.d_ff", "384"), ("train.ranks", "1")]);
+    for (phase, owner) in [
+        ("forward", "weights"),
+        ("backward", "gradients"),
+        ("optimizer", "optimizer state"),
+        ("data", "activations"),
+    ] {
+        let fault = format!("memory=1MiB@{phase}:2:0");
+        let out = format!("out-{phase}");
+        let arguments = ["train", "run.toml", "--out", &out, "--fault", &fault, "--ranks", "2"];
+        let ended = workspace.kiln(&arguments);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        for part in
+            ["error: out of memory: rank ", "may hold 1.0 MiB", owner, "What would help:", "out-of-memory"]
+        {
+            assert!(ended.stderr.contains(part), "{phase}: no {part}: {ended:?}");
+        }
+    }
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
+    let ended = workspace.kiln(&[&processes[..], &["--fault", "memory=1MiB@forward:2:1"]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("error: out of memory: rank 1 asks for"), "{ended:?}");
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use kiln::config::{self, Config, DeviceDefaults, Precision};
 use kiln::device;
-use kiln::run::LeastMemory;
-use kiln::sharded::{ShardedDecoder, module_shapes};
+use kiln::planner::{Gathers, RankShape, Speed};
+use kiln::sharded::ShardedDecoder;
 use kiln_model::{Decoder, Key, Layers, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Optimizer, Policy, Recompute, ShardError, Strategy};
@@ -93,16 +93,17 @@ fn presets_go_by_the_device() {
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
         let model = config.model.resolve(None).expect("a model");
-        let modules = module_shapes(&decoder(&model));
-        let least = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), true, true)
-            .per_rank() as f64;
-        assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
-        println!("{name} on {ranks}: {:.1} GiB", least / GIB);
+        let needed = |config: &Config| {
+            let (decoder, optimizer) = (decoder(&model), Optimizer::default());
+            let shape = RankShape::of_config(config, &model, &decoder, &optimizer, Gathers::Pooled, false);
+            shape.expect("a mesh").step(&Speed::INSTANT).peak.bytes as f64
+        };
+        let takes = needed(&config);
+        println!("{name} on {ranks}: {:.1} GiB", takes / GIB);
+        assert!(takes < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", takes / GIB);
         // Blocks run again only where what they would keep does not fit.
         let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
-        let kept = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), true, true)
-            .per_rank() as f64;
-        println!("{name} on {ranks} without recompute: {:.1} GiB", kept / GIB);
+        println!("{name} on {ranks} without recompute: {:.1} GiB", needed(&config) / GIB);
         assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }
 }

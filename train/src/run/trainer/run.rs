@@ -4,14 +4,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use kiln_model::layers::Records;
+use kiln_model::{Decoder, Key};
+use kiln_shard::memory;
 
 use super::issued::{Issued, StepLog};
 use super::state::Trainer;
 use super::step::{DataBatches, StepSync};
 use crate::data::Tokenizer;
+use crate::device;
 use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
+use crate::planner::{Gathers, RankShape, Speed};
 use crate::run::RecordedStep;
 use crate::run::evaluate::evaluate_while;
 use crate::run::folder::metrics_of_run;
@@ -252,8 +256,28 @@ impl Trainer<'_> {
             self.started.elapsed().as_secs_f64(),
             checkpoint.display()
         ));
+        if let (Some(metrics), Some(planned)) = (&self.metrics, self.planned_bytes()) {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            say(&format!(
+                "a rank held {:.1} MiB of memory at its peak, {:.1} MiB were planned",
+                mib(metrics.peak_bytes),
+                mib(planned)
+            ));
+        }
         if let Some(sample) = sample {
             say(&format!("sample: {sample}"));
         }
+    }
+
+    /// The most that a plan says a rank holds; `None` where it cannot be compared with what is counted.
+    fn planned_bytes(&self) -> Option<u64> {
+        let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
+        let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;
+        let engine = self.model.engine();
+        let gathers = if engine.world().shares_gathers() { Gathers::Shared } else { Gathers::Pooled };
+        let shape =
+            RankShape::of_config(config, model, &decoder, optimizer, gathers, !resolved.is_gpu()).ok()?;
+        let shape = RankShape { mesh: engine.mesh(), ..shape };
+        Some(shape.step(&Speed::INSTANT).peak.bytes).filter(|_| memory::is_counting())
     }
 }

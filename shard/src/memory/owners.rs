@@ -1,0 +1,216 @@
+//! Who holds the memory of a rank, for the moment at which there is no more.
+//!
+//! A thread says what it allocates for with [`owned_by`]; what nobody claims are activations of the module that
+//! its rank is in ([`enter_module`]). Both go into the header of the block, so that it is known when it is freed.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use super::{MAX_RANKS, RANK};
+use crate::sync::lock;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOwner {
+    /// Of modules, and whatever else nobody claims.
+    Activations,
+    /// f32 master weights.
+    Weights,
+    /// Slots of the optimizer.
+    OptimizerState,
+    /// Gradients, whole or of a shard.
+    Gradients,
+    /// Whole weights that were gathered.
+    GatheredWeights,
+}
+
+impl MemoryOwner {
+    const ALL: [MemoryOwner; 5] = [
+        MemoryOwner::Activations,
+        MemoryOwner::Weights,
+        MemoryOwner::OptimizerState,
+        MemoryOwner::Gradients,
+        MemoryOwner::GatheredWeights,
+    ];
+
+    fn name(self) -> &'static str {
+        ["activations", "weights", "optimizer state", "gradients", "gathered weights"][self as usize]
+    }
+}
+
+/// Modules that are told apart; those beyond share the last place.
+const PLACES: usize = 160;
+const OWNERS: usize = MemoryOwner::ALL.len();
+
+/// Bytes by rank, owner and, of activations, module.
+static BY_OWNER: [[AtomicUsize; OWNERS]; MAX_RANKS + 1] =
+    [const { [const { AtomicUsize::new(0) }; OWNERS] }; MAX_RANKS + 1];
+static BY_PLACE: [[AtomicUsize; PLACES]; MAX_RANKS + 1] =
+    [const { [const { AtomicUsize::new(0) }; PLACES] }; MAX_RANKS + 1];
+/// The module that each rank is in, and the pass.
+static PLACE: [AtomicUsize; MAX_RANKS + 1] = [const { AtomicUsize::new(0) }; MAX_RANKS + 1];
+/// The names of the modules.
+static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Bytes of all ranks of this process, and the most that they may be.
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
+
+thread_local! {
+    static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
+    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `run`, whose allocations on this thread are for `owner`.
+pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
+    let before = OWNER.replace(owner);
+    let result = run();
+    OWNER.set(before);
+    result
+}
+
+/// The rank that the calling thread works for is in the module at `index` of those that [`name_modules`] has named.
+pub(crate) fn enter_module(index: usize) {
+    PLACE[RANK.get()].store((index + 1).min(PLACES - 1), Ordering::Relaxed);
+}
+
+/// The names of modules, for [`limit`].
+pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
+    *lock(&NAMES) = names.collect();
+}
+
+/// Lets the ranks of this process hold at most `bytes` together. One that asks for more gets nothing: `told` is
+/// called with who holds how much, and ends the process.
+pub fn limit(bytes: usize, told: fn(&str)) {
+    // The first call decides what is called; a later one may change the limit.
+    let _ = EXHAUSTED.set(told);
+    LIMIT.store(bytes, Ordering::Relaxed);
+}
+
+/// Lowers the limit, once [`limit`] has set one.
+pub fn lower_limit(bytes: usize) {
+    if EXHAUSTED.get().is_some() {
+        LIMIT.fetch_min(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Owner, place and rank of a block in one word, for its header.
+#[derive(Clone, Copy)]
+pub(super) struct Tag(usize);
+
+impl Tag {
+    /// Of the calling thread, for blocks of `rank`.
+    pub(super) fn here(rank: usize) -> Self {
+        let owner = OWNER.try_with(Cell::get).unwrap_or(MemoryOwner::Activations) as usize;
+        let place = if owner == 0 { PLACE[rank].load(Ordering::Relaxed) } else { 0 };
+        Tag(rank | owner << 16 | place << 32)
+    }
+
+    pub(super) fn from_word(word: usize) -> Self {
+        Tag(word)
+    }
+
+    pub(super) fn word(self) -> usize {
+        self.0
+    }
+
+    pub(super) fn rank(self) -> usize {
+        self.0 & 0xffff
+    }
+
+    fn owner(self) -> usize {
+        self.0 >> 16 & 0xffff
+    }
+
+    fn place(self) -> usize {
+        self.0 >> 32
+    }
+
+    pub(super) fn add(self, size: usize) {
+        BY_OWNER[self.rank()][self.owner()].fetch_add(size, Ordering::Relaxed);
+        BY_PLACE[self.rank()][self.place()].fetch_add(size, Ordering::Relaxed);
+        TOTAL.fetch_add(size, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(self, size: usize) {
+        BY_OWNER[self.rank()][self.owner()].fetch_sub(size, Ordering::Relaxed);
+        BY_PLACE[self.rank()][self.place()].fetch_sub(size, Ordering::Relaxed);
+        TOTAL.fetch_sub(size, Ordering::Relaxed);
+    }
+}
+
+/// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before anything is
+/// locked.
+pub(super) fn check_limit(size: usize) {
+    if TOTAL.load(Ordering::Relaxed).saturating_add(size) > LIMIT.load(Ordering::Relaxed) {
+        exhausted(size);
+    }
+}
+
+#[cold]
+fn exhausted(size: usize) {
+    // What is allocated to tell of it is small, and must not lead here again.
+    if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
+        return;
+    }
+    let limit = LIMIT.swap(usize::MAX, Ordering::Relaxed);
+    if limit == usize::MAX {
+        // Another thread is telling of it, and ends the process.
+        IS_TELLING.set(false);
+        return;
+    }
+    if let Some(told) = EXHAUSTED.get() {
+        told(&describe(size, limit));
+    }
+    IS_TELLING.set(false);
+}
+
+/// Who holds how much, when `size` more would be above `limit`.
+fn describe(size: usize, limit: usize) -> String {
+    use std::fmt::Write as _;
+
+    let rank = RANK.try_with(Cell::get).unwrap_or(0);
+    let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let names = NAMES.try_lock().map(|names| names.clone()).unwrap_or_default();
+    let name = |place: usize| names.get(place.wrapping_sub(1)).map_or("elsewhere", String::as_str);
+    let place = name(read(&PLACE[rank]));
+    let held = read(&TOTAL);
+    let mut text = format!(
+        "out of memory: rank {rank} asks for {} in {place}, its process holds {}, and may hold {}",
+        mib(size),
+        mib(held),
+        mib(limit)
+    );
+    // Writing into a String cannot fail.
+    let _ = write!(text, "\nof rank {rank}:");
+    for owner in MemoryOwner::ALL {
+        let bytes = read(&BY_OWNER[rank][owner as usize]);
+        let _ = write!(text, "\n  {:>12}  {}", mib(bytes), owner.name());
+    }
+    let mut places: Vec<_> = (0..PLACES)
+        .map(|place| {
+            let mut bytes = read(&BY_PLACE[rank][place]);
+            if place == 0 {
+                // What other owners hold has no place.
+                let others = BY_OWNER[rank][1..].iter().map(read).sum();
+                bytes = bytes.saturating_sub(others);
+            }
+            (bytes, place)
+        })
+        .filter(|(bytes, _)| *bytes > 0)
+        .collect();
+    places.sort_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));
+    text.push_str("\nactivations of rank ");
+    let _ = write!(text, "{rank} by module, the largest first:");
+    for (bytes, place) in places.iter().take(8) {
+        let _ = write!(text, "\n  {:>12}  {}", mib(*bytes), name(*place));
+    }
+    let shared = BY_OWNER[MAX_RANKS].iter().map(read).sum();
+    if shared > 0 {
+        let _ = write!(text, "\n  {:>12}  gathered weights that all ranks of this process read", mib(shared));
+    }
+    text
+}

@@ -1,0 +1,46 @@
+//! The end of a run that takes more memory than there is: who holds how much is told, before the kernel would kill
+//! it without a word.
+
+use std::process;
+use std::sync::OnceLock;
+
+use kiln_model::{Decoder, Key};
+use kiln_shard::memory;
+
+use super::memory::{BETWEEN_BLOCKS, PROCESS, what_helps};
+use super::plan::Plan;
+use crate::device::{self, Memory};
+use crate::place::RankEnv;
+use crate::process::launcher::{self, Word};
+use crate::process::output::{self, complain};
+
+/// What would help, for the message.
+static HELPS: OnceLock<String> = OnceLock::new();
+
+/// Exit code of a run that failed.
+const FAILED: i32 = 1;
+
+/// Lets the ranks of this process hold no more memory than there is, where the host computes.
+pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
+    let Plan { config, model, optimizer, registry, device, .. } = plan;
+    let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
+    let Ok(decoder) = decoder else { return };
+    if device.is_gpu() {
+        return;
+    }
+    let helps = what_helps(config, model, &decoder, optimizer, false, place);
+    let Some(machine) = Memory::of_machine() else { return };
+    let processes = place.map_or(1, |place| place.local_world_size.max(1)) as f64;
+    let share = config.device.memory_fraction.unwrap_or(1.0) / processes;
+    let bytes = (machine.total as f64 * share - PROCESS as f64) / (1.0 + BETWEEN_BLOCKS);
+    let _ = HELPS.set(helps);
+    memory::limit(bytes.max(1.0) as usize, told);
+}
+
+fn told(text: &str) {
+    let helps = HELPS.get().map_or("", String::as_str);
+    complain(&format!("error: {text}\nWhat would help:\n{helps}more: kiln explain out-of-memory"));
+    launcher::tell(Word::Failure, text.lines().next().unwrap_or(text));
+    output::finish();
+    process::exit(FAILED);
+}
