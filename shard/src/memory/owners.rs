@@ -56,6 +56,8 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Bytes of all ranks of this process, and the most that they may be.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The most bytes of pages that this process may have.
+static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 
 thread_local! {
@@ -81,12 +83,13 @@ pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
-/// Lets the ranks of this process hold at most `bytes` together. One that asks for more gets nothing: `told` is
-/// called with who holds how much, and ends the process.
+/// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for more
+/// gets nothing: `told` is called with who holds how much, and ends the process.
 pub fn limit(bytes: usize, told: fn(&str)) {
     // The first call decides what is called; a later one may change the limit.
     let _ = EXHAUSTED.set(told);
     LIMIT.store(bytes, Ordering::Relaxed);
+    RESIDENT_LIMIT.store(bytes, Ordering::Relaxed);
 }
 
 /// Lowers the limit, once [`limit`] has set one.
@@ -144,9 +147,35 @@ impl Tag {
 /// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before anything is
 /// locked.
 pub(super) fn check_limit(size: usize) {
-    if TOTAL.load(Ordering::Relaxed).saturating_add(size) > LIMIT.load(Ordering::Relaxed) {
+    let (asked, limit) = (TOTAL.load(Ordering::Relaxed).saturating_add(size), LIMIT.load(Ordering::Relaxed));
+    if asked > limit || asked > limit / 8 * 7 && are_pages_short(size) {
         exhausted(size);
     }
+}
+
+/// Whether `size` more would be more pages than the process may have: what is counted is not all that it has.
+#[cold]
+fn are_pages_short(size: usize) -> bool {
+    resident().saturating_add(size) > RESIDENT_LIMIT.load(Ordering::Relaxed)
+}
+
+/// Bytes of pages that this process has for itself; 0 where the system does not tell. Allocates nothing.
+fn resident() -> usize {
+    let mut text = [0u8; 128];
+    // SAFETY: the path ends with a zero, the buffer is as long as is said, and the descriptor is closed.
+    let (length, page) = unsafe {
+        let file = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return 0;
+        }
+        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
+        libc::close(file);
+        (length, libc::sysconf(libc::_SC_PAGESIZE))
+    };
+    let text = text.get(..usize::try_from(length).unwrap_or(0)).unwrap_or_default();
+    let mut pages = std::str::from_utf8(text).unwrap_or_default().split_whitespace().skip(1);
+    let [all, shared] = [(); 2].map(|()| pages.next().and_then(|pages| pages.parse().ok()).unwrap_or(0usize));
+    all.saturating_sub(shared) * usize::try_from(page).unwrap_or(0)
 }
 
 #[cold]
@@ -179,9 +208,10 @@ fn describe(size: usize, limit: usize) -> String {
     let place = name(read(&PLACE[rank]));
     let held = read(&TOTAL);
     let mut text = format!(
-        "out of memory: rank {rank} asks for {} in {place}, its process holds {}, and may hold {}",
+        "out of memory: rank {rank} asks for {} in {place}, its process holds {} in {} of pages, and may hold {}",
         mib(size),
         mib(held),
+        mib(resident()),
         mib(limit)
     );
     // Writing into a String cannot fail.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
-use super::memory::{BETWEEN_BLOCKS, PROCESS, what_helps};
+use super::memory::what_helps;
 use super::plan::Plan;
 use crate::device::{self, Memory};
 use crate::place::RankEnv;
@@ -16,6 +16,9 @@ use crate::process::output::{self, complain};
 
 /// What would help, for the message.
 static HELPS: OnceLock<String> = OnceLock::new();
+
+/// Memory of a process that is no rank's and no heap's.
+const SPARE: u64 = 40 << 20;
 
 /// Exit code of a run that failed.
 const FAILED: i32 = 1;
@@ -32,7 +35,8 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let Some(machine) = Memory::of_machine() else { return };
     let processes = place.map_or(1, |place| place.local_world_size.max(1)) as f64;
     let share = config.device.memory_fraction.unwrap_or(1.0) / processes;
-    let bytes = (machine.total as f64 * share - PROCESS as f64) / (1.0 + BETWEEN_BLOCKS);
+    // Pages of files and of the kernel count as well.
+    let bytes = machine.total as f64 * share - SPARE as f64;
     let _ = HELPS.set(helps);
     memory::limit(bytes.max(1.0) as usize, told);
 }

@@ -19,9 +19,9 @@ const GPU: &str = "the GPU";
 const ALLOWANCE: f64 = 0.95;
 
 /// What a process holds besides what its ranks are counted to hold: code, tokenizer, stacks.
-pub(super) const PROCESS: u64 = 48 << 20;
+const PROCESS: u64 = 56 << 20;
 /// Pages that the allocator keeps between blocks, as a share of what is counted.
-pub(super) const BETWEEN_BLOCKS: f64 = 0.03;
+const BETWEEN_BLOCKS: f64 = 0.07;
 
 /// A run that cannot fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
