@@ -12,6 +12,7 @@ use kiln_model::Layers;
 use super::cpu;
 #[cfg(feature = "cuda")]
 use super::cuda;
+use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
@@ -195,6 +196,15 @@ impl ResolvedDevice {
         match &self.kind {
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => Some(Memory { total: gpu.memory, free: gpu.free }),
+            _ => None,
+        }
+    }
+
+    /// What its data sheet says, if it is an NVIDIA GPU of which there is one here.
+    pub(crate) fn data_sheet(&self) -> Option<DataSheet> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => DataSheet::of_driver(&gpu.name).copied(),
             _ => None,
         }
     }
