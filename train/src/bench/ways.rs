@@ -7,7 +7,7 @@ use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Optimizer, Recompute, Strategy};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Choice, Config};
+use crate::config::{Choice, Config, Precision};
 use crate::device::{self, Memory, ResolvedDevice};
 use crate::error::Result;
 use crate::links::Links;
@@ -146,6 +146,10 @@ impl Tried<'_> {
         decoder: &Decoder,
         optimizer: &Optimizer,
     ) -> Option<Way> {
+        if way.offload && self.config.precision.compute() == Precision::F16 {
+            // The loss scale adapts on the GPU.
+            return None;
+        }
         let mut config = way.apply(self.config);
         // As a run finds it before it starts.
         run::memory_warnings(&config, self.model, decoder, optimizer, self.selected, self.place).ok()?;
