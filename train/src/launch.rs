@@ -34,7 +34,8 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, check CONFIG …, eval --checkpoint …, bench strategies or bench network
+    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval --checkpoint …, bench strategies or
+    /// bench network
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -74,10 +75,12 @@ impl LaunchArgs {
 fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
-        (Some("train" | "check" | "eval"), _) | (Some("bench"), Some("strategies" | "network")) => Ok(()),
+        (Some("train" | "check" | "tune" | "eval"), _) | (Some("bench"), Some("strategies" | "network")) => {
+            Ok(())
+        }
         _ => Err(
-            "only `train`, `check`, `eval`, `bench strategies` and `bench network` have ranks to launch; \
-                  write kiln launch … -- train CONFIG"
+            "only `train`, `check`, `tune`, `eval`, `bench strategies` and `bench network` have ranks to \
+             launch; write kiln launch … -- train CONFIG"
                 .to_owned(),
         ),
     }
@@ -115,6 +118,10 @@ fn this_program() -> Result<PathBuf, LaunchError> {
 fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
         return Some(folder.into());
+    }
+    // The file that these write is not in a run folder.
+    if command.first().is_some_and(|word| word == "tune" || word == "bench") {
+        return None;
     }
     let after = command.iter().position(|argument| argument == "--out");
     let out = match after.and_then(|at| command.get(at + 1)) {

@@ -1,14 +1,20 @@
-//! Measurements: [`strategies`] is `kiln bench strategies`, `network.rs` is `kiln bench network`. What they
-//! share with other measurements, such as those of the program `kiln-bench`, is in `made_up.rs`: training steps
-//! on made-up tokens.
+//! Measurements: [`strategies`] is `kiln bench strategies`, `network.rs` is `kiln bench network`, `tune.rs` is
+//! `kiln tune`, which tries what is in `ways.rs`. Ways to train are measured by turns in `rounds.rs`. What they
+//! share with other measurements, such as those of the program `kiln-bench`, is in `made_up.rs`: training steps on
+//! made-up tokens.
 
 mod made_up;
 mod network;
+mod rounds;
 mod strategies;
+mod tune;
+mod ways;
 
 use made_up::settle;
 pub(crate) use made_up::step_with_outcome;
 pub use made_up::{check_counts, default_config, median, step};
 pub(crate) use network::NetworkArgs;
+pub use rounds::StrategyRow;
 pub(crate) use strategies::StrategiesArgs;
-pub use strategies::{StrategiesOptions, StrategiesTable, StrategyRow, strategies};
+pub use strategies::{StrategiesOptions, StrategiesTable, strategies};
+pub(crate) use tune::TuneArgs;

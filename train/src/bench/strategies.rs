@@ -1,32 +1,25 @@
 //! `kiln bench strategies`: every sharding strategy on the same work, in one run.
-//!
-//! The strategies alternate round by round, so that a machine that speeds up or slows down does
-//! so for all of them; the table shows medians over the rounds.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
 use clap::Args;
-use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
+use kiln_shard::Strategy;
 use serde::Serialize;
 
-use super::{check_counts, default_config, median, settle, step};
+use super::rounds::{Rounds, StrategyRow, prepare};
+use super::{check_counts, default_config};
 use crate::config::{self, Config};
-use crate::device::{self, ResolvedDevice};
+use crate::device;
 use crate::error::{Result, TrainError};
 use crate::launch;
 use crate::place::{self, RankEnv, Role};
 use crate::process::output::say;
 use crate::registry::Registry;
 use crate::run;
-use crate::sharded::ShardedDecoder;
 use crate::words::number_of;
-use crate::world::{self, Ranks};
+use crate::world::Ranks;
 
 /// Arguments of `kiln bench strategies`.
 #[derive(Args)]
@@ -86,29 +79,6 @@ pub struct StrategiesOptions {
     pub rounds: usize,
 }
 
-/// One strategy's figures; counts and bytes are per rank and optimizer step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StrategyRow {
-    /// The strategy.
-    pub strategy: Strategy,
-    /// Arrangement of the ranks, replicate x shard.
-    pub mesh: String,
-    /// Tokens per second of all ranks together, median over rounds.
-    pub tokens_per_s: f64,
-    /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
-    pub relative_speed: f64,
-    /// The most bytes a rank held.
-    pub peak_bytes: u64,
-    /// Bytes a rank sent.
-    pub sent_bytes: u64,
-    /// Gathers of weights.
-    pub gathers: u64,
-    /// Reductions of gradients.
-    pub reductions: u64,
-    /// Share of the step that a rank waited for communication, median over rounds.
-    pub wait_share: f64,
-}
-
 /// The rows of all strategies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StrategiesTable {
@@ -137,20 +107,12 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
              launch`",
         ));
     }
-    config.train.ranks = world::ranks_of(&config, place, options.ranks)?;
     // The strategies of the table decide; what the file says about one of them does not hold here.
     let shard_size = config.shard.shard_size.take();
     config.shard.strategy = Strategy::default();
-    if config.data.path.as_os_str().is_empty() {
-        // Tokens are made up; no data is read.
-        config.data.path = "unused".into();
-    }
-    if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
-    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
+    let (config, model, selected) = prepare(config, options.ranks, &options.registry, place)?;
     let layers = options.registry.layers();
-    let selected = ResolvedDevice::new(&config, layers, place)?;
-    config.settle(selected.defaults());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
@@ -163,112 +125,25 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
         &selected,
         place,
     )?;
-    let device = selected.device();
-    let StrategiesOptions { steps, rounds, .. } = options;
+    let StrategiesOptions { registry, steps, rounds, .. } = options;
     let told = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
     let ranks = Ranks::meet(&config, place, &told, &selected)?;
-
-    let mut rounds: Vec<Vec<StrategyRow>> = Vec::new();
-    for _ in 0..options.rounds {
-        let round: Result<Vec<_>, _> = Strategy::ALL
-            .into_iter()
-            .map(|strategy| measure(&config, options, &model, &device, &ranks, strategy, shard_size))
-            .collect();
-        rounds.push(round?);
-    }
-    let rows = Strategy::ALL.into_iter().enumerate().map(|(index, strategy)| {
-        let column = |value: fn(&StrategyRow) -> f64| {
-            median(rounds.iter().map(|round| value(&round[index])).collect())
-        };
-        let ratios = rounds.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
-        StrategyRow {
-            strategy,
-            tokens_per_s: column(|row| row.tokens_per_s),
-            relative_speed: median(ratios.collect()),
-            wait_share: column(|row| row.wait_share),
-            ..rounds[rounds.len() - 1][index].clone()
-        }
+    let ways = Strategy::ALL.map(|strategy| {
+        let mut way = config.clone();
+        // As in training: the size that the user names is that of the hybrids' groups.
+        way.shard.shard_size = shard_size.filter(|_| strategy.is_hybrid());
+        way.shard.strategy = strategy;
+        way
     });
+    let measured = Rounds { model: &model, registry, selected: &selected, ranks: &ranks, steps: *steps };
+    let rows = measured.measure(&ways, *rounds)?;
     Ok(StrategiesTable {
         ranks: config.train.ranks,
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
         parameters: Decoder::count_parameters(layers, &model)?,
-        rows: rows.collect(),
+        rows,
         model,
-    })
-}
-
-fn measure(
-    config: &Config,
-    options: &StrategiesOptions,
-    model: &ModelConfig,
-    device: &Device,
-    ranks: &Ranks<'_>,
-    strategy: Strategy,
-    shard_size: Option<usize>,
-) -> Result<StrategyRow> {
-    let StrategiesOptions { registry, steps, .. } = options;
-    let optimizer = registry.optimizers().make(&config.optim)?;
-    let loss = registry.losses().make(&config.loss, model.vocab_size)?;
-    let policy = Policy { strategy, ..config.policy() };
-    let measured = ranks.run(config, |world| -> Result<StrategyRow> {
-        let rank = world.rank();
-        // As in training: the size that the user names is that of the hybrids' groups.
-        let shard_size = shard_size.filter(|_| strategy.is_hybrid());
-        let shard_size = world::shard_size(strategy, shard_size, &*world)?;
-        memory::reset_peak(rank);
-        let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), device)?;
-        let builder =
-            EngineBuilder::new(world.clone(), policy.clone(), shard_size)?.optimizer(optimizer.clone());
-        let model = ShardedDecoder::new(decoder, builder)?;
-        step(config, &model, device, loss.as_ref(), 1)?;
-        world.recorder().reset_totals();
-        model.engine().take_waited();
-        settle(device)?;
-        let start = Instant::now();
-        for index in 0..*steps {
-            step(config, &model, device, loss.as_ref(), 2 + index as u64)?;
-        }
-        settle(device)?;
-        Ok(sample(config, &world, &model, start.elapsed(), *steps)?)
-    })?;
-    // The next strategy starts with a GPU as empty as this one did.
-    kiln_shard::release_unused(device);
-    Ok(measured)
-}
-
-fn sample(
-    config: &Config,
-    world: &Arc<dyn Communicator>,
-    model: &ShardedDecoder,
-    elapsed: Duration,
-    steps: usize,
-) -> Result<StrategyRow, ShardError> {
-    let engine = model.engine();
-    let waited = engine.take_waited().as_secs_f64();
-    let recorder = world.recorder();
-    let sent_bytes = recorder.bytes_sent() / steps as u64;
-    let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
-    let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
-    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a
-    // reduce-scatter of the same unit.
-    let reductions =
-        count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
-    let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
-    let mut peaks = vec![0.0; world.world_size()];
-    peaks[world.rank()] = engine.peak_bytes() as f64;
-    let peaks = engine.sum_over_ranks("peak", &peaks)?;
-    Ok(StrategyRow {
-        strategy: engine.policy().strategy,
-        mesh: engine.mesh().to_string(),
-        tokens_per_s: tokens / elapsed.as_secs_f64(),
-        relative_speed: 1.0,
-        peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
-        sent_bytes,
-        gathers,
-        reductions,
-        wait_share: waited / elapsed.as_secs_f64(),
     })
 }
 

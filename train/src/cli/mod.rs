@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 use kiln_shard::ranks::RankError;
 
-use crate::bench::{NetworkArgs, StrategiesArgs};
+use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
@@ -49,6 +49,8 @@ enum Command {
     Train(TrainArgs),
     /// Tell what a run will hold, send and take, before it starts, and which way to run it is best.
     Plan(PlanArgs),
+    /// Try the best ways to run a configuration on the ranks that are there, and write the fastest down.
+    Tune(TuneArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
     /// Look at everything that a run needs, in seconds, before it starts.
@@ -136,6 +138,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => args.run(program),
         Command::Plan(args) => args.run(registry).map(tell).map(done),
+        Command::Tune(args) => args.run(registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Check(args) => args.run(registry),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),

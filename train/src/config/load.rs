@@ -65,6 +65,15 @@ fn list(problems: &[String]) -> String {
 /// Reads `path` and applies `overrides` (`section.key=value`; the value is TOML, or else a string)
 /// on top. Checks keys and types, not yet the values.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
+    let (_, mut table, mut config) = read(path)?;
+    for argument in overrides {
+        config = apply(&mut table, argument)?;
+    }
+    Ok(config)
+}
+
+/// The file `path` as text, as a table, and as a configuration.
+pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let parse_error = |error: toml::de::Error| ConfigError::Parse {
@@ -72,12 +81,9 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
         message: plain(error.to_string().trim_end()) + &did_you_mean(error.message()),
     };
     // From the text, so that a mistake in the file is shown with its line.
-    let mut config: Config = toml::from_str(&text).map_err(parse_error)?;
-    let mut table: Table = toml::from_str(&text).map_err(parse_error)?;
-    for argument in overrides {
-        config = apply(&mut table, argument)?;
-    }
-    Ok(config)
+    let config: Config = toml::from_str(&text).map_err(parse_error)?;
+    let table: Table = toml::from_str(&text).map_err(parse_error)?;
+    Ok((text, table, config))
 }
 
 /// The parser's message in the words of the configuration rather than of Rust.
@@ -124,7 +130,7 @@ fn is_whole(text: &str) -> bool {
 }
 
 /// Puts one override into `table`, and reads the configuration that this makes.
-fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
+pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
     let (path, text) = (path.trim(), value.trim());

@@ -28,6 +28,7 @@ mod load;
 mod model;
 mod optim;
 mod order;
+mod rewrite;
 mod schema;
 mod settle;
 mod show;
@@ -41,6 +42,7 @@ pub(crate) use load::typed;
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub(crate) use rewrite::rewritten;
 pub use schema::{
     Backend, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
     EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision, PrecisionSection,

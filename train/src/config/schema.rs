@@ -229,7 +229,8 @@ impl From<Precision> for DType {
 section! {
     /// `[precision]`. Master weights, moments and gradient accumulation are always f32.
     PrecisionSection {
-        /// Dtype of gathered weights and of computation; `auto` is bf16 on GPUs that have it, and else f32.
+        /// Dtype of gathered weights and of computation; `auto` is bf16 on GPUs that have it and f16 on other
+        /// NVIDIA GPUs, bf16 on CPUs with AMX and f32 on others.
         compute: Choice<Precision> = Choice::Is(Precision::F32),
         /// Dtype in which gradients are summed over ranks.
         reduce: Precision = Precision::F32,

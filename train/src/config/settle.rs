@@ -16,7 +16,7 @@ pub struct DeviceDefaults {
 }
 
 impl DeviceDefaults {
-    /// The CPU. In f32 whatever it multiplies fastest, so that a run has the same bits on all of them.
+    /// Any CPU, before it is known which one.
     pub const CPU: DeviceDefaults = DeviceDefaults { precision: Precision::F32, tokens: 2048 };
 }
 
@@ -61,8 +61,12 @@ impl Config {
         }
         let mut settled = Vec::new();
         if self.precision.compute == Choice::Auto {
-            self.precision.compute = defaults.precision.into();
-            settled.push(format!("precision.compute = \"{}\"", defaults.precision));
+            let precision = match defaults.precision {
+                Precision::F16 if !self.can_scale_losses() => Precision::F32,
+                precision => precision,
+            };
+            self.precision.compute = precision.into();
+            settled.push(format!("precision.compute = \"{precision}\""));
         }
         if self.train.micro_batch == Choice::Auto {
             let rows = self.rows_of(defaults.tokens);
@@ -70,6 +74,11 @@ impl Config {
             settled.push(format!("train.micro_batch = {rows}"));
         }
         settled
+    }
+
+    /// Whether nothing rules out f16, with its small range and its loss scale.
+    fn can_scale_losses(&self) -> bool {
+        !self.shard.offload && !self.has_expert_bias()
     }
 
     /// Shortens warm-ups that are longer than the run to all of it. What to say of it, if there is one.
@@ -125,6 +134,27 @@ mod tests {
         // Nothing is open any more.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
+    }
+
+    /// GPUs without bf16 have f16, except where the configuration rules it out.
+    #[test]
+    fn f16_is_taken_where_it_goes_with_the_rest() {
+        let old = DeviceDefaults { precision: Precision::F16, ..GPU };
+        let open = "[precision]\ncompute = \"auto\"\n";
+        for (more, precision) in [
+            ("", Precision::F16),
+            ("[shard]\noffload = true\n", Precision::F32),
+            ("[model.moe]\nexpert_bias = true\n", Precision::F32),
+            ("[model.moe]\nexpert_bias = false\n", Precision::F16),
+        ] {
+            let mut config = config(&format!("{open}{more}"));
+            let told = format!("precision.compute = \"{precision}\"");
+            assert!(config.settle(old).contains(&told), "{more}");
+            assert_eq!(config.precision.compute(), precision, "{more}");
+            let mut problems = Vec::new();
+            config.check_precision(&mut problems);
+            assert_eq!(problems, [""; 0], "{more}");
+        }
     }
 
     /// Micro-batches come out even, also where a rank has few sequences or many.

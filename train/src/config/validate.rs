@@ -246,10 +246,14 @@ impl Config {
         }
     }
 
+    /// Whether the choice of experts is balanced by biases.
+    pub(super) fn has_expert_bias(&self) -> bool {
+        self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
+    }
+
     /// f16, whose loss scale adapts on the GPU that computes, and whose range is small.
-    fn check_precision(&self, problems: &mut Vec<String>) {
+    pub(super) fn check_precision(&self, problems: &mut Vec<String>) {
         let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
-        let has_expert_bias = self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias);
         for (is_wrong, problem) in [
             (
                 self.precision.reduce == Precision::F16,
@@ -267,7 +271,7 @@ impl Config {
                  scale adapts on the GPU: use \"bf16\"",
             ),
             (
-                is_f16 && has_expert_bias,
+                is_f16 && self.has_expert_bias(),
                 "precision.compute = \"f16\" and model.moe.expert_bias = true do not go together, because the \
                  load of experts travels in numbers that f16 does not have: use \"bf16\", or \
                  model.moe.router_aux_loss_coef alone",

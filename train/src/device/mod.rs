@@ -35,7 +35,7 @@ mod toolkit;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
-pub use cpu::{cores, cores_of_machine, ranks_sharing_cores, threads_per_rank};
+pub use cpu::{cores, cores_of_machine, cpu_defaults, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use data_sheet::DataSheet;

@@ -10,8 +10,10 @@ use kiln_model::Layers;
 
 #[cfg(feature = "wgpu")]
 use super::cpu;
+use super::cpu::cpu_defaults;
 #[cfg(feature = "cuda")]
 use super::cuda;
+use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
@@ -165,13 +167,15 @@ impl ResolvedDevice {
     /// What a configuration that leaves it to the device gets.
     pub fn defaults(&self) -> DeviceDefaults {
         match &self.kind {
-            Kind::Cpu => DeviceDefaults::CPU,
+            Kind::Cpu => cpu_defaults(),
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) if cuda::has_bf16(gpu) => {
                 DeviceDefaults { precision: Precision::Bf16, tokens: GPU_TOKENS }
             }
-            #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            _ => DeviceDefaults { precision: Precision::F32, tokens: GPU_TOKENS },
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => DeviceDefaults { precision: Precision::F16, tokens: GPU_TOKENS },
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => DeviceDefaults { precision: Precision::F32, tokens: GPU_TOKENS },
         }
     }
 
@@ -195,6 +199,15 @@ impl ResolvedDevice {
         match &self.kind {
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => Some(Memory { total: gpu.memory, free: gpu.free }),
+            _ => None,
+        }
+    }
+
+    /// What its data sheet says, if it is an NVIDIA GPU of which there is one here.
+    pub(crate) fn data_sheet(&self) -> Option<DataSheet> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => DataSheet::of_driver(&gpu.name).copied(),
             _ => None,
         }
     }
@@ -351,7 +364,7 @@ mod tests {
     /// What a configuration gets that leaves precision and micro-batch to the device.
     #[cfg(feature = "cuda")]
     #[test]
-    fn gpus_compute_in_bf16_if_they_have_it() {
+    fn gpus_compute_in_bf16_if_they_have_it_and_else_in_f16() {
         use super::{DeviceDefaults, Gpu, Kind, Precision, ResolvedDevice};
         use crate::device::error::Version;
         let on = |capability| {
@@ -362,10 +375,10 @@ mod tests {
         };
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
         assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
-        assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F32, tokens: 16_384 });
-        assert_eq!(ResolvedDevice::cpu(String::new()).defaults(), DeviceDefaults::CPU);
+        assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F16, tokens: 16_384 });
         // As for ranks that hear what another one has settled.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
+        assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));
     }
 }

@@ -80,8 +80,9 @@ impl PlanArgs {
             config.data.path = "unused".into();
         }
         let on_gpu = self.gpu.is_some() || self.memory.is_some();
-        if on_gpu && config.precision.compute == Choice::Auto {
-            config.precision.compute = Choice::Is(Precision::Bf16);
+        if config.precision.compute == Choice::Auto {
+            let precision = if on_gpu { Precision::Bf16 } else { device::cpu_defaults().precision };
+            config.precision.compute = Choice::Is(precision);
         }
         config.device.backend = Backend::Cpu;
         let ranks = config.train.ranks;

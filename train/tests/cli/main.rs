@@ -15,7 +15,7 @@
 //! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
 //!   which order;
-//! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
+//! - `interface`, `order`, `prepare`, `generate`, `bench`, `tune`: commands, files, and what they promise;
 //! - `data_verify`: prepared data that has changed since; `text_in`: what is said of inputs, and what a
 //!   killed prepare leaves;
 //! - `config_command`: every key of a configuration, as people and editors see it;
@@ -96,6 +96,7 @@ mod surroundings;
 mod text_in;
 #[cfg(feature = "cuda")]
 mod trace;
+mod tune;
 mod unfinished;
 mod words;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln::data::{BatchSource, SampleOrder, Split, TokenFile, slice_for};
+use kiln_model::ops::{BF16_CHOICE, bf16_instructions};
 use serde_json::Value as Json;
 
 use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, assert_same_curve, names, tokens};
@@ -210,7 +211,14 @@ fn fewer_steps_than_have_been_done_change_nothing() {
 fn what_the_device_settles_is_written_down() {
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
-    let said = workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    // As on a processor without instructions for bf16, whatever this one has.
+    let plainly = |arguments: &[&str]| {
+        let mut command = workspace.command(arguments);
+        let ended = workspace.end(command.env(BF16_CHOICE, "none").spawn().expect("the binary starts"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+        ended.stdout
+    };
+    let said = plainly(&["train", "run.toml", "--out", "run"]);
     let settled = "as suits the device: precision.compute = \"f32\", train.micro_batch = 4\n";
     assert!(said.contains(settled), "{said}");
     for file in ["run/config.toml", "run/checkpoints/fsdp_cpt4/config.toml"] {
@@ -223,7 +231,7 @@ fn what_the_device_settles_is_written_down() {
     assert_same_curve("settled", &workspace.steps("run"), &workspace.steps("explicit"), 0.0);
 
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
-    let said = workspace.succeed(&resume);
+    let said = plainly(&resume);
     assert!(!said.contains("from here on"), "{said}");
     // As on a device that settles it otherwise.
     let other = ["--set", "train.micro_batch=2", "--set", "precision.compute=bf16"];
@@ -234,4 +242,10 @@ fn what_the_device_settles_is_written_down() {
     ] {
         assert!(said.contains(line), "{said}");
     }
+    // The processor decides where nothing stands in its way.
+    let precision = if bf16_instructions() == Some("AMX") { "bf16" } else { "f32" };
+    let said = workspace.succeed(&["train", "run.toml", "--out", "own"]);
+    let settled =
+        format!("as suits the device: precision.compute = \"{precision}\", train.micro_batch = 4\n");
+    assert!(said.contains(&settled), "{said}");
 }

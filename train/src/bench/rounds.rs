@@ -1,0 +1,172 @@
+//! Ways to train on the same work, measured by turns: what `kiln bench strategies` and `kiln tune` share.
+//!
+//! The ways alternate round by round, so that a machine that speeds up or slows down does so for all of them;
+//! figures are medians over the rounds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_collectives::{Communicator, Operation, Phase};
+use kiln_model::decoder::Decoder;
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
+use serde::Serialize;
+
+use super::{median, settle, step};
+use crate::config::Config;
+use crate::device::ResolvedDevice;
+use crate::error::{Result, TrainError};
+use crate::place::RankEnv;
+use crate::registry::Registry;
+use crate::run::{self, RunOptions};
+use crate::sharded::ShardedDecoder;
+use crate::world::{self, Ranks};
+
+/// Figures of one way to train; counts and bytes are per rank and optimizer step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StrategyRow {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Arrangement of the ranks, replicate x shard.
+    pub mesh: String,
+    /// Tokens per second of all ranks together, median over rounds.
+    pub tokens_per_s: f64,
+    /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
+    pub relative_speed: f64,
+    /// The most bytes a rank held.
+    pub peak_bytes: u64,
+    /// Bytes a rank sent.
+    pub sent_bytes: u64,
+    /// Gathers of weights.
+    pub gathers: u64,
+    /// Reductions of gradients.
+    pub reductions: u64,
+    /// Share of the step that a rank waited for communication, median over rounds.
+    pub wait_share: f64,
+}
+
+/// What is measured, on the ranks that measure it.
+pub(super) struct Rounds<'a> {
+    /// The model.
+    pub(super) model: &'a ModelConfig,
+    /// What it is made of, and what updates it.
+    pub(super) registry: &'a Registry,
+    /// The device of this process.
+    pub(super) selected: &'a ResolvedDevice,
+    /// The ranks.
+    pub(super) ranks: &'a Ranks<'a>,
+    /// Steps measured per way and round; one more warms up.
+    pub(super) steps: usize,
+}
+
+/// `config` on the ranks that there are, with nothing left open, for a measurement on made-up tokens; its model,
+/// and the device of this process. `ranks` as for [`world::ranks_of`].
+///
+/// # Errors
+///
+/// If it cannot be trained on so many ranks.
+pub(super) fn prepare(
+    mut config: Config,
+    ranks: Option<usize>,
+    registry: &Registry,
+    place: Option<&RankEnv>,
+) -> Result<(Config, ModelConfig, ResolvedDevice)> {
+    if config.data.path.as_os_str().is_empty() {
+        // Tokens are made up; no data is read.
+        config.data.path = "unused".into();
+    }
+    let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
+    let mut config = run::with_ranks(config, &options)?;
+    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
+    let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
+    config.settle(selected.defaults());
+    Ok((config, model, selected))
+}
+
+impl Rounds<'_> {
+    /// The figures of each of `ways`, which differ in how they train alone. Collective.
+    pub(super) fn measure(&self, ways: &[Config], rounds: usize) -> Result<Vec<StrategyRow>> {
+        let mut measured: Vec<Vec<StrategyRow>> = Vec::new();
+        for _ in 0..rounds {
+            let round: Result<Vec<_>, _> = ways.iter().map(|way| self.measure_once(way)).collect();
+            measured.push(round?);
+        }
+        let rows = (0..ways.len()).map(|index| {
+            let column = |value: fn(&StrategyRow) -> f64| {
+                median(measured.iter().map(|round| value(&round[index])).collect())
+            };
+            let ratios = measured.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
+            StrategyRow {
+                tokens_per_s: column(|row| row.tokens_per_s),
+                relative_speed: median(ratios.collect()),
+                wait_share: column(|row| row.wait_share),
+                ..measured[measured.len() - 1][index].clone()
+            }
+        });
+        Ok(rows.collect())
+    }
+
+    fn measure_once(&self, config: &Config) -> Result<StrategyRow> {
+        let Rounds { model, registry, steps, .. } = *self;
+        let device = self.selected.device();
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let Policy { strategy, .. } = config.policy();
+        let measured = self.ranks.run(config, |world| -> Result<StrategyRow> {
+            let rank = world.rank();
+            let shard_size = world::shard_size(strategy, config.shard.shard_size, &*world)?;
+            memory::reset_peak(rank);
+            let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), &device)?;
+            let builder =
+                EngineBuilder::new(world.clone(), config.policy(), shard_size)?.optimizer(optimizer.clone());
+            let model = ShardedDecoder::new(decoder, builder)?;
+            step(config, &model, &device, loss.as_ref(), 1)?;
+            world.recorder().reset_totals();
+            model.engine().take_waited();
+            settle(&device)?;
+            let start = Instant::now();
+            for index in 0..steps {
+                step(config, &model, &device, loss.as_ref(), 2 + index as u64)?;
+            }
+            settle(&device)?;
+            Ok(sample(config, &world, &model, start.elapsed(), steps)?)
+        })?;
+        // The next way starts with a GPU as empty as this one did.
+        kiln_shard::release_unused(&device);
+        Ok(measured)
+    }
+}
+
+fn sample(
+    config: &Config,
+    world: &Arc<dyn Communicator>,
+    model: &ShardedDecoder,
+    elapsed: Duration,
+    steps: usize,
+) -> Result<StrategyRow, ShardError> {
+    let engine = model.engine();
+    let waited = engine.take_waited().as_secs_f64();
+    let recorder = world.recorder();
+    let sent_bytes = recorder.bytes_sent() / steps as u64;
+    let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
+    let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
+    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a
+    // reduce-scatter of the same unit.
+    let reductions =
+        count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
+    let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
+    let mut peaks = vec![0.0; world.world_size()];
+    peaks[world.rank()] = engine.peak_bytes() as f64;
+    let peaks = engine.sum_over_ranks("peak", &peaks)?;
+    Ok(StrategyRow {
+        strategy: engine.policy().strategy,
+        mesh: engine.mesh().to_string(),
+        tokens_per_s: tokens / elapsed.as_secs_f64(),
+        relative_speed: 1.0,
+        peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
+        sent_bytes,
+        gathers,
+        reductions,
+        wait_share: waited / elapsed.as_secs_f64(),
+    })
+}

@@ -1,0 +1,183 @@
+//! The ways to run a configuration that `kiln tune` tries: those that fit, the one that a plan takes for the
+//! fastest first.
+
+use std::cmp::Ordering;
+
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::{Optimizer, Recompute, Strategy};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Choice, Config, Precision};
+use crate::device::{self, Memory, ResolvedDevice};
+use crate::error::Result;
+use crate::links::Links;
+use crate::place::RankEnv;
+use crate::planner::{Gathers, Hardware, Planned, Target};
+use crate::registry::Registry;
+use crate::run;
+
+/// A way to run a configuration, and what a plan says of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Way {
+    /// How state is spread.
+    pub(super) strategy: Strategy,
+    /// Ranks of a group of a hybrid strategy, where they are named.
+    shard_size: Option<usize>,
+    /// What runs again in backward.
+    pub(super) recompute: Recompute,
+    /// Whether state is in the memory of the host.
+    pub(super) offload: bool,
+    /// Sequences of a micro-batch.
+    pub(super) micro_batch: usize,
+    /// Whether the configuration is like this already.
+    pub(super) configured: bool,
+    /// The most bytes that a rank holds.
+    pub(super) planned_peak_bytes: u64,
+    /// Seconds of a step, if the speed of the device is known.
+    pub(super) planned_step_s: Option<f64>,
+}
+
+impl Way {
+    /// What `config` does, of which a plan says nothing yet.
+    fn of(config: &Config) -> Self {
+        Way {
+            strategy: config.shard.strategy,
+            shard_size: config.shard.shard_size,
+            recompute: config.shard.recompute,
+            offload: config.shard.offload,
+            micro_batch: config.micro_batch(),
+            configured: false,
+            planned_peak_bytes: 0,
+            planned_step_s: None,
+        }
+    }
+
+    /// `config`, run in this way.
+    pub(super) fn apply(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        (config.shard.strategy, config.shard.shard_size) = (self.strategy, self.shard_size);
+        (config.shard.recompute, config.shard.offload) = (self.recompute, self.offload);
+        config.train.micro_batch = Choice::Is(self.micro_batch);
+        config
+    }
+
+    /// Whether both do the same.
+    pub(super) fn is_same(&self, other: &Way) -> bool {
+        let what = |way: &Way| (way.strategy, way.shard_size, way.recompute, way.offload, way.micro_batch);
+        what(self) == what(other)
+    }
+
+    /// The configuration's own way, then the fastest by the plan. Where the speed is not known, what computes
+    /// nothing twice and has large micro-batches goes first.
+    fn compare(&self, other: &Way) -> Ordering {
+        let by_time = match (self.planned_step_s, other.planned_step_s) {
+            (Some(one), Some(other)) => one.total_cmp(&other),
+            _ => Ordering::Equal,
+        };
+        let rule = |way: &Way| (way.offload, way.recompute == Recompute::Block);
+        let own = other.configured.cmp(&self.configured);
+        own.then(by_time).then(rule(self).cmp(&rule(other))).then(other.micro_batch.cmp(&self.micro_batch))
+    }
+}
+
+/// A configuration in which nothing is open, and what a plan of it needs.
+pub(super) struct Tried<'a> {
+    pub(super) config: &'a Config,
+    pub(super) model: &'a ModelConfig,
+    pub(super) registry: &'a Registry,
+    pub(super) selected: &'a ResolvedDevice,
+    pub(super) place: Option<&'a RankEnv>,
+}
+
+impl Tried<'_> {
+    /// All ways that fit into the memory that this process finds free, in the order in which to try them.
+    pub(super) fn ways(&self) -> Result<Vec<Way>> {
+        let Tried { config, model, registry, selected, place } = *self;
+        let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let target = self.target();
+        // Groups are those of a machine unless their size is named.
+        let mut planned_config = config.clone();
+        let of_machine = (target.nodes > 1).then(|| target.ranks_per_node());
+        planned_config.shard.shard_size = config.shard.shard_size.or(of_machine);
+        let gathers = match place {
+            None if !selected.is_gpu() => Gathers::Shared,
+            _ => Gathers::Pooled,
+        };
+        let planned = Planned {
+            config: &planned_config,
+            model,
+            decoder: &decoder,
+            optimizer: &optimizer,
+            target: &target,
+            gathers,
+        };
+        let sequences = (config.train.global_batch / config.train.ranks.max(1)).max(1);
+        let mut ways = vec![Way { configured: true, ..Way::of(config) }];
+        for row in planned.rows() {
+            let most = row.largest_micro_batch.unwrap_or(config.micro_batch());
+            for micro_batch in [most, config.micro_batch(), most / 2] {
+                let way = Way {
+                    strategy: row.strategy,
+                    shard_size: config.shard.shard_size.filter(|_| row.strategy.is_hybrid()),
+                    recompute: row.recompute,
+                    offload: row.offload,
+                    micro_batch,
+                    ..Way::of(config)
+                };
+                let divides = micro_batch > 0 && sequences.is_multiple_of(micro_batch);
+                if divides && !ways.iter().any(|known| known.is_same(&way)) {
+                    ways.push(way);
+                }
+            }
+        }
+        let mut fitting: Vec<_> =
+            ways.into_iter().filter_map(|way| self.planned(way, &planned, &decoder, &optimizer)).collect();
+        // Stable: strategies keep their order.
+        fitting.sort_by(Way::compare);
+        Ok(fitting)
+    }
+
+    /// `way` with what the plan says of it, if it fits.
+    fn planned(
+        &self,
+        way: Way,
+        planned: &Planned<'_>,
+        decoder: &Decoder,
+        optimizer: &Optimizer,
+    ) -> Option<Way> {
+        if way.offload && self.config.precision.compute() == Precision::F16 {
+            // The loss scale adapts on the GPU.
+            return None;
+        }
+        let mut config = way.apply(self.config);
+        // As a run finds it before it starts.
+        run::memory_warnings(&config, self.model, decoder, optimizer, self.selected, self.place).ok()?;
+        if way.strategy.is_hybrid() {
+            let of_machine = planned.target.ranks_per_node();
+            config.shard.shard_size.get_or_insert(of_machine);
+        }
+        let row = planned.row(config).filter(|row| row.fits != Some(false))?;
+        Some(Way { planned_peak_bytes: row.peak_bytes, planned_step_s: row.step_s, ..way })
+    }
+
+    /// The ranks that are there.
+    fn target(&self) -> Target {
+        let Tried { config, selected, place, .. } = *self;
+        let ranks = config.train.ranks;
+        let (hardware, free) = if selected.is_gpu() {
+            let unknown = Hardware::Unknown { flops: None, bandwidth: None };
+            (selected.data_sheet().map_or(unknown, Hardware::Gpu), selected.gpu_memory())
+        } else {
+            (Hardware::Cpu(None), Memory::of_machine())
+        };
+        Target {
+            ranks,
+            nodes: place.map_or(1, |place| ranks.div_ceil(place.local_world_size.max(1))),
+            hardware,
+            memory: config.device.memory.map(|size| size.0).or(free.map(|memory| memory.free)),
+            links: Links::default(),
+            backend: if selected.is_gpu() { "nccl" } else { "local" },
+        }
+    }
+}
