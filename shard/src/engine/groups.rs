@@ -26,7 +26,8 @@ impl ModuleGroups {
     ) -> Self {
         /// Whether it is frozen, and the rule of one that is not: groups are in this order.
         type Kind = (bool, usize);
-        let mut groups: BTreeMap<Kind, (Vec<(String, Vec<usize>)>, GroupRule)> = BTreeMap::new();
+        type Group = (Vec<(String, Vec<usize>)>, GroupRule);
+        let mut groups: BTreeMap<Kind, Group> = BTreeMap::new();
         let mut places = Vec::new();
         for (name, shape) in parameters {
             let assignment = optimizer.assign(&name, &shape);

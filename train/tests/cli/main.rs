@@ -80,6 +80,7 @@ mod own_metric;
 mod own_optimizer;
 mod own_tokenizer;
 mod own_trainer;
+mod plan;
 mod ports;
 mod preemption;
 mod prepare;

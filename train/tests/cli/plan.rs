@@ -1,0 +1,135 @@
+//! `kiln plan`: what a run will hold, send and take.
+
+use serde_json::Value;
+
+use crate::support::Workspace;
+
+fn plan(workspace: &Workspace, arguments: &[&str]) -> Value {
+    let text = workspace.succeed(&[&["plan"][..], arguments, &["--json"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn preset(name: &str) -> String {
+    crate::presets::folder().join(format!("{name}.toml")).to_str().expect("UTF-8").to_owned()
+}
+
+/// The rows of a plan that has any.
+fn rows(plan: &Value) -> &Vec<Value> {
+    plan["rows"].as_array().filter(|rows| !rows.is_empty()).unwrap_or_else(|| panic!("no rows: {plan}"))
+}
+
+#[test]
+fn a_large_model_needs_a_way_that_fits() {
+    let workspace = Workspace::new();
+    let plan = plan(&workspace, &[&preset("7b"), "--ranks", "8", "--memory", "46GiB"]);
+    assert_eq!(plan["parameters"], 6_738_415_616_u64);
+    for row in rows(&plan) {
+        let phases = row["phases"].as_object().expect("phases");
+        let sum: u64 = phases.values().filter_map(Value::as_u64).sum();
+        assert_eq!(sum, row["peak_bytes"].as_u64().expect("bytes"), "{row}");
+        assert_eq!(row["fits"], row["needed_bytes"].as_u64() <= Some(46 << 30), "{row}");
+        let axes = row["sent_by_axis"].as_object().expect("axes");
+        let sent: u64 = axes.values().filter_map(Value::as_u64).sum();
+        assert_eq!(sent, row["sent_bytes"].as_u64().expect("bytes"), "{row}");
+    }
+    let find = |strategy: &str, recompute: &str, offload: bool| {
+        let is = |row: &&Value| {
+            row["strategy"] == strategy && row["recompute"] == recompute && row["offload"] == offload
+        };
+        rows(&plan).iter().find(is).unwrap_or_else(|| panic!("no {strategy}: {plan}"))
+    };
+    assert_eq!(find("NO_SHARD", "none", false)["fits"], false);
+    assert_eq!(find("FULL_SHARD", "none", false)["fits"], false);
+    assert_eq!(find("FULL_SHARD", "block", false)["fits"], true);
+    let recommended = &plan["recommended"];
+    assert_eq!((&recommended["strategy"], &recommended["recompute"]), (&"FULL_SHARD".into(), &"block".into()));
+    let reason = recommended["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("7b on 8 x 46.0 GiB: NO_SHARD needs "), "{reason}");
+    assert!(reason.contains("FULL_SHARD with recompute needs ") && reason.contains("fits"), "{reason}");
+    let row = &rows(&plan)[recommended["row"].as_u64().expect("an index") as usize];
+    assert_eq!(row["strategy"], recommended["strategy"]);
+}
+
+/// Every preset on every number of ranks, where its model is only planned.
+#[test]
+fn plans_reach_from_1_rank_to_4096() {
+    let workspace = Workspace::new();
+    for name in ["90m", "300m", "1b", "7b"] {
+        for ranks in ["1", "3", "64", "4096"] {
+            let nodes = if ranks == "3" { "3" } else { "1" };
+            let arguments =
+                [preset(name), "--ranks".into(), ranks.into(), "--nodes".into(), nodes.into(), "--gpu".into()];
+            let arguments: Vec<_> = arguments.iter().map(String::as_str).chain(["h100"]).collect();
+            let plan = plan(&workspace, &arguments);
+            assert!(rows(&plan).iter().all(|row| row["step_s"].as_f64() > Some(0.0)), "{plan}");
+            assert!(rows(&plan).iter().all(|row| row["mfu"].as_f64() < Some(1.0)), "{plan}");
+        }
+    }
+}
+
+/// The bytes of a plan are those that the recorder counts in steps that are run.
+#[test]
+fn a_plan_sends_what_steps_send() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.ranks", "4"), ("shard.shard_size", "2")]);
+    let bench =
+        ["bench", "strategies", "--config", "run.toml", "--ranks", "4", "--steps", "1", "--rounds", "1", "--json"];
+    let measured: Value = serde_json::from_str(&workspace.succeed(&bench)).expect("JSON");
+    let plan = plan(&workspace, &["run.toml", "--ranks", "4", "--set", "data.vocab_size=257"]);
+    let mut compared = 0;
+    for row in rows(&plan).iter().filter(|row| row["recompute"] == "none") {
+        let is = |other: &&Value| other["strategy"] == row["strategy"];
+        let other = measured["rows"].as_array().and_then(|rows| rows.iter().find(is)).expect("measured");
+        assert_eq!(row["sent_bytes"], other["sent_bytes"], "{row}");
+        compared += 1;
+    }
+    assert_eq!(compared, 5);
+}
+
+#[test]
+fn a_measured_network_gives_the_time_of_a_step() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[]);
+    let without = plan(&workspace, &["run.toml", "--ranks", "2"]);
+    assert!(rows(&without).iter().all(|row| row["step_s"].is_null()), "{without}");
+    workspace.succeed(&["bench", "network", "--ranks", "2", "--out", "network.json"]);
+    let arguments = ["run.toml", "--ranks", "2", "--flops", "0.1", "--network", "network.json"];
+    let with = plan(&workspace, &arguments);
+    let seconds = |strategy: &str| {
+        let row = rows(&with).iter().find(|row| row["strategy"] == strategy).expect("a row");
+        row["step_s"].as_f64().expect("seconds")
+    };
+    assert!(seconds("FULL_SHARD") > seconds("SHARD_GRAD_OP"), "it gathers more: {with}");
+    let calibrated = plan(&workspace, &["run.toml", "--ranks", "2", "--calibrate"]);
+    assert!(rows(&calibrated).iter().all(|row| row["step_s"].as_f64() > Some(0.0)), "{calibrated}");
+}
+
+#[test]
+fn a_sweep_is_a_table_and_a_drawing() {
+    let workspace = Workspace::new();
+    let preset = preset("1b");
+    let sweep = ["plan", &preset, "--gpu", "a100-80", "--ranks", "8", "--sweep", "ranks=8..64"];
+    let table = workspace.succeed(&[&sweep[..], &["--svg", "scaling.svg"]].concat());
+    for ranks in ["     8 ", "    16 ", "    32 ", "    64 "] {
+        assert!(table.lines().any(|line| line.starts_with(ranks)), "{table}");
+    }
+    let drawn = std::fs::read_to_string(workspace.path("scaling.svg")).expect("a drawing");
+    assert!(drawn.starts_with("<svg") && drawn.contains("seconds per step") && drawn.contains(">64<"), "{drawn}");
+}
+
+#[test]
+fn what_is_no_plan_is_told() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[]);
+    for (arguments, says) in [
+        (&["--gpu", "voodoo2"][..], "use one of b200, "),
+        (&["--ranks", "6", "--nodes", "4"], "cannot be spread evenly over 4 machines"),
+        (&["--sweep", "ranks=8"], "ranks=8..4096"),
+        (&["--flops", "0"], "--flops must be more than 0"),
+        (&["--network", "none.json"], "kiln bench network --out"),
+    ] {
+        let ended = workspace.kiln(&[&["plan", "run.toml"][..], arguments].concat());
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {ended:?}");
+        assert!(ended.stderr.contains(says), "{arguments:?}: {ended:?}");
+    }
+}
