@@ -16,13 +16,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use self::owners::{MemoryOwner, limit, lower_limit, owned_by};
-use self::owners::{Tag, check_limit};
+pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by};
+use self::owners::{RANK, Tag, check_limit};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
-
-/// Ranks that can be told apart in one process; further ones share the last counter.
-pub const MAX_RANKS: usize = 64;
 
 /// Allocations below this many bytes are not counted.
 const COUNTED_FROM: usize = 4096;
@@ -33,7 +30,6 @@ const HEADER: usize = 64;
 static POOL: Pool = Pool::new();
 
 thread_local! {
-    static RANK: Cell<usize> = const { Cell::new(0) };
     static IS_BOUND: Cell<bool> = const { Cell::new(false) };
 }
 

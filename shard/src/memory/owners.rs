@@ -7,8 +7,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::{MAX_RANKS, RANK};
 use crate::sync::lock;
+
+/// Ranks that can be told apart in one process; further ones share the last counter.
+pub const MAX_RANKS: usize = 64;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,8 @@ static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 
 thread_local! {
+    /// The rank that the thread works for.
+    pub(super) static RANK: Cell<usize> = const { Cell::new(0) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
 }

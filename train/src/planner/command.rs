@@ -90,7 +90,10 @@ impl PlanArgs {
         if !config.train.global_batch.is_multiple_of(ranks) {
             config.train.global_batch = config.train.global_batch.next_multiple_of(ranks);
         }
-        config.validate()?;
+        // The strategies of the table decide; what the file says about one of them does not hold here.
+        let mut checked = config.clone();
+        (checked.shard.strategy, checked.shard.shard_size) = Default::default();
+        checked.validate()?;
         let vocab_size = config.data.vocab_size;
         let model = config.model.resolve(Some(vocab_size)).map_err(TrainError::usage)?;
         model.validate().map_err(|error| TrainError::usage(error.to_string()))?;

@@ -180,7 +180,7 @@ fn what_does_not_fit_is_not_tried() {
     let sharded = ways("300MiB");
     assert!(sharded.iter().all(|way| way.0 != "NO_SHARD") && sharded.contains(&own), "{sharded:?}");
     // Several micro-batches keep gradients from one to the next, so the configuration itself takes too much.
-    let whole = ways("200MiB");
+    let whole = ways("225MiB");
     assert!(!whole.is_empty() && whole.iter().all(|way| way.2 == 4), "{whole:?}");
     let written = workspace.text("mine.tuned.toml");
     assert!(written.contains("\nmicro_batch = 4    # to be found\n"), "{written}");
