@@ -24,8 +24,10 @@ pub struct PlannedCall {
     pub axis: Axis,
     /// When.
     pub phase: Phase,
-    /// Bytes that each rank sends.
+    /// Bytes that each rank sends each time.
     pub sent: u64,
+    /// How often: passes in the middle of a step are alike.
+    pub times: u64,
 }
 
 /// What a collective takes on the links of an axis.

@@ -175,7 +175,7 @@ impl Groups {
         };
         // All ranks of these operations send as much.
         let sent = operation.ring_bytes(bytes, 0, ranks, 0);
-        self.clock.issue(PlannedCall { operation, axis, phase, sent })
+        self.clock.issue(PlannedCall { operation, axis, phase, sent, times: 1 })
     }
 
     /// Whether ranks gather at all; weights are read in place otherwise, or cast as a whole.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use kiln_model::meta::{Ledger, MemoryPeak, MetaBatch, MetaTape, MetaTensor, Products};
+use kiln_model::meta::{ACTIVATIONS, Ledger, MemoryPeak, MetaBatch, MetaTape, MetaTensor, Products};
 use kiln_model::{Decoder, Layer, ModelConfig};
 use kiln_shard::{Mesh, MeshError, Optimizer, PlannedGroup, Policy, Recompute, ShardOptions};
 
@@ -60,7 +60,7 @@ impl PlannedStep {
     /// Bytes that the rank sends over `axis`.
     pub fn sent(&self, axis: Axis) -> u64 {
         let calls = self.calls.iter().filter(|call| call.axis == axis);
-        calls.fold(0, |sum, call| sum.saturating_add(call.sent))
+        calls.fold(0, |sum, call| sum.saturating_add(call.sent.saturating_mul(call.times)))
     }
 }
 
@@ -127,10 +127,11 @@ impl<'a> RankShape<'a> {
             Pass { shape: self, ledger: ledger.clone(), groups: Rc::new(RefCell::new(groups)), trained };
         // Passes differ in what is there already and in what is reduced: the first, one in the middle, the last.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
+        let more = passes.saturating_sub(3);
         for index in 0..passes.min(3) {
             let before = pass.time();
             pass.run(index + 1 == passes.min(3));
-            if index == 1 && passes > 3 {
+            if index == 1 && more > 0 {
                 let (seconds, waited, count) = pass.time();
                 let calls = pass.groups.borrow().clock.read().2[before.2..count].to_vec();
                 middle = (seconds - before.0, waited - before.1, calls);
@@ -140,9 +141,8 @@ impl<'a> RankShape<'a> {
         pass.groups.borrow_mut().update();
         let (mut seconds, mut waited, _) = pass.time();
         let mut calls = pass.groups.borrow().clock.read().2.to_vec();
-        let more = passes.saturating_sub(3);
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
-        (0..more).for_each(|_| calls.extend_from_slice(&middle.2));
+        calls.extend(middle.2.into_iter().map(|call| PlannedCall { times: more as u64, ..call }));
         PlannedStep { peak: ledger.peak(), offloaded: host.peak(), seconds, waited, calls }
     }
 }
@@ -197,7 +197,7 @@ impl<'a> Pass<'a> {
         let tape = MetaTape::new(self.ledger.clone(), batch);
         let (head, rows) = (decoder.layers.len() + 1, batch.rows());
         // Inputs and targets, which are of 32 bits.
-        let tokens = [(); 2].map(|()| self.ledger.hold("activations", batch.rows().saturating_mul(4)));
+        let tokens = [(); 2].map(|()| self.ledger.hold(ACTIVATIONS, batch.rows().saturating_mul(4)));
         {
             let mut groups = self.groups.borrow_mut();
             groups.last_micro_batch = last;

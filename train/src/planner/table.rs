@@ -66,7 +66,7 @@ pub struct PlanRow {
     /// The same by axis.
     pub sent_by_axis: BTreeMap<&'static str, u64>,
     /// Collectives of a step.
-    pub collectives: usize,
+    pub collectives: u64,
     /// Seconds of a step, if the speed is known.
     pub step_s: Option<f64>,
     /// Seconds of them that a rank waits for communication.
@@ -161,7 +161,7 @@ impl Planned<'_> {
             fits: self.target.memory.map(|memory| needed <= memory),
             sent_bytes: sent_by_axis.values().fold(0, |sum, sent| sum.saturating_add(*sent)),
             sent_by_axis,
-            collectives: step.calls.len(),
+            collectives: step.calls.iter().map(|call| call.times).sum(),
             step_s,
             waits_s: speed.is_some().then_some(step.waited),
             tokens_per_s: step_s.map(|seconds| tokens / seconds),
