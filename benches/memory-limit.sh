@@ -83,7 +83,7 @@ set_() { for setting; do printf -- '--set %s ' "$setting"; done; }
     refused $(set_ shard.strategy=SHARD_GRAD_OP)
     refused $(set_ shard.strategy=NO_SHARD train.micro_batch=2 train.global_batch=4)
     refused $(set_ shard.strategy=NO_SHARD train.micro_batch=4 train.global_batch=8 shard.recompute=block)
-    refused $(set_ train.micro_batch=1 train.global_batch=32 data.seq_len=512)
+    refused $(set_ train.micro_batch=2 train.global_batch=8 data.seq_len=512)
     refused $(set_ train.micro_batch=4 train.global_batch=32)
     refused $(set_ data.seq_len=1024 train.micro_batch=2 train.global_batch=4)
     refused $(set_ model.layers=20 train.micro_batch=4 train.global_batch=8)

@@ -1,7 +1,8 @@
 //! A layer of any type: what lets a decoder have layers that this crate does not know.
 //!
-//! burn's [`Module`] has generic methods, so it is no trait object by itself. Visitors and mappers of parameters
-//! therefore cross a border where a parameter is [`Any`], and get their type back on the other side.
+//! burn's [`Module`] has generic methods, so it is no trait object by itself. Visitors and mappers of
+//! parameters therefore cross a border where a parameter is [`Any`], and get their type back on the other
+//! side.
 
 use std::any::Any;
 use std::fmt;
@@ -14,8 +15,8 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use super::{Context, Layer};
 use crate::meta::{MetaTape, MetaTensor};
 
-/// A layer of any type, behind one pointer. As a module it is the layer inside: it adds nothing to the names of
-/// parameters.
+/// A layer of any type, behind one pointer. As a module it is the layer inside: it adds nothing to the names
+/// of parameters.
 pub struct AnyLayer(Box<dyn Object>);
 
 impl AnyLayer {
@@ -168,8 +169,8 @@ impl ModuleDisplayDefault for AnyLayer {
 
 impl ModuleDisplay for AnyLayer {}
 
-/// [`ModuleVisitor`] as a trait object. `param` is a [`Param`] of a tensor of any kind and number of dimensions,
-/// or of a [`Flag`].
+/// [`ModuleVisitor`] as a trait object. `param` is a [`Param`] of a tensor of any kind and number of
+/// dimensions, or of a [`Flag`].
 trait AnyVisitor {
     fn visit(&mut self, param: &dyn Any);
     fn enter(&mut self, name: &str, container: &str);

@@ -72,9 +72,9 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
         6.0 * self.active_parameters() as f64
     }
 
-    /// What a pass holds in memory: [`Layer::forward`] on tensors without values, operation by operation, with
-    /// those of [`MetaTape`]. Plans of memory are made from it; nothing that is computed depends on it. By
-    /// default each matrix of the layer is taken for a map whose input and output are kept for backward.
+    /// What a pass holds in memory: [`Layer::forward`] on tensors without values, operation by operation,
+    /// with those of [`MetaTape`]. Plans of memory are made from it; nothing that is computed depends on it.
+    /// By default each matrix of the layer is taken for a map whose input and output are kept for backward.
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         tape.unknown(self, x)
     }

@@ -66,8 +66,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// The gradient of the input of a map `[d_in, d_out]`; where it `adds` to that of another map, in the memory
-    /// of that.
+    /// The gradient of the input of a map `[d_in, d_out]`; where it `adds` to that of another map, in the
+    /// memory of that.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
             Products::InPlace => Vec::new(),
@@ -113,8 +113,8 @@ impl MetaTape<'_> {
         self.wide(self.batch.rows(), width)
     }
 
-    /// [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. Where `x` is a residual stream, its gradient is
-    /// part of the result.
+    /// [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. Where `x` is a residual stream, its gradient
+    /// is part of the result.
     pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         let x = x.clone();
@@ -312,8 +312,8 @@ impl MetaTape<'_> {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
-    /// The logits of all rows of `hidden`, and a loss of a program's own: logits, a copy in f32, their logarithms
-    /// of probabilities, and the gradients of these.
+    /// The logits of all rows of `hidden`, and a loss of a program's own: logits, a copy in f32, their
+    /// logarithms of probabilities, and the gradients of these.
     pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
         let logits = self.linear(hidden, vocabulary);
@@ -327,8 +327,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output are
-    /// kept.
+    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
+    /// are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
         let d = x.width();
         let mut matrices = Matrices(Vec::new());

@@ -77,8 +77,8 @@ impl MetaBatch {
 
 type Step<'a> = Box<dyn FnOnce(&MetaTape<'a>) + 'a>;
 
-/// A tape of operations on [`MetaTensor`]s. Its ledger has what the real ones hold: backward runs the steps in
-/// the opposite order, and each frees what it was kept for.
+/// A tape of operations on [`MetaTensor`]s. Its ledger has what the real ones hold: backward runs the steps
+/// in the opposite order, and each frees what it was kept for.
 pub struct MetaTape<'a> {
     pub(super) ledger: Ledger,
     pub(super) batch: MetaBatch,

@@ -6,8 +6,8 @@ use crate::layout::ParamGroupLayout;
 use crate::optim::{GroupRule, Optimizer};
 use crate::sharded_module::ParameterPlace;
 
-/// The parameter groups of one module: one for the trainable parameters of each rule and one for the frozen ones,
-/// where there are any.
+/// The parameter groups of one module: one for the trainable parameters of each rule and one for the frozen
+/// ones, where there are any.
 pub(super) struct ModuleGroups {
     pub(super) layouts: Vec<ParamGroupLayout>,
     /// How each group is updated.

@@ -16,8 +16,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::owners::{BOUND, RANK, Tag, check_limit};
 pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by};
-use self::owners::{RANK, Tag, check_limit};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
 
@@ -28,10 +28,6 @@ const COUNTED_FROM: usize = 4096;
 const HEADER: usize = 64;
 
 static POOL: Pool = Pool::new();
-
-thread_local! {
-    static IS_BOUND: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Counts what is alive, and the most that has been.
 #[derive(Default)]
@@ -65,13 +61,13 @@ impl Counter {
 /// Counts what the calling thread allocates from now on for `rank`.
 pub fn bind_to_rank(rank: usize) {
     RANK.with(|bound| bound.set(rank.min(MAX_RANKS - 1)));
-    IS_BOUND.set(true);
+    BOUND.set(Some(rank));
 }
 
 /// The rank that the calling thread was bound to with [`bind_to_rank`]. May be called in the handler of a
 /// signal.
 pub fn bound_rank() -> Option<usize> {
-    IS_BOUND.try_with(Cell::get).unwrap_or(false).then(|| RANK.get())
+    BOUND.try_with(Cell::get).ok().flatten()
 }
 
 /// Whether [`CountingAllocator`] is the global allocator, which is tried out.

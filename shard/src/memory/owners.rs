@@ -1,7 +1,8 @@
 //! Who holds the memory of a rank, for the moment at which there is no more.
 //!
-//! A thread says what it allocates for with [`owned_by`]; what nobody claims are activations of the module that
-//! its rank is in ([`enter_module`]). Both go into the header of the block, so that it is known when it is freed.
+//! A thread says what it allocates for with [`owned_by`]; what nobody claims are activations of the module
+//! that its rank is in ([`enter_module`]). Both go into the header of the block, so that it is known when it
+//! is freed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,27 +58,36 @@ static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Bytes of all ranks of this process, and the most that they may be.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
+/// The most that they were: what is free of it is in pages that the process has.
+static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The most bytes of pages that this process may have.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 
 thread_local! {
-    /// The rank that the thread works for.
+    /// The rank that the thread works for, as counters are told apart.
     pub(super) static RANK: Cell<usize> = const { Cell::new(0) };
+    /// The same, without a bound, once it was said.
+    pub(super) static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `run`, whose allocations on this thread are for `owner`.
 pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
-    let before = OWNER.replace(owner);
-    let result = run();
-    OWNER.set(before);
-    result
+    struct Restored(MemoryOwner);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            OWNER.set(self.0);
+        }
+    }
+    let _restored = Restored(OWNER.replace(owner));
+    run()
 }
 
-/// The rank that the calling thread works for is in the module at `index` of those that [`name_modules`] has named.
+/// The rank that the calling thread works for is in the module at `index` of those that [`name_modules`] has
+/// named.
 pub(crate) fn enter_module(index: usize) {
     PLACE[RANK.get()].store((index + 1).min(PLACES - 1), Ordering::Relaxed);
 }
@@ -87,8 +97,8 @@ pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
-/// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for more
-/// gets nothing: `told` is called with who holds how much, and ends the process.
+/// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for
+/// more gets nothing: `told` is called with who holds how much, and ends the process.
 pub fn limit(bytes: usize, told: fn(&str)) {
     // The first call decides what is called; a later one may change the limit.
     let _ = EXHAUSTED.set(told);
@@ -138,7 +148,8 @@ impl Tag {
     pub(super) fn add(self, size: usize) {
         BY_OWNER[self.rank()][self.owner()].fetch_add(size, Ordering::Relaxed);
         BY_PLACE[self.rank()][self.place()].fetch_add(size, Ordering::Relaxed);
-        TOTAL.fetch_add(size, Ordering::Relaxed);
+        let total = TOTAL.fetch_add(size, Ordering::Relaxed) + size;
+        MOST.fetch_max(total, Ordering::Relaxed);
     }
 
     pub(super) fn remove(self, size: usize) {
@@ -148,11 +159,12 @@ impl Tag {
     }
 }
 
-/// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before anything is
-/// locked.
+/// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before
+/// anything is locked.
 pub(super) fn check_limit(size: usize) {
     let (asked, limit) = (TOTAL.load(Ordering::Relaxed).saturating_add(size), LIMIT.load(Ordering::Relaxed));
-    if asked > limit || asked > limit / 8 * 7 && are_pages_short(size) {
+    let grows = asked.saturating_sub(MOST.load(Ordering::Relaxed));
+    if asked > limit || asked > limit / 8 * 7 && grows > 0 && are_pages_short(grows) {
         exhausted(size);
     }
 }
@@ -204,15 +216,20 @@ fn exhausted(size: usize) {
 fn describe(size: usize, limit: usize) -> String {
     use std::fmt::Write as _;
 
-    let rank = RANK.try_with(Cell::get).unwrap_or(0);
+    let counter = RANK.try_with(Cell::get).unwrap_or(0);
+    let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let names = NAMES.try_lock().map(|names| names.clone()).unwrap_or_default();
-    let name = |place: usize| names.get(place.wrapping_sub(1)).map_or("elsewhere", String::as_str);
-    let place = name(read(&PLACE[rank]));
+    let name = |place: usize| match place {
+        0 => "elsewhere",
+        place if place == PLACES - 1 => "further modules",
+        place => names.get(place - 1).map_or("elsewhere", String::as_str),
+    };
+    let place = name(read(&PLACE[counter]));
     let held = read(&TOTAL);
     let mut text = format!(
-        "out of memory: rank {rank} asks for {} in {place}, its process holds {} in {} of pages, and may hold {}",
+        "out of memory: rank {rank} asks for {} in {place}; its process holds {}, in pages of {}, and may hold {}",
         mib(size),
         mib(held),
         mib(resident()),
@@ -221,15 +238,15 @@ fn describe(size: usize, limit: usize) -> String {
     // Writing into a String cannot fail.
     let _ = write!(text, "\nof rank {rank}:");
     for owner in MemoryOwner::ALL {
-        let bytes = read(&BY_OWNER[rank][owner as usize]);
+        let bytes = read(&BY_OWNER[counter][owner as usize]);
         let _ = write!(text, "\n  {:>12}  {}", mib(bytes), owner.name());
     }
     let mut places: Vec<_> = (0..PLACES)
         .map(|place| {
-            let mut bytes = read(&BY_PLACE[rank][place]);
+            let mut bytes = read(&BY_PLACE[counter][place]);
             if place == 0 {
                 // What other owners hold has no place.
-                let others = BY_OWNER[rank][1..].iter().map(read).sum();
+                let others = BY_OWNER[counter][1..].iter().map(read).sum();
                 bytes = bytes.saturating_sub(others);
             }
             (bytes, place)

@@ -18,6 +18,9 @@ pub struct DeviceDefaults {
 impl DeviceDefaults {
     /// Any CPU, before it is known which one.
     pub const CPU: DeviceDefaults = DeviceDefaults { precision: Precision::F32, tokens: 2048 };
+
+    /// Tokens of a micro-batch on a GPU.
+    pub const GPU_TOKENS: usize = 16_384;
 }
 
 impl PrecisionSection {
@@ -99,7 +102,7 @@ impl Config {
 
     /// The most sequences of at most `tokens` tokens together that divide a rank's part of the batch; at
     /// least one.
-    fn rows_of(&self, tokens: usize) -> usize {
+    pub(crate) fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);
         let most = (tokens / self.data.seq_len.max(1)).min(per_rank);
         (1..=most).rev().find(|rows| per_rank.is_multiple_of(*rows)).unwrap_or(1)

@@ -40,6 +40,7 @@ const DATA_SHEETS: &[DataSheet] = &[
     sheet("h800", "H800", [79.6, 989.5, 67.0, 3350.0, 200.0]),
     sheet("h20", "H20", [95.0, 148.0, 44.0, 4000.0, 450.0]),
     sheet("a100-40", "A100-SXM4-40GB", [39.4, 312.0, 19.5, 1555.0, 300.0]),
+    sheet("a100-pcie-40", "A100-PCIE-40GB", [39.4, 312.0, 19.5, 1555.0, 32.0]),
     sheet("a100-80", "A100", [79.2, 312.0, 19.5, 2039.0, 300.0]),
     sheet("a800", "A800", [79.2, 312.0, 19.5, 2039.0, 200.0]),
     sheet("l40s", "L40S", [44.4, 362.0, 91.6, 864.0, 32.0]),
@@ -56,7 +57,14 @@ const DATA_SHEETS: &[DataSheet] = &[
 impl DataSheet {
     /// The GPU that its driver calls `name`, if there is a data sheet of it here.
     pub fn of_driver(name: &str) -> Option<&'static DataSheet> {
-        DATA_SHEETS.iter().find(|sheet| name.contains(sheet.part))
+        // As words of their own: an RTX A4000 is no A40.
+        let is_whole = |part: &str| {
+            name.match_indices(part).any(|(at, _)| {
+                let after = name[at + part.len()..].chars().next();
+                !after.is_some_and(|next| next.is_ascii_alphanumeric())
+            })
+        };
+        DATA_SHEETS.iter().find(|sheet| is_whole(sheet.part))
     }
 
     /// The GPU of this name.

@@ -29,7 +29,7 @@ use crate::place::RankEnv;
 /// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
 /// multiprocessors, and what is done once per pass no longer counts.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-const GPU_TOKENS: usize = 16_384;
+const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 
 /// The device of a run, as far as this process is concerned.
 #[derive(Clone, Debug, PartialEq)]

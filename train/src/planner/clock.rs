@@ -94,6 +94,11 @@ impl Clock {
         self.now += flops / self.speed.flops + bytes / self.speed.memory;
     }
 
+    /// So many seconds of something else.
+    pub(super) fn pass(&mut self, seconds: f64) {
+        self.now += seconds;
+    }
+
     /// Starts a collective.
     pub(super) fn issue(&mut self, call: PlannedCall) -> Finish {
         let seconds = self.speed.seconds(&call);

@@ -8,7 +8,7 @@ use kiln_model::{Decoder, Key};
 
 use super::calibrate::calibrated;
 use super::report::{PlanReport, recommend};
-use super::table::Planned;
+use super::table::{Planned, divisor};
 use super::target::{Cores, Hardware, Target};
 use super::{Gathers, sweep};
 use crate::config::{self, Backend, ByteSize, Choice, Config, Precision};
@@ -52,9 +52,9 @@ pub(crate) struct PlanArgs {
     /// Links as `kiln bench network --out FILE` has measured them.
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
-    /// On the CPU: measure the products of matrices and two blocks of this model on this machine first, for the
-    /// time of a step.
-    #[arg(long)]
+    /// On the CPU: measure the products of matrices and two blocks of this model on this machine first, for
+    /// the time of a step.
+    #[arg(long, conflicts_with = "flops")]
     calibrate: bool,
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
@@ -74,7 +74,11 @@ impl PlanArgs {
     /// The plan as text or JSON.
     pub(crate) fn run(self, registry: &Registry) -> Result<String> {
         let mut config = config::load(&self.config, &self.overrides)?;
-        config.train.ranks = self.ranks.unwrap_or(config.train.ranks).max(1);
+        let first = self.sweep.map(|range| range.first());
+        config.train.ranks = self.ranks.or(first).unwrap_or(config.train.ranks);
+        if config.train.ranks == 0 {
+            return Err(TrainError::usage("how many ranks? Give --ranks N, 1 or more"));
+        }
         if config.data.path.as_os_str().is_empty() {
             // No data is read.
             config.data.path = "unused".into();
@@ -84,12 +88,9 @@ impl PlanArgs {
             let precision = if on_gpu { Precision::Bf16 } else { device::cpu_defaults().precision };
             config.precision.compute = Choice::Is(precision);
         }
-        config.device.backend = Backend::Cpu;
+        config.device.backend = if on_gpu { Backend::Auto } else { Backend::Cpu };
         let ranks = config.train.ranks;
-        // A batch that these ranks cannot share is that of another number of ranks.
-        if !config.train.global_batch.is_multiple_of(ranks) {
-            config.train.global_batch = config.train.global_batch.next_multiple_of(ranks);
-        }
+        let changed = share_batch(&mut config);
         // The strategies of the table decide; what the file says about one of them does not hold here.
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
@@ -101,6 +102,7 @@ impl PlanArgs {
         let optimizer = registry.optimizers().make(&config.optim)?;
         let mut target = self.target(&config)?;
         if self.calibrate {
+            config.validate_threads()?;
             target.hardware = calibrated(&config, &model, &optimizer, registry, &target)?;
         }
         let (gathers, target) = (if on_gpu { Gathers::Pooled } else { Gathers::Shared }, &target);
@@ -113,11 +115,12 @@ impl PlanArgs {
             gathers,
         };
         if let Some(range) = self.sweep {
-            return sweep::run(&planned, range, self.svg.as_deref(), self.json);
+            let per_node = self.nodes.map_or(GPUS_PER_NODE, |_| target.ranks_per_node());
+            return sweep::run(&planned, range, per_node, self.svg.as_deref(), self.json);
         }
         let rows = planned.rows();
         let name = config.model.preset.clone().unwrap_or_else(|| "the model".to_owned());
-        let tokens_per_step = config.train.global_batch * config.data.seq_len;
+        let tokens_per_step = config.train.global_batch.saturating_mul(config.data.seq_len);
         let report = PlanReport {
             parameters: decoder.num_params(),
             ranks,
@@ -125,7 +128,9 @@ impl PlanArgs {
             device: target.describe(),
             memory_bytes: target.memory,
             tokens_per_step,
-            tokens: tokens_per_step as u64 * config.train.steps,
+            tokens: (tokens_per_step as u64).saturating_mul(config.train.steps),
+            changed,
+            shard_size: config.shard.shard_size,
             recommended: recommend(&rows, &name, target),
             rows,
         };
@@ -169,6 +174,8 @@ impl PlanArgs {
                 (Hardware::Cpu(cores), config.device.memory.map(|size| size.0).or(machine))
             }
         };
+        let share = config.device.memory_fraction.unwrap_or(1.0);
+        let memory = memory.map(|memory| (memory as f64 * share) as u64);
         let on_host = matches!(hardware, Hardware::Cpu(_));
         let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
         if nodes == 0 || !ranks.is_multiple_of(nodes) {
@@ -180,4 +187,25 @@ impl PlanArgs {
         let backend = if on_host { "local" } else { "nccl" };
         Ok(Target { ranks, nodes, hardware, memory, links, backend })
     }
+}
+
+/// Changes a batch that the ranks of `config` cannot share: it is one of another number of ranks. Returns
+/// what was changed, as settings.
+fn share_batch(config: &mut Config) -> Vec<String> {
+    let (ranks, train) = (config.train.ranks, &mut config.train);
+    let mut changed = Vec::new();
+    if !train.global_batch.is_multiple_of(ranks) {
+        train.global_batch = train.global_batch.next_multiple_of(ranks);
+        changed.push(format!("train.global_batch={}", train.global_batch));
+    }
+    let sequences = train.global_batch / ranks;
+    if let Choice::Is(micro_batch) = train.micro_batch
+        && micro_batch > 0
+        && !sequences.is_multiple_of(micro_batch)
+    {
+        let largest = divisor(sequences, micro_batch);
+        train.micro_batch = Choice::Is(largest);
+        changed.push(format!("train.micro_batch={largest}"));
+    }
+    changed
 }

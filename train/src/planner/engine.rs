@@ -1,5 +1,5 @@
-//! The memory of one rank's parameter groups over a step: what [`kiln_shard::Engine`] holds of weights, gradients
-//! and optimizer state, and when.
+//! The memory of one rank's parameter groups over a step: what [`kiln_shard::Engine`] holds of weights,
+//! gradients and optimizer state, and when.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{GRADIENTS, Held, Ledger, Owner};
@@ -76,7 +76,7 @@ pub(super) struct Groups {
     policy: Policy,
     pub(super) mesh: Mesh,
     pub(super) gathers: Gathers,
-    offloads: bool,
+    pub(super) offloads: bool,
     pub(super) groups: Vec<Group>,
     /// Positions of the groups of each module.
     modules: Vec<std::ops::Range<usize>>,
@@ -162,7 +162,7 @@ impl Groups {
         }
     }
 
-    fn width(&self) -> u64 {
+    pub(super) fn width(&self) -> u64 {
         self.policy.compute_dtype.size() as u64
     }
 
@@ -301,8 +301,8 @@ impl Groups {
         }
     }
 
-    /// The gradients of one use of a module are added to its flat buffers. Nothing of this use reads its weights
-    /// any more.
+    /// The gradients of one use of a module are added to its flat buffers. Nothing of this use reads its
+    /// weights any more.
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
@@ -418,8 +418,8 @@ impl Groups {
     }
 }
 
-/// Elements that the orthogonalisation of a matrix needs besides the matrix: copies of it, and of its product with
-/// its transpose.
+/// Elements that the orthogonalisation of a matrix needs besides the matrix: copies of it, and of its product
+/// with its transpose.
 fn transform(shape: &[usize]) -> u64 {
     let numel = shape.iter().fold(1, |numel: u64, size| numel.saturating_mul(*size as u64));
     let least = shape.iter().rev().take(2).min().map_or(0, |size| *size as u64);

@@ -1,8 +1,8 @@
 //! What a run will hold, send and take, before it starts: `kiln plan`.
 //!
-//! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its time.
-//! `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them, `sweep` shows
-//! how the best one scales, `calibrate` measures this machine.
+//! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its
+//! time. `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them,
+//! `sweep` shows how the best one scales, `calibrate` measures this machine.
 
 mod calibrate;
 mod clock;
@@ -22,4 +22,4 @@ pub use engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 pub use memory::{PlannedStep, RankShape};
 pub use report::{PlanReport, Recommendation, recommend};
 pub use table::{PlanRow, Planned};
-pub use target::{Cores, Hardware, Target};
+pub use target::{Cores, Hardware, Target, beside_blocks};

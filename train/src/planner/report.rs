@@ -27,6 +27,11 @@ pub struct PlanReport {
     pub tokens_per_step: usize,
     /// Tokens of the run.
     pub tokens: u64,
+    /// What was changed of the batch so that the ranks can share it, as settings.
+    pub changed: Vec<String>,
+    /// `shard.shard_size` of the configuration, which other strategies refuse.
+    #[serde(skip)]
+    pub shard_size: Option<usize>,
     /// The ways to run it.
     pub rows: Vec<PlanRow>,
     /// The one to take; `null` if none fits.
@@ -53,8 +58,8 @@ pub struct Recommendation {
 /// Two rows whose times differ by less are as fast, for all that a plan knows.
 const AS_FAST: f64 = 1.03;
 
-/// The row to take: the fastest that fits; the first of those that are as fast, which holds or does less besides.
-/// Where the speed is not known, the one that sends least and computes nothing twice.
+/// The row to take: the fastest that fits; the first of those that are as fast, which holds or does less
+/// besides. Where the speed is not known, the one that sends least and computes nothing twice.
 pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recommendation> {
     let fitting = || rows.iter().enumerate().filter(|(_, row)| row.fits != Some(false));
     let cost = |row: &PlanRow| match row.step_s {
@@ -77,8 +82,11 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
     }
     let _ = write!(reason, "{way} needs {takes}");
     match row.largest_micro_batch {
+        Some(largest) if largest > row.micro_batch => {
+            _ = write!(reason, "; micro_batch {} fits, and up to {largest}", row.micro_batch);
+        }
         Some(largest) => _ = write!(reason, "; micro_batch {largest} fits"),
-        None => reason.push_str("; how much there is was not said (--memory)"),
+        None => reason.push_str("; nobody has said how much there is (device.memory)"),
     }
     if let Some(seconds) = row.step_s {
         let _ = write!(reason, "; {} s per step", seconds_of(seconds));
@@ -128,16 +136,23 @@ impl PlanReport {
     /// The plan for people.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "{:.2}M parameters, {} in {}, {} tokens per step; per rank, at the moment of its peak\n\n",
+            "{:.2}M parameters, {} in {}, {} tokens per step\n",
             self.parameters as f64 / 1e6,
             number_of(self.ranks, "rank"),
             number_of(self.nodes, "machine"),
             self.tokens_per_step,
         );
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        if !self.changed.is_empty() {
+            let _ =
+                writeln!(text, "changed, so that the ranks can share the batch: {}", self.changed.join(", "));
+        }
+        // In a unit in which the largest has some digits.
+        let most = self.rows.iter().map(|row| row.peak_bytes).max().unwrap_or(0);
+        let (unit, name) = if most >= 1 << 30 { (1u64 << 30, "GiB") } else { (1 << 20, "MiB") };
+        let of_unit = |bytes: u64| bytes as f64 / unit as f64;
         let _ = writeln!(
             text,
-            "  {:<21} {:<9} {:<7} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6} {:>7} {:>9} {:>8} {:>6}",
+            "\n  {:<21} {:<9} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>5} {:>7} {:>9} {:>7} {:>6}",
             "strategy",
             "recompute",
             "offload",
@@ -148,42 +163,52 @@ impl PlanReport {
             "gathered",
             "activ.",
             "peak",
+            "needs",
             "fits",
             "largest",
             "sent",
             "s/step",
             "MFU"
         );
+        let per_node = self.ranks.div_ceil(self.nodes.max(1)) as u64;
         for (index, row) in self.rows.iter().enumerate() {
             let is_recommended = self.recommended.as_ref().is_some_and(|found| found.row == index);
             let of = |name: &str| row.phases.get(name).copied().unwrap_or(0);
             let fits = row.fits.map_or("?", |fits| if fits { "yes" } else { "no" });
             let dash = || "-".to_owned();
+            let offload = match row.offload {
+                true => format!("{:.1}", of_unit(row.host_bytes.saturating_mul(per_node))),
+                false => dash(),
+            };
             let _ = writeln!(
                 text,
-                "{} {:<21} {:<9} {:<7} {:>6} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>6} {:>7} {:>9.3} \
-                 {:>8} {:>6}",
+                "{} {:<21} {:<9} {:>8} {:>6} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>5} {:>7} \
+                 {:>9.3} {:>7} {:>6}",
                 if is_recommended { "*" } else { " " },
                 row.strategy.to_string(),
                 row.recompute.to_string(),
-                if row.offload { "host" } else { "-" },
+                offload,
                 row.micro_batch,
-                gib(of("weights")),
-                gib(of("gradients")),
-                gib(of("optimizer")),
-                gib(of("gathered")),
-                gib(of("activations") + of("logits")),
-                gib(row.peak_bytes),
+                of_unit(of("weights")),
+                of_unit(of("gradients")),
+                of_unit(of("optimizer")),
+                of_unit(of("gathered")),
+                of_unit(of("activations") + of("logits")),
+                of_unit(row.peak_bytes),
+                of_unit(row.needed_bytes),
                 fits,
                 row.largest_micro_batch.map_or_else(dash, |size| size.to_string()),
-                gib(row.sent_bytes),
+                of_unit(row.sent_bytes),
                 row.step_s.map_or_else(dash, seconds_of),
                 row.mfu.map_or_else(dash, |mfu| format!("{:.1}%", 100.0 * mfu)),
             );
         }
-        text.push_str(
-            "\nGiB; sent: per step; largest: the largest micro-batch that fits. The peak has logits, buffers of \
-             communication and,\non GPUs, about 1.5 GiB of the runtime besides.\n",
+        let _ = write!(
+            text,
+            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, some 1.5 GiB \
+             of the runtime.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
+             host, of all ranks of a\nmachine; whether that fits is not said. largest: the largest micro-batch that fits. \
+             sent: by a rank in a step.\n"
         );
         match &self.recommended {
             None => {
@@ -191,14 +216,27 @@ impl PlanReport {
             }
             Some(found) => {
                 let row = &self.rows[found.row];
+                let group = match (self.shard_size, row.strategy) {
+                    (None, _) => None,
+                    (size, strategy) if strategy.is_hybrid() => size,
+                    (_, Strategy::NoShard) => Some(1),
+                    (..) => Some(self.ranks),
+                };
                 let _ = write!(text, "\n* {}\n  --set shard.strategy={}", found.reason, row.strategy);
                 let _ = write!(text, " --set shard.recompute={}", row.recompute);
+                if let Some(size) = group {
+                    let _ = write!(text, " --set shard.shard_size={size}");
+                }
                 if row.offload {
                     text.push_str(" --set shard.offload=true");
                 }
+                for setting in self.changed.iter().filter(|setting| !setting.contains("micro_batch")) {
+                    let _ = write!(text, " --set {setting}");
+                }
                 let _ = write!(text, " --set train.micro_batch={}", row.micro_batch);
                 if let Some(seconds) = row.run_s {
-                    let _ = write!(text, "\n  the run: {} tokens in {}", self.tokens, time_of(seconds));
+                    let _ =
+                        write!(text, "\n  the run: {} tokens in {}", count_of(self.tokens), time_of(seconds));
                 }
             }
         }
@@ -223,5 +261,14 @@ fn time_of(seconds: f64) -> String {
         seconds if seconds >= 7_200.0 => format!("{:.1} hours", seconds / 3_600.0),
         seconds if seconds >= 120.0 => format!("{:.1} minutes", seconds / 60.0),
         seconds => format!("{seconds:.0} seconds"),
+    }
+}
+
+/// A count that people can read.
+fn count_of(count: u64) -> String {
+    let units = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million")];
+    match units.into_iter().find(|(unit, _)| count as f64 >= *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", count as f64 / unit),
+        None => count.to_string(),
     }
 }

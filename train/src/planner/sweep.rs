@@ -22,6 +22,12 @@ pub(super) struct Range {
     last: usize,
 }
 
+impl Range {
+    pub(super) fn first(self) -> usize {
+        self.first
+    }
+}
+
 /// `ranks=8..4096`.
 pub(super) fn parse(text: &str) -> std::result::Result<Range, String> {
     let wrong = || format!("write it as in ranks=8..{MOST}");
@@ -43,8 +49,14 @@ struct Point {
     best: Option<PlanRow>,
 }
 
-/// The sweep as text or JSON; draws it at `svg`.
-pub(super) fn run(planned: &Planned<'_>, range: Range, svg: Option<&Path>, json: bool) -> Result<String> {
+/// The sweep as text or JSON, on machines of `per_node` ranks; draws it at `svg`.
+pub(super) fn run(
+    planned: &Planned<'_>,
+    range: Range,
+    per_node: usize,
+    svg: Option<&Path>,
+    json: bool,
+) -> Result<String> {
     let base = planned.target;
     let sequences = (planned.config.train.global_batch / base.ranks).max(1);
     let counts = std::iter::successors(Some(range.first), |ranks| Some(ranks * 2));
@@ -52,7 +64,7 @@ pub(super) fn run(planned: &Planned<'_>, range: Range, svg: Option<&Path>, json:
     for ranks in counts.take_while(|ranks| *ranks <= range.last) {
         let mut config = planned.config.clone();
         (config.train.ranks, config.train.global_batch) = (ranks, sequences * ranks);
-        let nodes = if base.on_host() { 1 } else { ranks.div_ceil(base.ranks_per_node().max(1)) };
+        let nodes = if base.on_host() { 1 } else { ranks.div_ceil(per_node.max(1)) };
         let target = Target { ranks, nodes, ..base.clone() };
         let tokens_per_step = config.train.global_batch * config.data.seq_len;
         let rows = Planned { config: &config, target: &target, ..*planned }.rows();

@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::clock::{Axis, Speed};
 use super::engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 use super::memory::{PlannedStep, RankShape};
-use super::target::Target;
-use crate::config::{Choice, Config};
+use super::target::{Target, beside_blocks};
+use crate::config::{Choice, Config, DeviceDefaults, Precision};
 
 /// Owner of what the runtime of a GPU keeps.
 const RUNTIME: &str = "runtime";
@@ -94,7 +94,9 @@ impl Planned<'_> {
 
     /// All rows, in the order of strategies, recomputation and offload.
     pub fn rows(&self) -> Vec<PlanRow> {
-        let offloads: &[bool] = if self.target.on_host() { &[false] } else { &[false, true] };
+        // State in f16 is updated on the GPU.
+        let offloads = !self.target.on_host() && self.config.precision.compute() != Precision::F16;
+        let offloads: &[bool] = if offloads { &[false, true] } else { &[false] };
         let mut rows = Vec::new();
         for strategy in self.strategies() {
             for recompute in [Recompute::None, Recompute::Block] {
@@ -110,14 +112,17 @@ impl Planned<'_> {
         rows
     }
 
-    /// The row of `config`; `None` if its ranks cannot be arranged. Where the micro-batch is left open, it is the
-    /// largest that fits, up to the one that keeps the device busy.
+    /// The row of `config`; `None` if its ranks cannot be arranged. Where the micro-batch is left open, it is
+    /// the largest that fits, up to the one that keeps the device busy.
     pub fn row(&self, mut config: Config) -> Option<PlanRow> {
         config.train.ranks = self.target.ranks;
         let sequences = (config.train.global_batch / self.target.ranks).max(1);
         let largest = self.target.memory.map(|memory| self.largest(&config, sequences, memory));
         if config.train.micro_batch == Choice::Auto {
-            let wanted = config.micro_batch().max(1);
+            let wanted = match self.target.on_host() {
+                true => config.micro_batch(),
+                false => config.rows_of(DeviceDefaults::GPU_TOKENS),
+            };
             let fits = largest.filter(|largest| *largest > 0).unwrap_or(wanted);
             config.train.micro_batch = Choice::Is(divisor(sequences, wanted.min(fits)));
         }
@@ -189,10 +194,13 @@ impl Planned<'_> {
             Gathers::Pooled => ranks,
         };
         let own = bytes.saturating_sub(gathered).saturating_mul(ranks);
-        own.saturating_add(gathered.saturating_mul(copies))
+        let counted = own.saturating_add(gathered.saturating_mul(copies));
+        let processes = if self.gathers == Gathers::Shared { 1 } else { ranks };
+        counted.saturating_add(beside_blocks(counted, processes))
     }
 
-    /// The largest micro-batch, a divisor of the `sequences` of a rank, that fits into `memory`; 0 if none does.
+    /// The largest micro-batch, a divisor of the `sequences` of a rank, that fits into `memory`; 0 if none
+    /// does.
     fn largest(&self, config: &Config, sequences: usize, memory: u64) -> usize {
         let fits = |micro_batch: usize| {
             let mut config = config.clone();
@@ -200,15 +208,13 @@ impl Planned<'_> {
             let Some(shape) = self.shape(&config) else { return false };
             self.needed(&shape, &shape.step(&Speed::INSTANT)) <= memory
         };
-        let divisors: Vec<_> =
-            (1..=sequences.min(4096)).filter(|size| sequences.is_multiple_of(*size)).collect();
-        // More sequences never take less.
-        let count = divisors.partition_point(|size| fits(*size));
-        if count == 0 { 0 } else { divisors[count - 1] }
+        // Fewer sequences may take more: gradients of earlier micro-batches are kept whole.
+        let mut divisors = (1..=sequences.min(4096)).rev().filter(|size| sequences.is_multiple_of(*size));
+        divisors.find(|size| fits(*size)).unwrap_or(0)
     }
 }
 
 /// The largest divisor of `sequences` that is not above `most`.
-fn divisor(sequences: usize, most: usize) -> usize {
+pub(super) fn divisor(sequences: usize, most: usize) -> usize {
     (1..=most.clamp(1, sequences)).rev().find(|size| sequences.is_multiple_of(*size)).unwrap_or(1)
 }

@@ -8,11 +8,11 @@ use crate::config::Precision;
 use crate::device::DataSheet;
 use crate::links::{Link, Links};
 
-/// The share of a data sheet's FLOP/s that products of large matrices reach: what bf16 products on an H100 do at
-/// the power that they draw.
+/// The share of a data sheet's FLOP/s that products of large matrices reach: what bf16 products on an H100 do
+/// at the power that they draw.
 const PRODUCTS: f64 = 0.6;
-/// The share of a data sheet's bandwidth that everything else reaches, since operations read and write what others
-/// have just written.
+/// The share of a data sheet's bandwidth that everything else reaches, since operations read and write what
+/// others have just written.
 const STREAMING: f64 = 0.4;
 /// The share of their links that collectives of large buffers reach.
 const LINKS: f64 = 0.8;
@@ -22,9 +22,20 @@ const HOP_S: f64 = 2e-6;
 /// GB/s of a network adapter of 400 Gbit/s, of which every GPU of a machine has one.
 const ADAPTER: f64 = 50.0;
 
-/// What the CUDA driver, its libraries, NCCL and CubeCL's pools take besides what the engine asks for: measured
-/// on no GPU yet.
+/// What the CUDA driver, its libraries, NCCL and CubeCL's pools take besides what the engine asks for:
+/// measured on no GPU yet.
 const GPU_RUNTIME: u64 = 3 << 29;
+
+/// What a process holds besides what its ranks are counted to hold: code, tokenizer, stacks.
+const PROCESS: u64 = 56 << 20;
+/// Pages that the allocator keeps between blocks, as a share of what is counted: 5 to 8 % in a control group
+/// of 2 GiB.
+const BETWEEN_BLOCKS: f64 = 0.07;
+
+/// Bytes that so many processes have besides the `counted` bytes of their ranks.
+pub fn beside_blocks(counted: u64, processes: u64) -> u64 {
+    PROCESS.saturating_mul(processes).saturating_add((counted as f64 * BETWEEN_BLOCKS) as u64)
+}
 
 /// A machine's cores, as ranks share them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,8 +154,8 @@ impl Target {
             Hardware::Unknown { .. } => 32.0,
             Hardware::Cpu(_) => return LinkSpeed::INSTANT,
         };
-        // The rings of a collective inside machines use all adapters of a machine; the groups of replicas that
-        // cross machines at the same time share them.
+        // The rings of a collective inside machines use all adapters of a machine; the groups of replicas
+        // that cross machines at the same time share them.
         let across = match axis {
             Axis::Replicate => ADAPTER,
             _ => ADAPTER * per_node as f64,

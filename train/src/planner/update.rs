@@ -6,11 +6,17 @@ use kiln_model::meta::Held;
 use super::clock::Axis;
 use super::engine::{COMMUNICATION, F32, Gathers, Gradient, Group, Groups, OPTIMIZER};
 
+/// Bytes per second between a GPU and the host: PCIe 4.0 with 16 lanes, as copies reach it.
+const PCIE: f64 = 25e9;
+/// Bytes per second of the host's memory for each rank that updates there.
+const HOST: f64 = 20e9;
+
 /// Bytes of an `f64`, of which losses and norms are.
 const F64: u64 = 8;
 
 impl Groups {
-    /// The update: each group's gradient is freed after it. Rules that need whole parameters have them gathered.
+    /// The update: each group's gradient is freed after it. Rules that need whole parameters have them
+    /// gathered.
     pub(super) fn update(&mut self) {
         self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
         if self.communicates() {
@@ -22,7 +28,14 @@ impl Groups {
             if trainable {
                 // Read and written, but for the gradient, which is read twice: for its norm, too.
                 let values = shard.saturating_mul(slots.saturating_mul(2).saturating_add(4));
-                self.clock.compute(0.0, values.saturating_mul(F32) as f64);
+                let bytes = values.saturating_mul(F32) as f64;
+                if self.offloads {
+                    // The gradient goes to the host, and the new weights come back.
+                    let moved = shard.saturating_mul(F32.saturating_add(self.width())) as f64;
+                    self.clock.pass(moved / PCIE + bytes / HOST);
+                } else {
+                    self.clock.compute(0.0, bytes);
+                }
             }
             if !is_whole {
                 self.groups[at].gradient = Gradient::None;
@@ -50,7 +63,8 @@ impl Groups {
         }
     }
 
-    /// The matrices of the group at `at` are transformed into the updates that are returned, and these summed.
+    /// The matrices of the group at `at` are transformed into the updates that are returned, and these
+    /// summed.
     fn transform(&mut self, at: usize) -> Held {
         let whole = self.whole_bytes(at);
         let made = self.ledger.hold(COMMUNICATION, whole);

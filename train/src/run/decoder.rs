@@ -149,8 +149,8 @@ fn stock_loop(trainer: Trainer<'_>) -> LoopResult {
 }
 
 impl Registry {
-    /// A program with these parts and a training loop of its own, which decides when the run evaluates, saves and
-    /// ends. Every rank runs it, and all of them must decide alike: see [`Trainer`].
+    /// A program with these parts and a training loop of its own, which decides when the run evaluates, saves
+    /// and ends. Every rank runs it, and all of them must decide alike: see [`Trainer`].
     ///
     /// ```no_run
     /// use kiln::registry::Registry;

@@ -1,5 +1,5 @@
-//! The end of a run that takes more memory than there is: who holds how much is told, before the kernel would kill
-//! it without a word.
+//! The end of a run that takes more memory than there is: who holds how much is told, before the kernel would
+//! kill it without a word.
 
 use std::process;
 use std::sync::OnceLock;
@@ -26,11 +26,11 @@ const FAILED: i32 = 1;
 /// Lets the ranks of this process hold no more memory than there is, where the host computes.
 pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let Plan { config, model, optimizer, registry, device, .. } = plan;
-    let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
-    let Ok(decoder) = decoder else { return };
     if device.is_gpu() {
         return;
     }
+    let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
+    let Ok(decoder) = decoder else { return };
     let helps = what_helps(config, model, &decoder, optimizer, false, place);
     let Some(machine) = Memory::of_machine() else { return };
     let processes = place.map_or(1, |place| place.local_world_size.max(1)) as f64;

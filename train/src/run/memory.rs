@@ -1,5 +1,5 @@
-//! What a plan says of a run's memory, against the memory that there is: a run that cannot fit is refused before
-//! anything is allocated, with what would make it fit, instead of being killed later.
+//! What a plan says of a run's memory, against the memory that there is: a run that cannot fit is refused
+//! before anything is allocated, with what would make it fit, instead of being killed later.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use kiln_shard::{Optimizer, Recompute, Strategy};
 use crate::config::{Choice, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
-use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed};
+use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks};
 
 /// Whose memory it is, for people.
 const MACHINE: &str = "this machine";
@@ -17,11 +17,6 @@ const GPU: &str = "the GPU";
 
 /// What a plan may say too much of what runs were measured to take.
 const ALLOWANCE: f64 = 0.98;
-
-/// What a process holds besides what its ranks are counted to hold: code, tokenizer, stacks.
-const PROCESS: u64 = 56 << 20;
-/// Pages that the allocator keeps between blocks, as a share of what is counted.
-const BETWEEN_BLOCKS: f64 = 0.07;
 
 /// A run that cannot fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,11 +82,11 @@ impl Run<'_> {
             Gathers::Shared if !on_gpu => shape.mesh.replicate_size() as u64,
             _ => sharing,
         };
-        let runtime = if on_gpu { 0 } else { PROCESS * processes.map_or(1, |_| here) };
+        let processes = if on_gpu { 0 } else { processes.map_or(1, |_| here) };
         let offloaded =
             step.offloaded.owners.iter().map(|(owner, bytes)| (*owner, bytes.saturating_mul(here)));
         Some(Needs {
-            computing: Need::of(&step, sharing, gathering, runtime),
+            computing: Need::of(&step, sharing, gathering, processes),
             offloaded: Need::of_rows(offloaded.collect()),
         })
     }
@@ -104,16 +99,15 @@ impl Run<'_> {
 }
 
 impl Need {
-    fn of(step: &PlannedStep, ranks: u64, gathering: u64, runtime: u64) -> Self {
+    fn of(step: &PlannedStep, ranks: u64, gathering: u64, processes: u64) -> Self {
         let of_all = |(owner, bytes): &(&'static str, u64)| {
             let copies = if *owner == GATHERED { gathering } else { ranks };
             (*owner, bytes.saturating_mul(copies))
         };
         let mut rows: Vec<_> = step.peak.owners.iter().map(of_all).collect();
         let counted = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
-        if runtime > 0 {
-            let between = (counted as f64 * BETWEEN_BLOCKS) as u64;
-            rows.push(("the process, and pages between blocks", runtime.saturating_add(between)));
+        if processes > 0 {
+            rows.push(("the process, and pages between blocks", beside_blocks(counted, processes)));
         }
         Need::of_rows(rows)
     }
@@ -216,10 +210,12 @@ fn compare(
             false => "Other programs use the rest. If it is not freed soon, the run may be killed",
         };
         return Ok(Some(format!(
-            "this run takes {} of memory, and {place} has {} free of {}. {why}",
+            "this run takes {} of memory, and {}. {why}",
             size(need.bytes),
-            size(memory.free),
-            size(memory.total)
+            match config.device.memory {
+                Some(_) => format!("device.memory is {}", size(memory.total)),
+                None => format!("{place} has {} free of {}", size(memory.free), size(memory.total)),
+            }
         )));
     }
     let there = match (config.device.memory, config.device.memory_fraction) {
@@ -246,8 +242,8 @@ struct Change {
 /// The most changes that are told.
 const TOLD: usize = 3;
 
-/// What would make a run of `config` fit into `memory`: first changes that do so alone, then all of them together,
-/// then those that help most.
+/// What would make a run of `config` fit into `memory`: first changes that do so alone, then all of them
+/// together, then those that help most.
 fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
     let mut helps = String::new();
     let mut tell = |change: &Change, bytes: u64| {
@@ -330,7 +326,10 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let ranks = config.train.ranks.max(1);
     let replicates = !matches!(config.shard.strategy, Strategy::FullShard);
     if ranks > 1 && replicates {
-        change("shard.strategy=FULL_SHARD".to_owned(), &|config| {
+        // A size that stays would be that of another strategy.
+        let size =
+            config.shard.shard_size.map_or_else(String::new, |_| format!(" --set shard.shard_size={ranks}"));
+        change(format!("shard.strategy=FULL_SHARD{size}"), &|config| {
             (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
         });
     }
@@ -350,12 +349,12 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
         let batch = ranks.saturating_mul(micro_batch);
         change(format!("train.global_batch={batch}"), &|config| config.train.global_batch = batch);
     }
-    if config.precision.compute() == Precision::F32 {
+    if config.precision.compute() == Precision::F32 && !on_gpu {
         change("precision.compute=bf16".to_owned(), &|config| {
             config.precision.compute = Choice::Is(Precision::Bf16);
         });
     }
-    if on_gpu && !config.shard.offload {
+    if on_gpu && !config.shard.offload && config.precision.compute() != Precision::F16 {
         change("shard.offload=true".to_owned(), &|config| config.shard.offload = true);
     }
     if config.data.seq_len > 128 {

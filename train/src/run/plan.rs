@@ -207,8 +207,8 @@ impl Draft {
             true => None,
             false => Some(ModelSource::open(&config.init.from)?),
         };
-        // Before hours of work on data, with what is known of the model by then: the least vocabulary decides,
-        // and what would help goes by the one that there will be.
+        // Before hours of work on data, with what is known of the model by then: the least vocabulary
+        // decides, and what would help goes by the one that there will be.
         let known = |vocab_size| match &init {
             Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
             _ => config.model.resolve(Some(vocab_size)).ok().filter(|model| model.validate().is_ok()),

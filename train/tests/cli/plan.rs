@@ -112,7 +112,13 @@ fn a_measured_network_gives_the_time_of_a_step() {
     workspace.config("run.toml", &[]);
     let without = plan(&workspace, &["run.toml", "--ranks", "2"]);
     assert!(rows(&without).iter().all(|row| row["step_s"].is_null()), "{without}");
-    workspace.succeed(&["bench", "network", "--ranks", "2", "--out", "network.json"]);
+    let link = |operation: &str| {
+        format!(
+            r#"{{"backend": "local", "ranks": 2, "nodes": 1, "operation": "{operation}", "latency_s": 1e-5, "bytes_per_s": 1e9}}"#
+        )
+    };
+    let links = ["all_gather", "reduce_scatter", "all_reduce"].map(link).join(", ");
+    workspace.write("network.json", format!(r#"{{"version": 1, "links": [{links}]}}"#));
     let arguments = ["run.toml", "--ranks", "2", "--flops", "0.1", "--network", "network.json"];
     let with = plan(&workspace, &arguments);
     let seconds = |strategy: &str| {
@@ -120,6 +126,8 @@ fn a_measured_network_gives_the_time_of_a_step() {
         row["step_s"].as_f64().expect("seconds")
     };
     assert!(seconds("FULL_SHARD") > seconds("SHARD_GRAD_OP"), "it gathers more: {with}");
+    workspace.succeed(&["bench", "network", "--ranks", "2", "--out", "measured.json"]);
+    plan(&workspace, &["run.toml", "--ranks", "2", "--network", "measured.json"]);
     let calibrated = plan(&workspace, &["run.toml", "--ranks", "2", "--calibrate"]);
     assert!(rows(&calibrated).iter().all(|row| row["step_s"].as_f64() > Some(0.0)), "{calibrated}");
 }

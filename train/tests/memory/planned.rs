@@ -1,5 +1,5 @@
-//! What a plan says of a step, against steps that were run: the memory of a rank within bounds, and the bytes that
-//! it sends exactly.
+//! What a plan says of a step, against steps that were run: the memory of a rank within bounds, and the bytes
+//! that it sends exactly.
 
 use kiln::bench::{default_config, step};
 use kiln::config::{Choice, Config, Precision};

@@ -84,13 +84,14 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the sample of the
-    /// configuration. After a stop that was asked for, only saves: whoever asked may not give us the time for
-    /// more. Collective.
+    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the sample of
+    /// the configuration. After a stop that was asked for, only saves: whoever asked may not give us the time
+    /// for more. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is one whatever the configuration says.
+    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is one whatever the configuration
+    /// says.
     pub fn finish(mut self) -> Result<Summary> {
         self.settle_step()?;
         if self.stopping && !self.is_complete() {
@@ -170,8 +171,9 @@ impl Trainer<'_> {
         Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens, log }, sync)))
     }
 
-    /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if this
-    /// start of the run has trained. `None` if the ranks were asked to stop before or meanwhile. Collective.
+    /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if
+    /// this start of the run has trained. `None` if the ranks were asked to stop before or meanwhile.
+    /// Collective.
     ///
     /// # Errors
     ///
