@@ -58,7 +58,7 @@ fn a_launch_without_fault_passes() {
     }
     for pair in ["0 - 1", "1 - 2", "2 - 0"] {
         let line = ended.stdout.lines().find(|line| line.contains(&format!("rank 0     {pair}: ")));
-        assert!(line.is_some_and(|line| line.ends_with(" GB/s, on one machine")), "{pair}: {ended:?}");
+        assert!(line.is_some_and(|line| line.contains(" GB/s, on one machine")), "{pair}: {ended:?}");
     }
     let after: Vec<_> = workspace.tree().into_keys().filter(|path| !before.contains_key(path)).collect();
     assert!(after.iter().all(|path| path.starts_with(workspace.path("logs"))), "{after:?}");
@@ -69,11 +69,10 @@ fn a_clock_that_is_wrong() {
     let workspace = Workspace::new();
     let fault = ["--fault", "clock=-90@start:0:1"];
     let ended = check(&workspace, &workspace, [&fault, &fault]);
-    assert_found(
-        &ended,
-        ["comm", "clock"],
-        &["rank 1", "clock is 90.0 s behind rank 0's", "-> let a time service"],
-    );
+    // As far as the two looks at the clock are apart.
+    let is_near = ["clock is 89.", "clock is 90."].iter().any(|near| ended.stdout.contains(near));
+    assert!(is_near, "{ended:?}");
+    assert_found(&ended, ["comm", "clock"], &["rank 1", " s behind rank 0's", "-> let a time service"]);
     let fault = ["--fault", "clock=5@start:0:1"];
     let ended = check(&workspace, &workspace, [&fault, &fault]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
