@@ -29,7 +29,7 @@ use crate::world::{self, Ranks};
 pub(crate) use arguments::CheckArgs;
 use machine::Setup;
 use model::{Sources, Trained};
-use report::{Checks, Report, Stage};
+use report::{Check, Checks, Level, Report, Stage};
 use step::Shrunk;
 
 /// What a step needs, on all ranks.
@@ -119,13 +119,15 @@ impl CheckArgs {
         match &ranks {
             Some(ranks) if together => {
                 let checks = self.try_out(&found, setup, ranks, report);
-                match rank {
-                    0 => report
-                        .ranks
-                        .iter_mut()
-                        .for_each(|(_, found)| found.0.extend(checks.0.iter().cloned())),
+                if rank != 0 {
                     // The rest was gathered.
-                    _ => report.ranks = vec![(rank, checks)],
+                    report.ranks = vec![(rank, checks)];
+                    return;
+                }
+                // What went well did so on all ranks; of a failure, each rank knows its own.
+                for (other, found) in &mut report.ranks {
+                    let is_theirs = |check: &&Check| *other == 0 || check.level != Level::Fail;
+                    found.0.extend(checks.0.iter().filter(is_theirs).cloned());
                 }
             }
             _ => {

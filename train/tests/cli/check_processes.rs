@@ -1,7 +1,8 @@
 //! `kiln check` on ranks that are processes: what they have to have in common, and what keeps them apart.
 
 use std::net::TcpListener;
-use std::process::Child;
+use std::path::Path;
+use std::process::{Child, Command};
 
 use crate::check::assert_found;
 use crate::support::{Ended, Workspace};
@@ -14,7 +15,10 @@ fn free_port() -> String {
 
 /// Starts one of two ranks, each of which has a machine to itself.
 fn start(workspace: &Workspace, rank: &str, host: &str, port: &str, arguments: &[&str]) -> Child {
-    let mut command = workspace.command(arguments);
+    start_command(workspace.command(arguments), rank, host, port)
+}
+
+fn start_command(mut command: Command, rank: &str, host: &str, port: &str) -> Child {
     let place = [("RANK", rank), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")];
     command.envs(place).env("MASTER_ADDR", host).env("MASTER_PORT", port).env_remove("KILN_JOB_SECRET");
     command.spawn().expect("the binary starts")
@@ -147,6 +151,23 @@ fn ranks_that_were_started_otherwise() {
     assert_found(&ended, ["comm", "arguments"], &["rank 1", "-> start every rank with the same command"]);
 }
 
+/// The disk of rank 1 alone is full: rank 0 can only say that rank 1 has failed, and rank 1 says why.
+#[test]
+fn a_save_that_fails_on_another_rank() {
+    let workspace = Workspace::new();
+    let port = free_port();
+    let limit = ["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"", crate::PROGRAM];
+    let arguments = [&CHECK[..], &["--set", "comm.timeout_s=20"]].concat();
+    let second = workspace.command_of(Path::new("sh"), &[&limit[..], &arguments].concat());
+    let second = start_command(second, "1", "127.0.0.1", &port);
+    let first = start(&workspace, "0", "127.0.0.1", &port, &arguments);
+    let (first, second) = (workspace.end(first), workspace.end(second));
+    assert_found(&first, ["save", "save"], &["rank 0 ", "another rank could not write"]);
+    assert_eq!((second.code, second.stdout.as_str()), (Some(1), ""), "{second:?}");
+    assert!(second.stderr.contains("fail  save   save  rank 1  "), "{second:?}");
+    assert!(second.stderr.contains("File too large"), "{second:?}\n{first:?}");
+}
+
 /// Rank 0 alone, which is not to get as far as waiting for the other.
 fn alone(host: &str, port: &str, more: &[&str]) -> Ended {
     let workspace = Workspace::new();
@@ -205,4 +226,14 @@ fn a_launch_with_a_fault() {
     let ended = workspace.kiln(&[&launch[..], &CHECK, &["--set", "data.seq_len=5000"]].concat());
     assert_found(&ended, ["data", "training"], &["ranks 0-1", "data.seq_len = 5000"]);
     assert!(ended.stdout.contains("skipped: needs data"), "{ended:?}");
+}
+
+/// Without a stage in which ranks meet, the others say nothing of what is well.
+#[test]
+fn a_launch_of_stages_without_a_meeting() {
+    let workspace = Workspace::new();
+    let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
+    let ended = workspace.kiln(&[&launch[..], &CHECK, &["--stage", "env,data"]].concat());
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    assert_eq!(ended.stdout.matches("data   training").count(), 1, "{ended:?}");
 }
