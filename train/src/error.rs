@@ -140,6 +140,9 @@ pub enum TrainError {
     /// `kiln check` has found something, which it has said.
     #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
     Check { failures: usize },
+    /// There is something already where a file is to be written.
+    #[error("{} is there already: overwrite it with --force, or name another file with --out", .0.display())]
+    Exists(PathBuf),
     /// Somebody asked for a stop while this process waited for the others.
     #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
@@ -257,6 +260,7 @@ impl TrainError {
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::Links(_)
             | TrainError::OtherConfig(_)
+            | TrainError::Exists(_)
             | TrainError::OtherPosition { .. } => true,
             TrainError::Folder(error) => error.is_usage(),
             TrainError::Loop(error) => any_of(error, TrainError::is_usage),

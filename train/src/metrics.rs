@@ -16,6 +16,7 @@ use crate::values::Values;
 pub use crate::process::output::say;
 pub(crate) use kiln_storage::durable::is_beside;
 pub use kiln_storage::durable::write_beside;
+pub(crate) use kiln_storage::durable::write_new_beside;
 
 /// One logged training step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

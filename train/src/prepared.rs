@@ -150,8 +150,8 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
     drop(line);
     let info = prepared?;
     say(&format!(
-        "data: {} documents, {} training and {} validation tokens, vocabulary {} -> {}",
-        info.documents,
+        "data: {}, {} training and {} validation tokens, vocabulary {} -> {}",
+        number_of(info.documents, "document"),
         info.train.tokens,
         info.validation.tokens,
         info.vocab_size,

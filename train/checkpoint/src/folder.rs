@@ -156,10 +156,17 @@ fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
 /// removes no more than a run that has always had `keep`.
 pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     let there = list(folder).len();
+    let own = removable(folder, keep, step);
+    let is_more = keep.newest > 0 && own > keep.newest;
+    (there, if is_more { own + 1 - keep.newest } else { 0 })
+}
+
+/// How many checkpoints there are at the start of a run that goes on after `step` steps of which only the
+/// newest stay.
+pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
     let mut own = own(folder, keep, step);
     own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
-    let is_more = keep.newest > 0 && own.len() > keep.newest;
-    (there, if is_more { own.len() + 1 - keep.newest } else { 0 })
+    own.len()
 }
 
 /// Removes the checkpoints that do not stay, now that the one of `step` has been written, and what is left

@@ -67,7 +67,7 @@ pub use describe::{describe, shape_line, size};
 pub use error::CheckpointError;
 use error::Result;
 pub use folder::{
-    Keep, folder_of_run, later_than, mend_latest, move_later, place_of, step_of, surplus, sweep,
+    Keep, folder_of_run, later_than, mend_latest, move_later, place_of, removable, step_of, surplus, sweep,
 };
 pub use full::write_full;
 pub use held::HeldFolder;

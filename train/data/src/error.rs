@@ -13,7 +13,10 @@ pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// Somebody asked for a stop before the data was whole.
-    #[error("stopped as asked while data was prepared; start it again, and it goes on from what is done")]
+    #[error(
+        "stopped as asked while data was prepared; start it again: it goes on from what is done, once its tokenizer \
+         was whole"
+    )]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]

@@ -82,6 +82,7 @@ pub use error::DataError;
 use error::Result;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
 pub use jsonl::describe as describe_json;
+pub use listing::check_input;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
 use piece::TextChunk;

@@ -131,6 +131,21 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     Ok(Listing { files: listed, passed_over })
 }
 
+/// Whether an input, as [`PrepareOptions::inputs`](super::PrepareOptions::inputs) names one, is there and may be
+/// read. A pipe is not opened: what is in it can be read only once.
+///
+/// # Errors
+///
+/// When it does not exist, or may not be read.
+pub fn check_input(input: &Path) -> Result<()> {
+    let listing = list(&[input.to_path_buf()])?;
+    let is_file = |listed: &&Listed| listed.stream.is_none() && !matches!(listed.format, Format::Builtin(_));
+    match listing.files.iter().find(is_file) {
+        Some(Listed { path, .. }) => File::open(path).map(drop).map_err(DataError::io("open", path)),
+        None => Ok(()),
+    }
+}
+
 /// SHA-256 of all that `reader` yields, in hexadecimal.
 pub(super) fn sha256_of(mut reader: impl Read) -> io::Result<String> {
     let mut hasher = Sha256::new();

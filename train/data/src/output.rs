@@ -1,7 +1,8 @@
 //! A folder that appears complete or not at all.
 
 use super::info::INFO_FILE;
-use super::owner::{self, Mark, PARTIAL, Swept};
+use super::inputs::Inputs;
+use super::owner::{self, Left, Mark, PARTIAL, Swept};
 use super::remark::Remark;
 use super::{DataError, Result};
 use kiln_storage::durable::{self, parent_of};
@@ -15,13 +16,15 @@ pub(super) struct OutputFolder {
     parent: PathBuf,
     temporary: PathBuf,
     mark: Mark,
+    /// Of prepares that have ended early.
+    left: Vec<Left>,
     remarks: Vec<Remark>,
     stays: bool,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the temporary folder or takes over the one of a prepare that
-    /// has ended early. Those without work to go on from go.
+    /// Checks that `target` is free, and creates the temporary folder. Those of prepares that have ended early
+    /// without work to go on from go.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
@@ -38,15 +41,25 @@ impl OutputFolder {
         let parent = parent_of(target).to_owned();
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
         let prefix = format!(".{}{PARTIAL}", name.to_string_lossy());
-        let Swept { taken, left_behind, kept } = owner::sweep(&parent, &prefix);
+        let Swept { left, left_behind, kept } = owner::sweep(&parent, &prefix);
         let kept = kept.into_iter().map(|path| Remark::KeptWork { path });
         let remarks = left_behind.into_iter().map(Remark::LeftBehind).chain(kept).collect();
-        let (temporary, mark) = match taken {
-            Some(taken) => taken,
-            None => Self::make(&parent, &prefix)?,
-        };
+        let (temporary, mark) = Self::make(&parent, &prefix)?;
         let target = target.to_path_buf();
-        Ok(Self { target, parent, temporary, mark, remarks, stays: false })
+        Ok(Self { target, parent, temporary, mark, left, remarks, stays: false })
+    }
+
+    /// Puts the folder of a prepare of `inputs` that has ended early, if there is one, in the place of the
+    /// temporary folder, which must be empty. Returns the folders of others, which stay.
+    pub(super) fn take_over(&mut self, inputs: &Inputs) -> Result<Vec<PathBuf>> {
+        let mut left = std::mem::take(&mut self.left);
+        if let Some(index) = left.iter().position(|left| left.is_of(inputs)) {
+            let (temporary, mark) = left.remove(index).take()?;
+            // What is left of an empty folder is in nobody's way.
+            let _ = owner::remove(&self.temporary);
+            (self.temporary, self.mark) = (temporary, mark);
+        }
+        Ok(left.into_iter().map(|left| left.path).collect())
     }
 
     /// A new temporary folder.

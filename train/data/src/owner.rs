@@ -1,12 +1,14 @@
-//! Whose a folder under construction is, so that what a killed prepare has left can be told from what
-//! another one still writes.
+//! Which process writes a folder under construction, so that what a killed prepare has left can be told from
+//! what another one still writes.
 //!
 //! Whoever makes such a folder marks it: a file in it names the process, which holds the file's lock. The
-//! kernel lets go of the lock when the process ends, however it ends. So a folder is surely nobody's if it
-//! was marked under this kernel and its lock is free. Of a process on another machine, nobody here can tell.
+//! kernel lets go of the lock when the process ends, however it ends. So the writer of a folder has surely
+//! ended if the folder was marked under this kernel and its lock is free. Of a process on another machine,
+//! nobody here can tell.
 //!
-//! A folder that is nobody's is removed, unless it has a record of work to go on from.
+//! A folder whose writer has ended is removed, unless it has a record of work to go on from.
 
+use super::inputs::Inputs;
 use super::remark::LeftBehind;
 use super::resume::Record;
 use super::{DataError, Result};
@@ -62,17 +64,38 @@ impl Mark {
 /// What [`sweep`] has found.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
-    /// A folder to go on with, which is this process's now.
-    pub(super) taken: Option<(PathBuf, Mark)>,
+    /// Folders with a record of work under the name that was asked for.
+    pub(super) left: Vec<Left>,
     /// Folders of other machines.
     pub(super) left_behind: Vec<LeftBehind>,
-    /// Folders with a record of work on other data.
+    /// Folders with a record of work under another name.
     pub(super) kept: Vec<PathBuf>,
 }
 
+/// A folder with a record of work, whose writer has ended. No other process takes it over until this is dropped.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) path: PathBuf,
+    // Locked.
+    file: File,
+}
+
+impl Left {
+    /// Whether it is work on `inputs`.
+    pub(super) fn is_of(&self, inputs: &Inputs) -> bool {
+        Record::load(&self.path, inputs).is_some()
+    }
+
+    /// Makes it this process's own.
+    pub(super) fn take(self) -> Result<(PathBuf, Mark)> {
+        let mark = Mark::take(self.file).map_err(DataError::io("write", &self.path.join(MARK_FILE)))?;
+        Ok((self.path, mark))
+    }
+}
+
 /// Looks through the folders under construction in `parent` whose writers have ended, as far as that is sure.
-/// One with a record whose name begins with `prefix` is taken over; one with a record under another name is
-/// kept; all others are removed. What cannot be read or removed is no reason to stop.
+/// Those with a record stay, and nothing else does. The name of one to go on from begins with `prefix`. What
+/// cannot be read or removed is no reason to stop.
 pub(super) fn sweep(parent: &Path, prefix: &str) -> Swept {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let mut folders: Vec<_> = entries.filter(is_unfinished).map(|entry| entry.path()).collect();
@@ -95,7 +118,7 @@ fn is_unfinished(entry: &DirEntry) -> bool {
 fn sweep_one(path: PathBuf, prefix: &str, swept: &mut Swept) {
     // For writing, too: without it, NFS gives no lock that keeps others out.
     let Ok(file) = OpenOptions::new().read(true).write(true).open(path.join(MARK_FILE)) else { return };
-    // Not whole yet, or not ours.
+    // The mark is not written to its end yet, or is no mark of Kiln.
     let Ok(writer) = serde_json::from_reader::<_, ProcessId>(&file) else { return };
     if !writer.shares_kernel_with(&ProcessId::this()) {
         return swept.left_behind.push(LeftBehind { path, host: writer.host, pid: writer.pid });
@@ -106,14 +129,9 @@ fn sweep_one(path: PathBuf, prefix: &str, swept: &mut Swept) {
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match Record::is_in(&path) {
-        true if !name.starts_with(prefix) => return swept.kept.push(path),
-        true if swept.taken.is_none() => {
-            if let Ok(mark) = Mark::take(file) {
-                swept.taken = Some((path, mark));
-            }
-            return;
-        }
-        _ => {}
+        true if name.starts_with(prefix) => return swept.left.push(Left { path, file }),
+        true => return swept.kept.push(path),
+        false => {}
     }
     if let Err(error) = remove(&path) {
         tracing::warn!(path = %path.display(), %error, "cannot remove what a killed prepare has left");
@@ -153,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_surely_nobodys_is_removed() {
+    fn only_folders_whose_writer_has_surely_ended_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let parent = parent.path();
         let make = |name| folder(parent, name);
@@ -161,7 +179,7 @@ mod tests {
         drop(Mark::set(&dead).unwrap());
         let living = make(".b.partial-1-0");
         let _mark = Mark::set(&living).unwrap();
-        // Marked by nobody, by somebody who is about to, by a link, and under a name that a user gave.
+        // Without a mark, marked by somebody who is about to, by a link, and under a name that a user gave.
         let unmarked = make(".c.partial-1-0");
         let torn = make(".d.partial-1-0");
         fs::write(torn.join(MARK_FILE), "{\"host\":").unwrap();
@@ -175,16 +193,16 @@ mod tests {
         (process["host"], process["boot"], process["pid"]) = ("far".into(), "other".into(), 7.into());
         fs::write(far.join(MARK_FILE), process.to_string()).unwrap();
 
-        let Swept { taken, left_behind, kept } = sweep(parent, ".a.partial-");
+        let Swept { left, left_behind, kept } = sweep(parent, ".a.partial-");
         assert_eq!(left_behind, [LeftBehind { path: far.clone(), host: "far".to_owned(), pid: 7 }]);
-        assert!(taken.is_none() && kept.is_empty() && !dead.exists());
+        assert!(left.is_empty() && kept.is_empty() && !dead.exists());
         for path in [living, unmarked, torn, named, target, far] {
             assert!(path.join("train.bin").exists(), "{}", path.display());
         }
     }
 
     #[test]
-    fn work_to_go_on_from_is_taken_once_or_kept() {
+    fn work_to_go_on_from_stays_and_is_taken_once() {
         let parent = tempfile::tempdir().unwrap();
         let parent = parent.path();
         let [first, second, other] = [".a.partial-1-0", ".a.partial-2-0", ".b.partial-1-0"].map(|name| {
@@ -193,15 +211,18 @@ mod tests {
             Record::default().save(&path).unwrap();
             path
         });
-        let swept = sweep(parent, ".a.partial-");
-        assert_eq!(swept.taken.as_ref().map(|(path, _)| path), Some(&first));
+        let paths = |swept: &Swept| swept.left.iter().map(|left| left.path.clone()).collect::<Vec<_>>();
+        let mut swept = sweep(parent, ".a.partial-");
+        assert_eq!(paths(&swept), [first.clone(), second.clone()]);
         assert_eq!(swept.kept, std::slice::from_ref(&other));
-        assert!(!second.exists());
-        // It is this process's now, which lives.
-        assert!(sweep(parent, ".a.partial-").taken.is_none());
+        // They are this process's now, which lives.
+        let taken = swept.left.remove(0).take().unwrap();
+        assert!(sweep(parent, ".a.partial-").left.is_empty());
         drop(swept);
-        assert!(sweep(parent, ".a.partial-").taken.is_some());
-        assert!(first.exists() && other.exists());
+        assert_eq!(paths(&sweep(parent, ".a.partial-")), std::slice::from_ref(&second));
+        drop(taken);
+        assert_eq!(paths(&sweep(parent, ".a.partial-")).len(), 2);
+        assert!(first.exists() && second.exists() && other.exists());
     }
 
     #[test]

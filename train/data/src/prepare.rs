@@ -41,8 +41,9 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 /// [`prepare()`] that ends with [`DataError::Stopped`], and without a folder, soon after `stop` has become
 /// true. Merging the tokens of a tokenizer is one piece of work that is not interrupted.
 ///
-/// Once the tokenizer is whole, a prepare that is stopped or killed leaves a hidden folder beside `out`. The
-/// next one of the same text and options on this machine goes on from there, and comes to the same files.
+/// Once the tokenizer is whole, a prepare that is stopped or killed, or fails at a file, leaves a hidden folder
+/// beside `out`. The next one of the same text and options on this machine goes on from there, and comes to the
+/// same files.
 ///
 /// # Errors
 ///
@@ -61,17 +62,21 @@ pub fn prepare_unless(
         Tokenizer::check_size(vocab_size)?;
     }
     let listing = list(&options.inputs)?;
-    let output = OutputFolder::create(&options.out)?;
+    let mut output = OutputFolder::create(&options.out)?;
     for remark in output.remarks() {
         progress(Progress::Remark(remark.clone()));
     }
-    match fill(output.path(), listing, stop, options, progress) {
+    match fill(&mut output, listing, stop, options, progress) {
         Ok(info) => {
             output.commit()?;
             Ok(info)
         }
         Err(error) => {
-            if matches!(error, DataError::Stopped) && Record::is_in(output.path()) {
+            let is_kept = matches!(error, DataError::Stopped | DataError::Io { .. });
+            if is_kept && Record::is_in(output.path()) {
+                if !matches!(error, DataError::Stopped) {
+                    progress(Progress::Remark(Remark::KeptWork { path: output.path().to_owned() }));
+                }
                 output.keep();
             }
             Err(error)
@@ -81,7 +86,7 @@ pub fn prepare_unless(
 
 /// Writes all files of the folder.
 fn fill(
-    folder: &Path,
+    output: &mut OutputFolder,
     Listing { files: listed, passed_over }: Listing,
     stop: &AtomicBool,
     options: &PrepareOptions,
@@ -97,7 +102,7 @@ fn fill(
     if !streams.is_empty() {
         progress(Progress::ReadingStreams { streams });
     }
-    let corpus = Corpus::open(listed, folder, stop)?.take(options.limit);
+    let corpus = Corpus::open(listed, output.path(), stop)?.take(options.limit);
     let empty = corpus.empty();
     match empty.len() {
         0 => {}
@@ -116,14 +121,14 @@ fn fill(
     if !groups.is_empty() {
         progress(Progress::Remark(Remark::SameContent { groups }));
     }
+    for path in output.take_over(&inputs)? {
+        progress(Progress::Remark(Remark::KeptWork { path }));
+    }
+    let folder = output.path();
     let record = Record::load(folder, &inputs);
     match &record {
         Some(record) => progress(Progress::Remark(Remark::GoesOn { text_bytes: record.text_bytes })),
         None => {
-            if Record::is_in(folder) {
-                progress(Progress::Remark(Remark::StartsAnew));
-            }
-            Record::remove(folder)?;
             tokenizer(&corpus, given, stop, options, progress)?.save(folder.join(TOKENIZER_FILE))?;
             inputs.save(folder)?;
             Record::default().save(folder)?;

@@ -25,12 +25,11 @@ pub enum Remark {
     SmallVocabulary { wanted: usize, reached: usize },
     /// Another prepare has made a folder and not finished it.
     LeftBehind(LeftBehind),
-    /// A prepare of other data has ended early and left work to go on from. `path`: the folder.
+    /// A prepare of other data, or one that cannot be finished now, has left work to go on from. `path`: the
+    /// folder.
     KeptWork { path: PathBuf },
     /// This prepare goes on from what another one has left. `text_bytes`: text that is encoded already.
     GoesOn { text_bytes: u64 },
-    /// What another prepare has left is of other text, other options or another build.
-    StartsAnew,
 }
 
 impl Remark {
@@ -43,8 +42,7 @@ impl Remark {
             Self::SameContent { .. }
             | Self::SmallVocabulary { .. }
             | Self::KeptWork { .. }
-            | Self::GoesOn { .. }
-            | Self::StartsAnew => false,
+            | Self::GoesOn { .. } => false,
         }
     }
 }
@@ -167,8 +165,8 @@ impl fmt::Display for Remark {
             ),
             Self::KeptWork { path } => write!(
                 f,
-                "{} has the work of a prepare that ended early: the same command goes on from it; if nobody \
-                 wants that, remove the folder",
+                "{} has the work of a prepare that ended early: the same command, with the same text and build, \
+                 goes on from it; if nobody wants that, remove the folder",
                 path.display()
             ),
             Self::GoesOn { text_bytes } => write!(
@@ -176,10 +174,6 @@ impl fmt::Display for Remark {
                 "going on from what a prepare that ended early has left: the tokenizer, and {:.1} MB of \
                  encoded text",
                 *text_bytes as f64 / 1e6
-            ),
-            Self::StartsAnew => f.write_str(
-                "a prepare that ended early has left work on other text, with other options or of another \
-                 build: it is removed, and everything is done anew",
             ),
         }
     }

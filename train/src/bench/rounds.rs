@@ -20,6 +20,7 @@ use crate::place::RankEnv;
 use crate::registry::Registry;
 use crate::run::{self, RunOptions};
 use crate::sharded::ShardedDecoder;
+use crate::source::ModelSource;
 use crate::world::{self, Ranks};
 
 /// Figures of one way to train; counts and bytes are per rank and optimizer step.
@@ -77,7 +78,10 @@ pub(super) fn prepare(
     }
     let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
     let mut config = run::with_ranks(config, &options)?;
-    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
+    let model = match config.takes_model_from_weights() {
+        true => ModelSource::open(&config.init.from)?.model().clone(),
+        false => config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?,
+    };
     let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
     config.settle(selected.defaults());
     Ok((config, model, selected))
@@ -117,8 +121,9 @@ impl Rounds<'_> {
             let shard_size = world::shard_size(strategy, config.shard.shard_size, &*world)?;
             memory::reset_peak(rank);
             let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), &device)?;
-            let builder =
-                EngineBuilder::new(world.clone(), config.policy(), shard_size)?.optimizer(optimizer.clone());
+            let builder = EngineBuilder::new(world.clone(), config.policy(), shard_size)?
+                .optimizer(optimizer.clone())
+                .freeze(config.frozen());
             let model = ShardedDecoder::new(decoder, builder)?;
             step(config, &model, &device, loss.as_ref(), 1)?;
             world.recorder().reset_totals();

@@ -1,6 +1,7 @@
 //! `kiln tune`: the fastest way to run a configuration on the ranks that are there, found by trying.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -15,7 +16,7 @@ use crate::config::{self, Config};
 use crate::device;
 use crate::error::{Result, TrainError};
 use crate::launch;
-use crate::metrics::write_beside;
+use crate::metrics::{write_beside, write_new_beside};
 use crate::place::{self, Role};
 use crate::process::output::say;
 use crate::registry::Registry;
@@ -23,7 +24,7 @@ use crate::run;
 use crate::words::number_of;
 use crate::world::{self, Ranks};
 
-/// How the comment begins that a tuned configuration has at its top. It ends with an empty line.
+/// How the comment begins that a tuned configuration has at its top. An empty line follows it.
 const WRITTEN: &str = "# Written by `kiln tune";
 
 /// Arguments of `kiln tune`.
@@ -41,7 +42,7 @@ pub(crate) struct TuneArgs {
     /// as processes.
     #[arg(long)]
     ranks: Option<usize>,
-    /// The most ways to try: the configuration as it is, and what the plan takes for the fastest.
+    /// The most ways to try: the configuration as it is, and those that the plan expects to be the fastest.
     #[arg(long, value_name = "N", default_value_t = 6)]
     candidates: usize,
     /// Steps measured per way and round.
@@ -110,7 +111,10 @@ impl TuneArgs {
             ("--candidates", self.candidates),
         ])?;
         let out = self.out.clone().unwrap_or_else(|| self.config.with_extension("tuned.toml"));
-        self.check_out(&out)?;
+        // Rank 0 writes, and the machines of the others may lack the folder.
+        if place.is_none_or(|place| place.rank == 0) {
+            self.check_out(&out)?;
+        }
         let asked = config::load(&self.config, &self.overrides)?;
         let (config, model, selected) = prepare(asked.clone(), self.ranks, registry, place)?;
         let TuneArgs { candidates, steps, rounds, .. } = self;
@@ -146,7 +150,11 @@ impl TuneArgs {
             removed,
         };
         let table = report.to_text();
-        self.write(&report, &format!("{table}{}", selected.describe()))?;
+        if let Err(error) = self.write(&report, &format!("{table}{}", selected.describe())) {
+            // What was measured is not lost with the file.
+            say(&table);
+            return Err(error);
+        }
         say(&if self.json { report.to_json() } else { table + &report.conclusion() });
         Ok(0)
     }
@@ -155,9 +163,7 @@ impl TuneArgs {
     fn check_out(&self, out: &Path) -> Result<()> {
         let path = out.display();
         if !self.force && out.symlink_metadata().is_ok() {
-            return Err(TrainError::usage(format!(
-                "{path} is there already: overwrite it with --force, or name another file with --out"
-            )));
+            return Err(TrainError::Exists(out.to_owned()));
         }
         let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
         match folder.filter(|folder| !folder.is_dir()) {
@@ -195,7 +201,7 @@ impl TuneArgs {
         let settings: Vec<_> = self.overrides.iter().filter(is_kept).chain(changes).cloned().collect();
         let text = config::rewritten(&self.config, &settings, removed)?;
         let text = match text.starts_with(WRITTEN) {
-            true => text.split_once("\n\n").map_or("", |(_, rest)| rest),
+            true => without_comment(&text),
             false => &text,
         };
         let mut comment = format!("{WRITTEN} {}`: the fastest of these ways.\n#\n", self.config.display());
@@ -204,8 +210,21 @@ impl TuneArgs {
             comment.push('\n');
         }
         let text = format!("{comment}\n{text}");
-        write_beside(out, text.as_bytes()).map_err(TrainError::io("write", out))
+        let write = if self.force { write_beside } else { write_new_beside };
+        write(out, text.as_bytes()).map_err(|error| match error.kind() {
+            // Since it was looked for.
+            ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
+            _ => TrainError::io("write", out)(error),
+        })
     }
+}
+
+/// `text` without the comment at its top, and without the empty line after it.
+fn without_comment(text: &str) -> &str {
+    let comment: usize =
+        text.split_inclusive('\n').take_while(|line| line.starts_with('#')).map(str::len).sum();
+    let rest = &text[comment..];
+    rest.strip_prefix('\n').unwrap_or(rest)
 }
 
 /// The ways of `mine` that fit on every rank, in the order of rank 0. Collective.
@@ -318,5 +337,21 @@ impl TuneReport {
             text += &format!("\n  without {key}");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_comment;
+
+    #[test]
+    fn nothing_but_the_comment_goes() {
+        for (text, rest) in [
+            ("# Written\n#\n# a\n\n# Mine.\n[model]\n\nx = 1\n", "# Mine.\n[model]\n\nx = 1\n"),
+            ("# Written\n[model]\nx = 1\n\n[data]\n", "[model]\nx = 1\n\n[data]\n"),
+            ("# Written", ""),
+        ] {
+            assert_eq!(without_comment(text), rest);
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The ways to run a configuration that `kiln tune` tries: those that fit, the one that a plan takes for the
-//! fastest first.
+//! The ways to run a configuration that `kiln tune` tries: those that fit, first the one that a plan expects to
+//! be the fastest.
 
 use std::cmp::Ordering;
 
@@ -171,11 +171,14 @@ impl Tried<'_> {
         } else {
             (Hardware::Cpu(None), Memory::of_machine())
         };
+        // As before a run.
+        let fraction = config.device.memory_fraction.unwrap_or(1.0);
+        let share = |memory: Memory| memory.free.min((memory.total as f64 * fraction) as u64);
         Target {
             ranks,
             nodes: place.map_or(1, |place| ranks.div_ceil(place.local_world_size.max(1))),
             hardware,
-            memory: config.device.memory.map(|size| size.0).or(free.map(|memory| memory.free)),
+            memory: config.device.memory.map(|size| size.0).or(free.map(share)),
             links: Links::default(),
             backend: if selected.is_gpu() { "nccl" } else { "local" },
         }

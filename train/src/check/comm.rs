@@ -239,17 +239,23 @@ fn shared(
     mend: &str,
 ) -> Result<()> {
     // The file is there until this is dropped.
-    let written =
-        folder.filter(|_| world.rank() == 0).and_then(|folder| Some((write(&folder).ok()?, folder)));
+    let (mut written, mut reason) = (None, String::new());
+    if let Some(folder) = folder.filter(|_| world.rank() == 0) {
+        match write(&folder) {
+            Ok(file) => written = Some((file, folder)),
+            Err(error) => reason = format!(" ({}: {error})", folder.display()),
+        }
+    }
     // As the folder is named: elsewhere, another one may have the same name.
     let told = written.as_ref().map(|((file, nonce), folder)| (folder, file.path().file_name(), nonce));
-    let told = serde_json::to_vec(&told).unwrap_or_default();
+    let told = serde_json::to_vec(&(told, reason)).unwrap_or_default();
     let told = world::gather(world, what, &told, timeout)?;
-    let told: Option<(PathBuf, OsString, String)> = serde_json::from_slice(&told[0]).unwrap_or_default();
+    let told: (Option<(PathBuf, OsString, String)>, String) =
+        serde_json::from_slice(&told[0]).unwrap_or_default();
     match told {
-        None => checks.skip(COMM, "a run folder in which rank 0 can write"),
-        Some(_) if world.rank() == 0 => {}
-        Some((folder, name, nonce)) => {
+        (None, reason) => checks.skip(COMM, &format!("a {what} in which rank 0 can write{reason}")),
+        _ if world.rank() == 0 => {}
+        (Some((folder, name, nonce)), _) => {
             let shown = folder.display();
             match sees(&folder.join(name), &nonce) {
                 true => checks.ok(COMM, what, format!("what rank 0 writes to {shown} is seen here")),

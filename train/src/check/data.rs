@@ -56,14 +56,7 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
 fn inputs(config: &Config, checks: &mut Checks) -> Found {
     let (path, text) = (config.data.path.display(), &config.data.text);
     for input in text {
-        let opened = match input.is_dir() {
-            true => std::fs::read_dir(input).map(drop),
-            false => std::fs::File::open(input).map(drop),
-        };
-        if let Err(error) = opened {
-            let mend = "check data.text, and the permissions of what it names";
-            checks.fail(DATA, "text", format!("{}: {error}", input.display()), mend);
-        }
+        checks.take(DATA, "text", data::check_input(input));
     }
     if checks.has_failed(DATA) {
         return Found::Unusable;

@@ -7,7 +7,7 @@ use kiln_shard::Optimizer;
 use super::machine::nearest;
 use super::model::Trained;
 use super::report::{Checks, Stage};
-use crate::checkpoint::size;
+use crate::checkpoint::{self, Keep, size};
 use crate::config::{CheckpointSection, Config};
 use crate::sharded::Shapes;
 
@@ -23,7 +23,10 @@ const BESIDES: u64 = 16 << 20;
 pub(super) fn examine(out: &Path, parts: &Trained, done: u64, checks: &mut Checks) {
     let Trained { config, optimizer, shapes, .. } = parts;
     let each = bytes_of(config, optimizer, shapes);
-    let most = most_at_a_time(&config.checkpoint, config.train.steps, done);
+    let CheckpointSection { keep, keep_every, .. } = config.checkpoint;
+    let kept = Keep { newest: keep, every: keep_every };
+    let there = checkpoint::removable(&checkpoint::folder_of_run(out), kept, done) as u64;
+    let most = most_at_a_time(&config.checkpoint, config.train.steps, done, there);
     let needed = each.saturating_mul(most).saturating_add(BESIDES);
     let place = nearest(out);
     let what = format!("{most} x {}", size(each));
@@ -57,7 +60,7 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, checks: &mut Check
 
 /// Bytes of one checkpoint: each weight, and the optimizer's slots of those that are trained.
 fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
-    let is_frozen = |name: &str| config.train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let is_frozen = config.frozen();
     let bytes = |(name, shape): &(String, Vec<usize>)| {
         let slots = if is_frozen(name) { 0 } else { optimizer.rule_of(name, shape).slots().len() as u64 };
         let elements = shape.iter().fold(1, |all: u64, size| all.saturating_mul(*size as u64));
@@ -66,9 +69,9 @@ fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     shapes.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// How many checkpoints there are at a time, at most, of a run that goes on after `done` of `steps` steps: old
-/// ones are removed when a new one is complete.
-fn most_at_a_time(section: &CheckpointSection, steps: u64, done: u64) -> u64 {
+/// How many checkpoints are added at a time, at most, by a run that goes on after `done` of `steps` steps where
+/// `there` are some that it removes: old ones go when a new one is complete.
+fn most_at_a_time(section: &CheckpointSection, steps: u64, done: u64, there: u64) -> u64 {
     let CheckpointSection { every, keep, keep_every, .. } = section;
     let up_to = |step: u64, of: u64| step.checked_div(of).unwrap_or(0);
     let multiples = |of: u64| up_to(steps, of).saturating_sub(up_to(done, of));
@@ -80,9 +83,10 @@ fn most_at_a_time(section: &CheckpointSection, steps: u64, done: u64) -> u64 {
     let permanent = match (*every, *keep_every) {
         (_, 0) => 0,
         (0, keep) => u64::from(steps.is_multiple_of(keep)),
-        (every, keep) => multiples(every / gcd(every, keep) * keep),
+        (every, keep) => multiples((every / gcd(every, keep)).saturating_mul(keep)),
     };
-    saves.min((*keep as u64).saturating_add(1).saturating_add(permanent))
+    let new = (*keep as u64).saturating_sub(there).saturating_add(1);
+    saves.min(new.saturating_add(permanent))
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
@@ -95,10 +99,11 @@ mod tests {
 
     #[test]
     fn checkpoints_are_counted_as_they_are_kept() {
-        let most = |every, keep, keep_every, steps, done| {
+        let beside = |every, keep, keep_every, steps, done, there| {
             let section = CheckpointSection { every, keep, keep_every, ..CheckpointSection::default() };
-            most_at_a_time(&section, steps, done)
+            most_at_a_time(&section, steps, done, there)
         };
+        let most = |every, keep, keep_every, steps, done| beside(every, keep, keep_every, steps, done, 0);
         // One at the end, two of ten and one that is being written, all ten, all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
@@ -111,5 +116,11 @@ mod tests {
         assert_eq!(most(20, 1, 60, 120, 0), 4);
         assert_eq!(most(20, 1, 30, 120, 0), 4);
         assert_eq!(most(1, 0, 0, u64::MAX, 0), u64::MAX);
+        assert_eq!(most(3, 1, u64::MAX - 1, u64::MAX, 0), 3);
+        // Beside two that go, one is written at a time; beside one, two.
+        assert_eq!(beside(10, 2, 0, 100, 70, 2), 1);
+        assert_eq!(beside(10, 2, 0, 100, 70, 5), 1);
+        assert_eq!(beside(10, 2, 0, 100, 70, 1), 2);
+        assert_eq!(beside(10, 0, 0, 100, 70, 5), 3);
     }
 }

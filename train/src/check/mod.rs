@@ -29,18 +29,20 @@ use crate::world::{self, Ranks};
 pub(crate) use arguments::CheckArgs;
 use machine::Setup;
 use model::{Sources, Trained};
-use report::{Checks, Report, Stage};
+use report::{Check, Checks, Level, Report, Stage};
 use step::Shrunk;
 
 /// What a step needs, on all ranks.
-const STEP_NEEDS: [(Stage, &str); 8] = [
+const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Env, "device"),
     (Stage::Model, "model"),
     (Stage::Model, "optimizer"),
     (Stage::Model, "loss"),
     (Stage::Model, "parameters"),
+    (Stage::Model, "init.from"),
     (Stage::Comm, "arguments"),
     (Stage::Comm, "data"),
+    (Stage::Comm, "init.from"),
     (Stage::Comm, "devices"),
 ];
 
@@ -69,21 +71,22 @@ impl CheckArgs {
         };
         let rank = place.as_ref().map_or(0, |place| place.rank);
         let mut report = Report { ranks: Vec::new(), processes: place.is_some() };
-        let together = self.look(registry, place, &mut report);
-        report.keep(|stage| self.stage.is_empty() || self.stage.contains(&stage));
+        self.look(registry, place, &mut report);
+        // Rank 0 says what is well.
+        report.keep(|stage| rank == 0 && (self.stage.is_empty() || self.stage.contains(&stage)));
         let text = report.to_text(began.elapsed().as_secs_f64());
         let failures = report.failures();
         match rank {
             0 => say(&text),
-            // Rank 0 has said it.
-            _ if together => return Ok(0),
+            _ if failures == 0 => {}
             _ => complain(&text),
         }
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }
 
-    /// Looks at everything; returns whether rank 0 has what this process has found.
-    fn look(&self, registry: &Registry, place: Option<RankEnv>, report: &mut Report) -> bool {
+    /// Looks at everything. On rank 0, `report` gets what all have found; on another rank, what rank 0 does not
+    /// know.
+    fn look(&self, registry: &Registry, place: Option<RankEnv>, report: &mut Report) {
         let mut checks = Checks::default();
         let rank = place.as_ref().map_or(0, |place| place.rank);
         let found = self.alone(registry, place, &mut checks);
@@ -91,11 +94,11 @@ impl CheckArgs {
             let rest = [Stage::Data, Stage::Model, Stage::Comm, Stage::Step, Stage::Save];
             rest.into_iter().for_each(|stage| checks.skip(stage, "a configuration that can be used"));
             report.ranks.push((rank, checks));
-            return false;
+            return;
         };
         if !self.wants(&[Stage::Comm, Stage::Step, Stage::Save]) {
             report.ranks.push((rank, checks));
-            return false;
+            return;
         }
         let ranks = match &setup.options.place {
             None => {
@@ -114,7 +117,19 @@ impl CheckArgs {
         };
         report.ranks = all;
         match &ranks {
-            Some(ranks) if together => self.try_out(&found, setup, ranks, report),
+            Some(ranks) if together => {
+                let checks = self.try_out(&found, setup, ranks, report);
+                if rank != 0 {
+                    // The rest was gathered.
+                    report.ranks = vec![(rank, checks)];
+                    return;
+                }
+                // What went well did so on all ranks; of a failure, each rank knows its own.
+                for (other, found) in &mut report.ranks {
+                    let is_theirs = |check: &&Check| *other == 0 || check.level != Level::Fail;
+                    found.0.extend(checks.0.iter().filter(is_theirs).cloned());
+                }
+            }
             _ => {
                 for stage in [Stage::Step, Stage::Save] {
                     let own = report.ranks.iter_mut();
@@ -122,7 +137,6 @@ impl CheckArgs {
                 }
             }
         }
-        together
     }
 
     /// What this process can look at by itself.
@@ -179,9 +193,9 @@ impl CheckArgs {
         }
     }
 
-    /// A step and a save on all ranks, if nothing that they need has failed on any of them. What they come to
-    /// is the same on all ranks, and is told as theirs.
-    fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &mut Report) {
+    /// A step and a save on all ranks, if nothing that they need has failed on any of them; what they come to
+    /// here. A failure may be of one rank alone, so each rank tells its own.
+    fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &Report) -> Checks {
         let missing = |needs: &[(Stage, &str)]| {
             let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
             failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
@@ -225,6 +239,6 @@ impl CheckArgs {
                 }
             }
         }
-        report.ranks.iter_mut().for_each(|(_, found)| found.0.extend(checks.0.iter().cloned()));
+        checks
     }
 }

@@ -70,11 +70,11 @@ impl Shrunk {
     /// The model on one rank, before its first step, or before its state is loaded. Collective.
     fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
         let Shrunk { config, model, optimizer, registry, device, .. } = self;
-        let (shard, freeze) = (&config.shard, config.train.freeze.clone());
+        let shard = &config.shard;
         let shard_size = world::shard_size(shard.strategy, shard.shard_size, &*world)?;
         let builder = EngineBuilder::new(world, config.policy(), shard_size)?
             .optimizer(optimizer.clone())
-            .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())))
+            .freeze(config.frozen())
             .load_later(move |_| is_loaded);
         let decoder =
             Decoder::new(registry.layers(), model, Key::new(config.train.seed).fork("init"), device)?;
@@ -161,9 +161,11 @@ impl Shrunk {
         checkpoint.reader().load_weights(again.engine(), &AllowMissing::default())?;
         checkpoint.reader().load_optimizer(again.engine(), &AllowMissing::default())?;
         let loaded = began.elapsed();
-        let values = |model| self.take(model, 2).map(|outcome| [outcome.loss, outcome.grad_norm]);
-        let (here, there) = (values(&model)?, values(&again)?);
-        if here.iter().zip(there).any(|(a, b)| (a - b).abs() > TOLERANCE * a.abs()) {
+        let (here, there) = (self.take(&model, 2)?, self.take(&again, 2)?);
+        // The gradient of an overflow is no number.
+        let is_compared = !(here.overflowed && there.overflowed);
+        let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
+        if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b)) {
             return Err(TrainError::Crash(format!(
                 "the step after a load has loss and norm {there:?}, and without it {here:?}: look at the \
                  model's own layers and optimizer, which may keep a state that no checkpoint has"
@@ -172,9 +174,27 @@ impl Shrunk {
         let seconds = |time: Duration| time.as_secs_f64();
         let bytes = crate::checkpoint::size(checkpoint.manifest().bytes());
         Ok(format!(
-            "{bytes} saved in {:.2} s and loaded in {:.2} s, with the same next step",
+            "{bytes} saved in {:.2} s and loaded in {:.2} s, {}",
             seconds(saved),
-            seconds(loaded)
+            seconds(loaded),
+            if is_compared { "with the same next step" } else { "the next step overflowed, not compared" }
         ))
+    }
+}
+
+/// Whether a value of the step after a load is that of the step without it. What is no number is not.
+fn is_near(here: f64, there: f64) -> bool {
+    here == there || (here - there).abs() <= TOLERANCE * here.abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_near;
+
+    #[test]
+    fn what_is_no_number_is_not_the_same() {
+        assert!(is_near(2.0, 2.001) && is_near(0.0, 0.0) && is_near(f64::INFINITY, f64::INFINITY));
+        assert!(!is_near(2.0, 2.01) && !is_near(2.0, f64::NAN) && !is_near(f64::NAN, 2.0));
+        assert!(!is_near(f64::INFINITY, 2.0) && !is_near(2.0, f64::INFINITY));
     }
 }

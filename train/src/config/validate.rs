@@ -74,6 +74,12 @@ impl Config {
         self.model == ModelSection::default() && !self.init.from.as_os_str().is_empty()
     }
 
+    /// Whether `train.freeze` names the parameter of a name.
+    pub(crate) fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
+        let prefixes = self.train.freeze.clone();
+        move |name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    }
+
     fn check_optimizer(&self, problems: &mut Vec<String>) {
         let OptimSection { kind, lr, muon, groups, .. } = &self.optim;
         let mut rates = Vec::new();

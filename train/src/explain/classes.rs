@@ -65,8 +65,10 @@ impl Explained for TrainError {
             TrainError::NonFinite { .. } | TrainError::NotANumber { .. } => Some(Page::LossNotFinite),
             TrainError::Smoke { .. } => Some(Page::ResumeDiffers),
             TrainError::Links(LinksError::Read { .. }) => Some(Page::FileAccess),
+            TrainError::Links(LinksError::Content { .. }) => None,
             // The lines of the check have said what is to be done.
-            TrainError::Links(LinksError::Content { .. }) | TrainError::Check { .. } => None,
+            TrainError::Check { .. } => None,
+            TrainError::Exists(_) => Some(Page::OutputExists),
             TrainError::Stopped | TrainError::Drill(_) => None,
             TrainError::Rank { source, .. } => source.page(),
             TrainError::Threads { .. } => Some(Page::SystemLimit),

@@ -41,6 +41,16 @@ pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
+/// As [`write_beside`], of a file that is not there yet: what is there by the time the content is written stays,
+/// and the error is [`AlreadyExists`](io::ErrorKind::AlreadyExists).
+pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
+    let (beside, mut file) = create_beside(path)?;
+    let written =
+        file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&beside, path));
+    let _ = fs::remove_file(&beside);
+    written
+}
+
 /// Whether `name` is that of what [`write_beside`] is about to make the file `of`.
 pub fn is_beside(name: &OsStr, of: &str) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
@@ -85,5 +95,16 @@ mod tests {
         fs::create_dir(folder.path().join("taken")).unwrap();
         assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn what_is_new_replaces_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        write_new_beside(&path, b"one").unwrap();
+        let taken = write_new_beside(&path, b"two").unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -77,6 +77,9 @@ fn a_set_up_without_fault_passes() {
     }
     // Of a run that would go on, and of one that starts from its weights.
     let workspace = trained();
+    let ended =
+        check(&workspace, &["--resume", "latest", "--set", "checkpoint.keep=1", "--set", "train.steps=9"]);
+    assert!(ended.stdout.contains("checkpoints take 1 x"), "one of two is there already: {ended:?}");
     for more in [&["--resume", "latest"][..], &["--set", "init.from=run", "--out", "new"]] {
         let ended = workspace.kiln(&[&["check", "run.toml", "--out", "run"][..], more].concat());
         let ended =
@@ -222,8 +225,10 @@ fn faults_of_the_data() {
         &|w| w.remove("data"),
         &["--set", "data.text=[\"none.txt\"]"],
         "text",
-        &["none.txt", "-> check data.text"],
+        &["none.txt", "-> check its spelling"],
     );
+    let unknown = ["--set", "data.text=[\"builtin:arithmetik\"]"];
+    damaged(&|w| w.remove("data"), &unknown, "text", &["no built-in text", "builtin:arithmetic"]);
     let workspace = Workspace::new();
     let small = ["--set", "model.vocab_size=100"];
     finds(
@@ -232,6 +237,20 @@ fn faults_of_the_data() {
         ["model", "model"],
         &["has 257 tokens, but model.vocab_size is 100", "-> raise"],
     );
+}
+
+/// Text that is no file is there all the same. Nobody writes to the pipe, and nothing waits for it.
+#[test]
+fn text_that_is_no_file() {
+    let workspace = Workspace::new();
+    workspace.remove("data");
+    nix::unistd::mkfifo(&workspace.path("pipe"), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    for text in ["builtin:arithmetic", "-", "pipe"] {
+        let setting = format!("data.text=[\"{text}\"]");
+        let ended = workspace.kiln(&[&CHECK[..], &["--stage", "data", "--set", &setting]].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains("the run prepares it first, from 1 input"), "{ended:?}");
+    }
 }
 
 /// Prepared data know their own tokenizer.

@@ -103,7 +103,7 @@ fn the_first_documents_are_taken_where_there_is_a_limit() {
     let arguments = ["data", "prepare", "--input", "texts", "--vocab-size", "400", "--out"];
     let said = workspace.succeed(&[&arguments[..], &["first", "--limit", "1"]].concat());
     assert!(said.contains("data: training a tokenizer on at most 1 document\n"), "{said}");
-    assert!(said.contains("data: 1 documents, "), "{said}");
+    assert!(said.contains("data: 1 document, "), "{said}");
     let ended = workspace.kiln(&[&arguments[..], &["none", "--limit", "0"]].concat());
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }

@@ -139,7 +139,7 @@ fn progress_is_said_by_the_clock() {
     let lines = said(&workspace, &["a.txt"], "own", "300");
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert_eq!(lines[0], "data: training a tokenizer on 4.8 MB of text");
-    assert!(lines[1].starts_with("data: 1 documents, "), "{lines:?}");
+    assert!(lines[1].starts_with("data: 1 document, "), "{lines:?}");
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn what_is_there_already_is_overwritten_only_by_force() {
     let again = workspace.kiln(&[&["tune", "mine.toml"], &QUICK[..]].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
     assert!(again.stderr.contains("mine.tuned.toml is there already"), "{again:?}");
+    assert!(again.stderr.contains("more: kiln explain output-exists"), "{again:?}");
     assert_eq!((again.stdout.as_str(), workspace.text("mine.tuned.toml")), ("", first));
     tune(&workspace, &["--candidates", "1", "--force"]);
     assert!(workspace.text("mine.tuned.toml").contains("\nsteps = 2\n"));
@@ -207,4 +208,20 @@ fn groups_of_ranks_go_with_their_strategy() {
     assert_eq!(text.contains("\nshard_size = 2"), is_hybrid, "{text}");
     assert_eq!(found["removed"].as_array().expect("keys").is_empty(), is_hybrid, "{found}");
     workspace.succeed(&["config", "mine.tuned.toml"]);
+}
+
+/// A model that only the weights to start from tell, some of which are frozen.
+#[test]
+fn a_model_of_weights_is_tuned() {
+    let workspace = workspace();
+    workspace.succeed(&["train", "mine.toml", "--out", "first", "--set", "train.steps=1"]);
+    let (_, rest) = TUNED.split_once("[data]").expect("a section");
+    let text = format!("[init]\nfrom = \"first\"\n\n[data]{rest}");
+    let all = report(&workspace, &["--candidates", "1"]);
+    workspace.write("mine.toml", &text);
+    let found = report(&workspace, &["--candidates", "1", "--force"]);
+    assert_eq!(found["parameters"], all["parameters"]);
+    let frozen = report(&workspace, &["--candidates", "1", "--force", "--set", "train.freeze=[\"layers.\"]"]);
+    let peak = |report: &Json| report["rows"][0]["peak_bytes"].as_u64().expect("a number");
+    assert!(peak(&frozen) < peak(&found), "{frozen}");
 }

@@ -74,6 +74,11 @@ fn kill(folder: &Path, reports: u32) -> PathBuf {
     let ended = command.env(FOLDER, folder).env(REPORTS, reports.to_string()).output().unwrap();
     assert_eq!(ended.status.signal(), Some(Signal::KILL.as_raw()), "{ended:?}");
     assert!(!folder.join("data").exists());
+    unfinished(folder)
+}
+
+/// The only folder of unfinished work.
+fn unfinished(folder: &Path) -> PathBuf {
     let mut left = files(folder).into_keys().filter(|name| name.starts_with(".data.partial-"));
     let path = folder.join(left.next().expect("a folder"));
     assert_eq!(left.next(), None);
@@ -111,7 +116,7 @@ fn a_prepare_that_was_killed_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn with_other_text_or_options_it_starts_anew() {
+fn work_on_other_text_or_with_other_options_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let write = |text: &str| fs::write(folder.join("a.jsonl"), text).unwrap();
@@ -127,11 +132,12 @@ fn with_other_text_or_options_it_starts_anew() {
         write(&text);
         let left = kill(folder, 2);
         write(now);
-        assert_eq!(remarks(options), [Remark::StartsAnew]);
+        assert_eq!(remarks(options), [Remark::KeptWork { path: left.clone() }]);
         let fresh = PrepareOptions { out: folder.join("fresh"), ..options.clone() };
-        assert!(remarks(&fresh).is_empty());
+        assert_eq!(remarks(&fresh), [Remark::KeptWork { path: left.clone() }]);
         assert!(files(&folder.join("data")) == files(&fresh.out), "{options:?}");
-        assert!(!left.exists());
+        assert!(Record::is_in(&left));
+        fs::remove_dir_all(&left).unwrap();
         for out in ["data", "fresh"] {
             fs::remove_dir_all(folder.join(out)).unwrap();
         }
@@ -150,6 +156,29 @@ fn text_that_has_moved_is_gone_on_with() {
     assert!(matches!(remarks(&moved)[..], [Remark::GoesOn { .. }]));
     let inputs = fs::read_to_string(folder.join("data/inputs.json")).unwrap();
     assert!(inputs.contains("b.jsonl") && !inputs.contains("a.jsonl"), "{inputs}");
+}
+
+/// A file that cannot be read to its end, as on a disk that fails, costs no work.
+#[test]
+fn an_error_of_a_file_keeps_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("a.jsonl"), documents(600)).unwrap();
+    let options = options(folder, "data");
+    let mut kept = Vec::new();
+    let failed = prepare(&options, &mut |progress| match progress {
+        Progress::Encoding { .. } => {
+            // A folder in the place of the record: it cannot be written.
+            let path = unfinished(folder);
+            let _ = fs::remove_file(path.join(RECORD_FILE));
+            let _ = fs::create_dir(path.join(RECORD_FILE));
+        }
+        Progress::Remark(remark) => kept.push(remark),
+        _ => {}
+    });
+    assert!(matches!(failed, Err(DataError::Io { .. })), "{failed:?}");
+    let left = unfinished(folder);
+    assert_eq!(kept, [Remark::KeptWork { path: left }]);
 }
 
 /// A prepare of other data beside it leaves the work alone, and says so.

@@ -116,10 +116,9 @@ impl<'a> Trainer<'a> {
         let train = data(Split::Train, config.data.shuffle)?;
         let validation = data(Split::Validation, false)?;
         let device = plan.device.device();
-        let freeze = config.train.freeze.clone();
         let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
             .optimizer(plan.optimizer.clone())
-            .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
+            .freeze(config.frozen());
         let allow_missing = plan.allow_missing.clone();
         let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
         let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
