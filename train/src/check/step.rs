@@ -184,7 +184,7 @@ impl Shrunk {
 
 /// Whether a value of the step after a load is that of the step without it. What is no number is not.
 fn is_near(here: f64, there: f64) -> bool {
-    here == there || (here - there).abs() <= TOLERANCE * here.abs()
+    here == there || (here - there).abs() < TOLERANCE * here.abs()
 }
 
 #[cfg(test)]
