@@ -69,7 +69,7 @@ impl DataSheet {
 
     /// The GPU of this name.
     pub fn named(name: &str) -> Option<&'static DataSheet> {
-        DATA_SHEETS.iter().find(|sheet| sheet.name == name)
+        DATA_SHEETS.iter().find(|sheet| sheet.name.eq_ignore_ascii_case(name))
     }
 
     /// The names that [`DataSheet::named`] knows.
