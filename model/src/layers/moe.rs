@@ -7,6 +7,7 @@ use super::{
     AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, constant_parameter, normal_parameter,
 };
 use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, ExpertProjections, Routing};
 
 /// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if
@@ -176,6 +177,18 @@ impl Layer for Moe {
             None => y,
         };
         y.reshape([batch, seq, d_model])
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let [experts, _, d_ff] = self.experts.gate_proj.lazy_shape().dims();
+        // Logits, their powers, and the probabilities.
+        let logits = tape.linear(x.clone(), experts);
+        drop(tape.elementwise(tape.elementwise(logits)));
+        let y = tape.experts(x.clone(), [experts, self.experts_per_token, d_ff]);
+        match &self.shared_expert {
+            Some(shared) => tape.residual(shared.meta_forward(x, tape), y),
+            None => y,
+        }
     }
 
     /// The router, the shared expert, and as many experts as a token is sent to.

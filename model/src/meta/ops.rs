@@ -327,6 +327,28 @@ impl MetaTape<'_> {
         })
     }
 
+    /// [`ops::experts`](crate::ops::experts()) of `experts` experts of width `d_ff`, of which each token has
+    /// `chosen`.
+    pub fn experts(&self, x: MetaTensor, [experts, chosen, d_ff]: [usize; 3]) -> MetaTensor {
+        let (d, element) = (x.width, self.batch.element);
+        let (rows, d_ff) = (self.batch.rows().saturating_mul(chosen as u64), d_ff as u64);
+        // Rows in the order of their experts, and what they become between the projections.
+        let wide = move |tape: &Self| tape.scratch(bytes(rows, d_ff, element));
+        let narrow = move |tape: &Self| tape.scratch(bytes(rows, d, element));
+        let hidden = [wide(self), wide(self)];
+        let scratch = [narrow(self), wide(self), narrow(self)];
+        let y = self.tensor(d);
+        drop(scratch);
+        let node = x.node;
+        let weight = (experts as u64).saturating_mul(d).saturating_mul(d_ff);
+        self.record(y, node.is_some(), move |tape, dy| {
+            (0..3).for_each(|_| tape.register_weight(weight));
+            let scratch = [wide(tape), wide(tape), wide(tape), narrow(tape), narrow(tape)];
+            tape.register(node, tape.tensor(d).memory);
+            drop((scratch, hidden, x, dy));
+        })
+    }
+
     /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
     /// are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {

@@ -6,7 +6,7 @@ use kiln::config::{Choice, Config, Precision};
 use kiln::planner::{Axis, Gathers, PlannedStep, RankShape, Speed};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
-use kiln_model::{Key, Layers, ModelConfig, PARALLEL_RESIDUAL};
+use kiln_model::{Key, Layers, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_shard::memory;
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Muon, Optimizer, Recompute, ShardError, Strategy};
@@ -181,5 +181,14 @@ fn other_layers() {
     case().model(|model| model.feed_forward = "squared_relu".to_owned()).check();
     case().model(|model| model.qk_norm = true).check();
     case().model(|model| model.dropout = 0.1).check();
+    for shared_expert_d_ff in [None, Some(96)] {
+        let moe = MoeConfig { experts: 6, expert_d_ff: 112, shared_expert_d_ff, ..MoeConfig::default() };
+        let experts = |model: &mut ModelConfig| {
+            (model.feed_forward, model.moe) = (MOE.to_owned(), Some(moe.clone()));
+        };
+        case().model(experts).check();
+        case().model(experts).recompute().check();
+        Case::new("odd", Strategy::NoShard, 2).model(experts).batch(2, 2).check();
+    }
     case().model(|model| model.block = Some(PARALLEL_RESIDUAL.to_owned())).check();
 }
