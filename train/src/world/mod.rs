@@ -1,4 +1,4 @@
-//! Ranks that are processes: how they meet, and make sure that all of them were started alike. [`Ranks`] is
+//! Ranks that are processes: how they meet, and make sure that all of them were started alike. `Ranks` is
 //! for commands whose ranks may as well be threads.
 
 mod group;
