@@ -78,9 +78,10 @@ fn experts_words(moe: &MoeConfig) -> String {
 
 /// Bytes as a person reads them.
 pub fn size(bytes: u64) -> String {
-    let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let units = [(1u64 << 50, "PiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        None if bytes == 1 => "1 byte".to_owned(),
         None => format!("{bytes} bytes"),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{EngineBuilder, Optimizer};
+use kiln_shard::{EngineBuilder, Optimizer, Strategy};
 
 use super::memory::RankShape;
 use super::target::{Cores, Hardware, Target};
@@ -46,11 +46,13 @@ pub(super) fn calibrated(
     let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
     let mut config = config.clone();
     config.train.global_batch = ranks * config.micro_batch();
+    // One that needs no groups of ranks, which the file may leave open.
+    (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
     let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
         let device = Device::flex();
-        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?;
+        let builder = EngineBuilder::new(world, config.policy(), None)?.freeze(config.frozen());
         let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
         let mut times = Vec::new();
         for number in 0..=STEPS {
