@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::support::{Ended, Run, config, kiln, undisturbed};
+use crate::support::{Ended, Run, config, kiln, signal, undisturbed};
 
 const RANKS: usize = 2;
 
@@ -19,11 +19,6 @@ fn wait_for_step(run: &Run, step: u64) {
         assert!(start.elapsed() < PATIENCE, "step {step} did not come");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn signal(name: &str, process: &Child) {
-    let status = Command::new("kill").args(["-s", name, &process.id().to_string()]).status();
-    assert!(status.expect("kill").success());
 }
 
 #[test]

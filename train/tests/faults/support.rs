@@ -5,10 +5,11 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use crate::signals;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 /// Optimizer steps of every run here.
@@ -252,4 +253,17 @@ pub fn undisturbed(ranks: usize) -> BTreeMap<u64, String> {
     });
     assert_eq!(losses.keys().copied().collect::<Vec<_>>(), (1..=STEPS).collect::<Vec<_>>());
     losses.clone()
+}
+
+/// Sends a signal, such as `TERM`, to a child.
+pub fn signal(name: &str, process: &Child) {
+    let status = Command::new("kill").args(["-s", name, &process.id().to_string()]).status();
+    assert!(status.expect("kill").success());
+}
+
+/// Stops a child; when this returns, none of its threads runs.
+pub fn freeze(process: &Child) {
+    signal("STOP", process);
+    let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");
+    waitid(WaitId::Pid(id), WaitIdOptions::STOPPED).expect("it stops");
 }
