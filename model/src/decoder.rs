@@ -129,7 +129,7 @@ pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
 /// [`hidden`], the losses that layers have added, and what they have recorded.
 fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> (WithLoss, Vec<Record>) {
     let outer = context.at_module("embed").for_one_run();
-    let mut x = modules.embed(|embed| embed.forward(tokens, &outer));
+    let mut x = modules.embed(|embed| outer.probe("output", embed.forward(tokens, &outer)));
     outer.record_activation(&x);
     let (mut loss, mut records) = (outer.take_loss(), outer.take_records());
     for index in 0..modules.num_blocks() {
@@ -167,19 +167,24 @@ pub fn loss<P: Modules>(
     let [batch, seq] = tokens.dims();
     let ((x, added), recorded) = run_blocks(modules, tokens, context);
     let mut z_loss = None;
+    let outer = context.at_module("head");
     let loss = modules.head(x, |head, tied, x| {
-        if let Some(loss) = context.token_loss() {
-            return head.token_loss(x, targets, scale, loss, tied);
-        }
-        let loss = head.loss(x, targets, scale, context.z_loss(), tied);
-        z_loss = loss.z_loss;
-        loss.total
+        let x = outer.probe("input", x);
+        let total = match context.token_loss() {
+            Some(loss) => head.token_loss(x, targets, scale, loss, tied),
+            None => {
+                let loss = head.loss(x, targets, scale, context.z_loss(), tied);
+                z_loss = loss.z_loss;
+                loss.total
+            }
+        };
+        outer.probe("output", total)
     });
     let share = (batch * seq) as f64 * scale;
     if let Some(records) = context.records() {
         records.extend(recorded, share);
         // It is a sum over the tokens, and has its share already.
-        let head = context.at_module("head").for_one_run();
+        let head = outer.for_one_run();
         z_loss.into_iter().for_each(|z_loss| head.add_loss("z_loss", z_loss));
         records.extend(head.take_records(), 1.0);
     }

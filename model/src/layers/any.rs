@@ -133,7 +133,8 @@ impl Module for AnyLayer {
 
 impl Layer for AnyLayer {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        self.0.forward(x, context)
+        let x = context.probe("input", x);
+        context.probe("output", self.0.forward(x, context))
     }
 
     fn active_parameters(&self) -> usize {

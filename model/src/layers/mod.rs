@@ -44,6 +44,7 @@ use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::meta::{MetaTape, MetaTensor};
+use crate::ops::Probe;
 use crate::random::Key;
 use side_channel::SideChannel;
 
@@ -89,6 +90,14 @@ pub struct Context {
     side: Option<SideChannel>,
     z_loss: Option<f64>,
     token_loss: Option<TokenLoss>,
+    probe: Option<PlacedProbe>,
+}
+
+/// Who looks at the pass, and the place that it has come to.
+#[derive(Clone, Debug)]
+struct PlacedProbe {
+    probe: Probe,
+    place: String,
 }
 
 /// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
@@ -156,12 +165,25 @@ impl Context {
         self.side.is_some()
     }
 
+    /// This context, whose pass `probe` looks at.
+    pub fn probed(self, probe: Option<Probe>) -> Self {
+        Context { probe: probe.map(|probe| PlacedProbe { probe, place: String::new() }), ..self }
+    }
+
+    /// `x`, which whoever looks at the pass sees under `name` at this place, and its gradient in backward.
+    /// Costs nothing where nobody looks. Layers have their `input` and `output` shown by themselves.
+    pub fn probe<const D: usize>(&self, name: &str, x: Tensor<D>) -> Tensor<D> {
+        match &self.probe {
+            Some(PlacedProbe { probe, place }) => crate::ops::probe(x, probe, place, name),
+            None => x,
+        }
+    }
+
     /// The context of one place in the model, so that no two places share a mask or the name of a record.
     pub fn fork(&self, place: &str) -> Self {
         Context {
             dropout: self.dropout.map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
-            side: self.side.as_ref().map(|side| side.at(place)),
-            ..self.clone()
+            ..self.at_module(place)
         }
     }
 
@@ -172,8 +194,7 @@ impl Context {
                 .dropout
                 .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
-            side: self.side.as_ref().map(|side| side.at(format_args!("layers.{index}"))),
-            ..self.clone()
+            ..self.at_module(&format!("layers.{index}"))
         }
     }
 
@@ -217,7 +238,11 @@ impl Context {
 
     /// This context for a module of this name, which shares its dropout.
     pub(crate) fn at_module(&self, name: &str) -> Self {
-        Context { side: self.side.as_ref().map(|side| side.at(name)), ..self.clone() }
+        let probe = self.probe.as_ref().map(|PlacedProbe { probe, place: outer }| PlacedProbe {
+            probe: probe.clone(),
+            place: inner_place(outer, name),
+        });
+        Context { side: self.side.as_ref().map(|side| side.at(name)), probe, ..self.clone() }
     }
 
     /// The sum of the losses that were added in this run.
@@ -248,6 +273,14 @@ impl Context {
         let [_, seq, width] = x.dims();
         let offset = dropout.first_sample * (seq * width) as u64;
         crate::ops::dropout(x, dropout.probability, dropout.key.bits(), offset)
+    }
+}
+
+/// `place` inside of `outer`, as in `layers.3.ffn`.
+fn inner_place(outer: &str, place: &str) -> String {
+    match outer {
+        "" => place.to_owned(),
+        outer => format!("{outer}.{place}"),
     }
 }
 

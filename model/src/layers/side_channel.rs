@@ -1,10 +1,11 @@
 //! The side channel of a forward pass: losses that layers add, and values that they want logged.
 
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
+
+use super::inner_place;
 
 /// What a layer has handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,14 +83,11 @@ impl SideChannel {
     }
 
     /// The same for what is at `place` inside of this place.
-    pub(super) fn at(&self, place: impl Display) -> Self {
-        let recorder = self.recorder.as_ref().map(|recorder| {
-            let place = match recorder.place.as_str() {
-                "" => place.to_string(),
-                outer => format!("{outer}.{place}"),
-            };
-            Recorder { place, ..recorder.clone() }
-        });
+    pub(super) fn at(&self, place: &str) -> Self {
+        let recorder = self
+            .recorder
+            .as_ref()
+            .map(|recorder| Recorder { place: inner_place(&recorder.place, place), ..recorder.clone() });
         SideChannel { losses: self.losses.clone(), recorder }
     }
 

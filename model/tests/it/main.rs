@@ -27,3 +27,4 @@ mod ops_rotary;
 mod ops_support;
 mod ops_swiglu;
 mod ops_window;
+mod probe;

@@ -1,5 +1,7 @@
 //! A decoder whose modules are sharded over the ranks.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{AnyLayer, Embed, Head, LayerError, Layers};
@@ -21,7 +23,7 @@ fn layer_name(index: usize) -> String {
 
 /// A sharded decoder and the engine that moves its weights.
 pub struct ShardedDecoder {
-    engine: Engine,
+    engine: Arc<Engine>,
     embed: ShardedModule<Embed>,
     layers: Vec<ShardedModule<AnyLayer>>,
     head: ShardedModule<Head>,
@@ -72,12 +74,12 @@ impl ShardedDecoder {
             .collect::<Result<_, ShardError>>()?;
         let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, HEAD_OPTIONS)?;
         progress(all, all);
-        let engine = builder.finish()?;
+        let engine = Arc::new(builder.finish()?);
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
     }
 
     /// The engine: gradients, optimizer step, layout, statistics.
-    pub fn engine(&self) -> &Engine {
+    pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 

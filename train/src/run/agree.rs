@@ -41,12 +41,13 @@ enum Answer {
 
 /// Fails unless all ranks have the same configuration, arguments and build. Collective.
 pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &RunOptions) -> Result<()> {
-    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } = options;
+    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, debug, fault, .. } =
+        options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
     let told = format!(
         "{version} {config:?} {out:?} {resume:?} {patterns:?} \
-         {allow_other_parts} {allow_changed:?} {fault:?}"
+         {allow_other_parts} {allow_changed:?} {debug:?} {fault:?}"
     );
     world::agree(world, &told, config.comm.timeout())
 }

@@ -13,6 +13,7 @@ use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
+use crate::debug::DebugOptions;
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -99,6 +100,7 @@ impl TrainArgs {
             allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
             allow_other_parts: self.allow_other_parts,
             allow_changed: self.allow_changed,
+            debug: DebugOptions::default(),
             fault: self.fault,
             // The environment was asked above, and flags go before it.
             alone: true,

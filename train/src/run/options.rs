@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::ValueEnum;
 
+use crate::debug::DebugOptions;
 use crate::fault::Fault;
 use crate::place::{Job, RankEnv};
 use crate::registry::Registry;
@@ -43,6 +44,8 @@ pub struct RunOptions {
     pub allow_other_parts: bool,
     /// What may differ from the checkpoint to go on from, though it means another position in the data.
     pub allow_changed: Vec<PositionKey>,
+    /// What looks into it.
+    pub debug: DebugOptions,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }

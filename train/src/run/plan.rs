@@ -16,6 +16,7 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
+use crate::debug::DebugOptions;
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::files;
@@ -49,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) loss: Option<TokenLoss>,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
+    /// What looks into the run.
+    pub(crate) debug: DebugOptions,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
     /// Keeps other runs out of the folder for as long as this process works on it.
@@ -128,7 +131,8 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         threads,
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
-    let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+    let (allow_missing, debug, stop) =
+        (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
     let registry = options.registry.clone();
     Ok(Plan {
         message,
@@ -144,6 +148,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         optimizer,
         loss,
         allow_missing,
+        debug,
         stop,
     })
 }
@@ -400,7 +405,8 @@ impl PlanMessage {
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
-        let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+        let (allow_missing, debug, stop) =
+            (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
         let registry = options.registry.clone();
         let optimizer = registry.optimizers().make(&config.optim)?;
         let loss = registry.losses().make(&config.loss, model.vocab_size)?;
@@ -419,6 +425,7 @@ impl PlanMessage {
             optimizer,
             loss,
             allow_missing,
+            debug,
             stop,
         })
     }

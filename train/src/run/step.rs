@@ -62,6 +62,24 @@ pub fn optimizer_step(
     lr: impl Into<LearningRates>,
     batches: &mut impl MicroBatches,
 ) -> Result<Option<Update>> {
+    if !run_passes(model, config, device, batches)? {
+        return Ok(None);
+    }
+    let engine = model.engine();
+    engine.set_activity("optimizer");
+    batches.before_update(engine)?;
+    let update = engine.update(lr, config.optim.grad_clip)?;
+    Ok(Some(update))
+}
+
+/// The passes of an optimizer step: afterwards the gradient is reduced, and the update is next. Returns whether
+/// the step goes on. Collective.
+pub(super) fn run_passes(
+    model: &ShardedDecoder,
+    config: &Config,
+    device: &Device,
+    batches: &mut impl MicroBatches,
+) -> Result<bool> {
     let engine = model.engine();
     let training = device.clone().autodiff();
     let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);
@@ -85,11 +103,8 @@ pub fn optimizer_step(
             // Gradients of a step that does not end, and weights that are gathered for it.
             engine.begin_step();
             engine.finish_evaluation()?;
-            return Ok(None);
+            return Ok(false);
         }
     }
-    engine.set_activity("optimizer");
-    batches.before_update(engine)?;
-    let update = engine.update(lr, config.optim.grad_clip)?;
-    Ok(Some(update))
+    Ok(true)
 }

@@ -72,6 +72,7 @@ impl Trainer<'_> {
         self.has_trained = true;
         // A metric of the program may look at the weights, which must be those of its step.
         let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
+        let is_looked_at = is_looked_at || self.observers.look_into(now.step);
         // What a GPU has made of a step is read when it has the next one to work on, unless something else
         // has to be known first.
         self.settle_step()?;
@@ -142,6 +143,8 @@ impl Trainer<'_> {
         let mut batches = DataBatches {
             plan: self.plan,
             engine: self.model.engine(),
+            observers: &self.observers,
+            step,
             source: &self.train,
             first_sample: self.state.next_sample,
             drill: self.drill.as_deref(),

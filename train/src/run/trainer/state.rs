@@ -23,6 +23,7 @@ use crate::fault::Drill;
 use crate::metrics::{Reporter, StepMetrics, say};
 use crate::process::position;
 use crate::run::folder::metrics_of_run;
+use crate::run::observe::Observers;
 use crate::run::plan::Plan;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
@@ -77,6 +78,8 @@ pub struct Trainer<'a> {
     /// The last checkpoint of this run that is complete.
     pub(super) saved: Option<PathBuf>,
     pub(super) drill: Option<Arc<Drill>>,
+    /// Who looks at the steps.
+    pub(super) observers: Observers,
     /// When the ranks ask each other whether to stop.
     pub(super) pace: Pace,
     pub(super) grace: Grace,
@@ -181,6 +184,7 @@ impl<'a> Trainer<'a> {
             saved_step: None,
             saved: None,
             drill,
+            observers: Observers::new(plan.debug.observers()?),
             pace: Pace::new(),
             grace: Grace::new()?,
             position,

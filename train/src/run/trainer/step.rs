@@ -1,5 +1,6 @@
 //! The micro-batches of a step, what the ranks tell each other after it, and what became of it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -19,6 +20,7 @@ use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
+use crate::run::observe::{Moment, Observers, Pass};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
 
@@ -38,7 +40,10 @@ pub(super) struct StepSync {
 /// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
 pub(super) struct DataBatches<'a> {
     pub(super) plan: &'a Plan,
-    pub(super) engine: &'a Engine,
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) observers: &'a Observers,
+    /// The optimizer step.
+    pub(super) step: u64,
     pub(super) source: &'a BatchSource,
     /// Position in the global order of the step's first sample.
     pub(super) first_sample: u64,
@@ -76,7 +81,12 @@ impl MicroBatches for DataBatches<'_> {
             Some(records) => context.recording(records),
             None => context,
         };
-        Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
+        let batch = MicroBatch { inputs: batch.inputs, targets: batch.targets, context };
+        let at = Moment { step: self.step, micro_batch: index, first_sample: first, pass: Pass::Forward };
+        match self.observers.fetched(self.engine, at, &batch)? {
+            None => Ok(batch),
+            probe => Ok(MicroBatch { context: batch.context.clone().probed(probe), ..batch }),
+        }
     }
 
     fn go_on(&mut self, last: bool) -> Result<bool> {
@@ -92,6 +102,7 @@ impl MicroBatches for DataBatches<'_> {
     }
 
     fn before_update(&mut self, engine: &Engine) -> Result<()> {
+        self.observers.reduced(engine, self.step)?;
         if self.records.is_some() && self.plan.config.log.gradients {
             self.grad_norms = grad_norms(engine)?;
         }
@@ -155,6 +166,7 @@ impl Trainer<'_> {
             let path = self.plan.out.join("metrics.jsonl");
             reported.map_err(TrainError::io("write", &path))?;
         }
+        self.observers.stepped(self.model.engine(), &metrics)?;
         self.metrics = Some(metrics);
         Ok(())
     }

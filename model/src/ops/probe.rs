@@ -1,0 +1,115 @@
+//! Places of a pass where somebody looks at a tensor and, on the way back, at its gradient.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::{
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
+};
+use burn::tensor::{Shape, Tensor};
+use burn_backend::TensorMetadata;
+#[cfg(feature = "cube")]
+use burn_cubecl::CubeBackend;
+
+use super::tape::{Tracked, record};
+
+/// What a pass shows at one of its places.
+#[derive(Debug)]
+pub struct Seen<'a> {
+    /// Where in the decoder, as in `layers.3.ffn`; `embed` and `head` for the outer modules.
+    pub place: &'a str,
+    /// What the tensor is there: `input`, `output`, or a name that the layer gives it.
+    pub name: &'a str,
+    /// Whether it is the gradient of that tensor, in backward.
+    pub is_gradient: bool,
+    /// The shape of the tensor, such as `[batch, seq, d_model]`.
+    pub shape: Vec<usize>,
+    /// Its values in row-major order, off the tape.
+    pub values: Tensor<1>,
+}
+
+/// Looks at tensors of a pass while they are computed: for hashes, breakpoints and logs. What it is given has
+/// the values of the pass; the pass goes on when it returns. A block that is recomputed shows its inside
+/// twice, in forward and in backward. Cheap to clone.
+#[derive(Clone)]
+pub struct Probe(Arc<dyn Fn(Seen<'_>) + Send + Sync>);
+
+impl Probe {
+    /// A probe that calls `look` on the thread that computes.
+    pub fn new(look: impl Fn(Seen<'_>) + Send + Sync + 'static) -> Self {
+        Probe(Arc::new(look))
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
+/// A probe at a place.
+#[derive(Clone, Debug)]
+pub struct ProbePoint {
+    probe: Probe,
+    place: Arc<str>,
+    name: Arc<str>,
+    is_gradient: bool,
+}
+
+impl ProbePoint {
+    fn show<B: Backend>(&self, x: &FloatTensor<B>)
+    where
+        DispatchTensor: DispatchKindConversion<B>,
+    {
+        let shape = x.shape();
+        let flat = B::float_reshape(x.clone(), Shape::new([shape.num_elements()]));
+        (self.probe.0)(Seen {
+            place: &self.place,
+            name: &self.name,
+            is_gradient: self.is_gradient,
+            shape: shape.to_vec(),
+            values: Tensor::from_primitive::<B>(flat),
+        });
+    }
+}
+
+/// `x` itself, which `probe` is shown, and so is its gradient if there is one.
+pub(crate) fn probe<const D: usize>(x: Tensor<D>, probe: &Probe, place: &str, name: &str) -> Tensor<D> {
+    let at = ProbePoint { probe: probe.clone(), place: place.into(), name: name.into(), is_gradient: false };
+    Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), at))
+}
+
+/// The backends of a probe.
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub trait ProbeOp: Backend {
+    /// `x` itself, which is shown at `at`.
+    fn probe(x: FloatTensor<Self>, at: ProbePoint) -> FloatTensor<Self>;
+}
+
+impl ProbeOp for Flex {
+    fn probe(x: FloatTensor<Self>, at: ProbePoint) -> FloatTensor<Self> {
+        at.show::<Self>(&x);
+        x
+    }
+}
+
+#[cfg(feature = "cube")]
+impl ProbeOp for CubeBackend {
+    fn probe(x: FloatTensor<Self>, at: ProbePoint) -> FloatTensor<Self> {
+        at.show::<Self>(&x);
+        x
+    }
+}
+
+impl<B: ProbeOp, C: CheckpointStrategy> ProbeOp for Autodiff<B, C> {
+    fn probe(x: Tracked<B, C>, at: ProbePoint) -> Tracked<B, C> {
+        let (x, node) = x.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            B::probe(x, at.clone()),
+            |_| ProbePoint { is_gradient: true, ..at },
+            |mut step, dy, at| step.register::<B>(0, B::probe(dy, at)),
+        )
+    }
+}

@@ -1,0 +1,259 @@
+//! Where a run stops for somebody to look at it, and how that is written.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::run::Pass;
+
+/// A breakpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Breakpoint {
+    /// What has to happen.
+    pub on: Trigger,
+    /// The optimizer step; every one without.
+    pub step: Option<u64>,
+    /// The rank that stops; all without.
+    pub rank: Option<usize>,
+    /// What the others do.
+    pub others: Others,
+}
+
+/// What the other ranks do when one stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Others {
+    /// They stop at the same point, where they help to show what is sharded.
+    #[default]
+    Hold,
+    /// They run on until they need the rank that has stopped.
+    Run,
+}
+
+/// What makes a run stop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Trigger {
+    /// A part of a step begins.
+    Part(Part),
+    /// A pass comes to a place.
+    Place {
+        /// The pass.
+        pass: PassName,
+        /// The place, as in `layers.3`, with `*` for anything; or a tensor of it, as in `layers.3.output`.
+        pattern: String,
+    },
+    /// A tensor of a pass, or the loss, is not finite.
+    Nan,
+    /// A number of a step is above or below a value.
+    Number {
+        /// Which number.
+        number: Number,
+        /// Whether above, or below.
+        above: bool,
+        /// The value.
+        than: f64,
+    },
+}
+
+/// A part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Part {
+    /// The first micro-batch is there, and its forward pass is next.
+    Data,
+    /// The gradient is reduced, and the update is next.
+    Optimizer,
+    /// The step is over.
+    Step,
+}
+
+/// A pass, as breakpoints name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum PassName {
+    /// Forward.
+    Forward,
+    /// A block that runs again in backward.
+    Recompute,
+    /// Backward.
+    Backward,
+}
+
+/// A number of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Number {
+    /// The training loss. It is known when the step is over.
+    #[value(name = "loss")]
+    Loss,
+    /// The norm of the gradient. It is known before the update.
+    #[value(name = "grad_norm")]
+    GradNorm,
+}
+
+/// A text that names no breakpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\""
+)]
+pub struct BreakpointError {
+    problem: String,
+}
+
+impl From<Pass> for PassName {
+    fn from(pass: Pass) -> Self {
+        match pass {
+            Pass::Forward => PassName::Forward,
+            Pass::Recompute => PassName::Recompute,
+            Pass::Backward => PassName::Backward,
+        }
+    }
+}
+
+/// How a value is written.
+fn written(value: &impl ValueEnum) -> String {
+    // No value is hidden.
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+impl Breakpoint {
+    /// Whether a pass that has come to the tensor `name` of `place` is where this one stops. A place alone
+    /// stands for where the pass enters it: its input in forward, and the gradient of its output in backward.
+    pub fn is_at(&self, pass: PassName, place: &str, name: &str) -> bool {
+        let Trigger::Place { pass: wanted, pattern } = &self.on else { return false };
+        let entry = if pass == PassName::Backward { "output" } else { "input" };
+        // The embedding has token ids for an input, which no pass shows.
+        let is_entry = name == entry || (place == "embed" && name == "output");
+        let tensor = format!("{place}.{name}");
+        *wanted == pass && (matches(pattern, &tensor) || (is_entry && matches(pattern, place)))
+    }
+
+    /// Whether it can come in `step`.
+    pub fn is_in(&self, step: u64) -> bool {
+        self.step.is_none_or(|at| at == step)
+    }
+}
+
+/// Whether `text` is what `pattern` describes, in which `*` stands for anything.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
+    let mut parts: Vec<_> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+impl FromStr for Breakpoint {
+    type Err = BreakpointError;
+
+    fn from_str(text: &str) -> Result<Self, BreakpointError> {
+        let wrong = |problem: String| BreakpointError { problem };
+        let text = text.trim();
+        let (on, step) = match text.split_once('@') {
+            None => (text, None),
+            Some((on, step)) => {
+                let step = step.trim();
+                let number = step.parse().map_err(|_| wrong(format!("\"{step}\" is no step")))?;
+                (on.trim(), Some(number))
+            }
+        };
+        let named = |on: &str| Part::from_str(on, false).ok().map(Trigger::Part);
+        let on = match on.split_once([':', '<', '>']) {
+            None if on == "nan" => Trigger::Nan,
+            None => named(on).ok_or_else(|| wrong(format!("\"{on}\" is nothing that a run comes to")))?,
+            Some((pass, pattern)) if on.contains(':') => {
+                let pass = PassName::from_str(pass, false)
+                    .map_err(|_| wrong(format!("\"{pass}\" is not forward, recompute or backward")))?;
+                if pattern.is_empty() {
+                    return Err(wrong("there is no place after the colon".to_owned()));
+                }
+                Trigger::Place { pass, pattern: pattern.to_owned() }
+            }
+            Some((number, than)) => {
+                let number = number.trim();
+                let number = Number::from_str(number, false)
+                    .map_err(|_| wrong(format!("\"{number}\" is not loss or grad_norm")))?;
+                let than = than.trim();
+                let than = than.parse().map_err(|_| wrong(format!("\"{than}\" is no number")))?;
+                Trigger::Number { number, above: on.contains('>'), than }
+            }
+        };
+        Ok(Breakpoint { on, step, rank: None, others: Others::default() })
+    }
+}
+
+impl fmt::Display for Breakpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.on {
+            Trigger::Part(part) => f.write_str(&written(part))?,
+            Trigger::Place { pass, pattern } => write!(f, "{}:{pattern}", written(pass))?,
+            Trigger::Nan => f.write_str("nan")?,
+            Trigger::Number { number, above, than } => {
+                write!(f, "{} {} {than}", written(number), if *above { '>' } else { '<' })?;
+            }
+        }
+        self.step.map_or(Ok(()), |step| write!(f, "@{step}"))?;
+        match self.rank {
+            None => Ok(()),
+            Some(rank) => write!(f, " on rank {rank}, the others {}", written(&self.others)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Breakpoint {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn breakpoints_are_written_as_they_are_read() {
+        for text in [
+            "forward:layers.3@12",
+            "backward:layers.*.ffn",
+            "recompute:layers.0",
+            "data",
+            "optimizer@5",
+            "nan",
+            "grad_norm > 10",
+            "loss < 0.5@7",
+        ] {
+            assert_eq!(parsed(text).to_string(), text);
+        }
+        for (text, problem) in [
+            ("", "nothing that a run comes to"),
+            ("layers.3", "nothing that a run comes to"),
+            ("sideways:layers.3", "not forward, recompute or backward"),
+            ("forward:", "no place"),
+            ("forward:layers.3@x", "no step"),
+            ("norm > 3", "not loss or grad_norm"),
+            ("loss > much", "no number"),
+        ] {
+            let error = text.parse::<Breakpoint>().expect_err(text).to_string();
+            assert!(error.contains(problem) && error.contains("write forward:layers.3@12"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_where_a_pass_enters_it() {
+        use PassName::{Backward, Forward};
+        let at = |text: &str, pass, place, name| parsed(text).is_at(pass, place, name);
+        assert!(at("forward:layers.3", Forward, "layers.3", "input"));
+        assert!(!at("forward:layers.3", Forward, "layers.3", "output"));
+        assert!(!at("forward:layers.3", Backward, "layers.3", "input"));
+        assert!(at("backward:layers.3", Backward, "layers.3", "output"));
+        assert!(!at("backward:layers.3", Backward, "layers.3", "input"));
+        assert!(at("backward:layers.3.input", Backward, "layers.3", "input"));
+        assert!(at("forward:embed", Forward, "embed", "output"));
+        assert!(!at("forward:layers.3", Forward, "layers.31", "input"));
+        assert!(at("forward:layers.*.ffn", Forward, "layers.31.ffn", "input"));
+        assert!(!at("forward:layers.*.ffn", Forward, "layers.31.attention", "input"));
+        assert!(at("forward:*", Forward, "head", "output"));
+    }
+}

@@ -1,0 +1,170 @@
+//! Looking at the steps of a run from inside: every tensor that goes through a module, the gradient before
+//! the update, what the step came to.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_model::ops::{Probe, Seen};
+use kiln_shard::Engine;
+
+use super::step::MicroBatch;
+use crate::error::Result;
+use crate::metrics::StepMetrics;
+
+/// Where in a step a tensor is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The forward pass.
+    Forward,
+    /// A block that runs again in backward, because the policy recomputes it.
+    Recompute,
+    /// The backward pass, in which gradients are seen.
+    Backward,
+}
+
+/// A moment of a step on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The optimizer step, from 1.
+    pub step: u64,
+    /// The micro-batch of the rank, from 0.
+    pub micro_batch: usize,
+    /// Position in the global order of the micro-batch's first sample.
+    pub first_sample: u64,
+    /// The pass.
+    pub pass: Pass,
+}
+
+/// Looks at the steps of one rank. Every rank of a run has the same observers, which are called at the same
+/// places in the same order: an observer may communicate, if it does so on all ranks.
+pub trait Observer: Send {
+    /// Whether this observer wants to see the step: it is called in no other.
+    fn looks_into(&self, step: u64) -> bool;
+
+    /// A micro-batch is there, and its forward pass is next.
+    ///
+    /// # Errors
+    ///
+    /// Those of this observer. They end the run.
+    fn fetched(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
+        Ok(())
+    }
+
+    /// A tensor of a pass, or its gradient.
+    ///
+    /// # Errors
+    ///
+    /// Those of this observer. They end the run, once the pass is over.
+    fn seen(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// The gradient of the step is reduced, and the update is next.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn reduced(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// The step is over, and its outcome is known.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn stepped(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The observers of one rank, in the order in which they are called. Cheap to clone; clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    observers: Vec<Box<dyn Observer>>,
+    /// The micro-batch that is under way.
+    now: Option<Moment>,
+    /// The first error of an observer in a pass, which cannot return it.
+    error: Option<crate::error::TrainError>,
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observers")
+    }
+}
+
+impl State {
+    /// Calls those observers that look into `step`.
+    fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
+        let interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
+        interested.map(|observer| call(&mut **observer)).collect()
+    }
+}
+
+impl Observers {
+    /// These observers.
+    pub(crate) fn new(observers: Vec<Box<dyn Observer>>) -> Self {
+        Observers(Arc::new(Mutex::new(State { observers, ..State::default() })))
+    }
+
+    fn with<R>(&self, call: impl FnOnce(&mut State) -> R) -> R {
+        call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether any of them looks into `step`.
+    pub(crate) fn look_into(&self, step: u64) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
+    }
+
+    /// A micro-batch is there; `at` says which. What looks at its passes, if anything does.
+    pub(crate) fn fetched(
+        &self,
+        engine: &Arc<Engine>,
+        at: Moment,
+        batch: &MicroBatch,
+    ) -> Result<Option<Probe>> {
+        if !self.look_into(at.step) {
+            return Ok(None);
+        }
+        self.with(|state| {
+            state.now = Some(at);
+            state.each(at.step, |observer| observer.fetched(engine, at, batch))
+        })?;
+        let (observers, engine) = (self.clone(), engine.clone());
+        Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
+    }
+
+    fn seen(&self, engine: &Engine, seen: &Seen<'_>) {
+        self.with(|state| {
+            let Some(now) = &mut state.now else { return };
+            // Backward begins with the gradient of the loss.
+            now.pass = match (seen.is_gradient, now.pass) {
+                (true, _) => Pass::Backward,
+                (false, Pass::Forward) => Pass::Forward,
+                (false, Pass::Recompute | Pass::Backward) => Pass::Recompute,
+            };
+            let at = *now;
+            let outcome = state.each(at.step, |observer| observer.seen(engine, at, seen));
+            if let Err(error) = outcome {
+                state.error.get_or_insert(error);
+            }
+        });
+    }
+
+    /// The gradient of `step` is reduced. Returns what went wrong in its passes as well.
+    pub(crate) fn reduced(&self, engine: &Engine, step: u64) -> Result<()> {
+        self.with(|state| {
+            state.error.take().map_or(Ok(()), Err)?;
+            state.each(step, |observer| observer.reduced(engine, step))
+        })
+    }
+
+    /// The outcome of a step is known.
+    pub(crate) fn stepped(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
+        self.with(|state| state.each(metrics.step, |observer| observer.stepped(engine, metrics)))
+    }
+}
