@@ -46,7 +46,7 @@ use burn::tensor::{Device, Shape, Tensor, TensorData};
 use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::Probe;
 use crate::random::Key;
-use side_channel::SideChannel;
+use side_channel::{SideChannel, inner_place};
 
 /// A layer that maps the residual stream onto itself.
 ///
@@ -273,14 +273,6 @@ impl Context {
         let [_, seq, width] = x.dims();
         let offset = dropout.first_sample * (seq * width) as u64;
         crate::ops::dropout(x, dropout.probability, dropout.key.bits(), offset)
-    }
-}
-
-/// `place` inside of `outer`, as in `layers.3.ffn`.
-fn inner_place(outer: &str, place: &str) -> String {
-    match outer {
-        "" => place.to_owned(),
-        outer => format!("{outer}.{place}"),
     }
 }
 

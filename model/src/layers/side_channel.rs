@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use burn::tensor::{DType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::inner_place;
-
 /// What a layer has handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RecordKind {
@@ -165,6 +163,14 @@ impl FirstRun {
     /// Those of the first run.
     pub(crate) fn records(&self) -> &[Record] {
         self.0.as_ref().and_then(|first| first.get()).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// `place` inside of `outer`, as in `layers.3.ffn`.
+pub(super) fn inner_place(outer: &str, place: &str) -> String {
+    match outer {
+        "" => place.to_owned(),
+        outer => format!("{outer}.{place}"),
     }
 }
 

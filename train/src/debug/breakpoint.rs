@@ -1,12 +1,10 @@
-//! Where a run stops for somebody to look at it, and how that is written.
+//! Where a run stops for somebody to look into it, and how that is written.
 
 use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-
-use crate::run::Pass;
 
 /// A breakpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,9 +35,9 @@ pub enum Trigger {
     /// A part of a step begins.
     Part(Part),
     /// A pass comes to a place.
-    Place {
+    Tensor {
         /// The pass.
-        pass: PassName,
+        pass: Pass,
         /// The place, as in `layers.3`, with `*` for anything; or a tensor of it, as in `layers.3.output`.
         pattern: String,
     },
@@ -67,14 +65,14 @@ pub enum Part {
     Step,
 }
 
-/// A pass, as breakpoints name it.
+/// Where in a step a tensor is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub enum PassName {
-    /// Forward.
+pub enum Pass {
+    /// The forward pass.
     Forward,
-    /// A block that runs again in backward.
+    /// A block that runs again in backward, because the policy recomputes it.
     Recompute,
-    /// Backward.
+    /// The backward pass, in which gradients are seen.
     Backward,
 }
 
@@ -98,16 +96,6 @@ pub struct BreakpointError {
     problem: String,
 }
 
-impl From<Pass> for PassName {
-    fn from(pass: Pass) -> Self {
-        match pass {
-            Pass::Forward => PassName::Forward,
-            Pass::Recompute => PassName::Recompute,
-            Pass::Backward => PassName::Backward,
-        }
-    }
-}
-
 /// How a value is written.
 fn written(value: &impl ValueEnum) -> String {
     // No value is hidden.
@@ -117,9 +105,9 @@ fn written(value: &impl ValueEnum) -> String {
 impl Breakpoint {
     /// Whether a pass that has come to the tensor `name` of `place` is where this one stops. A place alone
     /// stands for where the pass enters it: its input in forward, and the gradient of its output in backward.
-    pub fn is_at(&self, pass: PassName, place: &str, name: &str) -> bool {
-        let Trigger::Place { pass: wanted, pattern } = &self.on else { return false };
-        let entry = if pass == PassName::Backward { "output" } else { "input" };
+    pub fn is_at(&self, pass: Pass, place: &str, name: &str) -> bool {
+        let Trigger::Tensor { pass: wanted, pattern } = &self.on else { return false };
+        let entry = if pass == Pass::Backward { "output" } else { "input" };
         // The embedding has token ids for an input, which no pass shows.
         let is_entry = name == entry || (place == "embed" && name == "output");
         let tensor = format!("{place}.{name}");
@@ -166,12 +154,12 @@ impl FromStr for Breakpoint {
             None if on == "nan" => Trigger::Nan,
             None => named(on).ok_or_else(|| wrong(format!("\"{on}\" is nothing that a run comes to")))?,
             Some((pass, pattern)) if on.contains(':') => {
-                let pass = PassName::from_str(pass, false)
+                let pass = Pass::from_str(pass, false)
                     .map_err(|_| wrong(format!("\"{pass}\" is not forward, recompute or backward")))?;
                 if pattern.is_empty() {
                     return Err(wrong("there is no place after the colon".to_owned()));
                 }
-                Trigger::Place { pass, pattern: pattern.to_owned() }
+                Trigger::Tensor { pass, pattern: pattern.to_owned() }
             }
             Some((number, than)) => {
                 let number = number.trim();
@@ -190,7 +178,7 @@ impl fmt::Display for Breakpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.on {
             Trigger::Part(part) => f.write_str(&written(part))?,
-            Trigger::Place { pass, pattern } => write!(f, "{}:{pattern}", written(pass))?,
+            Trigger::Tensor { pass, pattern } => write!(f, "{}:{pattern}", written(pass))?,
             Trigger::Nan => f.write_str("nan")?,
             Trigger::Number { number, above, than } => {
                 write!(f, "{} {} {than}", written(number), if *above { '>' } else { '<' })?;
@@ -242,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_place_is_where_a_pass_enters_it() {
-        use PassName::{Backward, Forward};
+        use Pass::{Backward, Forward};
         let at = |text: &str, pass, place, name| parsed(text).is_at(pass, place, name);
         assert!(at("forward:layers.3", Forward, "layers.3", "input"));
         assert!(!at("forward:layers.3", Forward, "layers.3", "output"));

@@ -8,19 +8,9 @@ use kiln_model::ops::{Probe, Seen};
 use kiln_shard::Engine;
 
 use super::step::MicroBatch;
-use crate::error::Result;
+use crate::debug::Pass;
+use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
-
-/// Where in a step a tensor is seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// The forward pass.
-    Forward,
-    /// A block that runs again in backward, because the policy recomputes it.
-    Recompute,
-    /// The backward pass, in which gradients are seen.
-    Backward,
-}
 
 /// A moment of a step on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +78,7 @@ struct State {
     /// The micro-batch that is under way.
     now: Option<Moment>,
     /// The first error of an observer in a pass, which cannot return it.
-    error: Option<crate::error::TrainError>,
+    error: Option<TrainError>,
 }
 
 impl fmt::Debug for Observers {

@@ -91,6 +91,8 @@ mod restarts;
 mod resume;
 mod run_folder;
 mod shapes;
+#[path = "../support/signals.rs"]
+mod signals;
 mod smoke;
 mod support;
 mod surroundings;

@@ -16,6 +16,8 @@ use serde_json::Value as Json;
 use tempfile::TempDir;
 use toml::{Table, Value};
 
+use crate::signals;
+
 /// Ids of the data's tokenizer: one per byte, and the end of text.
 pub const VOCAB: usize = 257;
 
@@ -179,6 +181,7 @@ impl Workspace {
     /// Another program than the binary, ready to be started.
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
+        signals::with_defaults(&mut command);
         command
             .args(arguments)
             .current_dir(self.folder.path())

@@ -8,6 +8,7 @@
 //! links burn.
 
 mod crash;
+mod kills;
 mod many;
 mod matrix;
 mod netns;

@@ -3,45 +3,20 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use crate::support::{Ended, Run, config, freeze, kiln, signal};
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A model whose checkpoint takes a while, saved after every step.
-const LARGER: [&str; 10] = [
-    "--set",
-    "model.d_model=128",
-    "--set",
-    "model.d_ff=512",
-    "--set",
-    "checkpoint.every=1",
-    "--set",
-    "optim.schedule=constant",
-    "--set",
-    "device.peak_tflops=1.0",
-];
+use crate::support::{Ended, Run, config, kiln};
 
 /// How a life saves.
-const WAYS: [&[&str]; 3] = [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
+pub const WAYS: [&[&str]; 3] =
+    [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
 
-/// A counter-based random number.
-fn random(counter: u64) -> u64 {
-    let mut value = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x2468_ace0);
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
-fn checkpoints(run: &Run) -> PathBuf {
+pub fn checkpoints(run: &Run) -> PathBuf {
     run.out().join("checkpoints")
 }
 
 /// Whether a checkpoint is being written.
-fn is_saving(run: &Run) -> bool {
+pub fn is_saving(run: &Run) -> bool {
     let entries = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -60,7 +35,7 @@ fn verify(path: &Path) -> String {
 
 /// The step of the newest checkpoint; `None` if there is none. Of this one and of all others every byte is
 /// right.
-fn verified(run: &Run) -> Option<u64> {
+pub fn verified(run: &Run) -> Option<u64> {
     let latest = checkpoints(run).join("latest");
     let there = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
     // What is hidden is none yet, or none any more.
@@ -75,92 +50,6 @@ fn verified(run: &Run) -> Option<u64> {
     let said = verify(&run.out());
     let (_, after) = said.split_once("fsdp_cpt").expect("a step");
     after.split_whitespace().next().and_then(|step| step.parse().ok())
-}
-
-fn start(run: &Run, sets: &[&str], resume: bool) -> Child {
-    let resume: &[&str] = if resume { &["--resume", "latest"] } else { &[] };
-    let arguments = run.train_arguments(&[&["--ranks", "2"], sets, resume].concat());
-    let mut command = kiln(arguments);
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kiln starts")
-}
-
-/// Stops a process some microseconds into a save. One that is over by then is let go, and the next is waited
-/// for, for half as long.
-fn stop_while_saving(run: &Run, process: &Child, mut micros: u64) {
-    let started = Instant::now();
-    loop {
-        while !is_saving(run) {
-            assert!(started.elapsed() < PATIENCE, "no save");
-            std::thread::yield_now();
-        }
-        std::thread::sleep(Duration::from_micros(micros));
-        freeze(process);
-        if is_saving(run) {
-            return;
-        }
-        signal("CONT", process);
-        micros /= 2;
-    }
-}
-
-/// Kills runs at random moments of a save. `latest` verifies after each, steps never get lost, and
-/// in the end the losses are those of a run that nothing disturbed.
-fn kill_while_saving(kills: u64) {
-    config();
-    let run = Run::new();
-    let mut newest = None;
-    for kill in 0..kills {
-        let way = WAYS[kill as usize % WAYS.len()];
-        if newest.is_none() {
-            // Killed before the first checkpoint was whole: nothing to go on from.
-            let _ = fs::remove_dir_all(run.out());
-        }
-        let forever = ["--set", "train.steps=1000000"];
-        let sets = [&LARGER[..], way, &forever].concat();
-        let mut process = start(&run, &sets, newest.is_some());
-        // What the life before has left is removed at the start; then the first save begins.
-        let started = Instant::now();
-        let steps = run.losses().len();
-        while run.losses().len() <= steps || !is_saving(&run) {
-            assert!(started.elapsed() < PATIENCE, "kill {kill}: no save");
-            assert!(process.try_wait().expect("its state").is_none(), "kill {kill}: it ended");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // Some saves later, and anywhere in one.
-        std::thread::sleep(Duration::from_micros(random(1000 + kill) % 1_000_000));
-        stop_while_saving(&run, &process, random(kill) % 30_000);
-        process.kill().expect("a signal");
-        process.wait().expect("its end");
-        assert!(is_saving(&run), "kill {kill}: a save was half done");
-        let now = verified(&run);
-        assert!(now >= newest, "kill {kill}: step {newest:?} was there, now {now:?}");
-        newest = now;
-    }
-    let last = newest.expect("a checkpoint") + 2;
-    eprintln!("{kills} kills, each with a save half done, newest step {newest:?}");
-    let steps = format!("train.steps={last}");
-    let end = [&LARGER[..], &["--set", &steps]].concat();
-    let ended = run.train_alone(2, &[&end[..], &["--resume", "latest"]].concat());
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(verified(&run), Some(last));
-    let left = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
-    let left: Vec<_> = fs::read_dir(checkpoints(&run)).unwrap().flatten().filter(left).collect();
-    assert!(left.is_empty(), "what the kills have left is gone: {left:?}");
-    let calm = Run::new();
-    let ended = calm.train_alone(2, &end);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(run.losses(), calm.losses());
-}
-
-#[test]
-fn a_few_kills_while_saving_lose_nothing() {
-    kill_while_saving(6);
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn kills_100_while_saving_lose_nothing() {
-    kill_while_saving(100);
 }
 
 /// A run of two steps with a checkpoint of each, and more steps to go.

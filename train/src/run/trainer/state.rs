@@ -17,6 +17,7 @@ use super::start::{LongTask, introduce};
 use crate::checkpoint::{self, CheckpointState, Saver};
 use crate::config::Config;
 use crate::data::{BatchSource, Split, TokenFile};
+use crate::debug;
 use crate::device::Peak;
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
@@ -184,7 +185,7 @@ impl<'a> Trainer<'a> {
             saved_step: None,
             saved: None,
             drill,
-            observers: Observers::new(plan.debug.observers()?),
+            observers: Observers::new(debug::observers(&plan.debug)?),
             pace: Pace::new(),
             grace: Grace::new()?,
             position,

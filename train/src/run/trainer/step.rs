@@ -16,11 +16,12 @@ use super::state::Trainer;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
+use crate::debug::Pass;
 use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
-use crate::run::observe::{Moment, Observers, Pass};
+use crate::run::observe::{Moment, Observers};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
 
