@@ -5,6 +5,7 @@ use crate::call::{ArgumentError, Call, CallSite};
 use crate::dtype::DType;
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
+use crate::holds::Holds;
 use crate::label::Label;
 use crate::operation::Operation;
 use crate::payload::Payload;
@@ -47,6 +48,12 @@ pub trait GroupControl: Send + Sync {
 
     /// Fails all groups of the world, on all ranks.
     fn abort(&self, reason: &str);
+
+    /// Notes that this rank is held, or no longer, and tells the others.
+    fn hold(&self, is_held: bool) {
+        let shared = &self.identity().shared;
+        shared.holds.set(shared.world_rank, is_held);
+    }
 }
 
 /// What carries out the operations of one group on one rank. Dropping it, or [`Backend::leave`], leaves the
@@ -126,6 +133,8 @@ pub struct RankShared {
     pub node: String,
     /// Flight recorder of all groups.
     pub recorder: Arc<Recorder>,
+    /// Which ranks are held; ranks of one process may share it.
+    pub holds: Arc<Holds>,
     /// Called first thing on each worker thread.
     pub on_worker_start: Option<WorkerStart>,
 }
@@ -137,10 +146,11 @@ impl RankShared {
         world_size: usize,
         node: &str,
         capacity: usize,
+        holds: Arc<Holds>,
         on_worker_start: Option<WorkerStart>,
     ) -> Arc<RankShared> {
         let (node, recorder) = (node.to_owned(), Arc::new(Recorder::new(capacity)));
-        Arc::new(RankShared { world_rank, world_size, node, recorder, on_worker_start })
+        Arc::new(RankShared { world_rank, world_size, node, recorder, holds, on_worker_start })
     }
 
     /// Says that the calling thread is a worker thread of this rank.

@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::CommError;
 use crate::flight::Flight;
+use crate::holds::Holds;
 use crate::label::Label;
 use crate::recorder::Recorder;
 use crate::work::Work;
@@ -90,6 +91,16 @@ pub trait Communicator: Send + Sync {
     ///
     /// Call it when this rank cannot go on, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);
+
+    /// Says that somebody holds this rank to look into it, or no longer. Meanwhile no wait of any rank of the
+    /// world times out; with MPI, no wait of this rank.
+    fn hold(&self, is_held: bool);
+
+    /// Which ranks of the world are held, and for how long any was.
+    fn holds(&self) -> &Holds;
+
+    /// Why the group has failed, if it has.
+    fn failure(&self) -> Option<CommError>;
 
     /// Machine of each rank of the group, as a number: ranks on the same machine have the same number.
     /// Machines are numbered from 0 in the order of the first rank on each.

@@ -6,6 +6,7 @@ use crate::call::{ArgumentError, Call};
 use crate::communicator::{Communicator, SplitResult};
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
+use crate::holds::Holds;
 use crate::label::{Label, Phase};
 use crate::payload::Payload;
 use crate::recorder::{DEFAULT_CAPACITY, GroupId, Recorder};
@@ -45,7 +46,7 @@ impl FakeCommunicator {
     /// If `rank` is not less than `world_size`.
     pub fn new(rank: usize, world_size: usize) -> FakeCommunicator {
         assert!(rank < world_size, "rank {rank} is not in a world of {world_size} ranks");
-        let shared = RankShared::new(rank, world_size, "", DEFAULT_CAPACITY, None);
+        let shared = RankShared::new(rank, world_size, "", DEFAULT_CAPACITY, Arc::default(), None);
         FakeCommunicator::join("world", rank, world_size, shared)
     }
 
@@ -188,6 +189,19 @@ impl Communicator for FakeCommunicator {
 
     fn abort(&self, reason: &str) {
         lock(&self.abort).get_or_insert(self.identity.abort(reason));
+    }
+
+    fn hold(&self, is_held: bool) {
+        let shared = &self.identity.shared;
+        shared.holds.set(shared.world_rank, is_held);
+    }
+
+    fn holds(&self) -> &Holds {
+        &self.identity.shared.holds
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        None
     }
 
     fn nodes(&self) -> Vec<usize> {

@@ -70,6 +70,7 @@ mod dtype;
 mod error;
 mod fake;
 mod flight;
+mod holds;
 #[cfg(feature = "cube")]
 mod kernels;
 mod label;
@@ -101,6 +102,7 @@ pub use dtype::{DType, Element};
 pub use error::{Abort, CommError};
 pub use fake::FakeCommunicator;
 pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
+pub use holds::Holds;
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use operation::Operation;

@@ -10,10 +10,10 @@ use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::{Communicator, SplitResult};
 use crate::error::CommError;
 use crate::flight::Flight;
+use crate::holds::Holds;
 use crate::label::{Label, Phase};
 #[cfg(feature = "cuda")]
 use crate::nccl::transport::Nccl;
-#[cfg(feature = "cuda")]
 use crate::operation::Operation;
 use crate::payload::Payload;
 use crate::recorder::{GroupId, RecordId, Recorder};
@@ -280,6 +280,21 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
 
     fn abort(&self, reason: &str) {
         self.backend.abort(reason);
+    }
+
+    fn hold(&self, is_held: bool) {
+        self.backend.hold(is_held);
+    }
+
+    fn holds(&self) -> &Holds {
+        &self.backend.identity().shared.holds
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        let sequence = lock(&self.queue).next;
+        let site =
+            self.backend.identity().site(sequence, Operation::Barrier, Label::new("hold", Phase::Other));
+        self.backend.cause(&site)
     }
 
     fn nodes(&self) -> Vec<usize> {

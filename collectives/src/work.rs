@@ -7,12 +7,15 @@ use crate::error::CommError;
 use crate::sync::Monitor;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a timed-out wait gives the backend to release its buffers.
 ///
 /// The backend stops as soon as it learns of the timeout, so it rarely needs that long.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a wait whose time is nearly up goes on before it looks again.
+const LEAST_WAIT: Duration = Duration::from_millis(50);
 
 /// An operation in flight, or its result.
 ///
@@ -100,8 +103,23 @@ impl fmt::Debug for Work {
 }
 
 impl Pending {
+    /// The result; `None` if it is not there after `timeout`, without the time in which a rank was held.
     fn take(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
-        self.result.wait_until(self.result.lock(), timeout, Option::is_some).take()
+        let holds = &self.control.identity().shared.holds;
+        let (start, held_before) = (Instant::now(), holds.total());
+        let mut left = timeout;
+        loop {
+            if let Some(result) = self.result.wait_until(self.result.lock(), left, Option::is_some).take() {
+                return Some(result);
+            }
+            let limit = timeout.saturating_add(holds.total() - held_before);
+            left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            // While a rank is held, what is left stays as it is.
+            left = left.max(LEAST_WAIT);
+        }
     }
 }
 

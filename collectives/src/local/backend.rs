@@ -12,6 +12,7 @@ use crate::buffer::Buffer;
 use crate::call::ArgumentError;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
+use crate::holds::Holds;
 use crate::payload::Payload;
 use crate::process_group::ProcessGroup;
 use crate::recorder::DEFAULT_CAPACITY;
@@ -58,9 +59,11 @@ impl LocalGroup {
 
     /// Makes a world with `options`.
     pub fn with_options(world_size: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
+        let holds = Arc::<Holds>::default();
         let shared = |rank| {
-            let on_worker_start = options.on_worker_start.clone();
-            RankShared::new(rank, world_size, "this process", options.recorder_capacity, on_worker_start)
+            let (holds, on_worker_start) = (Arc::clone(&holds), options.on_worker_start.clone());
+            let capacity = options.recorder_capacity;
+            RankShared::new(rank, world_size, "this process", capacity, holds, on_worker_start)
         };
         let delay = options.random_delay_seed.map(|seed| Delay { seed, max: options.max_delay });
         let world = Arc::new(World::new((0..world_size).map(shared).collect(), delay));

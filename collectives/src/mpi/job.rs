@@ -69,7 +69,7 @@ impl Mpi {
         let (outbox, MpiOptions { recorder_capacity, on_worker_start }) = (&self.0.inbox.outbox, options);
         let (rank, size, number) = (outbox.rank, outbox.size(), outbox.next_world());
         let node = &outbox.node_names[rank];
-        let shared = RankShared::new(rank, size, node, recorder_capacity, on_worker_start);
+        let shared = RankShared::new(rank, size, node, recorder_capacity, Arc::default(), on_worker_start);
         let world = Arc::new(World::new(number, &shared));
         let group = Group::new(number, "world", (0..size).collect(), &shared, outbox, world);
         ProcessGroup::start(MpiBackend::new(group, Arc::clone(&self.0)))

@@ -160,6 +160,8 @@ pub(super) struct QueuedOperation {
     pub(super) site: CallSite,
     pub(super) record: RecordId,
     pub(super) issued: Instant,
+    /// How long ranks had been held by then.
+    pub(super) held_before: Duration,
     pub(super) progress: Arc<Progress>,
     /// Holds its memory, which must be neither freed, nor reused, nor moved.
     pub(super) buffers: [BufferBinding; 2],

@@ -121,6 +121,7 @@ impl Nccl {
             site: site.clone(),
             record,
             issued: Instant::now(),
+            held_before: channel.control.identity().shared.holds.total(),
             progress: Arc::clone(&progress),
             buffers: [plan.input.clone(), plan.output.clone()],
         };

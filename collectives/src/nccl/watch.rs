@@ -62,7 +62,11 @@ fn look(channel: &Channel) -> bool {
     let oldest = {
         let in_flight = channel.in_flight.lock();
         let oldest = in_flight.queue.front();
-        let oldest = oldest.map(|operation| (operation.site.clone(), operation.issued.elapsed()));
+        let holds = &channel.control.identity().shared.holds;
+        let oldest = oldest.map(|operation| {
+            let held = holds.total() - operation.held_before;
+            (operation.site.clone(), operation.issued.elapsed().saturating_sub(held))
+        });
         oldest.or_else(|| in_flight.last.clone().map(|site| (site, Duration::ZERO)))
     };
     if let Some((site, _)) = &oldest

@@ -178,6 +178,10 @@ impl GroupControl for TcpBackend {
     fn abort(&self, reason: &str) {
         self.world.control.abort(self.identity.abort(reason));
     }
+
+    fn hold(&self, is_held: bool) {
+        self.world.control.hold(is_held);
+    }
 }
 
 impl Backend for TcpBackend {

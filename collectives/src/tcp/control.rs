@@ -133,6 +133,12 @@ impl Control {
         self.inner.send(&ToRendezvous::Abort(abort));
     }
 
+    /// Notes that this rank is held, or no longer, and tells the others.
+    pub(super) fn hold(&self, is_held: bool) {
+        self.inner.shared.holds.set(self.inner.shared.world_rank, is_held);
+        self.inner.send(&ToRendezvous::Hold(is_held));
+    }
+
     /// Reports a trouble and returns the cause that the rendezvous has found.
     pub(super) fn report(&self, trouble: Trouble) -> Cause {
         let (group, asked) = (trouble.group.number, Instant::now());
@@ -250,6 +256,7 @@ impl Inner {
             match message {
                 ToRank::Failed { group, cause } => self.fail(group, cause),
                 ToRank::Collect { request, at } => self.answer(request, at),
+                ToRank::Held { rank, is_held } => self.shared.holds.set(rank, is_held),
                 ToRank::Beat | ToRank::Joined { .. } | ToRank::Incomplete { .. } | ToRank::CalledOff(_) => {}
             }
         }

@@ -142,7 +142,14 @@ impl Joining<'_> {
         let (session, ranks) = self.wait_for_all(&mut channel)?;
         pending.open(session);
         let JoinOptions { world_size, node, recorder_capacity, on_worker_start, .. } = options;
-        let shared = RankShared::new(rank, *world_size, node, *recorder_capacity, on_worker_start.clone());
+        let shared = RankShared::new(
+            rank,
+            *world_size,
+            node,
+            *recorder_capacity,
+            Arc::default(),
+            on_worker_start.clone(),
+        );
         let control = Control::start(channel, Arc::clone(&shared), TcpBackend::NAME, rendezvous)
             .map_err(io_error(rank, "start its control threads"))?;
         let options = JoinOptions { listener: None, ..options.clone() };

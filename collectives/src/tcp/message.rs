@@ -41,6 +41,8 @@ pub(super) enum ToRendezvous {
     Report { request: u64, flight: Box<Flight> },
     /// I am done; nothing is wrong.
     Goodbye,
+    /// Somebody holds me to look into me, or no longer.
+    Hold(bool),
     /// I was asked to stop. Only has an effect until all ranks have come.
     Stop,
 }
@@ -77,6 +79,8 @@ pub(super) enum ToRank {
     /// What are you doing? `at` is an operation that this rank should have issued by now; if it
     /// has not, it waits a moment before it answers.
     Collect { request: u64, at: Option<(GroupName, u64)> },
+    /// Somebody holds a rank to look into it, or no longer.
+    Held { rank: usize, is_held: bool },
     /// A group, or with `None` the world, has failed.
     Failed { group: Option<GroupNumber>, cause: Cause },
     /// Nobody waits for missing ranks any longer.

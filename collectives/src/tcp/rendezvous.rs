@@ -201,6 +201,9 @@ impl Inner {
             }
             match message {
                 ToRendezvous::Beat => {}
+                ToRendezvous::Hold(is_held) => {
+                    self.registry.lock().send_all(&ToRank::Held { rank, is_held });
+                }
                 ToRendezvous::Goodbye => said_goodbye = true,
                 // Once all ranks have come, they agree on a stop themselves.
                 ToRendezvous::Stop => {

@@ -6,6 +6,7 @@ use kiln_collectives::{
     Phase, Work,
 };
 use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::Duration;
 
 /// Lets rank 1 of 3 call something else than the others; returns the error of each rank.
@@ -282,4 +283,28 @@ fn work_left_behind_by_a_dropped_rank_fails() {
     world.remove(0);
     let error = work.wait(PATIENCE).unwrap_err();
     assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 0));
+}
+
+#[test]
+fn deadlines_stand_still_while_a_rank_is_held() {
+    let limit = Duration::from_millis(50);
+    on_each_rank(&world(2), |member| {
+        let barrier = || member.barrier(label("held"));
+        if member.rank() == 1 {
+            member.hold(true);
+            // Rank 0 is over its limit by then, whenever it has begun to wait.
+            while member.holds().total() < 10 * limit {
+                thread::yield_now();
+            }
+            let work = barrier();
+            work.wait(PATIENCE).unwrap();
+            member.hold(false);
+        } else {
+            while member.holds().ranks() != [1] {
+                thread::yield_now();
+            }
+            barrier().wait(limit).unwrap();
+        }
+        assert!(member.failure().is_none());
+    });
 }

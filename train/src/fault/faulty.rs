@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_collectives::{Buffer, CommError, Communicator, DType, Flight, Label, Phase, Recorder, Work};
+use kiln_collectives::{Buffer, CommError, Communicator, DType, Flight, Holds, Label, Phase, Recorder, Work};
 
 use super::drill::Drill;
 use super::spec::{Changeable, Fault, FaultKind};
@@ -139,6 +139,18 @@ impl Communicator for Faulty {
 
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
+    }
+
+    fn hold(&self, is_held: bool) {
+        self.inner.hold(is_held);
+    }
+
+    fn holds(&self) -> &Holds {
+        self.inner.holds()
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.inner.failure()
     }
 
     fn nodes(&self) -> Vec<usize> {

@@ -30,7 +30,7 @@ fn connected() -> [Channel; 2] {
 #[test]
 fn a_rank_that_lost_a_connection_says_how_long_it_has_waited_for_an_answer() {
     let [_silent, channel] = connected();
-    let shared = RankShared::new(1, 3, "node0", 8, None);
+    let shared = RankShared::new(1, 3, "node0", 8, Arc::default(), None);
     let control = Control::start(channel, shared, "tcp", None).unwrap();
     let group = GroupName { number: 0, name: "world".into(), ranks: vec![0, 1, 2] };
     let site = CallSite {

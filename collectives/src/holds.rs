@@ -1,0 +1,74 @@
+//! The time in which deadlines stand still, because somebody holds a rank to look into it.
+
+use crate::sync::lock;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Which ranks of the world are held, as one rank knows it, and for how long any was. Every wait adds the time
+/// to its limit.
+#[derive(Debug, Default)]
+pub struct Holds(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// World ranks that are held.
+    held: BTreeSet<usize>,
+    /// Since when any is.
+    since: Option<Instant>,
+    /// How long any was before.
+    before: Duration,
+}
+
+impl Holds {
+    /// Notes that `rank` is held from now on, or no longer.
+    pub(crate) fn set(&self, rank: usize, is_held: bool) {
+        let mut state = lock(&self.0);
+        if is_held {
+            state.held.insert(rank);
+            state.since.get_or_insert_with(Instant::now);
+        } else {
+            state.held.remove(&rank);
+            if state.held.is_empty()
+                && let Some(since) = state.since.take()
+            {
+                state.before += since.elapsed();
+            }
+        }
+    }
+
+    /// The world ranks that are held.
+    pub fn ranks(&self) -> Vec<usize> {
+        lock(&self.0).held.iter().copied().collect()
+    }
+
+    /// How long any rank was held up to now.
+    pub fn total(&self) -> Duration {
+        let state = lock(&self.0);
+        state.before + state.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_stands_still_until_the_last_rank_is_let_go() {
+        let holds = Holds::default();
+        assert_eq!(holds.total(), Duration::ZERO);
+        holds.set(1, true);
+        holds.set(3, true);
+        assert_eq!(holds.ranks(), [1, 3]);
+        holds.set(1, false);
+        let first = holds.total();
+        assert!(holds.total() >= first);
+        holds.set(3, false);
+        let total = holds.total();
+        assert!(total >= first);
+        assert_eq!(holds.total(), total);
+        // A rank that is not held is not let go.
+        holds.set(2, false);
+        assert_eq!((holds.ranks(), holds.total()), (vec![], total));
+    }
+}
