@@ -10,6 +10,8 @@ mod limits;
 #[allow(dead_code)] // That commands fail is told by their exit codes here.
 mod messages;
 mod steps;
+#[path = "../../../train/tests/support/signals.rs"]
+mod signals;
 #[path = "../../../train/tests/cli/support.rs"]
 #[allow(dead_code)] // Most of it is for commands that train.
 mod support;
