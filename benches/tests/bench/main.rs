@@ -9,9 +9,9 @@ mod limits;
 #[path = "../../../train/tests/cli/messages.rs"]
 #[allow(dead_code)] // That commands fail is told by their exit codes here.
 mod messages;
-mod steps;
 #[path = "../../../train/tests/support/signals.rs"]
 mod signals;
+mod steps;
 #[path = "../../../train/tests/cli/support.rs"]
 #[allow(dead_code)] // Most of it is for commands that train.
 mod support;
