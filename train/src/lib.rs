@@ -66,4 +66,4 @@ pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
 pub use kiln_data as data;
 pub use kiln_launch::place;
 pub use kiln_process::words;
-pub(crate) use kiln_storage::files;
+pub(crate) use kiln_storage::{files, npy};

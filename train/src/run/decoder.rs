@@ -13,7 +13,7 @@ use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
-use crate::debug::DebugOptions;
+use crate::debug::{Breakpoint, DebugOptions, Others};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -66,6 +66,13 @@ pub(crate) struct TrainArgs {
         conflicts_with_all = ["resume", "allow_missing", "allow_changed"]
     )]
     smoke: Option<Smoke>,
+    /// Hold the run there for somebody to look into it, as in forward:layers.3@12 or "grad_norm > 10". May be
+    /// given several times.
+    #[arg(long = "break", value_name = "WHERE")]
+    breakpoints: Vec<Breakpoint>,
+    /// What the other ranks do when --break holds one, --rank.
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "breakpoints")]
+    others: Others,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -79,7 +86,8 @@ const SMOKE_ALONE: &str =
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self, program: Program) -> Result<u8> {
+    pub(crate) fn run(mut self, program: Program) -> Result<u8> {
+        let debug = self.debug_options()?;
         let (place, job) = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => (Some(place), Job::default()),
@@ -100,7 +108,7 @@ impl TrainArgs {
             allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
             allow_other_parts: self.allow_other_parts,
             allow_changed: self.allow_changed,
-            debug: DebugOptions::default(),
+            debug,
             fault: self.fault,
             // The environment was asked above, and flags go before it.
             alone: true,
@@ -126,6 +134,24 @@ impl TrainArgs {
             }
         };
         Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
+    }
+}
+
+impl TrainArgs {
+    /// What looks into the run. With a breakpoint and without a number of ranks, `--rank` is the rank that is
+    /// held, and not the one that this process is.
+    fn debug_options(&mut self) -> Result<DebugOptions> {
+        let mut breakpoints = std::mem::take(&mut self.breakpoints);
+        if !breakpoints.is_empty() && self.place.world_size.is_none() {
+            let rank = self.place.rank.take().map(|rank| rank.parse::<usize>()).transpose();
+            let rank = rank.map_err(|error| TrainError::usage(format!("--rank: {error}")))?;
+            for breakpoint in &mut breakpoints {
+                if let (Some(rank), None) = (rank, breakpoint.rank) {
+                    (breakpoint.rank, breakpoint.others) = (Some(rank), self.others);
+                }
+            }
+        }
+        Ok(DebugOptions { breakpoints })
     }
 }
 

@@ -30,6 +30,7 @@ pub use folder::FolderError;
 pub(crate) use folder::{find as find_folder, is_foreign};
 pub(crate) use memory::check as memory_warnings;
 pub use memory::{MemoryError, check_decoder as check_memory};
+pub(crate) use observe::Controls;
 pub use observe::{Moment, Observer};
 pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
 pub(crate) use plan::{Plan, check_parts, check_position, check_sources, resolve_model};

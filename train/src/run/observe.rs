@@ -2,7 +2,7 @@
 //! the update, what the step came to.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln_model::ops::{Probe, Seen};
 use kiln_shard::Engine;
@@ -30,6 +30,26 @@ pub struct Moment {
 pub trait Observer: Send {
     /// Whether this observer wants to see the step: it is called in no other.
     fn looks_into(&self, step: u64) -> bool;
+
+    /// Whether the passes of the step are shown on this rank: [`Observer::fetched`] and [`Observer::seen`] are
+    /// called. May differ from rank to rank, and then must not communicate.
+    fn is_shown(&self, step: u64) -> bool {
+        self.looks_into(step)
+    }
+
+    /// Whether somebody has asked this observer for something while the run went on.
+    fn is_asked(&self) -> bool {
+        false
+    }
+
+    /// Does what some rank's observer was asked for, after step `step`. Called on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn answer(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+        Ok(())
+    }
 
     /// A micro-batch is there, and its forward pass is next.
     ///
@@ -68,6 +88,61 @@ pub trait Observer: Send {
     }
 }
 
+/// What observers change of a run that goes on; the same on all ranks. Cheap to clone; clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Controls(Arc<Mutex<Changes>>);
+
+/// What is to be changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Changes {
+    /// `optim.lr` from here on.
+    pub(crate) lr: Option<f64>,
+    /// `optim.grad_clip` from here on.
+    pub(crate) grad_clip: Option<f64>,
+    /// Whether a checkpoint is wanted after this step.
+    save: bool,
+}
+
+impl Controls {
+    fn lock(&self) -> MutexGuard<'_, Changes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the value of a key from here on. Returns what is to be said.
+    pub(crate) fn set(&self, key: &str, value: &str) -> String {
+        let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
+        else {
+            return format!("{key} is a number that is not negative, and \"{value}\" is none");
+        };
+        let mut changes = self.lock();
+        match key {
+            "optim.lr" => changes.lr = Some(number),
+            "optim.grad_clip" => changes.grad_clip = Some(number),
+            _ => {
+                return format!(
+                    "{key} cannot be changed in a run that goes on; optim.lr and optim.grad_clip can"
+                );
+            }
+        }
+        format!("{key} = {number} from the next update on")
+    }
+
+    /// Asks for a checkpoint after this step.
+    pub(crate) fn save(&self) {
+        self.lock().save = true;
+    }
+
+    /// The values that were changed.
+    pub(crate) fn changes(&self) -> Changes {
+        *self.lock()
+    }
+
+    /// Whether a checkpoint was asked for since the last call.
+    pub(crate) fn take_save(&self) -> bool {
+        std::mem::take(&mut self.lock().save)
+    }
+}
+
 /// The observers of one rank, in the order in which they are called. Cheap to clone; clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Observers(Arc<Mutex<State>>);
@@ -88,6 +163,11 @@ impl fmt::Debug for Observers {
 }
 
 impl State {
+    /// The observers that are shown the passes of `step`.
+    fn shown(&mut self, step: u64) -> impl Iterator<Item = &mut Box<dyn Observer>> {
+        self.observers.iter_mut().filter(move |observer| observer.is_shown(step))
+    }
+
     /// Calls those observers that look into `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
         let interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
@@ -117,15 +197,30 @@ impl Observers {
         at: Moment,
         batch: &MicroBatch,
     ) -> Result<Option<Probe>> {
-        if !self.look_into(at.step) {
+        let is_shown = self.with(|state| {
+            let mut shown = state.shown(at.step).peekable();
+            if shown.peek().is_none() {
+                return Ok::<_, TrainError>(false);
+            }
+            shown.map(|observer| observer.fetched(engine, at, batch)).collect::<Result<()>>()?;
+            state.now = Some(at);
+            Ok(true)
+        })?;
+        if !is_shown {
             return Ok(None);
         }
-        self.with(|state| {
-            state.now = Some(at);
-            state.each(at.step, |observer| observer.fetched(engine, at, batch))
-        })?;
         let (observers, engine) = (self.clone(), engine.clone());
         Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
+    }
+
+    /// Whether somebody has asked any of them for something.
+    pub(crate) fn are_asked(&self) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.is_asked()))
+    }
+
+    /// Does what was asked for on some rank, after `step`. Collective.
+    pub(crate) fn answer(&self, engine: &Engine, step: u64) -> Result<()> {
+        self.with(|state| state.observers.iter_mut().map(|observer| observer.answer(engine, step)).collect())
     }
 
     fn seen(&self, engine: &Engine, seen: &Seen<'_>) {
@@ -138,7 +233,8 @@ impl Observers {
                 (false, Pass::Recompute | Pass::Backward) => Pass::Recompute,
             };
             let at = *now;
-            let outcome = state.each(at.step, |observer| observer.seen(engine, at, seen));
+            let outcome: Result<()> =
+                state.shown(at.step).map(|observer| observer.seen(engine, at, seen)).collect();
             if let Err(error) = outcome {
                 state.error.get_or_insert(error);
             }

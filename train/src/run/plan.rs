@@ -16,7 +16,7 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
-use crate::debug::DebugOptions;
+use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::files;
@@ -52,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) allow_missing: AllowMissing,
     /// What looks into the run.
     pub(crate) debug: DebugOptions,
+    /// The prompts of this process.
+    pub(crate) desk: Arc<Desk>,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
     /// Keeps other runs out of the folder for as long as this process works on it.
@@ -149,6 +151,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         loss,
         allow_missing,
         debug,
+        desk: Arc::default(),
         stop,
     })
 }
@@ -426,6 +429,7 @@ impl PlanMessage {
             loss,
             allow_missing,
             debug,
+            desk: Arc::default(),
             stop,
         })
     }

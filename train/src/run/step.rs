@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
 /// What one forward and backward pass trains on: `train.micro_batch` sequences of `data.seq_len` tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct MicroBatch {
     /// Input tokens, sequence after sequence.
     pub inputs: Vec<i32>,
@@ -36,6 +36,11 @@ pub trait MicroBatches {
     ///
     /// If the ranks cannot agree.
     fn go_on(&mut self, last: bool) -> Result<bool>;
+
+    /// The norm that the gradient is clipped to, if it is not the one of the configuration.
+    fn grad_clip(&self) -> Option<f64> {
+        None
+    }
 
     /// Called once, when the gradient of the step is reduced and the update is next: for whoever looks at it.
     ///
@@ -68,7 +73,8 @@ pub fn optimizer_step(
     let engine = model.engine();
     engine.set_activity("optimizer");
     batches.before_update(engine)?;
-    let update = engine.update(lr, config.optim.grad_clip)?;
+    let grad_clip = batches.grad_clip().unwrap_or(config.optim.grad_clip);
+    let update = engine.update(lr, grad_clip)?;
     Ok(Some(update))
 }
 

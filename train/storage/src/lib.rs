@@ -4,6 +4,7 @@
 //! - [`durable`]: what is on the disk as a whole or not at all, and [`StagingFolder`] for whole folders;
 //! - [`Checksum`]: checksums that can be put together from those of parts;
 //! - [`header`]: the header of a safetensors file;
+//! - [`npy`]: arrays in NumPy's format;
 //! - [`Stream`]: large files, written past the system's cache; [`Lines`]: files that grow by whole lines.
 //!
 //! Nothing here says what a file is about: callers put their own words around [`std::io::Error`].
@@ -13,6 +14,7 @@ pub mod durable;
 pub mod files;
 pub mod header;
 mod lines;
+pub mod npy;
 mod staging;
 mod stream;
 

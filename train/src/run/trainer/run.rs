@@ -64,7 +64,7 @@ impl Trainer<'_> {
         if self.stopping || self.is_complete() {
             return Ok(false);
         }
-        let Some((now, StepSync { stop, saving, .. })) = self.issue_step()? else {
+        let Some((now, StepSync { stop, saving, is_asked, .. })) = self.issue_step()? else {
             self.stopping = true;
             self.settle_step()?;
             return Ok(false);
@@ -81,7 +81,14 @@ impl Trainer<'_> {
             self.settle_step()?;
         }
         self.advance_save(saving)?;
-        self.stopping = stop;
+        if is_asked {
+            self.settle_step()?;
+            self.observers.answer(self.model.engine(), self.state.step)?;
+        }
+        if self.controls.take_save() && !self.is_complete() {
+            self.save()?;
+        }
+        self.stopping |= stop;
         Ok(true)
     }
 
@@ -152,8 +159,11 @@ impl Trainer<'_> {
             grace: &mut self.grace,
             records: records.clone(),
             grad_norms: Values::default(),
+            controls: &self.controls,
         };
-        let rates = learning_rates(&config.optim, step, config.train.steps);
+        let mut optim = config.optim.clone();
+        optim.lr = self.controls.changes().lr.unwrap_or(optim.lr);
+        let rates = learning_rates(&optim, step, config.train.steps);
         let lr = rates.of(0);
         let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
         let Some(update) = update else { return Ok(None) };

@@ -17,14 +17,14 @@ use super::start::{LongTask, introduce};
 use crate::checkpoint::{self, CheckpointState, Saver};
 use crate::config::Config;
 use crate::data::{BatchSource, Split, TokenFile};
-use crate::debug;
+use crate::debug::{self, DebuggedRank};
 use crate::device::Peak;
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::metrics::{Reporter, StepMetrics, say};
 use crate::process::position;
 use crate::run::folder::metrics_of_run;
-use crate::run::observe::Observers;
+use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
@@ -81,6 +81,8 @@ pub struct Trainer<'a> {
     pub(super) drill: Option<Arc<Drill>>,
     /// Who looks at the steps.
     pub(super) observers: Observers,
+    /// What they change.
+    pub(super) controls: Controls,
     /// When the ranks ask each other whether to stop.
     pub(super) pace: Pace,
     pub(super) grace: Grace,
@@ -168,6 +170,19 @@ impl<'a> Trainer<'a> {
             let names: Vec<_> = absent.into_iter().collect();
             say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
+        let controls = Controls::default();
+        let observers = debug::observers(
+            &plan.debug,
+            DebuggedRank {
+                rank,
+                desk: plan.desk.clone(),
+                controls: controls.clone(),
+                stop: plan.stop.clone(),
+                tokenizer: plan.tokenizer.clone(),
+                seq_len: config.data.seq_len,
+                out: plan.out.clone(),
+            },
+        )?;
         let mut trainer = Trainer {
             plan,
             rank,
@@ -185,7 +200,8 @@ impl<'a> Trainer<'a> {
             saved_step: None,
             saved: None,
             drill,
-            observers: Observers::new(debug::observers(&plan.debug)?),
+            observers: Observers::new(observers),
+            controls,
             pace: Pace::new(),
             grace: Grace::new()?,
             position,

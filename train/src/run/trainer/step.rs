@@ -21,7 +21,7 @@ use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
-use crate::run::observe::{Moment, Observers};
+use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
 
@@ -36,6 +36,8 @@ pub(super) struct StepSync {
     pub(super) saving: Progress,
     /// Whether the layers of any rank have recorded anything.
     pub(super) any_recorded: bool,
+    /// Whether somebody has asked for something that ranks do between two steps.
+    pub(super) is_asked: bool,
 }
 
 /// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
@@ -55,6 +57,8 @@ pub(super) struct DataBatches<'a> {
     pub(super) records: Option<Records>,
     /// The norm of the gradient by module, once it is known.
     pub(super) grad_norms: Values,
+    /// What was changed of the run meanwhile.
+    pub(super) controls: &'a Controls,
 }
 
 impl MicroBatches for DataBatches<'_> {
@@ -100,6 +104,10 @@ impl MicroBatches for DataBatches<'_> {
             self.grace.mind(longest, None, self.engine.world().rank());
         }
         Ok(!stop)
+    }
+
+    fn grad_clip(&self) -> Option<f64> {
+        self.controls.changes().grad_clip
     }
 
     fn before_update(&mut self, engine: &Engine) -> Result<()> {
@@ -191,7 +199,9 @@ impl Trainer<'_> {
     pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
-        let mut values = vec![stop, written, done, failed, f64::from(u8::from(has_recorded))];
+        let flag = |is_set: bool| f64::from(u8::from(is_set));
+        let asked = flag(self.observers.are_asked());
+        let mut values = vec![stop, written, done, failed, flag(has_recorded), asked];
         let first_peak = values.len();
         let first_pass = first_peak + self.ranks;
         values.resize(first_pass + self.ranks, 0.0);
@@ -205,6 +215,7 @@ impl Trainer<'_> {
             stop: sums[0] > 0.0,
             saving: Progress::from_values([sums[1], sums[2], sums[3]]),
             any_recorded: sums[4] > 0.0,
+            is_asked: sums[5] > 0.0,
         })
     }
 

@@ -22,10 +22,10 @@ pub struct Breakpoint {
 /// What the other ranks do when one stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Others {
-    /// They stop at the same point, where they help to show what is sharded.
+    /// They are held at the same point, where they help to show what is sharded.
     #[default]
     Hold,
-    /// They run on until they need the rank that has stopped.
+    /// They run on until they need the rank that is held.
     Run,
 }
 
@@ -90,14 +90,15 @@ pub enum Number {
 /// A text that names no breakpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\""
+    "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\", \
+     with \" rank 2\" or \" rank 2 run\" behind it for one rank"
 )]
 pub struct BreakpointError {
     problem: String,
 }
 
 /// How a value is written.
-fn written(value: &impl ValueEnum) -> String {
+pub(super) fn written(value: &impl ValueEnum) -> String {
     // No value is hidden.
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -140,7 +141,19 @@ impl FromStr for Breakpoint {
 
     fn from_str(text: &str) -> Result<Self, BreakpointError> {
         let wrong = |problem: String| BreakpointError { problem };
+        let (text, whose) = match text.find(" rank ") {
+            None => (text, ""),
+            Some(at) => (&text[..at], &text[at..]),
+        };
         let text = text.trim();
+        let (rank, others) = match whose.split_whitespace().collect::<Vec<_>>()[..] {
+            [] => (None, Others::Hold),
+            [_, rank] | [_, rank, "hold"] => (Some(rank), Others::Hold),
+            [_, rank, "run"] => (Some(rank), Others::Run),
+            _ => return Err(wrong(format!("\"{}\" is not rank N, or rank N run", whose.trim()))),
+        };
+        let rank = rank.map(str::parse).transpose();
+        let rank = rank.map_err(|_| wrong(format!("there is no number in \"{}\"", whose.trim())))?;
         let (on, step) = match text.split_once('@') {
             None => (text, None),
             Some((on, step)) => {
@@ -170,7 +183,7 @@ impl FromStr for Breakpoint {
                 Trigger::Number { number, above: on.contains('>'), than }
             }
         };
-        Ok(Breakpoint { on, step, rank: None, others: Others::default() })
+        Ok(Breakpoint { on, step, rank, others })
     }
 }
 
@@ -187,7 +200,7 @@ impl fmt::Display for Breakpoint {
         self.step.map_or(Ok(()), |step| write!(f, "@{step}"))?;
         match self.rank {
             None => Ok(()),
-            Some(rank) => write!(f, " on rank {rank}, the others {}", written(&self.others)),
+            Some(rank) => write!(f, " rank {rank}{}", if self.others == Others::Run { " run" } else { "" }),
         }
     }
 }
@@ -211,6 +224,8 @@ mod tests {
             "nan",
             "grad_norm > 10",
             "loss < 0.5@7",
+            "step rank 1",
+            "backward:layers.1@3 rank 2 run",
         ] {
             assert_eq!(parsed(text).to_string(), text);
         }
@@ -222,6 +237,8 @@ mod tests {
             ("forward:layers.3@x", "no step"),
             ("norm > 3", "not loss or grad_norm"),
             ("loss > much", "no number"),
+            ("step rank x", "no number in \"rank x\""),
+            ("step rank 1 walk", "is not rank N"),
         ] {
             let error = text.parse::<Breakpoint>().expect_err(text).to_string();
             assert!(error.contains(problem) && error.contains("write forward:layers.3@12"), "{error}");

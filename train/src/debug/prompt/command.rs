@@ -1,0 +1,216 @@
+//! What one can type at the prompt of a run that is held.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::breakpoint::{Breakpoint, BreakpointError};
+use super::slice::Slice;
+
+/// A command of the prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Command {
+    /// What can be typed.
+    Help,
+    /// Where the rank is.
+    Where,
+    /// Where all ranks are.
+    Ranks,
+    /// Another rank to look at.
+    Rank(usize),
+    /// The points around this one.
+    List,
+    /// A tensor: its statistics and first values.
+    Print(Name, Option<Slice>),
+    /// A histogram of a tensor.
+    Histogram(Name),
+    /// A checksum of a tensor.
+    Hash(Name),
+    /// A tensor into a file.
+    Save(Name, PathBuf),
+    /// A tensor against a file.
+    Diff(Name, PathBuf),
+    /// The tokens of the micro-batch.
+    Batch,
+    /// The parameters whose names have this in them.
+    Params(String),
+    /// On to the next point that is not inside of this one.
+    Next,
+    /// On to the next point.
+    Step,
+    /// On to the end of this place.
+    UntilEnd,
+    /// On to the next breakpoint.
+    Continue,
+    /// Lets the other ranks go.
+    Clear,
+    /// Another breakpoint.
+    Break(Breakpoint),
+    /// The breakpoints there are.
+    Breakpoints,
+    /// Takes breakpoint `.0` away, counted from 1; all with 0.
+    Delete(usize),
+    /// Changes a value of the configuration for the steps to come.
+    Set(String, String),
+    /// Saves a checkpoint after this step.
+    Checkpoint,
+    /// Holds all ranks after the step they are in.
+    Pause,
+    /// Saves and ends the run.
+    Quit,
+}
+
+/// What tensor is meant.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Name {
+    /// The one at this point.
+    Here,
+    /// A parameter, its gradient, or a slot of the optimizer: `name`, `name.grad`, `name.exp_avg`.
+    Parameter(String),
+}
+
+/// What is said of a line that is no command.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}; h lists the commands")]
+pub(super) struct CommandError(String);
+
+/// What can be typed, for people.
+pub(super) const HELP: &str = "\
+where, w             where this rank is          ranks              where all ranks are
+list, l              the points around           rank N             look at another rank
+p [NAME][[0, :8]]    a tensor: shape, statistics, first values; without a name the one here
+hist [NAME]          its histogram               hash [NAME]        its checksum
+save NAME FILE.npy   write it                    diff NAME FILE.npy compare it
+batch                the tokens of the batch     params [PATTERN]   names and shapes
+n                    next point                  s                  next point, also inside
+u                    to the end of this place    c                  to the next breakpoint
+break WHERE [rank N [run]]                       breaks, delete N   list and remove breakpoints
+clear                let the others go           set KEY = VALUE    optim.lr or optim.grad_clip
+checkpoint           save after this step        q                  save, and end the run
+NAME is `here`, a parameter such as layers.0.ffn.up_proj.weight, or one with .grad or a slot of
+the optimizer behind it, such as .exp_avg. An empty line repeats n, s and u.";
+
+impl FromStr for Name {
+    type Err = CommandError;
+
+    fn from_str(text: &str) -> Result<Self, CommandError> {
+        Ok(match text {
+            "" | "here" | "input" | "output" | "gradient" => Name::Here,
+            name => Name::Parameter(name.to_owned()),
+        })
+    }
+}
+
+impl FromStr for Command {
+    type Err = CommandError;
+
+    fn from_str(line: &str) -> Result<Self, CommandError> {
+        let wrong = |text: String| CommandError(text);
+        let line = line.trim();
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let rest = rest.trim();
+        let number = |what: &str| {
+            rest.parse().map_err(|_| wrong(format!("{word} takes {what}, and \"{rest}\" is none")))
+        };
+        let with_file = || {
+            let (name, file) = rest
+                .rsplit_once(char::is_whitespace)
+                .ok_or_else(|| wrong(format!("{word} takes a name and a file, as in {word} here x.npy")))?;
+            Ok::<_, CommandError>((name.trim().parse()?, PathBuf::from(file)))
+        };
+        Ok(match word {
+            "h" | "help" | "?" => Command::Help,
+            "w" | "where" => Command::Where,
+            "ranks" => Command::Ranks,
+            "rank" => Command::Rank(number("the number of a rank")?),
+            "l" | "list" => Command::List,
+            "p" | "print" => {
+                let (name, slice) = match rest.split_once('[') {
+                    None => (rest, None),
+                    Some((name, slice)) => {
+                        let inside = slice.strip_suffix(']');
+                        let inside =
+                            inside.ok_or_else(|| wrong(format!("the [ of \"{rest}\" is not closed")))?;
+                        (
+                            name.trim(),
+                            Some(inside.parse::<Slice>().map_err(|error| wrong(error.to_string()))?),
+                        )
+                    }
+                };
+                Command::Print(name.parse()?, slice)
+            }
+            "hist" => Command::Histogram(rest.parse()?),
+            "hash" => Command::Hash(rest.parse()?),
+            "save" => with_file().map(|(name, file)| Command::Save(name, file))?,
+            "diff" => with_file().map(|(name, file)| Command::Diff(name, file))?,
+            "batch" => Command::Batch,
+            "params" => Command::Params(rest.to_owned()),
+            "n" | "next" => Command::Next,
+            "s" | "step" => Command::Step,
+            "u" | "until" => Command::UntilEnd,
+            "c" | "continue" => Command::Continue,
+            "clear" => Command::Clear,
+            "b" | "break" => {
+                Command::Break(rest.parse().map_err(|error: BreakpointError| wrong(error.to_string()))?)
+            }
+            "breaks" => Command::Breakpoints,
+            "delete" if rest == "all" => Command::Delete(0),
+            "delete" => match number("the number of a breakpoint, or all")? {
+                0 => return Err(wrong("breakpoints are numbered from 1".to_owned())),
+                number => Command::Delete(number),
+            },
+            "set" => {
+                let (key, value) = rest
+                    .split_once('=')
+                    .ok_or_else(|| wrong("set takes KEY = VALUE, as in set optim.lr = 1e-4".to_owned()))?;
+                Command::Set(key.trim().to_owned(), value.trim().to_owned())
+            }
+            "checkpoint" => Command::Checkpoint,
+            "pause" => Command::Pause,
+            "q" | "quit" => Command::Quit,
+            word => return Err(wrong(format!("\"{word}\" is no command"))),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands() {
+        let parsed = |line: &str| line.parse::<Command>();
+        assert_eq!(parsed("  w "), Ok(Command::Where));
+        assert_eq!(parsed("p"), Ok(Command::Print(Name::Here, None)));
+        let weight = Name::Parameter("layers.0.ffn.up_proj.weight".to_owned());
+        let slice = "0, :8".parse().expect("a slice");
+        assert_eq!(
+            parsed("p layers.0.ffn.up_proj.weight[0, :8]"),
+            Ok(Command::Print(weight.clone(), Some(slice)))
+        );
+        assert_eq!(
+            parsed("save layers.0.ffn.up_proj.weight w.npy"),
+            Ok(Command::Save(weight, PathBuf::from("w.npy")))
+        );
+        assert_eq!(parsed("set optim.lr=1e-4"), Ok(Command::Set("optim.lr".to_owned(), "1e-4".to_owned())));
+        assert_eq!(parsed("delete all"), Ok(Command::Delete(0)));
+        let Ok(Command::Break(breakpoint)) = parsed("break backward:layers.1@3 rank 2 run") else {
+            panic!("a breakpoint")
+        };
+        assert_eq!(breakpoint.to_string(), "backward:layers.1@3 rank 2 run");
+        let Ok(Command::Break(breakpoint)) = parsed("b grad_norm > 10") else { panic!("a breakpoint") };
+        assert_eq!(breakpoint.to_string(), "grad_norm > 10");
+        for (line, problem) in [
+            ("walk", "\"walk\" is no command"),
+            ("rank two", "\"two\" is none"),
+            ("p here[0", "not closed"),
+            ("save here", "takes a name and a file"),
+            ("set lr", "KEY = VALUE"),
+            ("break", "nothing that a run comes to"),
+            ("break step rank x", "no number"),
+            ("delete 0", "numbered from 1"),
+        ] {
+            let error = parsed(line).expect_err(line).to_string();
+            assert!(error.contains(problem) && error.ends_with("h lists the commands"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Where what people type at the prompts of a process comes in, and what the ranks say goes out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What a prompt is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToPrompt {
+    /// Something to show.
+    Text(String),
+    /// A line is waited for; this comes before it.
+    Ask(String),
+    /// The run goes on; lines are read at the end of a step.
+    Running,
+    /// The run is over.
+    End,
+}
+
+/// The prompts of one process, and the ranks that are held there.
+#[derive(Debug, Default)]
+pub struct Desk {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    prompts: BTreeMap<u64, Prompt>,
+    next: u64,
+    /// What each rank that is held waits for a line with.
+    held: BTreeMap<usize, Held>,
+    /// Lines for a rank, in the order in which they came.
+    lines: BTreeMap<usize, VecDeque<String>>,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Prompt {
+    /// The rank that it is for; whichever is held without.
+    rank: Option<usize>,
+    out: Sender<ToPrompt>,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// Where it is.
+    place: String,
+    ask: String,
+}
+
+impl State {
+    /// The rank that a prompt talks to: its own, or the first that is held, or rank 0.
+    fn rank_of(&self, prompt: &Prompt) -> usize {
+        prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
+    }
+
+    /// Sends `message` to the prompts of `rank`. Those that are gone are forgotten.
+    fn send(&mut self, rank: usize, message: &ToPrompt) {
+        let mine: Vec<_> = self
+            .prompts
+            .iter()
+            .filter(|(_, prompt)| self.rank_of(prompt) == rank)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in mine {
+            let is_there =
+                self.prompts.get(&id).is_some_and(|prompt| prompt.out.send(message.clone()).is_ok());
+            if !is_there {
+                self.prompts.remove(&id);
+            }
+        }
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A prompt for `rank`, or for whichever rank is held. It is told where that is.
+    pub fn attach(&self, rank: Option<usize>) -> (u64, Receiver<ToPrompt>) {
+        let (out, messages) = mpsc::channel();
+        let mut state = self.lock();
+        let id = state.next;
+        state.next += 1;
+        let prompt = Prompt { rank, out };
+        let held = state.held.get(&state.rank_of(&prompt));
+        let told = match held {
+            _ if state.is_over => vec![ToPrompt::End],
+            Some(Held { place, ask }) => vec![ToPrompt::Text(place.clone()), ToPrompt::Ask(ask.clone())],
+            None => vec![ToPrompt::Running],
+        };
+        // The receiver is here.
+        told.into_iter().for_each(|message| _ = prompt.out.send(message));
+        state.prompts.insert(id, prompt);
+        (id, messages)
+    }
+
+    /// The prompt is gone.
+    pub fn detach(&self, prompt: u64) {
+        self.lock().prompts.remove(&prompt);
+    }
+
+    /// A line that was typed at a prompt.
+    pub fn line(&self, prompt: u64, line: &str) {
+        let mut state = self.lock();
+        let Some(rank) = state.prompts.get(&prompt).map(|prompt| state.rank_of(prompt)) else { return };
+        state.lines.entry(rank).or_default().push_back(line.to_owned());
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Whether a line for `rank` waits to be read.
+    pub(super) fn has_line(&self, rank: usize) -> bool {
+        self.lock().lines.get(&rank).is_some_and(|lines| !lines.is_empty())
+    }
+
+    /// Whether anyone sees what `rank` says.
+    pub(super) fn has_prompt(&self, rank: usize) -> bool {
+        let state = self.lock();
+        state.prompts.values().any(|prompt| state.rank_of(prompt) == rank)
+    }
+
+    /// `rank` is held at `place`, and asks for a line with `ask`.
+    pub(super) fn hold(&self, rank: usize, place: &str, ask: &str) {
+        let mut state = self.lock();
+        state.held.insert(rank, Held { place: place.to_owned(), ask: ask.to_owned() });
+        state.send(rank, &ToPrompt::Text(place.to_owned()));
+        state.send(rank, &ToPrompt::Ask(ask.to_owned()));
+    }
+
+    /// `rank` says something, and asks for the next line with `ask` if it is held on.
+    pub(super) fn say(&self, rank: usize, text: &str, ask: Option<&str>) {
+        let mut state = self.lock();
+        if !text.is_empty() {
+            state.send(rank, &ToPrompt::Text(text.to_owned()));
+        }
+        if let Some(ask) = ask {
+            if let Some(held) = state.held.get_mut(&rank) {
+                ask.clone_into(&mut held.ask);
+            }
+            state.send(rank, &ToPrompt::Ask(ask.to_owned()));
+        }
+    }
+
+    /// `rank` is not held any more.
+    pub(super) fn release(&self, rank: usize) {
+        let mut state = self.lock();
+        // Before it is let go, so that the prompts which are here for whichever rank is held hear of it.
+        state.send(rank, &ToPrompt::Running);
+        state.held.remove(&rank);
+    }
+
+    /// The next line for `rank`, if one comes within `patience`.
+    pub(super) fn next(&self, rank: usize, patience: Duration) -> Option<String> {
+        let is_empty = |state: &mut State| state.lines.get(&rank).is_none_or(VecDeque::is_empty);
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, is_empty);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.lines.get_mut(&rank).and_then(VecDeque::pop_front)
+    }
+
+    /// The run is over.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        state.prompts.values().for_each(|prompt| _ = prompt.out.send(ToPrompt::End));
+        state.prompts.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_go_to_the_rank_that_is_held_and_what_it_says_comes_back() {
+        let desk = Desk::default();
+        let (one, messages) = desk.attach(None);
+        assert_eq!(messages.try_recv(), Ok(ToPrompt::Running));
+        desk.hold(2, "rank 2 is here", "(rank 2) ");
+        assert_eq!(messages.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
+        assert_eq!(messages.try_recv(), Ok(ToPrompt::Ask("(rank 2) ".to_owned())));
+        desk.line(one, "w");
+        assert!(desk.has_line(2) && !desk.has_line(0));
+        assert_eq!(desk.next(2, Duration::ZERO), Some("w".to_owned()));
+        assert_eq!(desk.next(2, Duration::ZERO), None);
+        // One that comes later hears where the rank is; one for another rank does not.
+        let (_, late) = desk.attach(Some(2));
+        assert_eq!(late.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
+        let (_, other) = desk.attach(Some(1));
+        assert_eq!(other.try_recv(), Ok(ToPrompt::Running));
+        drop(late);
+        desk.say(2, "hello", Some("> "));
+        assert_eq!(messages.try_recv(), Ok(ToPrompt::Text("hello".to_owned())));
+        desk.detach(one);
+        assert!(!desk.has_prompt(2), "the others are gone, or for another rank");
+        desk.release(2);
+        desk.end();
+        assert_eq!(other.try_recv(), Ok(ToPrompt::End));
+    }
+}

@@ -1,0 +1,16 @@
+//! Breakpoints, and the prompt of a run that is held.
+
+mod breakpoint;
+mod command;
+mod debugger;
+mod desk;
+mod look;
+mod point;
+mod session;
+mod show;
+mod slice;
+
+pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Pass, Trigger};
+pub use debugger::BREAKPOINTS_IN_CODE;
+pub(crate) use debugger::{DebuggedRank, Debugger};
+pub use desk::{Desk, ToPrompt};

@@ -1,0 +1,113 @@
+//! A point of a step, at which a rank can be held.
+
+use std::fmt;
+
+use kiln_model::ops::Seen;
+
+use super::breakpoint::{Part, Pass, written};
+use crate::run::Moment;
+
+/// A point of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Point {
+    /// The optimizer step.
+    pub(super) step: u64,
+    /// What the rank has come to.
+    pub(super) what: What,
+}
+
+/// What a rank has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A part of a step.
+    Part(Part),
+    /// A tensor of a pass.
+    Tensor {
+        /// The micro-batch, from 0.
+        micro_batch: usize,
+        pass: Pass,
+        /// As in `layers.3.ffn`.
+        place: String,
+        /// As in `output`.
+        name: String,
+    },
+}
+
+impl Point {
+    /// The point at which `seen` is seen.
+    pub(super) fn of(at: Moment, seen: &Seen<'_>) -> Self {
+        let Moment { step, micro_batch, pass, .. } = at;
+        let (place, name) = (seen.place.to_owned(), seen.name.to_owned());
+        Point { step, what: What::Tensor { micro_batch, pass, place, name } }
+    }
+
+    /// How far inside of a module it is: 0 at the edge of one, 1 in `layers.3.ffn`.
+    pub(super) fn depth(&self) -> usize {
+        match &self.what {
+            What::Part(_) => 0,
+            What::Tensor { place, .. } => {
+                let parts = place.split('.').count();
+                // A block's name has a number behind it.
+                parts.saturating_sub(if place.starts_with("layers.") { 2 } else { 1 })
+            }
+        }
+    }
+
+    /// Whether it is where a pass leaves the place of `start`.
+    pub(super) fn ends(&self, start: &Point) -> bool {
+        match (&self.what, &start.what) {
+            (What::Tensor { pass, place, name, .. }, What::Tensor { pass: entered, place: of, .. }) => {
+                let exit = if *pass == Pass::Backward { "input" } else { "output" };
+                // A pass that is over has left it as well.
+                pass != entered || (place == of && name == exit)
+            }
+            _ => true,
+        }
+    }
+
+    /// Without step and micro-batch, as in `backward layers.3 output`.
+    pub(super) fn name(&self) -> String {
+        match &self.what {
+            What::Part(part) => written(part),
+            What::Tensor { pass, place, name, .. } => format!("{} {place} {name}", written(pass)),
+        }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = self.step;
+        match &self.what {
+            What::Part(Part::Data) => write!(f, "step {step}, before its first forward pass"),
+            What::Part(Part::Optimizer) => write!(f, "step {step}, before the update"),
+            What::Part(Part::Step) => write!(f, "the end of step {step}"),
+            What::Tensor { micro_batch, pass, place, name } => {
+                let of = if *pass == Pass::Backward { "the gradient of " } else { "" };
+                write!(f, "step {step}, micro-batch {micro_batch}, {}: {of}{place} {name}", written(pass))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(pass: Pass, place: &str, name: &str) -> Point {
+        let (place, name) = (place.to_owned(), name.to_owned());
+        Point { step: 3, what: What::Tensor { micro_batch: 0, pass, place, name } }
+    }
+
+    #[test]
+    fn points_know_how_deep_they_are_and_where_a_place_ends() {
+        let block = tensor(Pass::Backward, "layers.3", "output");
+        let inside = tensor(Pass::Backward, "layers.3.ffn", "output");
+        let end = tensor(Pass::Backward, "layers.3", "input");
+        assert_eq!([&block, &inside, &end].map(Point::depth), [0, 1, 0]);
+        assert_eq!(tensor(Pass::Forward, "embed", "output").depth(), 0);
+        assert!(end.ends(&block) && !inside.ends(&block) && !block.ends(&block));
+        assert!(tensor(Pass::Backward, "layers.3.ffn", "input").ends(&inside));
+        assert_eq!(block.to_string(), "step 3, micro-batch 0, backward: the gradient of layers.3 output");
+        assert_eq!(block.name(), "backward layers.3 output");
+    }
+}

@@ -1,0 +1,342 @@
+//! A rank that is held: it does what is typed, until it is let go.
+//!
+//! Where all ranks are held, rank 0 reads a line and sends it to the others; all of them do what it says, and
+//! the rank that is looked at answers, through rank 0. So a sharded tensor can be gathered, and no rank is left
+//! waiting. A rank that is held alone reads its lines itself, and sees its own shard.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kiln_collectives::{Buffer, DType, Label, Phase};
+use kiln_shard::{Engine, ShardError};
+
+use super::command::{Command, HELP, Name};
+use super::debugger::{Debugger, Going};
+use super::point::Point;
+use super::show::Shown;
+use crate::error::{Result, TrainError};
+use crate::metrics::say;
+
+/// How often a rank that waits for a line looks whether the others are still there.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Points that are listed before and after the one that a rank is at.
+const AROUND: usize = 6;
+
+/// What becomes of a rank that is held.
+enum Next {
+    /// It is held on.
+    Stay,
+    /// It goes on.
+    Go,
+    /// It is held on, alone.
+    Alone,
+}
+
+/// What a rank that is held can look at.
+pub(super) struct View<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) point: &'a Point,
+    pub(super) tensor: Option<&'a Shown>,
+    /// Whether the other ranks run on.
+    pub(super) alone: bool,
+}
+
+impl Debugger {
+    /// Holds this rank at `point` until somebody lets it go.
+    pub(super) fn hold(
+        &mut self,
+        engine: &Engine,
+        point: &Point,
+        tensor: Option<Shown>,
+        why: &str,
+        alone: bool,
+    ) -> Result<()> {
+        engine.world().hold(true);
+        let held = self.stay(engine, point, tensor, why, alone);
+        engine.world().hold(false);
+        held
+    }
+
+    fn stay(
+        &mut self,
+        engine: &Engine,
+        point: &Point,
+        tensor: Option<Shown>,
+        why: &str,
+        mut alone: bool,
+    ) -> Result<()> {
+        let mut reader = self.reader(alone);
+        self.introduce(reader, point, why, alone);
+        loop {
+            let line = self.read(engine, reader, alone)?;
+            let line = if line.trim().is_empty() { self.last_line.clone() } else { line };
+            let view = View { engine, point, tensor: tensor.as_ref(), alone };
+            let (text, next) = self.obey(&view, &line)?;
+            self.last_line = if ["n", "s", "u"].contains(&line.trim()) { line } else { String::new() };
+            let text = self.carry(engine, text, alone)?;
+            let is_reader = reader == self.rank;
+            match next {
+                Next::Stay if is_reader => self.desk.say(reader, &text, Some(&self.ask(alone))),
+                Next::Stay => {}
+                Next::Go => {
+                    if is_reader {
+                        self.desk.say(reader, &text, None);
+                        self.desk.release(reader);
+                    }
+                    return Ok(());
+                }
+                Next::Alone => {
+                    if is_reader {
+                        self.desk.say(reader, &text, None);
+                        self.desk.release(reader);
+                    }
+                    alone = true;
+                    reader = self.rank;
+                    self.introduce(reader, point, "the others are let go", alone);
+                }
+            }
+        }
+    }
+
+    /// Does what was typed while the run went on, at the end of a step.
+    pub(super) fn listen(&mut self, engine: &Engine, point: &Point) -> Result<()> {
+        loop {
+            let waiting = f64::from(u8::from(self.rank == 0 && self.desk.has_line(0)));
+            if engine.sum_over_ranks("debugger", &[waiting])?[0] == 0.0 {
+                return Ok(());
+            }
+            let line = self.read(engine, 0, false)?;
+            if line.trim() == "pause" {
+                return self.hold(engine, point, None, "paused", false);
+            }
+            let view = View { engine, point, tensor: None, alone: false };
+            let (text, _) = self.obey(&view, &line)?;
+            let text = self.carry(engine, text, false)?;
+            if self.rank == 0 {
+                self.desk.say(0, &text, None);
+            }
+        }
+    }
+
+    /// The rank whose desk lines are read from.
+    fn reader(&self, alone: bool) -> usize {
+        if alone { self.rank } else { 0 }
+    }
+
+    fn ask(&self, alone: bool) -> String {
+        let rank = if alone { self.rank } else { self.focus };
+        format!("(rank {rank}) ")
+    }
+
+    fn introduce(&self, reader: usize, point: &Point, why: &str, alone: bool) {
+        if reader != self.rank {
+            return;
+        }
+        let who = match alone {
+            true => format!("rank {} is held", self.rank),
+            false => "all ranks are held".to_owned(),
+        };
+        let text = format!("{who} at {point} ({why})");
+        let is_seen = self.desk.has_prompt(reader);
+        self.desk.hold(reader, &text, &self.ask(alone));
+        if !is_seen {
+            let rank = if alone { format!(" --rank {}", self.rank) } else { String::new() };
+            say(&format!("{text}; look into it with: kiln attach {}{rank}", self.out.display()));
+        }
+    }
+
+    /// The next line, which `reader` reads and all ranks that are held get. Collective unless `alone`.
+    fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
+        let mut line = Vec::new();
+        if reader == self.rank {
+            line = loop {
+                if let Some(line) = self.desk.next(reader, LOOK) {
+                    break line.into_bytes();
+                }
+                if let Some(error) = engine.world().failure() {
+                    return Err(ShardError::from(error).into());
+                }
+                // Whoever asks for a stop wants the run to save and end, and not to wait for a prompt.
+                if self.stop.load(Ordering::Relaxed) {
+                    break b"go".to_vec();
+                }
+            };
+        }
+        let line = if alone { line } else { share(engine, line, reader)? };
+        Ok(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// What the rank that is looked at has said, on the rank that has the prompt. Collective unless `alone`.
+    fn carry(&self, engine: &Engine, text: String, alone: bool) -> Result<String> {
+        if alone || self.focus == 0 {
+            return Ok(text);
+        }
+        Ok(String::from_utf8_lossy(&share(engine, text.into_bytes(), self.focus)?).into_owned())
+    }
+
+    /// Does what `line` says. Errors of the user are part of the text.
+    fn obey(&mut self, view: &View<'_>, line: &str) -> Result<(String, Next)> {
+        if line == "go" {
+            self.breakpoints.clear();
+            return Ok(("asked to stop: the run goes on, saves and ends".to_owned(), Next::Go));
+        }
+        let command = match line.parse::<Command>() {
+            Ok(command) => command,
+            Err(error) => return Ok((error.to_string(), Next::Stay)),
+        };
+        let stay = |text: String| Ok((text, Next::Stay));
+        match command {
+            Command::Help => stay(HELP.to_owned()),
+            Command::Where => stay(self.place(view)),
+            Command::Ranks => stay(self.ranks(view)?),
+            Command::Rank(rank) => stay(self.look_at(view, rank)),
+            Command::List => stay(self.points_around(view.point)),
+            Command::Print(name, slice) => stay(self.print(view, &name, slice.as_ref())?),
+            Command::Histogram(name) => stay(self.tensor(view, &name)?.map_or_else(|e| e, |t| t.histogram())),
+            Command::Hash(name) => stay(self.tensor(view, &name)?.map_or_else(|e| e, |t| t.hash())),
+            Command::Save(name, file) => stay(self.save(view, &name, &file)?),
+            Command::Diff(name, file) => stay(self.diff(view, &name, &file)?),
+            Command::Batch => stay(self.show_batch()),
+            Command::Params(pattern) => stay(self.parameters(view, &pattern)),
+            Command::Next => Ok(self.go(view, Going::Over(view.point.depth()))),
+            Command::Step => Ok(self.go(view, Going::ToNext)),
+            Command::UntilEnd => Ok(self.go(view, Going::ToEndOf(view.point.clone()))),
+            Command::Continue => Ok((String::new(), Next::Go)),
+            Command::Clear if view.alone => stay("the others are not held".to_owned()),
+            Command::Clear => match self.focus == self.rank {
+                true => Ok((format!("rank {} is held on, the others run", self.rank), Next::Alone)),
+                false => Ok((String::new(), Next::Go)),
+            },
+            Command::Breakpoints => stay(self.list_breakpoints()),
+            // What all ranks have to know is only changed where all of them hear of it.
+            Command::Break(_) | Command::Delete(_) | Command::Set(..) | Command::Checkpoint if view.alone => {
+                stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
+            }
+            Command::Break(breakpoint) => {
+                let text = format!("{}: {breakpoint}", self.breakpoints.len() + 1);
+                self.breakpoints.push(breakpoint);
+                stay(text)
+            }
+            Command::Delete(number) => stay(self.delete(number)),
+            Command::Set(key, value) => stay(self.controls.set(&key, &value)),
+            Command::Checkpoint => {
+                self.controls.save();
+                stay("a checkpoint is saved after this step".to_owned())
+            }
+            Command::Pause => stay("the run is held already".to_owned()),
+            Command::Quit => {
+                self.breakpoints.clear();
+                self.stop.store(true, Ordering::Relaxed);
+                Ok(("the run saves and ends".to_owned(), Next::Go))
+            }
+        }
+    }
+
+    fn go(&mut self, view: &View<'_>, going: Going) -> (String, Next) {
+        match view.alone {
+            true => self.alone = going,
+            false => self.going = going,
+        }
+        (String::new(), Next::Go)
+    }
+
+    fn place(&self, view: &View<'_>) -> String {
+        let shape = view.tensor.map_or_else(String::new, |tensor| format!(" {:?}", tensor.shape));
+        let samples = self
+            .batch
+            .as_ref()
+            .map_or_else(String::new, |(at, _)| format!(", its samples from number {} on", at.first_sample));
+        format!("rank {} is at {}{shape}{samples}", self.rank, view.point)
+    }
+
+    fn ranks(&self, view: &View<'_>) -> Result<String> {
+        if view.alone {
+            return Ok("the others run: kiln status tells where they are".to_owned());
+        }
+        let mine = self.place(view);
+        let all = view.engine.all_gather_bytes(Phase::Other, "debugger", mine.as_bytes())?;
+        let lines: Vec<_> = all.iter().map(|line| String::from_utf8_lossy(line)).collect();
+        Ok(lines.join("\n"))
+    }
+
+    fn look_at(&mut self, view: &View<'_>, rank: usize) -> String {
+        let ranks = view.engine.world().world_size();
+        if view.alone {
+            return format!("rank {} is held alone", self.rank);
+        }
+        if rank >= ranks {
+            return format!("there is no rank {rank}: there are {ranks}");
+        }
+        self.focus = rank;
+        self.place(view)
+    }
+
+    fn points_around(&self, point: &Point) -> String {
+        let [now, before] = &self.points;
+        let here = now.len().saturating_sub(1);
+        let first = here.saturating_sub(AROUND);
+        let mut lines: Vec<_> = now[first..here].iter().map(|point| format!("   {}", point.name())).collect();
+        lines.push(format!("-> {}", point.name()));
+        // What comes next is known from the step before.
+        let coming = before.iter().skip(here + 1).take(AROUND);
+        lines.extend(coming.map(|point| format!("   {}", point.name())));
+        lines.join("\n")
+    }
+
+    fn print(&mut self, view: &View<'_>, name: &Name, slice: Option<&super::slice::Slice>) -> Result<String> {
+        let number = match (name, &self.metrics) {
+            (Name::Parameter(name), Some(metrics)) => match name.as_str() {
+                "loss" => Some(metrics.loss),
+                "grad_norm" => Some(metrics.grad_norm),
+                "lr" => Some(metrics.lr),
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some(number) = number {
+            return Ok(format!("{number}, of step {}", self.metrics.as_ref().map_or(0, |m| m.step)));
+        }
+        Ok(match (self.tensor(view, name)?, slice) {
+            (Err(text), _) => text,
+            (Ok(tensor), None) => tensor.summary(),
+            (Ok(tensor), Some(slice)) => tensor.part(slice),
+        })
+    }
+
+    fn list_breakpoints(&self) -> String {
+        let lines = self.breakpoints.iter().enumerate();
+        let lines: Vec<_> = lines.map(|(index, breakpoint)| format!("{}: {breakpoint}", index + 1)).collect();
+        if lines.is_empty() { "there are no breakpoints".to_owned() } else { lines.join("\n") }
+    }
+
+    fn delete(&mut self, number: usize) -> String {
+        match number {
+            0 => self.breakpoints.clear(),
+            number if number <= self.breakpoints.len() => drop(self.breakpoints.remove(number - 1)),
+            number => return format!("there is no breakpoint {number}"),
+        }
+        self.list_breakpoints()
+    }
+}
+
+/// What rank `root` has, on all ranks. Waits for as long as it takes. Collective.
+fn share(engine: &Engine, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
+    let world = engine.world();
+    if world.world_size() == 1 {
+        return Ok(bytes);
+    }
+    let is_root = world.rank() == root;
+    let send = |buffer: Buffer| {
+        let work = world.broadcast(Label::new("debugger", Phase::Other), buffer, root);
+        work.wait(Duration::MAX).map_err(|error| TrainError::from(ShardError::from(error)))
+    };
+    let length = if is_root { bytes.len() as u64 } else { 0 };
+    let length = send(Buffer::from_slice(&length.to_le_bytes()))?;
+    let length = length.as_bytes().try_into().map_or(0, u64::from_le_bytes) as usize;
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    let mine = if is_root { Buffer::from_slice(&bytes) } else { Buffer::zeros(DType::U8, length) };
+    Ok(send(mine)?.as_bytes().to_vec())
+}
