@@ -80,6 +80,7 @@ pub mod mpi;
 pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod observer;
 mod operation;
 mod payload;
 mod process_group;
@@ -96,13 +97,14 @@ pub use call::{Argument, ArgumentError, Call, CallSite};
 pub use communicator::{Communicator, SplitResult};
 #[cfg(feature = "cube")]
 pub use device::DeviceMemory;
-pub use diagnosis::Witness;
+pub use diagnosis::{Lag, Wait, Witness, waits_for};
 pub use dtype::{DType, Element};
 pub use error::{Abort, CommError};
 pub use fake::FakeCommunicator;
 pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
+pub use observer::Observer;
 pub use operation::Operation;
 pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
 pub use verdict::{Finding, Verdict};
