@@ -35,6 +35,7 @@ mod check;
 pub mod cli;
 pub mod config;
 pub mod convert;
+pub mod debug;
 pub mod device;
 pub mod doctor;
 mod error;
