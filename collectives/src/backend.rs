@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
+use crate::diagnosis::Witness;
 use crate::dtype::DType;
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
@@ -31,6 +32,9 @@ impl fmt::Debug for WorkerStart {
         f.write_str("WorkerStart")
     }
 }
+
+/// Asks all ranks of a world what they are doing, and waits for their answers no longer than it is told.
+pub type AskAll = Arc<dyn Fn(Duration) -> Vec<Witness> + Send + Sync>;
 
 /// One rank's side of a group that can fail: it knows the cause, and tells the other ranks.
 pub trait GroupControl: Send + Sync {
@@ -91,6 +95,12 @@ pub trait Backend: GroupControl + Sized + 'static {
 
     /// The verdict of all ranks together after a failure.
     fn verdict(&self) -> Option<Verdict>;
+
+    /// How to ask all ranks of the world what they are doing; `None` where that cannot be done from here. It may
+    /// outlive the backend.
+    fn ask_all(&self) -> Option<AskAll> {
+        None
+    }
 }
 
 /// A rank of a group.
@@ -160,8 +170,8 @@ impl RankShared {
         }
     }
 
-    /// The flight recorder's contents, without a verdict.
-    pub(crate) fn flight(&self, backend: &str) -> Flight {
+    /// The flight recorder's contents with its last `records` records at most, without a verdict.
+    pub(crate) fn flight(&self, backend: &str, records: usize) -> Flight {
         Flight {
             rank: self.world_rank,
             world_size: self.world_size,
@@ -171,7 +181,7 @@ impl RankShared {
             activity: self.recorder.activity(),
             groups: self.recorder.groups(),
             verdict: None,
-            records: self.recorder.records(),
+            records: self.recorder.last_records(records),
             clock: self.recorder.clock(),
             stall: None,
         }
@@ -181,10 +191,7 @@ impl RankShared {
     pub(crate) fn short_flight(&self, backend: &str) -> Box<Flight> {
         /// Records that are sent.
         const RECORDS: usize = 64;
-        let mut flight = self.flight(backend);
-        let surplus = flight.records.len().saturating_sub(RECORDS);
-        flight.records.drain(..surplus);
-        Box::new(flight)
+        Box::new(self.flight(backend, RECORDS))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::CommError;
 use crate::flight::Flight;
 use crate::holds::Holds;
 use crate::label::Label;
+use crate::observer::Observer;
 use crate::recorder::Recorder;
 use crate::work::Work;
 use std::fmt;
@@ -112,6 +113,9 @@ pub trait Communicator: Send + Sync {
 
     /// This rank's flight recorder, which all groups split from one world share.
     fn recorder(&self) -> &Arc<Recorder>;
+
+    /// A look at this rank and its world from outside, for what tells people about a run that goes on.
+    fn observer(&self) -> Observer;
 }
 
 impl fmt::Debug for dyn Communicator + '_ {

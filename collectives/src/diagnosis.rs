@@ -1,14 +1,18 @@
 //! Why a run does not go on: compares the flight recorders of all ranks.
 
+mod lag;
 mod stuck;
+mod wait;
 mod witness;
 
 use crate::call::{Call, list_calls, list_distinct, list_ranks};
 use crate::flight::Flight;
 use crate::verdict::{Finding, Verdict};
+pub use lag::Lag;
 use stuck::{Stuck, find_stuck, follow};
+pub use wait::{Wait, waits_for};
 pub use witness::Witness;
-use witness::flight;
+use witness::{Moment, flight};
 
 impl Verdict {
     /// Compares the flights of the ranks; witness `i` is world rank `i`.
@@ -17,7 +21,7 @@ impl Verdict {
     /// calls, else missing ranks. A missing rank may itself wait in another group: the chain of waits is
     /// followed to its end.
     pub fn of(witnesses: &[Witness]) -> Verdict {
-        Verdict::about_stuck(witnesses, find_stuck(witnesses), false)
+        Verdict::about_stuck(witnesses, find_stuck(witnesses), Moment::Unknown)
     }
 
     /// As [`Verdict::of`], when the wait of a rank for operation `sequence` of the group `group` of world
@@ -29,12 +33,11 @@ impl Verdict {
             true => at,
             false => follow(witnesses, at),
         };
-        Verdict::about_stuck(witnesses, Some(stuck), true)
+        Verdict::about_stuck(witnesses, Some(stuck), Moment::TimedOut)
     }
 
-    /// The verdict when `stuck` is the operation that ranks wait in. `asked` says that the flights are of the
-    /// same moment, because the ranks were asked for them.
-    fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, asked: bool) -> Verdict {
+    /// The verdict when `stuck` is the operation that ranks wait in.
+    fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, moment: Moment) -> Verdict {
         let at = stuck.map_or_else(String::new, |stuck| {
             let waiting = stuck.waiting(witnesses);
             let wait = match waiting.len() {
@@ -66,7 +69,15 @@ impl Verdict {
                 ),
             ])
         });
-        for (finding, ranks) in [(Finding::Died, gone), (Finding::Silent, silent)] {
+        let halted = of_each(|witness| match witness {
+            Witness::Halted => {
+                let by = "as by Ctrl-Z, SIGSTOP or a debugger";
+                Some([format!("is stopped, {by}"), format!("are stopped, {by}")])
+            }
+            _ => None,
+        });
+        for (finding, ranks) in [(Finding::Died, gone), (Finding::Stopped, halted), (Finding::Silent, silent)]
+        {
             if !ranks.is_empty() {
                 let culprits = ranks.iter().map(|(rank, _)| *rank).collect();
                 let text =
@@ -75,7 +86,7 @@ impl Verdict {
             }
         }
         match stuck {
-            Some(stuck) => stuck.explain(witnesses, asked),
+            Some(stuck) => stuck.explain(witnesses, moment),
             None => Verdict {
                 finding: Finding::Nothing,
                 culprits: Vec::new(),
@@ -103,7 +114,8 @@ impl Verdict {
 }
 
 impl Stuck<'_> {
-    fn explain(&self, witnesses: &[Witness], asked: bool) -> Verdict {
+    fn explain(&self, witnesses: &[Witness], moment: Moment) -> Verdict {
+        let asked = moment != Moment::Unknown;
         let calls = self.calls(witnesses);
         let known: Vec<&Call> = calls.iter().flatten().copied().collect();
         let differ = known.iter().any(|call| !call.agrees_with(known[0]));
@@ -117,21 +129,21 @@ impl Stuck<'_> {
         let waiting = self.waiting(witnesses);
         let missing = self.missing(witnesses);
         if missing.is_empty()
-            && asked
+            && moment == Moment::TimedOut
             && let Some((late, seconds)) = self.late(witnesses)
         {
             return self.explain_late(witnesses, late, seconds);
         }
         if missing.is_empty() {
-            return Verdict {
-                finding: Finding::Transfer,
-                culprits: Vec::new(),
-                text: format!(
-                    "all ranks entered {}, but the transfer did not finish in time: look at the \
-                     network, or allow more time with comm.timeout_s",
-                    self.name(witnesses)
+            let name = self.name(witnesses);
+            let text = match moment {
+                Moment::SoFar => format!("all ranks are in {name}, but the transfer has not finished"),
+                _ => format!(
+                    "all ranks entered {name}, but the transfer did not finish in time: look at the network, \
+                     or allow more time with comm.timeout_s"
                 ),
             };
+            return Verdict { finding: Finding::Transfer, culprits: Vec::new(), text };
         }
         let activities: Vec<String> = missing
             .iter()
@@ -143,10 +155,15 @@ impl Stuck<'_> {
             })
             .collect();
         let wait = if waiting.len() == 1 { "waits" } else { "wait" };
+        let entered = match moment {
+            Moment::SoFar if missing.len() == 1 => "has not entered",
+            Moment::SoFar => "have not entered",
+            _ => "never entered",
+        };
         Verdict {
             finding: Finding::Missing,
             text: format!(
-                "{} never entered {}; {}; {} {wait}",
+                "{} {entered} {}; {}; {} {wait}",
                 list_ranks(&missing),
                 self.name(witnesses),
                 activities.join(", "),

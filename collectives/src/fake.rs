@@ -8,6 +8,7 @@ use crate::error::{Abort, CommError};
 use crate::flight::Flight;
 use crate::holds::Holds;
 use crate::label::{Label, Phase};
+use crate::observer::Observer;
 use crate::payload::Payload;
 use crate::recorder::{DEFAULT_CAPACITY, GroupId, Recorder};
 use crate::sync::lock;
@@ -209,11 +210,15 @@ impl Communicator for FakeCommunicator {
     }
 
     fn flight(&self) -> Flight {
-        self.identity.shared.flight(self.backend())
+        self.identity.shared.flight(self.backend(), usize::MAX)
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
         &self.identity.shared.recorder
+    }
+
+    fn observer(&self) -> Observer {
+        Observer::new(Arc::clone(&self.identity.shared), self.backend(), None)
     }
 }
 

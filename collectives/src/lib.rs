@@ -81,6 +81,7 @@ pub mod mpi;
 pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod observer;
 mod operation;
 mod payload;
 mod process_group;
@@ -97,7 +98,7 @@ pub use call::{Argument, ArgumentError, Call, CallSite};
 pub use communicator::{Communicator, SplitResult};
 #[cfg(feature = "cube")]
 pub use device::DeviceMemory;
-pub use diagnosis::Witness;
+pub use diagnosis::{Lag, Wait, Witness, waits_for};
 pub use dtype::{DType, Element};
 pub use error::{Abort, CommError};
 pub use fake::FakeCommunicator;
@@ -105,6 +106,7 @@ pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use holds::Holds;
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
+pub use observer::Observer;
 pub use operation::Operation;
 pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
 pub use verdict::{Finding, Verdict};

@@ -14,6 +14,7 @@ use crate::holds::Holds;
 use crate::label::{Label, Phase};
 #[cfg(feature = "cuda")]
 use crate::nccl::transport::Nccl;
+use crate::observer::Observer;
 use crate::operation::Operation;
 use crate::payload::Payload;
 use crate::recorder::{GroupId, RecordId, Recorder};
@@ -302,13 +303,18 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     }
 
     fn flight(&self) -> Flight {
-        let mut flight = self.backend.identity().shared.flight(self.backend());
+        let mut flight = self.backend.identity().shared.flight(self.backend(), usize::MAX);
         flight.verdict = self.backend.verdict();
         flight
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
         &self.backend.identity().shared.recorder
+    }
+
+    fn observer(&self) -> Observer {
+        let shared = Arc::clone(&self.backend.identity().shared);
+        Observer::new(shared, self.backend(), self.backend.ask_all())
     }
 }
 

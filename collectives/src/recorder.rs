@@ -97,7 +97,13 @@ impl Recorder {
 
     /// The last records, oldest first.
     pub fn records(&self) -> Vec<Record> {
-        lock(&self.log).records.iter().cloned().collect()
+        self.last_records(usize::MAX)
+    }
+
+    /// The last `count` records or fewer, oldest first.
+    pub(crate) fn last_records(&self, count: usize) -> Vec<Record> {
+        let log = lock(&self.log);
+        log.records.iter().skip(log.records.len().saturating_sub(count)).cloned().collect()
     }
 
     /// Totals since creation or the last reset, sorted by operation, scope, phase and group.

@@ -23,7 +23,9 @@ use std::sync::atomic::AtomicBool;
 use kiln_shard::memory;
 
 pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
-pub(crate) use kiln_process::{ProcessId, Repeat, in_pool, launcher, position, raise_segv, was_interrupted};
+pub(crate) use kiln_process::{
+    ProcessId, Repeat, in_pool, launcher, position, raise_segv, stacks, was_interrupted,
+};
 pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for

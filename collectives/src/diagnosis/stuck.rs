@@ -137,7 +137,7 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
 }
 
 /// The first pending operation of each group of a rank, with the seconds it has been waiting.
-fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
+pub(super) fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
     let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
     groups.iter().filter_map(|group| {
         let first = group.pending.first()?;

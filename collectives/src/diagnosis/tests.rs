@@ -304,3 +304,72 @@ fn files_tell_the_same_and_missing_files_mean_dead_ranks() {
     told[1].verdict = Some(Verdict { text: "as told".into(), ..verdict });
     assert_eq!(Verdict::of_flights(&told).text, "as told");
 }
+
+#[test]
+fn a_wait_is_told_before_it_times_out() {
+    let backward = |index| rank(index, "backward", &[("world", WORLD, 1085, None)]);
+    let witnesses = [waiting(0), waiting(1), backward(2), waiting(3)];
+    let wait = Wait::longest(&witnesses);
+    assert_eq!((wait.seconds, wait.verdict.culprits.as_slice()), (61.0, &[2][..]));
+    let text = "rank 2 has not entered #1085 all_gather(block.7); it has been in backward for 61 s; ranks 0, \
+                1, 3 wait";
+    assert_eq!(wait.verdict.text, text);
+    assert_eq!(waits_for(&witnesses, 0), [2]);
+    assert_eq!(waits_for(&witnesses, 2), [0; 0]);
+
+    let halted = [waiting(0), Witness::Halted, waiting(2), Witness::Halted];
+    let text = "ranks 1, 3 are stopped, as by Ctrl-Z, SIGSTOP or a debugger; ranks 0, 2 wait in #1085 \
+                all_gather(block.7)";
+    assert_eq!(Wait::longest(&halted).verdict.text, text);
+    assert_eq!(waits_for(&halted, 2), [1, 3]);
+
+    let all = [0, 1, 2, 3].map(waiting);
+    let text = "all ranks are in #1085 all_gather(block.7), but the transfer has not finished";
+    assert_eq!(Wait::longest(&all).verdict.text, text);
+    assert_eq!(Wait::longest(&[0, 1, 2, 3].map(backward)).seconds, 0.0);
+}
+
+/// A rank that was ready for each of 20 operations so many milliseconds before it ended; 100 lie between two.
+fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
+    let Witness::Answered(mut flight) = waiting(index) else { unreachable!() };
+    flight.records = (0..20)
+        .map(|sequence| {
+            let end = std::time::Duration::from_millis(100 * (sequence + 1));
+            let ready = end - std::time::Duration::from_millis(milliseconds(sequence));
+            Record {
+                sequence,
+                group: "world".into(),
+                operation: crate::Operation::AllGather,
+                label: Label::new("block.7", Phase::Forward),
+                dtype: DType::F32,
+                count: 4,
+                bytes_sent: 3,
+                enqueued: Some(ready),
+                started: Some(ready),
+                finished: Some(end),
+            }
+        })
+        .collect();
+    Witness::Answered(flight)
+}
+
+#[test]
+fn a_rank_that_the_others_wait_for_again_and_again_lags() {
+    let quick = |index| ready_before(index, move |_| 60 + index as u64);
+    let witnesses = [quick(0), ready_before(1, |_| 10), quick(2), quick(3)];
+    let lag = Lag::find(&witnesses).unwrap();
+    assert_eq!((lag.rank, lag.late, lag.operations), (1, 20, 20));
+    assert!((lag.seconds - 1.0).abs() < 1e-9 && (0.45..0.55).contains(&lag.share), "{lag:?}");
+
+    // Late once, as after a save.
+    let once = ready_before(1, |sequence| if sequence == 7 { 1 } else { 60 });
+    assert_eq!(Lag::find(&[quick(0), once, quick(2), quick(3)]), None);
+    // Late by turns, as on a busy machine.
+    let in_turn = |index: u64| {
+        ready_before(index as usize, move |sequence| if sequence % 4 == index { 10 } else { 60 })
+    };
+    assert_eq!(Lag::find(&[0, 1, 2, 3].map(in_turn)), None);
+    assert_eq!(Lag::find(&[0, 1, 2, 3].map(waiting)), None);
+    // Of an operation that one rank says nothing of, nobody knows who was last.
+    assert_eq!(Lag::find(&[quick(0), ready_before(1, |_| 10), quick(2), Witness::Halted]), None);
+}

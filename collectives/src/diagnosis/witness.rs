@@ -2,6 +2,17 @@
 
 use crate::flight::{Flight, GroupFlight};
 
+/// What is known of the time at which flights were taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// Nothing: the flights were found in files, or each is of another moment.
+    Unknown,
+    /// The ranks were asked after a wait had timed out.
+    TimedOut,
+    /// The ranks were asked while they may still go on.
+    SoFar,
+}
+
 /// What is known of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Witness {
@@ -12,6 +23,8 @@ pub enum Witness {
         /// Seconds since its last message.
         seconds: f64,
     },
+    /// Its machine says that the process of the rank is stopped.
+    Halted,
     /// The rank is gone.
     Gone {
         /// Such as `"died: its connection closed without a goodbye"`.

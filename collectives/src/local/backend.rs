@@ -6,11 +6,12 @@ use super::device;
 use super::group::{Group, Membership};
 use super::transfer::{Exchange, divide};
 use super::world::{BACKEND, World};
-use crate::backend::{Backend, GroupControl, GroupRank, RankShared, WorkerStart};
+use crate::backend::{AskAll, Backend, GroupControl, GroupRank, RankShared, WorkerStart};
 use crate::buffer::Buffer;
 #[cfg(feature = "cube")]
 use crate::call::ArgumentError;
 use crate::call::{Call, CallSite};
+use crate::diagnosis::Witness;
 use crate::error::CommError;
 use crate::holds::Holds;
 use crate::payload::Payload;
@@ -184,5 +185,11 @@ impl Backend for LocalBackend {
 
     fn verdict(&self) -> Option<Verdict> {
         self.group().world.verdict()
+    }
+
+    fn ask_all(&self) -> Option<AskAll> {
+        let ranks = self.group().world.ranks.clone();
+        let witness = |rank: &Arc<RankShared>| Witness::Answered(rank.short_flight(BACKEND));
+        Some(Arc::new(move |_| ranks.iter().map(witness).collect()))
     }
 }

@@ -40,7 +40,7 @@ impl World {
     /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
     /// `world_ranks` has timed out. The first verdict stays.
     pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
-        let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND)));
+        let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND, usize::MAX)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
         let verdict = Verdict::of_wait(&witnesses, name, world_ranks, sequence);
         lock(&self.state).verdict.get_or_insert(verdict).clone()

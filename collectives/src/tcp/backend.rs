@@ -5,7 +5,7 @@ use super::message::{GroupName, Trouble, TroubleKind};
 use super::options::Ring;
 use super::transfer::{Transfer, equal_chunks};
 use super::wire::{Stop, Wire};
-use crate::backend::{Backend, GroupControl, GroupRank, RankShared, empty, number_nodes};
+use crate::backend::{AskAll, Backend, GroupControl, GroupRank, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite, SplitKey, partition};
 use crate::error::{Cause, CommError};
@@ -217,6 +217,10 @@ impl Backend for TcpBackend {
 
     fn verdict(&self) -> Option<Verdict> {
         self.world.control.verdict()
+    }
+
+    fn ask_all(&self) -> Option<AskAll> {
+        self.world.control.ask_all()
     }
 }
 

@@ -9,7 +9,7 @@ use super::registry::HEARTBEAT;
 use super::rendezvous::Rendezvous;
 use super::stall::StallDetector;
 use super::waker::Waker;
-use crate::backend::RankShared;
+use crate::backend::{AskAll, RankShared};
 use crate::call::CallSite;
 use crate::error::{Abort, Cause, CommError};
 use crate::sync::{Monitor, lock, spawn};
@@ -36,7 +36,7 @@ pub(super) struct Control {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
     /// On rank 0. Dropped last: the others may still need it.
-    _rendezvous: Option<Rendezvous>,
+    rendezvous: Option<Rendezvous>,
 }
 
 struct Inner {
@@ -92,7 +92,7 @@ impl Control {
             spawn("kiln-control", move || reading.listen(reader))?,
             spawn("kiln-alive", move || beating.beat())?,
         ];
-        Ok(Control { inner, threads, _rendezvous: rendezvous })
+        Ok(Control { inner, threads, rendezvous })
     }
 
     /// Wakes `waker` when `group` or the world fails.
@@ -178,6 +178,11 @@ impl Control {
         let verdict = Box::new(Verdict { finding: Finding::Silent, culprits: vec![0], text });
         let missing = trouble.group.ranks.iter().position(|rank| *rank == 0).into_iter().collect();
         Cause::Error(CommError::TimedOut { site: trouble.site.clone(), waited, missing, verdict })
+    }
+
+    /// How to ask all ranks what they are doing: on rank 0.
+    pub(super) fn ask_all(&self) -> Option<AskAll> {
+        self.rendezvous.as_ref().map(Rendezvous::ask_all)
     }
 
     /// Notes that the caller has issued another operation, for questions that wait for it.

@@ -28,14 +28,14 @@ pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<Group
     let Trouble { group, site, kind } = &trouble;
     let error = match kind {
         TroubleKind::TimedOut { waited } => {
-            let flights = collect(registry, &trouble);
+            let flights = collect(registry, at(&trouble), GRACE);
             let missing = missing(&trouble, &flights);
             let witnesses = witnesses(registry, flights);
             let verdict = Verdict::of_wait(&witnesses, &group.name, &group.ranks, site.sequence);
             CommError::TimedOut { site: site.clone(), waited: *waited, missing, verdict: Box::new(verdict) }
         }
         TroubleKind::Mismatch => {
-            let calls = calls(&trouble, &collect(registry, &trouble));
+            let calls = calls(&trouble, &collect(registry, at(&trouble), GRACE));
             CommError::Mismatch { group: Arc::clone(&site.group), sequence: site.sequence, calls }
         }
         TroubleKind::Lost { peer, left, reason } => return lost(registry, group, *peer, *left, reason),
@@ -72,13 +72,24 @@ fn lost(
     (ended, Cause::Abort(group.abort_by(peer, reason)))
 }
 
-/// Asks all ranks for their flight recorders; returns those that answered in time, all as of this moment.
-fn collect(registry: &Registry, trouble: &Trouble) -> BTreeMap<usize, Flight> {
+/// What is known of every rank right now. Ranks may take as long as `patience` to answer.
+pub(super) fn ask_all(registry: &Registry, patience: Duration) -> Vec<Witness> {
+    let flights = collect(registry, None, patience);
+    witnesses(registry, flights)
+}
+
+/// The operation that a trouble is about: every rank should have issued it by now.
+fn at(trouble: &Trouble) -> Option<(GroupName, u64)> {
+    Some((trouble.group.clone(), trouble.site.sequence))
+}
+
+/// Asks all ranks for their flight recorders; returns those that answered within `patience`, all as of this
+/// moment.
+fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration) -> BTreeMap<usize, Flight> {
     let mut state = registry.lock();
     let request = state.next_request;
     state.next_request += 1;
     state.reports.insert(request, BTreeMap::new());
-    let at = Some((trouble.group.clone(), trouble.site.sequence));
     state.send_all(&ToRank::Collect { request, at });
     let answered = |state: &State| {
         let answers = state.reports.get(&request);
@@ -86,7 +97,7 @@ fn collect(registry: &Registry, trouble: &Trouble) -> BTreeMap<usize, Flight> {
         let ranks = state.ranks.iter().enumerate();
         ranks.filter(|(_, rank)| rank.is_present()).all(|(rank, _)| has(&rank))
     };
-    let mut state = registry.wait_until(state, GRACE, answered);
+    let mut state = registry.wait_until(state, patience, answered);
     let answers = state.reports.remove(&request).unwrap_or_default();
     as_of(Instant::now(), answers)
 }

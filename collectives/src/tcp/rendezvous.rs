@@ -11,6 +11,7 @@ use super::options::{JoinOptions, random};
 use super::refused::{Refused, Why};
 use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
+use crate::backend::AskAll;
 use crate::error::{Abort, Cause};
 use crate::sync::{lock, spawn};
 use std::io;
@@ -85,6 +86,12 @@ impl Rendezvous {
         let beating = Arc::clone(&inner);
         spawn("kiln-beat", move || beating.beat())?;
         Ok(Rendezvous { inner, listener, linger })
+    }
+
+    /// How to ask all ranks what they are doing.
+    pub(super) fn ask_all(&self) -> AskAll {
+        let inner = Arc::clone(&self.inner);
+        Arc::new(move |patience| inquiry::ask_all(&inner.registry, patience))
     }
 
     /// The address that it listens at.

@@ -14,6 +14,7 @@ mod pool;
 pub mod position;
 mod repeat;
 mod signals;
+pub mod stacks;
 pub mod words;
 
 use std::io::IsTerminal;

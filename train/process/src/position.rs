@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kiln_collectives::Recorder;
+use kiln_collectives::Observer;
 
 use super::launcher::{self, Word};
 
@@ -18,17 +18,94 @@ struct Position {
     step: AtomicU64,
     /// The step whose end is in a complete checkpoint; 0 if there is none.
     saved: AtomicU64,
-    recorder: Arc<Recorder>,
+    observer: Observer,
+    settled: Settled,
+}
+
+/// What is known of the last step whose outcome is known. Each value by itself: they may be of two steps.
+#[derive(Default)]
+struct Settled {
+    /// The step; 0 before the first.
+    step: AtomicU64,
+    /// Bits of numbers.
+    loss: AtomicU64,
+    tokens_per_s: AtomicU64,
+    longest_s: AtomicU64,
+    peak_bytes: AtomicU64,
+}
+
+/// What a trainer says of a step whose outcome is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// The step.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+    /// Tokens of all ranks over its time.
+    pub tokens_per_s: f64,
+    /// Its time, in seconds. As somebody else is told it, the longest of late: long steps are forgotten by and by.
+    pub step_s: f64,
+    /// The most bytes that the rank has held, of the memory that it computes with.
+    pub peak_bytes: u64,
+}
+
+/// How fast long steps are forgotten: the share that stays of the longest one after each step.
+const REMEMBERED: f64 = 0.95;
+
+/// Where a rank is, for whoever asks.
+#[derive(Clone, Debug)]
+pub struct Whereabouts {
+    /// The rank.
+    pub rank: usize,
+    /// The optimizer step it is in; 0 before the first one.
+    pub step: u64,
+    /// The step whose end is in a complete checkpoint; 0 if there is none.
+    pub saved: u64,
+    /// The last step whose outcome is known, if there is one.
+    pub settled: Option<StepOutcome>,
+    /// Sees what it does.
+    pub observer: Observer,
+}
+
+/// Where the ranks of this process are, in rank order.
+pub fn all() -> Vec<Whereabouts> {
+    let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all: Vec<_> = ranks.iter().map(|position| position.whereabouts()).collect();
+    all.sort_by_key(|whereabouts| whereabouts.rank);
+    all
+}
+
+impl Position {
+    fn whereabouts(&self) -> Whereabouts {
+        let Settled { step, loss, tokens_per_s, longest_s, peak_bytes } = &self.settled;
+        let number = |value: &AtomicU64| f64::from_bits(value.load(Ordering::Relaxed));
+        let step = step.load(Ordering::Acquire);
+        let settled = (step > 0).then(|| StepOutcome {
+            step,
+            loss: number(loss),
+            tokens_per_s: number(tokens_per_s),
+            step_s: number(longest_s),
+            peak_bytes: peak_bytes.load(Ordering::Relaxed),
+        });
+        Whereabouts {
+            rank: self.rank,
+            step: self.step.load(Ordering::Relaxed),
+            saved: self.saved.load(Ordering::Relaxed),
+            settled,
+            observer: self.observer.clone(),
+        }
+    }
 }
 
 /// A rank that can be found for as long as this lives.
 pub struct Present(Arc<Position>);
 
 impl Present {
-    /// Rank `rank` of a run, whose recorder knows what it does.
-    pub fn new(rank: usize, recorder: Arc<Recorder>) -> Present {
-        let (step, saved) = (AtomicU64::new(0), AtomicU64::new(0));
-        let position = Arc::new(Position { rank, step, saved, recorder });
+    /// A rank of a run, of which `observer` sees what it does.
+    pub fn new(observer: Observer) -> Present {
+        let (rank, step, saved) = (observer.rank(), AtomicU64::new(0), AtomicU64::new(0));
+        let settled = Settled::default();
+        let position = Arc::new(Position { rank, step, saved, observer, settled });
         RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
         Present(position)
     }
@@ -36,6 +113,17 @@ impl Present {
     /// Says which optimizer step begins.
     pub fn begin_step(&self, step: u64) {
         self.0.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Says what became of a step.
+    pub fn settled(&self, outcome: StepOutcome) {
+        let Settled { step, loss, tokens_per_s, longest_s, peak_bytes } = &self.0.settled;
+        let longest = REMEMBERED * f64::from_bits(longest_s.load(Ordering::Relaxed));
+        loss.store(outcome.loss.to_bits(), Ordering::Relaxed);
+        tokens_per_s.store(outcome.tokens_per_s.to_bits(), Ordering::Relaxed);
+        longest_s.store(outcome.step_s.max(longest).to_bits(), Ordering::Relaxed);
+        peak_bytes.store(outcome.peak_bytes, Ordering::Relaxed);
+        step.store(outcome.step, Ordering::Release);
     }
 
     /// Says up to which step the run is saved.
@@ -82,7 +170,7 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
             0 => out.write_str(", before its first step")?,
             step => write!(out, ", step {step}")?,
         }
-        position.recorder.write_now(out)?;
+        position.observer.recorder().write_now(out)?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
+use crate::debug::StatusArgs;
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
 use crate::eval::EvalArgs;
@@ -53,6 +54,8 @@ enum Command {
     Tune(TuneArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
+    /// Look into a run: what every rank is doing, who waits for whom, and whether something is wrong.
+    Status(StatusArgs),
     /// Look at everything that a run needs, in seconds, before it starts.
     Check(CheckArgs),
     /// Show every key of a configuration: its meaning, its values, and the one that it has.
@@ -140,6 +143,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Plan(args) => args.run(registry).map(tell).map(done),
         Command::Tune(args) => args.run(registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Status(args) => args.run(),
         Command::Check(args) => args.run(registry),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {

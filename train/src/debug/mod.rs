@@ -1,13 +1,38 @@
-//! Looking into a run: what looks at the steps of its ranks.
+//! Looking into runs that go on: `kiln status`, breakpoints, and the prompt of a rank that is held.
+//!
+//! Each process of a run keeps a socket in the run folder (`socket.rs`), and answers whoever asks there
+//! (`server.rs`) what its ranks are doing (`status.rs`). Nothing is done for it while nobody asks. The one who
+//! asks (`client.rs`) puts the answers of all processes together, with what the machine knows of those that do
+//! not answer (`machine.rs`), and says whether something is wrong (`opinion.rs`). What is left of a run that has
+//! ended is read from its folder (`ended.rs`).
+//!
+//! A request is one line of JSON, and so is a reply (`message.rs`). A new kind of request is a variant of
+//! [`message::Request`] and an arm of `answer` in `server.rs`. `prompt/` has breakpoints and what is typed at
+//! the prompt of `kiln attach`.
 
+mod client;
+mod command;
+mod ended;
+mod look;
+mod machine;
+mod message;
+mod opinion;
 mod options;
 mod prompt;
+mod server;
+mod show;
+mod socket;
+mod status;
 
+pub use command::StatusArgs;
 pub use options::DebugOptions;
 pub(crate) use prompt::DebuggedRank;
 pub use prompt::{
     BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Desk, Number, Others, Part, Pass, ToPrompt, Trigger,
 };
+pub(crate) use server::Server;
+pub(crate) use socket::clear;
+pub(crate) use status::About;
 
 use crate::error::Result;
 use crate::run::Observer;

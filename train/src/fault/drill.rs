@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kiln_collectives::Label;
 use rustix::process::{Signal, getpid, kill_process};
@@ -16,12 +16,13 @@ use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
 pub struct Drill {
     fault: Fault,
     step: AtomicU64,
-    fired: AtomicBool,
+    /// The step in which it has happened last, and one more; 0 before it has.
+    fired: AtomicU64,
 }
 
 impl Drill {
     pub(super) fn new(fault: &Fault) -> Self {
-        Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicBool::new(false) }
+        Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicU64::new(0) }
     }
 
     /// Says which optimizer step begins.
@@ -51,9 +52,11 @@ impl Drill {
         kind.changes_a_call().then(|| kind.clone())
     }
 
-    /// Whether this is the step, for the first time.
+    /// Whether this is the step, or one of those, for the first time.
     fn fires(&self) -> bool {
-        self.step.load(Ordering::Relaxed) == self.fault.step && !self.fired.swap(true, Ordering::Relaxed)
+        let step = self.step.load(Ordering::Relaxed);
+        let is_due = step == self.fault.step || (self.fault.onwards && step > self.fault.step);
+        is_due && self.fired.swap(step + 1, Ordering::Relaxed) != step + 1
     }
 
     /// Does what needs no collective.

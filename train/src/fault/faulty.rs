@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_collectives::{Buffer, CommError, Communicator, DType, Flight, Holds, Label, Phase, Recorder, Work};
+use kiln_collectives::{
+    Buffer, CommError, Communicator, DType, Flight, Holds, Label, Observer, Phase, Recorder, Work,
+};
 
 use super::drill::Drill;
 use super::spec::{Changeable, Fault, FaultKind};
@@ -163,5 +165,9 @@ impl Communicator for Faulty {
 
     fn recorder(&self) -> &Arc<Recorder> {
         self.inner.recorder()
+    }
+
+    fn observer(&self) -> Observer {
+        self.inner.observer()
     }
 }

@@ -55,7 +55,7 @@ pub enum FaultPhase {
     Checkpoint,
 }
 
-/// A fault, written as `KIND@PHASE:STEP:RANK`.
+/// A fault, written as `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` for every step from that one on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `run=PROGRAM`,
@@ -65,6 +65,8 @@ pub struct Fault {
     pub phase: FaultPhase,
     /// In which optimizer step.
     pub step: u64,
+    /// Whether it comes again in every later step: `STEP+`.
+    pub onwards: bool,
     /// On which rank.
     pub rank: usize,
     /// Whether it comes again when the job is started again: `KIND!`.
@@ -100,6 +102,10 @@ impl FromStr for Fault {
         })?;
         let phase = FaultPhase::from_str(phase, false)
             .map_err(|_| wrong("PHASE is start, data, forward, backward, optimizer or checkpoint"))?;
+        let (step, onwards) = match step.strip_suffix('+') {
+            Some(step) => (step, true),
+            None => (step, false),
+        };
         let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
         let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
         if (phase == FaultPhase::Start) != (step == 0) {
@@ -111,7 +117,7 @@ impl FromStr for Fault {
         if kind == FaultKind::Nan && phase != FaultPhase::Backward {
             return Err(wrong("gradients are made in backward"));
         }
-        Ok(Fault { kind, phase, step, rank, every_life })
+        Ok(Fault { kind, phase, step, onwards, rank, every_life })
     }
 }
 
@@ -186,12 +192,14 @@ mod tests {
     fn faults_are_read_as_they_are_written() {
         let fault: Fault = "kill@backward:3:2".parse().unwrap();
         let (kind, phase) = (FaultKind::Kill, FaultPhase::Backward);
-        assert_eq!(fault, Fault { kind, phase, step: 3, rank: 2, every_life: false });
+        assert_eq!(fault, Fault { kind, phase, step: 3, onwards: false, rank: 2, every_life: false });
         let fault: Fault = "run=/bin/cut@data:1:0".parse().unwrap();
         assert_eq!(fault.kind, FaultKind::Run("/bin/cut".into()));
         let fault: Fault = "slow=0.5!@start:0:1".parse().unwrap();
         let (kind, phase) = (FaultKind::Slow(Duration::from_millis(500)), FaultPhase::Start);
-        assert_eq!(fault, Fault { kind, phase, step: 0, rank: 1, every_life: true });
+        assert_eq!(fault, Fault { kind, phase, step: 0, onwards: false, rank: 1, every_life: true });
+        let fault: Fault = "slow=0.5@backward:7+:1".parse().unwrap();
+        assert_eq!((fault.step, fault.onwards, fault.rank), (7, true, 1));
     }
 
     #[test]

@@ -9,11 +9,12 @@ use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
+use super::plan::Plan;
 use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
-use crate::debug::{Breakpoint, DebugOptions, Others};
+use crate::debug::{About, Breakpoint, DebugOptions, Others, Server};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -261,6 +262,7 @@ fn run_as_threads(
     device.warn_of_idle_gpus();
     let plan = plan::make(&config, options, device)?;
     exhausted::limit(&plan, None);
+    let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
@@ -290,11 +292,20 @@ fn run_as_process(
         let plan =
             agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
         exhausted::limit(&plan, Some(place));
+        let _server = look_into(&plan, vec![place.rank]);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)
+}
+
+/// Lets people look into `ranks`, those of this process.
+fn look_into(plan: &Plan, ranks: Vec<usize>) -> Server {
+    let Config { train, comm, .. } = &plan.config;
+    let (world_size, steps) = (train.ranks, train.steps);
+    let about = About { world_size, steps, deadline: comm.timeout(), on_gpu: plan.device.is_gpu() };
+    Server::start(&plan.out, ranks, about)
 }
 
 /// `config` with the number of ranks that there are, checked.

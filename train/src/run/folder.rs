@@ -2,7 +2,8 @@
 //!
 //! - `identity`: `run.json`, which makes a folder a run of ours;
 //! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
-//! - `claim`: what a start does to its folder before the ranks begin, and when they have begun.
+//! - `claim`: what a start does to its folder before the ranks begin, and when they have begun;
+//! - `look`: what somebody finds who only looks at a run.
 //!
 //! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
 
@@ -11,6 +12,7 @@ mod error;
 mod holder;
 mod identity;
 mod lock;
+mod look;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -28,6 +30,7 @@ use crate::process::launcher;
 pub(crate) use claim::Claim;
 pub use error::FolderError;
 pub(super) use lock::Lock;
+pub(crate) use look::{Progress, Standing, progress, standing};
 
 use identity::{Claimant, Identity};
 

@@ -27,7 +27,7 @@ pub use decoder::{LoopResult, Program, train, train_joined, train_with};
 pub(crate) use decoder::{TrainArgs, with_ranks};
 pub use evaluate::evaluate;
 pub use folder::FolderError;
-pub(crate) use folder::{find as find_folder, is_foreign};
+pub(crate) use folder::{Progress, Standing, find as find_folder, is_foreign, progress, standing};
 pub(crate) use memory::check as memory_warnings;
 pub use memory::{MemoryError, check_decoder as check_memory};
 pub(crate) use observe::Controls;

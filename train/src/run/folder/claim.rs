@@ -13,6 +13,7 @@ use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
+use crate::debug;
 use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
@@ -79,6 +80,7 @@ impl Found {
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
         checkpoint::sweep(&checkpoints);
         self.set_flights_aside()?;
+        debug::clear(&self.out);
         let taken = identity.taken_by(&self.claimant);
         let (out, held) = (self.out.clone(), lock.held());
         let is_unsaved = matches!(self.content, Content::Unsaved(_));

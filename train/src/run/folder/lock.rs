@@ -7,7 +7,7 @@
 //! machine, the holder's heartbeat decides; see `holder.rs`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -153,6 +153,11 @@ impl Lock {
             _ => Ok(()),
         }
     }
+}
+
+/// The file that says who holds the folder `out`.
+pub(super) fn holder_file(out: &Path) -> PathBuf {
+    out.join(FOLDER).join(HOLDER_FILE)
 }
 
 fn open(path: &Path, create: bool) -> std::io::Result<File> {

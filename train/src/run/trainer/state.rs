@@ -112,7 +112,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
-        let position = position::Present::new(world.rank(), world.recorder().clone());
+        let position = position::Present::new(world.observer());
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {

@@ -21,6 +21,7 @@ use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
+use crate::process::position::StepOutcome;
 use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
@@ -160,6 +161,8 @@ impl Trainer<'_> {
             step_s,
             values: Values::default(),
         };
+        let peak_bytes = self.model.engine().peak_bytes();
+        self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s, peak_bytes });
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {
             self.complete(&mut metrics, log)?;

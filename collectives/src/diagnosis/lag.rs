@@ -1,0 +1,84 @@
+//! Which rank the others wait for again and again.
+
+use super::witness::{Witness, flight};
+use crate::flight::{Flight, Record};
+use std::collections::BTreeMap;
+
+/// A rank that comes last to most operations, so that the others spend their time waiting for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lag {
+    /// The rank in the world.
+    pub rank: usize,
+    /// Number of operations that it came so late to that it counts.
+    pub late: usize,
+    /// Number of operations that were looked at.
+    pub operations: usize,
+    /// Seconds by which the operations would have ended sooner, all of them together, if it had come with the
+    /// others.
+    pub seconds: f64,
+    /// The same as a share of the time that the operations and the work between them took.
+    pub share: f64,
+}
+
+/// A rank is reported if it costs this share of the time or more.
+const LEAST_SHARE: f64 = 0.25;
+
+/// And this many times what any other rank costs: where all are late by turns, the machine is busy.
+const LEAST_RATIO: f64 = 4.0;
+
+/// And if it was late this often: once may be a save, or a file that was read.
+const LEAST_OFTEN: usize = 3;
+
+/// An operation counts if the rank was late by this share of the time or more.
+const LEAST_LATE: f64 = 0.005;
+
+/// An operation: name and world ranks of its group, and its number there.
+type Operation<'a> = (&'a str, &'a [usize], u64);
+
+/// How long an operation took from the moment at which a rank was ready for it.
+fn seconds(record: &Record) -> Option<f64> {
+    Some(record.finished?.checked_sub(record.started?)?.as_secs_f64())
+}
+
+/// The time that the records of a rank are about.
+fn span(flight: &Flight) -> Option<f64> {
+    let first = flight.records.iter().find_map(|record| record.started)?;
+    let last = flight.records.iter().filter_map(|record| record.finished).max()?;
+    Some(last.checked_sub(first)?.as_secs_f64())
+}
+
+impl Lag {
+    /// The rank that the others wait for again and again, if there is one; witness `i` is world rank `i`.
+    ///
+    /// An operation ends for all ranks at about the same time, so the rank that it took the shortest came last.
+    pub fn find(witnesses: &[Witness]) -> Option<Lag> {
+        let flights = || (0..witnesses.len()).filter_map(|rank| flight(witnesses, rank));
+        let time = flights().filter_map(span).fold(f64::INFINITY, f64::min);
+        let mut by_operation: BTreeMap<Operation<'_>, Vec<(usize, f64)>> = BTreeMap::new();
+        for flight in flights() {
+            for record in &flight.records {
+                let group = flight.groups.iter().find(|group| group.name == *record.group);
+                let (Some(group), Some(seconds)) = (group, seconds(record)) else { continue };
+                let key = (group.name.as_str(), group.ranks.as_slice(), record.sequence);
+                by_operation.entry(key).or_default().push((flight.rank, seconds));
+            }
+        }
+        by_operation.retain(|(_, ranks, _), known| ranks.len() > 1 && known.len() == ranks.len());
+        let operations = by_operation.len();
+        let mut lags: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
+        for mut known in by_operation.into_values() {
+            known.sort_by(|a, b| a.1.total_cmp(&b.1));
+            let [(rank, last), (_, before), ..] = known[..] else { continue };
+            let lag = lags.entry(rank).or_default();
+            if before - last >= LEAST_LATE * time {
+                *lag = (lag.0 + 1, lag.1 + before - last);
+            }
+        }
+        let (rank, (late, seconds)) = lags.iter().max_by(|(_, a), (_, b)| a.1.total_cmp(&b.1))?;
+        let others = lags.iter().filter(|(other, _)| *other != rank);
+        let most = others.map(|(_, (_, seconds))| *seconds).fold(0.0, f64::max);
+        let share = seconds / time;
+        let counts = share >= LEAST_SHARE && *seconds >= LEAST_RATIO * most && *late >= LEAST_OFTEN;
+        counts.then_some(Lag { rank: *rank, late: *late, operations, seconds: *seconds, share })
+    }
+}

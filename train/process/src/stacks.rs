@@ -1,0 +1,256 @@
+//! What every thread of this process is in the middle of, while it goes on.
+//!
+//! A signal is sent to one thread after the other. Its handler notes the addresses of the calls that it has
+//! interrupted, in memory that was set aside. The thread that has asked finds the names to them.
+
+use std::ffi::{c_int, c_void};
+use std::fs;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::unistd::gettid;
+
+use super::action::action_of;
+
+/// Calls that are noted of a thread, from the innermost one.
+const MOST_CALLS: usize = 128;
+
+/// How long a thread may take to answer. One that blocks all signals never does.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long all threads together may take.
+const PATIENCE_FOR_ALL: Duration = Duration::from_millis(700);
+
+/// The thread that is asked, or one of the words below.
+static ASKED: AtomicI32 = AtomicI32::new(NOBODY);
+const NOBODY: i32 = 0;
+/// A handler is writing.
+const ANSWERING: i32 = -1;
+/// The next thread is about to be asked.
+const PREPARING: i32 = -2;
+
+/// The addresses that the handler has noted, and how many; valid once `ANSWERED` is true.
+static CALLS: [AtomicUsize; MOST_CALLS] = [const { AtomicUsize::new(0) }; MOST_CALLS];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Where the thread was interrupted; 0 where that is not known.
+static INTERRUPTED: AtomicUsize = AtomicUsize::new(0);
+static ANSWERED: AtomicBool = AtomicBool::new(false);
+
+/// One at a time.
+static TAKING: Mutex<()> = Mutex::new(());
+
+/// A thread, and what it is in the middle of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadStack {
+    /// Its id, as the system numbers threads.
+    pub id: i32,
+    /// Its name, of 15 characters at most.
+    pub name: String,
+    /// Functions that it is in, the innermost one first, or why that cannot be told.
+    pub calls: Result<Vec<String>, &'static str>,
+}
+
+/// What all threads of this process but the calling one are in the middle of. Takes less than a second.
+pub fn of_all_threads() -> Vec<ThreadStack> {
+    let own = gettid().as_raw();
+    let end = Instant::now() + PATIENCE_FOR_ALL;
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
+    ids.sort_unstable();
+    let taken = match TAKING.try_lock() {
+        Ok(guard) => Ok(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err("somebody else is asking the threads"),
+    };
+    let signal = match taken {
+        Ok(_) => signal().ok_or("no signal is free to ask the threads with"),
+        Err(why) => Err(why),
+    };
+    let raw = ids.into_iter().filter(|id| *id != own).map(|id| {
+        let name = fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
+        let calls = match signal {
+            Ok(_) if Instant::now() >= end => Err("there was no time left to ask it"),
+            Ok(signal) => ask(id, signal),
+            Err(why) => Err(why),
+        };
+        (id, name.trim_end().to_owned(), calls)
+    });
+    // Names take longer than addresses: first all threads are asked, so that their answers go together.
+    let raw: Vec<_> = raw.collect();
+    let named = raw.into_iter().map(|(id, name, calls)| {
+        let calls = calls.map(|calls| calls.into_iter().flat_map(names_of).collect());
+        ThreadStack { id, name, calls }
+    });
+    named.collect()
+}
+
+/// The signal that asks a thread, with its handler: one that nobody else has use for.
+fn signal() -> Option<c_int> {
+    static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
+    *SIGNAL.get_or_init(|| {
+        // What unwinding sets up when it is first used is set up here, and not in a handler.
+        backtrace::trace(|_| false);
+        let is_free =
+            |signal: &c_int| action_of(*signal).is_some_and(|action| action.sa_sigaction == libc::SIG_DFL);
+        let signal = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev().find(is_free)?;
+        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_signal;
+        // SAFETY: all fields of the plain C structure may be zero.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as usize;
+        // On the thread's own stack: the one for handlers may be too small to unwind on.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        // SAFETY: `on_signal` has the signature of SA_SIGINFO, and is made for handlers, see there.
+        let status = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+        (status == 0).then_some(signal)
+    })
+}
+
+/// The addresses of the calls that thread `id` is in.
+fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
+    let begun = Instant::now();
+    while ASKED.compare_exchange(NOBODY, PREPARING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if begun.elapsed() >= PATIENCE {
+            return Err("a thread that was asked before is still answering");
+        }
+        thread::yield_now();
+    }
+    ANSWERED.store(false, Ordering::Relaxed);
+    ASKED.store(id, Ordering::Release);
+    // SAFETY: sends a signal that has a handler to a thread of this process; one that has ended meanwhile is an
+    // error.
+    let status = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, signal) };
+    if status != 0 {
+        ASKED.store(NOBODY, Ordering::Release);
+        return Err("it has ended");
+    }
+    let mut looks = 0u32;
+    while !ANSWERED.load(Ordering::Acquire) {
+        let is_late = begun.elapsed() >= PATIENCE;
+        if is_late && ASKED.compare_exchange(id, NOBODY, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return Err("it does not answer: it blocks signals, or sleeps where the system cannot wake it");
+        }
+        if begun.elapsed() >= 4 * PATIENCE {
+            return Err("it has not finished its answer");
+        }
+        looks += 1;
+        if looks < 100 { thread::yield_now() } else { thread::sleep(Duration::from_micros(100)) }
+    }
+    let count = COUNT.load(Ordering::Relaxed).min(MOST_CALLS);
+    let mut calls: Vec<_> = CALLS[..count].iter().map(|call| call.load(Ordering::Relaxed)).collect();
+    // The calls before are those of the handler.
+    let interrupted = INTERRUPTED.load(Ordering::Relaxed);
+    if let Some(begin) = calls.iter().position(|call| *call == interrupted) {
+        calls.drain(..begin);
+    }
+    Ok(calls)
+}
+
+/// Everything here may be called at any moment: it writes atomics, and unwinding reads tables of the program.
+extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the address of this thread's own number.
+    let errno = unsafe { *libc::__errno_location() };
+    let own = gettid().as_raw();
+    // A thread that answers too late is not asked any more.
+    if ASKED.compare_exchange(own, ANSWERING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        let mut count = 0;
+        INTERRUPTED.store(interrupted_at(context), Ordering::Relaxed);
+        // SAFETY: without the lock of `trace`, which this thread may hold. Nothing here is shared but atomics, of
+        // which only the thread that is asked writes.
+        unsafe {
+            backtrace::trace_unsynchronized(|frame| {
+                CALLS[count].store(frame.ip() as usize, Ordering::Relaxed);
+                count += 1;
+                count < MOST_CALLS
+            });
+        }
+        COUNT.store(count, Ordering::Relaxed);
+        // In this order: an answer that comes too late is not taken for that of the next thread.
+        ANSWERED.store(true, Ordering::Release);
+        ASKED.store(NOBODY, Ordering::Release);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// The address at which the handler with this context has interrupted its thread; 0 if that is not known.
+fn interrupted_at(context: *mut c_void) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the system gives a handler with SA_SIGINFO a valid context.
+    unsafe {
+        let context = context.cast::<libc::ucontext_t>().as_ref();
+        context.map_or(0, |context| context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize)
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        context.cast::<libc::ucontext_t>().as_ref().map_or(0, |context| context.uc_mcontext.pc as usize)
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = context;
+        0
+    }
+}
+
+/// The functions at an address: several where one was made part of another, and debug information says so.
+fn names_of(address: usize) -> Vec<String> {
+    let mut names = Vec::new();
+    backtrace::resolve(address as *mut c_void, |symbol| {
+        if let Some(name) = symbol.name() {
+            names.push(format!("{name:#}"));
+        }
+    });
+    if names.is_empty() {
+        names.push(format!("{address:#x}"));
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[inline(never)]
+    fn waits_for_a_word(word: &mpsc::Receiver<()>) {
+        let _ = std::hint::black_box(word.recv());
+    }
+
+    #[inline(never)]
+    fn turns_in_circles(until: &AtomicBool) {
+        while !until.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn threads_that_wait_and_threads_that_work_say_where_they_are() {
+        let (sender, word) = mpsc::channel();
+        static UNTIL: AtomicBool = AtomicBool::new(false);
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        let waiting = named("waiting").spawn(move || waits_for_a_word(&word)).unwrap();
+        let turning = named("turning").spawn(|| turns_in_circles(&UNTIL)).unwrap();
+        // A thread is there before it is where it is to be.
+        let find = |name: &str, function: &str| loop {
+            let stacks = of_all_threads();
+            let stack = stacks.iter().find(|stack| stack.name == name);
+            if let Some(Ok(calls)) = stack.map(|stack| &stack.calls)
+                && let Some(at) = calls.iter().position(|call| call.contains(function))
+            {
+                break (at, calls.clone());
+            }
+        };
+        let (at, calls) = find("turning", "turns_in_circles");
+        assert_eq!(at, 0, "the frames of the handler are left out: {calls:?}");
+        let (_, calls) = find("waiting", "waits_for_a_word");
+        assert!(!calls.iter().any(|call| call.contains("on_signal")), "{calls:?}");
+        sender.send(()).unwrap();
+        UNTIL.store(true, Ordering::Relaxed);
+        waiting.join().unwrap();
+        turning.join().unwrap();
+    }
+}

@@ -1,0 +1,161 @@
+//! Asks all processes of a run, and puts their answers together.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use super::machine::{State, state_of, threads_of};
+use super::message::{Known, ProcessStatus, Reply, Request, Thread};
+use super::socket::{Folder, Owner};
+
+/// How long a process may take to answer. With [`PATIENCE_FOR_ALL`], an answer about a run is there within two
+/// seconds, whatever its processes do.
+const PATIENCE: Duration = Duration::from_millis(800);
+
+/// How long rank 0 may take to ask all others.
+const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
+
+/// How long a process may take to ask its threads.
+const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(10);
+
+/// Bytes of a reply.
+const MOST_REPLY: u64 = 1 << 30;
+
+/// A connection to a process of a run.
+pub(super) struct Connection(BufReader<UnixStream>);
+
+impl Connection {
+    /// Connects to the process `owner`, whose answers may take `patience` each.
+    pub(super) fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
+        let stream = folder.connect(owner)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        Ok(Connection(BufReader::new(stream)))
+    }
+
+    /// Asks, and waits for the reply.
+    pub(super) fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        self.0.get_mut().write_all(&line)?;
+        let mut reply = String::new();
+        if self.0.by_ref().take(MOST_REPLY).read_line(&mut reply)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&reply)?)
+    }
+}
+
+/// What a process says, or what is known of it instead.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Status(Box<ProcessStatus>),
+    /// A signal or a debugger has stopped it.
+    Stopped,
+    /// It has ended and left its socket.
+    Gone,
+    /// It is there and does not answer, for this reason.
+    Silent(String),
+    /// It is on another machine.
+    Elsewhere,
+}
+
+/// A process of a run.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) owner: Owner,
+    pub(super) answer: Answer,
+    /// Its threads, as far as the kernel tells, if they were asked for and it did not answer.
+    pub(super) threads: Option<Vec<Thread>>,
+}
+
+/// What the processes of a run say.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) processes: Vec<Process>,
+    /// What rank 0 knows of the ranks, if there are some that have no process here.
+    pub(super) all: Option<Vec<Known>>,
+}
+
+/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they have
+/// to ask their threads. Empty if there is none, or none that lives.
+pub(super) fn ask_all(out: &Path, stacks: bool) -> Answers {
+    let Ok(folder) = Folder::open(out) else { return Answers::default() };
+    let owners = folder.owners();
+    let mut processes: Vec<Process> = thread::scope(|scope| {
+        let ask = |owner: Owner| {
+            let folder = &folder;
+            thread::Builder::new().spawn_scoped(scope, move || ask(folder, owner, stacks))
+        };
+        let asked: Vec<_> = owners.into_iter().filter_map(|owner| ask(owner).ok()).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    if processes.iter().any(|process| matches!(process.answer, Answer::Gone)) {
+        // One that ends as it should takes its files along.
+        let left = folder.owners();
+        processes.retain(|process| !matches!(process.answer, Answer::Gone) || left.contains(&process.owner));
+    }
+    if processes.iter().all(|process| matches!(process.answer, Answer::Gone)) {
+        return Answers::default();
+    }
+    let all = ask_first(&folder, &processes);
+    Answers { processes, all }
+}
+
+/// What rank 0 knows of all ranks, if some have no process here that answers or is known not to.
+fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
+    let (first, status) = processes.iter().find_map(|process| match &process.answer {
+        Answer::Status(status) if process.owner.ranks.contains(&0) => Some((process, status)),
+        _ => None,
+    })?;
+    let here = |process: &&Process| !matches!(process.answer, Answer::Elsewhere);
+    let seen: usize = processes.iter().filter(here).map(|process| process.owner.ranks.len()).sum();
+    if seen >= status.world_size {
+        return None;
+    }
+    let mut connection = Connection::open(folder, &first.owner, PATIENCE_FOR_ALL).ok()?;
+    match connection.ask(&Request::Status { stacks: false, all: true }).ok()? {
+        Reply::Status(status) => status.all,
+        Reply::Refused(_) => None,
+    }
+}
+
+fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
+    let is_gone = owner.process.is_gone();
+    let answer = match is_gone {
+        Some(true) => Answer::Gone,
+        Some(false) if state_of(owner.process.pid) == State::Stopped => Answer::Stopped,
+        _ => {
+            let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
+            let request = Request::Status { stacks, all: false };
+            let reply = Connection::open(folder, &owner, patience).and_then(|mut open| open.ask(&request));
+            match reply {
+                Ok(Reply::Status(status)) => Answer::Status(status),
+                Ok(Reply::Refused(reason)) => Answer::Silent(reason),
+                Err(_) if is_gone.is_none() => Answer::Elsewhere,
+                Err(error) => silence(&owner, &error),
+            }
+        }
+    };
+    let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
+    let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
+    Process { owner, answer, threads }
+}
+
+/// Why a process of this machine does not answer: it may have ended or been stopped meanwhile.
+fn silence(owner: &Owner, error: &io::Error) -> Answer {
+    if owner.process.is_gone() == Some(true) {
+        return Answer::Gone;
+    }
+    match state_of(owner.process.pid) {
+        State::Gone => Answer::Gone,
+        State::Stopped => Answer::Stopped,
+        State::Stuck => Answer::Silent("it waits in the kernel, as for a disk".to_owned()),
+        State::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            Answer::Silent("it says nothing in time".to_owned())
+        }
+        State::Running => Answer::Silent(error.to_string()),
+    }
+}

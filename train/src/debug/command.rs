@@ -1,0 +1,74 @@
+//! The command `kiln status`.
+
+use std::io::{IsTerminal, stdout};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::client::ask_all;
+use super::ended;
+use super::look::{Look, look};
+use super::show;
+use crate::error::{Result, TrainError};
+use crate::metrics::say;
+
+/// Time between two looks of `--follow`.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Arguments of `kiln status`.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    /// Run folder.
+    run: PathBuf,
+    /// Look again every second, until the run has ended.
+    #[arg(long)]
+    follow: bool,
+    /// Show what every thread is in the middle of.
+    #[arg(long)]
+    stacks: bool,
+    /// Print JSON, one line for each look.
+    #[arg(long)]
+    json: bool,
+}
+
+impl StatusArgs {
+    /// Looks, once or again and again. Returns the exit code: 1 if somebody should look after the run.
+    ///
+    /// # Errors
+    ///
+    /// If the folder holds no run.
+    pub fn run(&self) -> Result<u8> {
+        let redraws = self.follow && !self.json && stdout().is_terminal();
+        let mut is_first = true;
+        loop {
+            let begun = Instant::now();
+            let look = look_at(&self.run, self.stacks)?;
+            let text = match self.json {
+                true => serde_json::to_string(&look).map_err(|error| TrainError::usage(error.to_string()))?,
+                false => show::text(&look),
+            };
+            match (redraws, is_first || self.json) {
+                // Clears the terminal and begins at its top.
+                (true, _) => say(&format!("\x1b[H\x1b[2J{text}")),
+                (false, true) => say(&text),
+                (false, false) => say(&format!("\n{text}")),
+            }
+            if !self.follow || look.state.is_over() {
+                return Ok(u8::from(look.state.is_bad()));
+            }
+            is_first = false;
+            thread::sleep(EVERY.saturating_sub(begun.elapsed()));
+        }
+    }
+}
+
+/// The run in the folder `out` at this moment.
+fn look_at(out: &Path, stacks: bool) -> Result<Look> {
+    let answers = ask_all(out, stacks);
+    match answers.processes.is_empty() {
+        true => ended::look(out, stacks),
+        false => Ok(look(out.display().to_string(), answers)),
+    }
+}

@@ -1,0 +1,103 @@
+//! Runs without a process that answers: finished, failed, killed, or about to begin.
+
+use std::path::Path;
+
+use super::look::{Look, ProcessLook};
+use super::machine::{self, threads_of};
+use super::opinion::State;
+use crate::error::{Result, TrainError};
+use crate::flight;
+use crate::inspect;
+use crate::process::ProcessId;
+use crate::run::{Progress, Standing, progress, standing};
+
+/// The run in the folder `out`, by what is in it.
+///
+/// # Errors
+///
+/// If there is no run.
+pub(super) fn look(out: &Path, stacks: bool) -> Result<Look> {
+    let standing = match standing(out)? {
+        Standing::NoRun(why) => {
+            return Err(TrainError::usage(format!(
+                "{} is not the folder of a run: {why}; name the one that --out has named, or that the run has \
+                 told at its start",
+                out.display()
+            )));
+        }
+        standing => standing,
+    };
+    let Progress { steps, logged, loss, saved } = progress(out);
+    let (state, text) = judge(out, &standing, steps, logged, saved);
+    let processes = match standing {
+        Standing::Held(Some(process)) => vec![holder(process, stacks)],
+        _ => Vec::new(),
+    };
+    Ok(Look {
+        run: out.display().to_string(),
+        state,
+        text,
+        culprits: Vec::new(),
+        step: logged.max(saved),
+        steps,
+        saved,
+        loss,
+        tokens_per_s: None,
+        deadline_s: None,
+        ranks: Vec::new(),
+        processes,
+    })
+}
+
+fn holder(process: ProcessId, stacks: bool) -> ProcessLook {
+    let threads = stacks.then(|| threads_of(process.pid)).filter(|_| process.is_gone() == Some(false));
+    ProcessLook { host: process.host, process: process.pid, ranks: Vec::new(), threads }
+}
+
+fn judge(
+    out: &Path,
+    standing: &Standing,
+    steps: Option<u64>,
+    logged: Option<u64>,
+    saved: Option<u64>,
+) -> (State, String) {
+    let go_on = match saved {
+        Some(step) => format!("step {step} is saved, and --resume latest goes on from there"),
+        None => "nothing was saved".to_owned(),
+    };
+    let verdict = || inspect::flight(out).ok()?.lines().next().map(str::to_owned);
+    match standing {
+        Standing::Held(Some(process)) => {
+            let is_here = process.is_gone() == Some(false);
+            match machine::state_of(process.pid) {
+                machine::State::Stopped if is_here => {
+                    let by = "as by Ctrl-Z, SIGSTOP or a debugger";
+                    (State::Trouble, format!("its process {} is stopped, {by}", process.pid))
+                }
+                _ if is_here => (
+                    State::Starting,
+                    format!("process {} prepares it, or ends it, and no rank can be asked", process.pid),
+                ),
+                _ => {
+                    let host = &process.host;
+                    (State::Starting, format!("it is on {host}: look at it there, with kiln status"))
+                }
+            }
+        }
+        Standing::Held(None) => (State::Starting, "a process is about to begin or to end it".to_owned()),
+        Standing::Killed(process) => {
+            let (host, pid) = (&process.host, process.pid);
+            let gone = format!("its process {pid} on {host} was killed, or the machine went down");
+            (State::Dead, format!("{gone}: it ended without a word; {go_on}"))
+        }
+        _ if !flight::files_in(&flight::folder_of_run(out)).is_empty() => {
+            let verdict = verdict().unwrap_or_else(|| "see its folder flight".to_owned());
+            (State::Failed, format!("{verdict}; {go_on}"))
+        }
+        _ if steps.is_some() && logged.max(saved) >= steps => {
+            (State::Finished, "all of its steps are done".to_owned())
+        }
+        _ if saved.is_some() && saved >= logged => (State::Stopped, format!("it was asked to stop: {go_on}")),
+        _ => (State::Failed, format!("it ended before its last step; {go_on}")),
+    }
+}

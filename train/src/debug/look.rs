@@ -1,0 +1,233 @@
+//! A look at a run, in a form for people and programs.
+
+use std::collections::BTreeMap;
+
+use kiln_collectives::{Activity, Flight, Operation, Phase, Witness, waits_for};
+use serde::Serialize;
+
+use super::client::{Answer, Answers, Process};
+use super::message::{ProcessStatus, RankStatus, Thread};
+use super::opinion::{Opinion, Seen, State, opinion};
+
+/// A run at one moment.
+#[derive(Debug, Serialize)]
+pub(super) struct Look {
+    /// The run folder.
+    pub(super) run: String,
+    pub(super) state: State,
+    /// What there is to say about the state.
+    pub(super) text: String,
+    /// World ranks to look at first.
+    pub(super) culprits: Vec<usize>,
+    /// The step that the foremost rank is in, or the last that was logged.
+    pub(super) step: Option<u64>,
+    pub(super) steps: Option<u64>,
+    /// The step of the newest checkpoint.
+    pub(super) saved: Option<u64>,
+    pub(super) loss: Option<f64>,
+    pub(super) tokens_per_s: Option<f64>,
+    /// Seconds that a rank may wait for the others in one collective.
+    pub(super) deadline_s: Option<f64>,
+    pub(super) ranks: Vec<RankLook>,
+    pub(super) processes: Vec<ProcessLook>,
+}
+
+/// A rank at one moment.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct RankLook {
+    pub(super) rank: usize,
+    /// Why it says nothing, if it does not.
+    pub(super) silent: Option<String>,
+    pub(super) step: Option<u64>,
+    pub(super) activity: Option<Activity>,
+    /// The first collective that it is in.
+    pub(super) pending: Option<Call>,
+    /// The collective that it has called last.
+    pub(super) last: Option<Call>,
+    pub(super) waits_for: Vec<usize>,
+    pub(super) bytes: Option<u64>,
+    pub(super) peak_bytes: Option<u64>,
+}
+
+/// A collective as a rank has called it.
+#[derive(Debug, Serialize)]
+pub(super) struct Call {
+    pub(super) group: String,
+    pub(super) sequence: u64,
+    pub(super) operation: Operation,
+    pub(super) unit: String,
+    pub(super) phase: Phase,
+    /// Seconds since it was called.
+    pub(super) seconds: f64,
+}
+
+/// A process at one moment.
+#[derive(Debug, Serialize)]
+pub(super) struct ProcessLook {
+    pub(super) host: String,
+    pub(super) process: i32,
+    pub(super) ranks: Vec<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) threads: Option<Vec<Thread>>,
+}
+
+/// The run in the folder `run`, as its processes say.
+pub(super) fn look(run: String, answers: Answers) -> Look {
+    let Answers { processes, all } = answers;
+    let statuses = || processes.iter().filter_map(|process| status_of(&process.answer));
+    let (world_size, steps, deadline_s) = match statuses().next() {
+        Some(status) => (status.world_size, Some(status.steps), status.deadline_s),
+        None => (0, None, None),
+    };
+    // Also if nobody has said how many there are.
+    let named = processes.iter().flat_map(|process| process.owner.ranks.last()).max();
+    let world_size = world_size.max(named.map_or(0, |last| last + 1));
+    let mut seen: Vec<Seen> = match all {
+        Some(all) => all.into_iter().map(|known| Seen::Witness(Witness::from(known))).collect(),
+        None => Vec::new(),
+    };
+    seen.resize_with(world_size, || Seen::Unknown("has not begun, or is about to end".to_owned()));
+    let mut told: BTreeMap<usize, &RankStatus> = BTreeMap::new();
+    for Process { owner, answer, .. } in &processes {
+        match answer {
+            Answer::Status(status) => {
+                for rank in &status.ranks {
+                    told.insert(rank.rank, rank);
+                    set(
+                        &mut seen,
+                        rank.rank,
+                        Seen::Witness(Witness::Answered(Box::new(rank.flight.clone()))),
+                    );
+                }
+            }
+            Answer::Elsewhere => {
+                let on = format!("is on {}, and not seen from here", owner.process.host);
+                for rank in &owner.ranks {
+                    if let Some(unknown @ Seen::Unknown(_)) = seen.get_mut(*rank) {
+                        *unknown = Seen::Unknown(on.clone());
+                    }
+                }
+            }
+            Answer::Stopped => owner.ranks.iter().for_each(|rank| {
+                set(&mut seen, *rank, Seen::Witness(Witness::Halted));
+            }),
+            Answer::Gone => owner.ranks.iter().for_each(|rank| {
+                let reason = format!("died: its process {} is gone", owner.process.pid);
+                set(&mut seen, *rank, Seen::Witness(Witness::Gone { reason }));
+            }),
+            Answer::Silent(why) => owner.ranks.iter().for_each(|rank| {
+                let reason = format!("does not answer: {why} (process {})", owner.process.pid);
+                set(&mut seen, *rank, Seen::Witness(Witness::Gone { reason }));
+            }),
+        }
+    }
+    let longest = told
+        .values()
+        .filter_map(|rank| rank.longest_step_s)
+        .fold(None, |most: Option<f64>, step| Some(most.map_or(step, |most| most.max(step))));
+    let Opinion { state, text, culprits } = opinion(&seen, longest, deadline_s);
+    let witnesses: Vec<Witness> = seen.iter().map(Seen::witness).collect();
+    let ranks: Vec<_> = seen
+        .iter()
+        .enumerate()
+        .map(|(rank, seen)| rank_look(rank, seen, told.get(&rank), &witnesses))
+        .collect();
+    let newest =
+        |of: fn(&RankStatus) -> u64| told.values().map(|rank| of(rank)).max().filter(|step| *step > 0);
+    Look {
+        run,
+        state,
+        text,
+        culprits,
+        step: newest(|rank| rank.step),
+        steps,
+        saved: newest(|rank| rank.saved),
+        loss: told.values().find_map(|rank| rank.loss),
+        tokens_per_s: told.values().find_map(|rank| rank.tokens_per_s),
+        deadline_s,
+        ranks,
+        processes: processes.into_iter().map(process_look).collect(),
+    }
+}
+
+fn set(seen: &mut [Seen], rank: usize, now: Seen) {
+    if let Some(seen) = seen.get_mut(rank) {
+        *seen = now;
+    }
+}
+
+fn status_of(answer: &Answer) -> Option<&ProcessStatus> {
+    match answer {
+        Answer::Status(status) => Some(status),
+        _ => None,
+    }
+}
+
+fn process_look(process: Process) -> ProcessLook {
+    let Process { owner, answer, threads } = process;
+    let told = match answer {
+        Answer::Status(status) => status.threads,
+        _ => None,
+    };
+    ProcessLook {
+        host: owner.process.host,
+        process: owner.process.pid,
+        ranks: owner.ranks,
+        threads: told.or(threads),
+    }
+}
+
+fn rank_look(rank: usize, seen: &Seen, told: Option<&&RankStatus>, witnesses: &[Witness]) -> RankLook {
+    let flight = match seen {
+        Seen::Witness(Witness::Answered(flight)) => flight,
+        Seen::Witness(Witness::Halted) => {
+            return RankLook { rank, silent: Some("is stopped".to_owned()), ..RankLook::default() };
+        }
+        Seen::Witness(Witness::Gone { reason }) | Seen::Unknown(reason) => {
+            return RankLook { rank, silent: Some(reason.clone()), ..RankLook::default() };
+        }
+        Seen::Witness(Witness::Silent { seconds }) => {
+            let silent = Some(format!("has said nothing for {seconds:.0} s"));
+            return RankLook { rank, silent, ..RankLook::default() };
+        }
+    };
+    RankLook {
+        rank,
+        silent: None,
+        step: told.map(|told| told.step),
+        activity: Some(flight.activity.clone()),
+        pending: pending(flight),
+        last: last(flight),
+        waits_for: waits_for(witnesses, rank),
+        bytes: told.and_then(|told| told.bytes),
+        peak_bytes: told.and_then(|told| told.peak_bytes),
+    }
+}
+
+/// The collective that a rank has been in for the longest time.
+fn pending(flight: &Flight) -> Option<Call> {
+    let first = |group: &'_ kiln_collectives::GroupFlight| {
+        let pending = group.pending.first()?;
+        Some(Call {
+            group: group.name.clone(),
+            sequence: pending.sequence,
+            operation: pending.call.operation,
+            unit: pending.call.label.scope.to_string(),
+            phase: pending.call.label.phase,
+            seconds: pending.seconds,
+        })
+    };
+    flight.groups.iter().filter_map(first).max_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+fn last(flight: &Flight) -> Option<Call> {
+    let record = flight.records.last()?;
+    Some(Call {
+        group: record.group.to_string(),
+        sequence: record.sequence,
+        operation: record.operation,
+        unit: record.label.scope.to_string(),
+        phase: record.label.phase,
+        seconds: flight.clock - record.enqueued.map_or(flight.clock, |at| at.as_secs_f64()),
+    })
+}

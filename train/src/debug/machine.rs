@@ -1,0 +1,83 @@
+//! What the machine knows of a process that does not answer.
+
+use std::fs;
+
+use super::message::Thread;
+
+/// State of a process of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It runs, or sleeps.
+    Running,
+    /// A signal or a debugger has stopped it.
+    Stopped,
+    /// It waits in the kernel, as for a disk, and no signal reaches it.
+    Stuck,
+    /// There is none.
+    Gone,
+}
+
+/// The state of process `pid` of this machine.
+pub(super) fn state_of(pid: i32) -> State {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before it, in brackets, may hold anything.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    match state {
+        None | Some('Z' | 'X' | 'x') => State::Gone,
+        Some('T' | 't') => State::Stopped,
+        Some('D') => State::Stuck,
+        Some(_) => State::Running,
+    }
+}
+
+/// The threads of process `pid`, and what the kernel says of each: it is all that can be known of a process
+/// that does not answer.
+pub(super) fn threads_of(pid: i32) -> Vec<Thread> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
+    ids.sort_unstable();
+    let thread = |id: i32| {
+        let read = |file: &str| {
+            let text = fs::read_to_string(format!("/proc/{pid}/task/{id}/{file}")).unwrap_or_default();
+            text.trim().to_owned()
+        };
+        let stat = read("stat");
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+        let mut calls = vec![format!("state {}", state.unwrap_or('?'))];
+        // Both are often not for everybody to read.
+        calls.extend(
+            Some(read("wchan")).filter(|at| !at.is_empty() && at != "0").map(|at| format!("in {at}")),
+        );
+        let call = read("syscall");
+        let number = call.split_whitespace().next().filter(|number| *number != "running");
+        calls.extend(number.map(|number| format!("system call {number}")));
+        let problem = Some("its process does not answer; this is what the kernel says".to_owned());
+        Thread { id, name: read("comm"), calls, problem }
+    };
+    ids.into_iter().map(thread).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_running_stopped_or_gone() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        assert_eq!(state_of(pid), State::Running);
+        let id = Pid::from_raw(pid).unwrap();
+        kill_process(id, Signal::STOP).unwrap();
+        waitid(WaitId::Pid(id), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
+        assert_eq!(state_of(pid), State::Stopped);
+        let [thread] = &threads_of(pid)[..] else { panic!("one thread") };
+        assert_eq!((thread.name.as_str(), thread.calls[0].as_str()), ("sleep", "state T"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(state_of(pid), State::Gone);
+    }
+}

@@ -1,0 +1,227 @@
+//! The socket of a process of a run. Whoever asks there is answered by threads of their own; a client that is
+//! slow, silent or gone holds up nobody else.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::message::{Reply, Request};
+use super::socket::{Folder, Owner, remove_if_empty, stranger};
+use super::status::About;
+use crate::process::ProcessId;
+
+/// Clients that are served at a time.
+const MOST_CLIENTS: usize = 8;
+
+/// How long a client may take to ask, and to take a part of the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes of a request.
+const MOST_REQUEST: u64 = 64 * 1024;
+
+/// Keeps the socket of this process until it is dropped. A process whose socket cannot be made goes on without.
+pub(crate) struct Server {
+    out: PathBuf,
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    folder: Folder,
+    owner: Owner,
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+struct Shared {
+    listener: UnixListener,
+    about: About,
+    stopping: AtomicBool,
+    clients: AtomicUsize,
+    /// Whether a stranger was refused before.
+    refused: AtomicBool,
+}
+
+impl Server {
+    /// Answers for `ranks` of the run in `out`, which this process has.
+    pub(crate) fn start(out: &Path, ranks: Vec<usize>, about: About) -> Self {
+        let kept = Kept::start(out, ranks, about).map_err(|error| {
+            let out = out.display();
+            tracing::warn!(%out, %error, "no socket for kiln status, which will know less of this process");
+        });
+        Server { out: out.to_owned(), kept: kept.ok() }
+    }
+}
+
+impl Kept {
+    fn start(out: &Path, ranks: Vec<usize>, about: About) -> io::Result<Self> {
+        let folder = Folder::make(out)?;
+        let owner = Owner { process: ProcessId::this(), ranks };
+        let shared = Arc::new(Shared {
+            listener: folder.listen(&owner)?,
+            about,
+            stopping: AtomicBool::new(false),
+            clients: AtomicUsize::new(0),
+            refused: AtomicBool::new(false),
+        });
+        let serving = shared.clone();
+        let run = move || serving.accept();
+        let thread = thread::Builder::new().name("kiln-debug".to_owned()).spawn(run)?;
+        Ok(Kept { folder, owner, shared, thread })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(Kept { folder, owner, shared, thread }) = self.kept.take() else { return };
+        folder.remove_of(&owner);
+        remove_if_empty(&self.out);
+        shared.stopping.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts. Clients that are being served are not waited for.
+        let _ = rustix::net::shutdown(&shared.listener, rustix::net::Shutdown::Both);
+        // A panic there has been printed; there is nobody left to tell.
+        let _ = thread.join();
+    }
+}
+
+impl Shared {
+    fn accept(self: Arc<Self>) {
+        loop {
+            let accepted = self.listener.accept();
+            if self.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            match accepted {
+                Ok((stream, _)) => self.admit(stream),
+                // Out of descriptors, most likely: rather than spin, wait until others have given some back.
+                Err(_) => thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    }
+
+    /// Gives a client a thread, if there are not too many of them.
+    fn admit(self: &Arc<Self>, stream: UnixStream) {
+        match stranger(&stream) {
+            Ok(None) => {}
+            Ok(Some(user)) => {
+                if !self.refused.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        user,
+                        "somebody else's process asked for the status of this run, and was refused"
+                    );
+                }
+                return;
+            }
+            Err(_) => return,
+        }
+        if self.clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
+            self.clients.fetch_sub(1, Ordering::Relaxed);
+            // It fits into the empty buffer of a new connection.
+            let _ = say(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
+            return;
+        }
+        let shared = self.clone();
+        let serve = move || {
+            // Whoever breaks off has no further interest.
+            let _ = shared.serve(&stream);
+            let _ = stream.shutdown(Shutdown::Both);
+            shared.clients.fetch_sub(1, Ordering::Relaxed);
+        };
+        if thread::Builder::new().name("kiln-debug-peer".to_owned()).spawn(serve).is_err() {
+            self.clients.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Answers one request after the other.
+    fn serve(&self, stream: &UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut reader = BufReader::new(stream);
+        loop {
+            let mut line = String::new();
+            let read = reader.by_ref().take(MOST_REQUEST).read_line(&mut line)?;
+            if read == 0 {
+                return Ok(());
+            }
+            let reply = match serde_json::from_str(&line) {
+                Ok(request) => self.answer(&request),
+                Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
+            };
+            say(stream, &reply)?;
+            if !line.ends_with('\n') {
+                return Ok(());
+            }
+        }
+    }
+
+    fn answer(&self, request: &Request) -> Reply {
+        match request {
+            Request::Status { stacks, all } => Reply::Status(Box::new(self.about.status(*stacks, *all))),
+        }
+    }
+}
+
+fn say(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about() -> About {
+        About { world_size: 2, steps: 5, deadline: Duration::from_secs(60), on_gpu: false }
+    }
+
+    fn ask(folder: &Folder, owner: &Owner, line: &str) -> String {
+        let stream = folder.connect(owner).unwrap();
+        (&stream).write_all(line.as_bytes()).unwrap();
+        let mut said = String::new();
+        BufReader::new(&stream).read_line(&mut said).unwrap();
+        said
+    }
+
+    #[test]
+    fn silent_clients_hold_up_nobody_and_there_are_only_so_many() {
+        let out = tempfile::tempdir().unwrap();
+        let server = Server::start(out.path(), vec![0, 1], about());
+        let folder = Folder::open(out.path()).unwrap();
+        let [owner] = &folder.owners()[..] else { panic!("one process") };
+        let silent: Vec<_> = (1..MOST_CLIENTS).map(|_| folder.connect(owner).unwrap()).collect();
+        let status = "{\"status\":{\"stacks\":false,\"all\":false}}\n";
+        assert!(ask(&folder, owner, status).starts_with("{\"status\":{\"world_size\":2,\"steps\":5,"));
+        // The thread of the last client may not be done yet.
+        let one_more = folder.connect(owner).unwrap();
+        let refused = loop {
+            let said = ask(&folder, owner, status);
+            if said.contains("refused") {
+                break said;
+            }
+        };
+        assert!(refused.contains("too many others"), "{refused}");
+        drop((silent, one_more));
+        let nonsense = loop {
+            let said = ask(&folder, owner, "what?\n");
+            if !said.contains("too many") {
+                break said;
+            }
+        };
+        assert!(nonsense.contains("does not know what was asked"), "{nonsense}");
+        drop(server);
+        assert!(!out.path().join("debug").exists());
+    }
+
+    #[test]
+    fn a_process_without_a_socket_goes_on() {
+        let out = tempfile::tempdir().unwrap();
+        std::fs::write(out.path().join("debug"), "in the way").unwrap();
+        drop(Server::start(out.path(), vec![0], about()));
+        assert_eq!(std::fs::read(out.path().join("debug")).unwrap(), b"in the way");
+    }
+}

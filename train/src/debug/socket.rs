@@ -1,0 +1,208 @@
+//! The sockets of a run, in the folder `debug` of its run folder: one for each process, and beside it a file that
+//! says which process that is.
+//!
+//! A path of a socket may have 107 bytes, and a run folder may be deeper than that. So the folder is opened, and
+//! its sockets are named by way of `/proc/self/fd`.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, open, unlinkat};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+use crate::process::ProcessId;
+
+/// Name of the folder in the run folder.
+const FOLDER: &str = "debug";
+
+/// Longer files are not of ours.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// What the file beside a socket says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Owner {
+    pub(super) process: ProcessId,
+    /// Its ranks, ascending.
+    pub(super) ranks: Vec<usize>,
+}
+
+/// The folder of the sockets of a run, open: it stays the same one when the run folder is moved.
+#[derive(Debug)]
+pub(super) struct Folder(OwnedFd);
+
+/// The folder of the sockets of the run in `out`.
+fn path_of(out: &Path) -> PathBuf {
+    out.join(FOLDER)
+}
+
+impl Folder {
+    /// The folder of the run in `out`, which is there.
+    pub(super) fn open(out: &Path) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Folder(open(path_of(out), flags, Mode::empty())?))
+    }
+
+    /// Makes the folder, for this user alone.
+    pub(super) fn make(out: &Path) -> io::Result<Self> {
+        match fs::create_dir(path_of(out)) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let folder = Folder::open(out)?;
+        fchmod(&folder.0, Mode::RWXU)?;
+        Ok(folder)
+    }
+
+    /// A short path of a file in it.
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
+    }
+
+    /// Listens at the socket of `owner`, in the place of one that an earlier process has left.
+    pub(super) fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
+        let name = owner.name();
+        let _ = self.remove(&format!("{name}.sock"));
+        let listener = UnixListener::bind(self.path(&format!("{name}.sock")))?;
+        // First under a name that nobody reads: a file of the right name is whole.
+        let beside = self.path(&format!(".{name}.json"));
+        let mut file = File::create(&beside)?;
+        file.write_all(&serde_json::to_vec(owner)?)?;
+        fs::rename(&beside, self.path(&format!("{name}.json")))?;
+        Ok(listener)
+    }
+
+    /// Removes what belongs to `owner`.
+    pub(super) fn remove_of(&self, owner: &Owner) {
+        let name = owner.name();
+        for name in [format!("{name}.json"), format!("{name}.sock")] {
+            // It is of no use to anybody, and the next start replaces it.
+            let _ = self.remove(&name);
+        }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(unlinkat(&self.0, name, AtFlags::empty())?)
+    }
+
+    /// The processes that have a socket here, by their first rank.
+    pub(super) fn owners(&self) -> Vec<Owner> {
+        let entries = fs::read_dir(self.path("")).into_iter().flatten().flatten();
+        let mut owners: Vec<Owner> = entries
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                name.strip_prefix("rank_")?.strip_suffix(".json")?;
+                let owner: Owner =
+                    serde_json::from_slice(&files::read(&entry.path(), MAX_BYTES).ok()?).ok()?;
+                (format!("{}.json", owner.name()) == name).then_some(owner)
+            })
+            .collect();
+        owners.sort_by_key(|owner| owner.ranks.first().copied());
+        owners
+    }
+
+    /// Connects to the process `owner`. Does not wait: a process that takes no connections is an error.
+    pub(super) fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(self.path(&format!("{}.sock", owner.name())))?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+}
+
+impl Owner {
+    /// Name of its files, without their ending.
+    fn name(&self) -> String {
+        format!("rank_{}", self.ranks.first().copied().unwrap_or_default())
+    }
+}
+
+/// Removes the sockets that earlier processes of the run in `out` have left.
+pub(crate) fn clear(out: &Path) {
+    let Ok(folder) = Folder::open(out) else { return };
+    let entries = fs::read_dir(folder.path("")).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        if name.trim_start_matches('.').starts_with("rank_") {
+            let _ = folder.remove(&name);
+        }
+    }
+}
+
+/// Removes the folder of sockets if nothing is in it.
+pub(super) fn remove_if_empty(out: &Path) {
+    let _ = fs::remove_dir(path_of(out));
+}
+
+/// The user at the other end of a connection, if it is neither this process's user nor root.
+pub(super) fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
+    let user = socket_peercred(stream)?.uid;
+    Ok((user != geteuid() && !user.is_root()).then(|| user.as_raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn long_paths_have_sockets_too_and_only_this_user_gets_in() {
+        let root = tempfile::tempdir().unwrap();
+        let out = root.path().join("x".repeat(200));
+        fs::create_dir(&out).unwrap();
+        let folder = Folder::make(&out).unwrap();
+        let owner = Owner { process: ProcessId::this(), ranks: vec![3, 4] };
+        let listener = folder.listen(&owner).unwrap();
+        assert_eq!(folder.owners(), [owner.clone()]);
+        let mode = fs::metadata(out.join("debug")).unwrap().permissions();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o700);
+
+        // Moved under the run.
+        let moved = root.path().join("moved");
+        fs::rename(&out, &moved).unwrap();
+        let mut client = Folder::open(&moved).unwrap().connect(&owner).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        assert_eq!(stranger(&server).unwrap(), None);
+        server.write_all(b"here").unwrap();
+        drop(server);
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "here");
+
+        // A process that was killed has left its socket.
+        drop(listener);
+        assert!(folder.connect(&owner).is_err());
+        let again = folder.listen(&owner).unwrap();
+        assert!(folder.connect(&owner).is_ok());
+        drop(again);
+        folder.remove_of(&owner);
+        assert_eq!(fs::read_dir(moved.join("debug")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_owners_file_is_passed_over_and_cleared_if_it_is_ours() {
+        let out = tempfile::tempdir().unwrap();
+        let folder = Folder::make(out.path()).unwrap();
+        let path = |name: &str| out.path().join("debug").join(name);
+        fs::write(path("rank_0.json"), "{\"process\": ").unwrap();
+        let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
+        fs::write(path("rank_2.json"), serde_json::to_vec(&owner).unwrap()).unwrap();
+        fs::write(path("notes.txt"), "mine").unwrap();
+        assert_eq!(folder.owners(), []);
+        clear(out.path());
+        remove_if_empty(out.path());
+        assert_eq!(fs::read_dir(out.path().join("debug")).unwrap().count(), 1);
+        // A link is not followed: who may write here could have others' files removed.
+        let other = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(out.path().join("debug"), other.path().join("debug")).unwrap();
+        assert!(Folder::make(other.path()).is_err());
+    }
+}

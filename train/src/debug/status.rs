@@ -1,0 +1,72 @@
+//! What a process says of its ranks.
+
+use std::time::Duration;
+
+use kiln_shard::memory;
+
+use super::message::{Known, ProcessStatus, RankStatus, Thread};
+use crate::process::position::{self, Whereabouts};
+use crate::process::stacks;
+
+/// Operations of each rank that are told: some steps of most models.
+const RECORDS: usize = 256;
+
+/// How long ranks of other processes may take to answer.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// What is the same for all ranks of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    pub(crate) world_size: usize,
+    /// Optimizer steps of the run.
+    pub(crate) steps: u64,
+    /// How long a rank may wait for the others in one collective.
+    pub(crate) deadline: Duration,
+    /// Whether the ranks compute on GPUs, whose memory is counted elsewhere.
+    pub(crate) on_gpu: bool,
+}
+
+impl About {
+    /// What this process and its ranks are doing; with `stacks`, what its threads are in the middle of, and with
+    /// `all`, what other processes say.
+    pub(super) fn status(&self, stacks: bool, all: bool) -> ProcessStatus {
+        let here = position::all();
+        let asked = all.then(|| here.iter().find_map(|whereabouts| whereabouts.observer.ask_all(PATIENCE)));
+        ProcessStatus {
+            world_size: self.world_size,
+            steps: self.steps,
+            deadline_s: Some(self.deadline.as_secs_f64()).filter(|_| self.deadline < Duration::MAX),
+            all: asked.flatten().map(|all| all.into_iter().map(Known::from).collect()),
+            threads: stacks.then(threads),
+            ranks: here.into_iter().map(|whereabouts| self.rank(&whereabouts)).collect(),
+        }
+    }
+
+    fn rank(&self, whereabouts: &Whereabouts) -> RankStatus {
+        let Whereabouts { rank, step, saved, settled, ref observer } = *whereabouts;
+        let counted = |bytes: usize| Some(bytes as u64).filter(|bytes| *bytes > 0 && !self.on_gpu);
+        let peak_on_gpu = settled.map(|settled| settled.peak_bytes).filter(|_| self.on_gpu);
+        RankStatus {
+            rank,
+            step,
+            saved,
+            loss: settled.map(|settled| settled.loss).filter(|loss| loss.is_finite()),
+            tokens_per_s: settled.map(|settled| settled.tokens_per_s).filter(|speed| speed.is_finite()),
+            longest_step_s: settled.map(|settled| settled.step_s),
+            bytes: counted(memory::live_bytes(rank)),
+            peak_bytes: peak_on_gpu.or_else(|| counted(memory::peak_bytes(rank))),
+            flight: observer.flight(RECORDS),
+        }
+    }
+}
+
+fn threads() -> Vec<Thread> {
+    let thread = |stack: stacks::ThreadStack| {
+        let (calls, problem) = match stack.calls {
+            Ok(calls) => (calls, None),
+            Err(why) => (Vec::new(), Some(why.to_owned())),
+        };
+        Thread { id: stack.id, name: stack.name, calls, problem }
+    };
+    stacks::of_all_threads().into_iter().map(thread).collect()
+}
