@@ -119,11 +119,19 @@ pub enum TrainError {
     /// The loss or the norm of the gradient, `what`, is not a number; `parameter` is the first with such a
     /// gradient. The run does not skip such steps, or has skipped as many in a row as it may.
     #[error(
-        "step {step}: {what} is {value}{}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
+        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
          earlier checkpoint",
         in_gradient(.parameter), not_updated(*.is_repeated)
     )]
-    NonFinite { step: u64, what: &'static str, value: f64, parameter: Option<String>, is_repeated: bool },
+    NonFinite {
+        step: u64,
+        what: &'static str,
+        value: f64,
+        parameter: Option<String>,
+        /// The first tensor that is not finite, in words.
+        origin: String,
+        is_repeated: bool,
+    },
     /// A model has computed `what`, which is no number.
     #[error(
         "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \

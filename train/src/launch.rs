@@ -48,7 +48,10 @@ impl LaunchArgs {
         {
             return Err(LaunchArgsError::Arguments(problem));
         }
-        if let Some(flag) = self.command.iter().find_map(|argument| place_flag(argument)) {
+        // Beside a breakpoint, it is the rank that is held.
+        let breaks = self.command.iter().any(|argument| argument.to_string_lossy().starts_with("--break"));
+        let is_own = |flag: &&'static str| !(breaks && *flag == "--rank");
+        if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_own) {
             let problem = format!("{flag} is one rank's own; leave it out, the launcher gives it");
             return Err(LaunchArgsError::Arguments(problem));
         }

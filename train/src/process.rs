@@ -24,7 +24,7 @@ use kiln_shard::memory;
 
 pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
 pub(crate) use kiln_process::{
-    ProcessId, Repeat, in_pool, launcher, position, raise_segv, stacks, was_interrupted,
+    ProcessId, Repeat, in_pool, launcher, position, raise_segv, stacks, terminal, was_interrupted,
 };
 pub use memory::CountingAllocator;
 

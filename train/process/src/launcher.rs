@@ -70,6 +70,11 @@ pub(super) fn is_set() -> bool {
     std::env::var_os(LAUNCHER_PID).is_some()
 }
 
+/// The process of the launcher, if one has started this process.
+pub(super) fn pid() -> Option<Pid> {
+    Pid::from_raw(std::env::var(LAUNCHER_PID).ok()?.parse().ok()?)
+}
+
 /// The state of a process, by the letter that Linux has for it; `None` where that is not known.
 pub fn state_of(process: Pid) -> Option<char> {
     stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()

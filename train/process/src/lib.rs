@@ -15,6 +15,7 @@ pub mod position;
 mod repeat;
 mod signals;
 pub mod stacks;
+pub mod terminal;
 pub mod words;
 
 use std::io::IsTerminal;

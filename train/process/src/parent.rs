@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, test_kill_process};
 
-use super::launcher::{self, LAUNCHER_PID, state_of};
+use super::launcher::{self, state_of};
 use super::output::complain;
 
 /// Asks the system to kill this process when its launcher dies, and connects it with the launcher; exits
@@ -13,10 +13,7 @@ use super::output::complain;
 /// therefore become the rank (`exec`); if it waits instead, it outlives a launcher that is killed
 /// with SIGKILL, and the rank with it.
 pub fn end_with_launcher() {
-    let Some(launcher) = std::env::var(LAUNCHER_PID).ok().and_then(|pid| pid.parse().ok()) else {
-        return;
-    };
-    let Some(launcher) = Pid::from_raw(launcher) else { return };
+    let Some(launcher) = launcher::pid() else { return };
     // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid() != Some(launcher) && !is_alive(launcher) {

@@ -14,6 +14,7 @@ use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
+use crate::debug::AttachArgs;
 use crate::debug::StatusArgs;
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
@@ -27,7 +28,7 @@ use crate::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
-use crate::run::{Program, TrainArgs};
+use crate::run::{Program, ReplayArgs, TrainArgs};
 use crate::version::version;
 use documents::{CompletionsArgs, ManArgs};
 
@@ -82,6 +83,10 @@ enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// Look into a run that goes on: hold its ranks, print its tensors.
+    Attach(AttachArgs),
+    /// Take one step of a run again, from the checkpoint before it, and compare it with what was recorded.
+    Replay(ReplayArgs),
     /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
     Inspect(InspectArgs),
     /// Make a full checkpoint of a sharded one, or the other way round.
@@ -95,7 +100,7 @@ enum Command {
 impl Command {
     /// Whether output is only an account of what the command does, which nobody has to read.
     fn is_run(&self) -> bool {
-        matches!(self, Command::Train(_) | Command::Launch(_))
+        matches!(self, Command::Train(_) | Command::Launch(_) | Command::Replay(_))
     }
 }
 
@@ -166,6 +171,8 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Export(args) => on_files(|| args.run()).map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => args.run(registry),
         Command::Bench { command: BenchCommand::Network(args) } => args.run(),
+        Command::Attach(args) => args.run(),
+        Command::Replay(args) => args.run(registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

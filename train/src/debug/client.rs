@@ -6,6 +6,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::machine::{State, state_of, threads_of};
 use super::message::{Known, ProcessStatus, Reply, Request, Thread};
 use super::socket::{Folder, Owner};
@@ -37,15 +39,32 @@ impl Connection {
 
     /// Asks, and waits for the reply.
     pub(super) fn ask(&mut self, request: &Request) -> io::Result<Reply> {
-        let mut line = serde_json::to_vec(request)?;
-        line.push(b'\n');
-        self.0.get_mut().write_all(&line)?;
+        say(self.0.get_ref(), request)?;
+        self.next()
+    }
+
+    /// What writes to the process, and a connection that reads from it without end.
+    pub(super) fn split(self) -> io::Result<(UnixStream, Self)> {
+        let stream = self.0.get_ref().try_clone()?;
+        stream.set_read_timeout(None)?;
+        Ok((stream, self))
+    }
+
+    /// Waits for the next reply.
+    pub(super) fn next(&mut self) -> io::Result<Reply> {
         let mut reply = String::new();
         if self.0.by_ref().take(MOST_REPLY).read_line(&mut reply)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         Ok(serde_json::from_str(&reply)?)
     }
+}
+
+/// Sends a line of JSON.
+pub(super) fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
 }
 
 /// What a process says, or what is known of it instead.
@@ -118,7 +137,7 @@ fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     let mut connection = Connection::open(folder, &first.owner, PATIENCE_FOR_ALL).ok()?;
     match connection.ask(&Request::Status { stacks: false, all: true }).ok()? {
         Reply::Status(status) => status.all,
-        Reply::Refused(_) => None,
+        Reply::Prompt(_) | Reply::Refused(_) => None,
     }
 }
 
@@ -134,6 +153,7 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
             match reply {
                 Ok(Reply::Status(status)) => Answer::Status(status),
                 Ok(Reply::Refused(reason)) => Answer::Silent(reason),
+                Ok(Reply::Prompt(_)) => Answer::Silent("it answers something else".to_owned()),
                 Err(_) if is_gone.is_none() => Answer::Elsewhere,
                 Err(error) => silence(&owner, &error),
             }

@@ -3,6 +3,8 @@
 use kiln_collectives::{Flight, Witness};
 use serde::{Deserialize, Serialize};
 
+use super::prompt::ToPrompt;
+
 /// What a process is asked: one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -14,6 +16,17 @@ pub(crate) enum Request {
         /// And the ranks of other processes, as far as you can ask them?
         all: bool,
     },
+    /// Give me the prompt of a rank. From here on, every line is a [`Typed`], and every reply a prompt's.
+    Attach {
+        /// The rank; whichever is held without.
+        rank: Option<usize>,
+    },
+}
+
+/// A line that was typed at a prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Typed {
+    pub(crate) typed: String,
 }
 
 /// What a process says: one line of JSON.
@@ -21,6 +34,8 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
     Status(Box<ProcessStatus>),
+    /// For the prompt.
+    Prompt(ToPrompt),
     /// The request is not answered; the reason is for people.
     Refused(String),
 }

@@ -10,12 +10,14 @@
 //! [`message::Request`] and an arm of `answer` in `server.rs`. `prompt/` has breakpoints and what is typed at
 //! the prompt of `kiln attach`.
 
+mod attach;
 mod client;
 mod command;
 mod ended;
 mod look;
 mod machine;
 mod message;
+mod nonfinite;
 mod opinion;
 mod options;
 mod prompt;
@@ -24,7 +26,9 @@ mod show;
 mod socket;
 mod status;
 
+pub use attach::AttachArgs;
 pub use command::StatusArgs;
+pub(crate) use nonfinite::NonFiniteFinder;
 pub use options::DebugOptions;
 pub(crate) use prompt::DebuggedRank;
 pub use prompt::{

@@ -7,4 +7,6 @@ use super::prompt::Breakpoint;
 pub struct DebugOptions {
     /// Where it stops.
     pub breakpoints: Vec<Breakpoint>,
+    /// Whether the prompt of a run that is held may be opened on its terminal: `kiln attach` of this program.
+    pub has_prompt: bool,
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::message::{Reply, Request};
+use super::message::{Reply, Request, Typed};
 use super::socket::{Folder, Owner, remove_if_empty, stranger};
 use super::status::About;
 use crate::process::ProcessId;
@@ -148,7 +148,10 @@ impl Shared {
                 return Ok(());
             }
             let reply = match serde_json::from_str(&line) {
-                Ok(request) => self.answer(&request),
+                Ok(Request::Attach { rank }) => return self.converse(stream, reader, rank),
+                Ok(Request::Status { stacks, all }) => {
+                    Reply::Status(Box::new(self.about.status(stacks, all)))
+                }
                 Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
             };
             say(stream, &reply)?;
@@ -158,10 +161,37 @@ impl Shared {
         }
     }
 
-    fn answer(&self, request: &Request) -> Reply {
-        match request {
-            Request::Status { stacks, all } => Reply::Status(Box::new(self.about.status(*stacks, *all))),
-        }
+    /// Carries lines from a prompt to the ranks, and what they say back, until one of them is gone.
+    fn converse(
+        &self,
+        stream: &UnixStream,
+        mut reader: BufReader<&UnixStream>,
+        rank: Option<usize>,
+    ) -> io::Result<()> {
+        stream.set_read_timeout(None)?;
+        let desk = &self.about.desk;
+        let (id, messages) = desk.attach(rank);
+        thread::scope(|scope| {
+            let tell = move || {
+                for message in messages {
+                    if say(stream, &Reply::Prompt(message)).is_err() {
+                        break;
+                    }
+                }
+                // The run is over, or nobody reads: whoever reads from there stops as well.
+                let _ = stream.shutdown(Shutdown::Both);
+            };
+            thread::Builder::new().name("kiln-prompt".to_owned()).spawn_scoped(scope, tell)?;
+            let mut line = String::new();
+            while reader.by_ref().take(MOST_REQUEST).read_line(&mut line).unwrap_or(0) > 0 {
+                if let Ok(Typed { typed }) = serde_json::from_str(&line) {
+                    desk.line(id, &typed);
+                }
+                line.clear();
+            }
+            desk.detach(id);
+            Ok(())
+        })
     }
 }
 
@@ -176,7 +206,8 @@ mod tests {
     use super::*;
 
     fn about() -> About {
-        About { world_size: 2, steps: 5, deadline: Duration::from_secs(60), on_gpu: false }
+        let desk = Arc::default();
+        About { world_size: 2, steps: 5, deadline: Duration::from_secs(60), on_gpu: false, desk }
     }
 
     fn ask(folder: &Folder, owner: &Owner, line: &str) -> String {

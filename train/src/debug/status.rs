@@ -1,10 +1,12 @@
 //! What a process says of its ranks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_shard::memory;
 
 use super::message::{Known, ProcessStatus, RankStatus, Thread};
+use super::prompt::Desk;
 use crate::process::position::{self, Whereabouts};
 use crate::process::stacks;
 
@@ -24,6 +26,8 @@ pub(crate) struct About {
     pub(crate) deadline: Duration,
     /// Whether the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
+    /// The prompts of this process.
+    pub(crate) desk: Arc<Desk>,
 }
 
 impl About {

@@ -152,7 +152,7 @@ impl TrainArgs {
                 }
             }
         }
-        Ok(DebugOptions { breakpoints })
+        Ok(DebugOptions { breakpoints, has_prompt: true })
     }
 }
 
@@ -304,7 +304,13 @@ fn run_as_process(
 fn look_into(plan: &Plan, ranks: Vec<usize>) -> Server {
     let Config { train, comm, .. } = &plan.config;
     let (world_size, steps) = (train.ranks, train.steps);
-    let about = About { world_size, steps, deadline: comm.timeout(), on_gpu: plan.device.is_gpu() };
+    let about = About {
+        world_size,
+        steps,
+        deadline: comm.timeout(),
+        on_gpu: plan.device.is_gpu(),
+        desk: plan.desk.clone(),
+    };
     Server::start(&plan.out, ranks, about)
 }
 

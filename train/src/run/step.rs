@@ -80,7 +80,7 @@ pub fn optimizer_step(
 
 /// The passes of an optimizer step: afterwards the gradient is reduced, and the update is next. Returns whether
 /// the step goes on. Collective.
-pub(super) fn run_passes(
+pub(in crate::run) fn run_passes(
     model: &ShardedDecoder,
     config: &Config,
     device: &Device,

@@ -8,6 +8,7 @@
 //! links burn.
 
 mod crash;
+mod held;
 mod kills;
 mod many;
 mod matrix;
@@ -21,3 +22,5 @@ mod saving;
 mod signals;
 mod soak;
 mod support;
+#[path = "../support/terminal.rs"]
+mod terminal;

@@ -1,5 +1,6 @@
 //! When a rank is held.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -68,8 +69,13 @@ pub(crate) struct Debugger {
     pub(super) seq_len: usize,
     /// The run folder.
     pub(super) out: PathBuf,
+    /// Whether the prompt may be opened on the terminal of the run.
+    pub(super) has_prompt: bool,
     pub(super) rank: usize,
-    pub(super) breakpoints: Vec<Breakpoint>,
+    /// By number, the same on all ranks.
+    pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
+    /// The number of the next one.
+    pub(super) next_number: usize,
     /// Where all ranks are held next, besides.
     pub(super) going: Going,
     /// Where this rank is held next, which the others are not.
@@ -131,8 +137,10 @@ impl Debugger {
             tokenizer,
             seq_len,
             out,
+            has_prompt: options.has_prompt,
             rank,
-            breakpoints: options.breakpoints.clone(),
+            next_number: options.breakpoints.len() + 1,
+            breakpoints: (1..).zip(options.breakpoints.iter().cloned()).collect(),
             going: Going::Free,
             alone: Going::Free,
             focus: 0,
@@ -151,7 +159,7 @@ impl Debugger {
         mut happens: impl FnMut(&Breakpoint) -> Result<bool>,
     ) -> Result<Option<Reason>> {
         let mut reason = None;
-        for breakpoint in self.breakpoints.iter().filter(|breakpoint| breakpoint.is_in(point.step)) {
+        for breakpoint in self.breakpoints.values().filter(|breakpoint| breakpoint.is_in(point.step)) {
             // All ranks ask about all breakpoints, so that they communicate alike.
             if happens(breakpoint)? && reason.is_none() {
                 let alone = breakpoint.rank.is_some() && breakpoint.others == Others::Run;
@@ -227,7 +235,7 @@ impl Observer for Debugger {
     fn looks_into(&self, step: u64) -> bool {
         BREAKPOINTS_IN_CODE
             || self.going != Going::Free
-            || self.breakpoints.iter().any(|breakpoint| breakpoint.is_in(step))
+            || self.breakpoints.values().any(|breakpoint| breakpoint.is_in(step))
     }
 
     fn is_shown(&self, step: u64) -> bool {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a prompt is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ToPrompt {
     /// Something to show.
     Text(String),
@@ -119,10 +120,9 @@ impl Desk {
         self.lock().lines.get(&rank).is_some_and(|lines| !lines.is_empty())
     }
 
-    /// Whether anyone sees what `rank` says.
+    /// Whether anyone sees what `rank` says, now or when the ranks that are held besides are let go.
     pub(super) fn has_prompt(&self, rank: usize) -> bool {
-        let state = self.lock();
-        state.prompts.values().any(|prompt| state.rank_of(prompt) == rank)
+        self.lock().prompts.values().any(|prompt| prompt.rank.is_none_or(|of| of == rank))
     }
 
     /// `rank` is held at `place`, and asks for a line with `ask`.
@@ -153,6 +153,15 @@ impl Desk {
         // Before it is let go, so that the prompts which are here for whichever rank is held hear of it.
         state.send(rank, &ToPrompt::Running);
         state.held.remove(&rank);
+        // They go on to the next one.
+        let Some((&next, Held { place, ask })) = state.held.first_key_value() else { return };
+        let (place, ask) = (ToPrompt::Text(place.clone()), ToPrompt::Ask(ask.clone()));
+        let free = state.prompts.values().filter(|prompt| prompt.rank.is_none());
+        if rank < next {
+            free.for_each(|prompt| {
+                _ = prompt.out.send(place.clone()).and_then(|()| prompt.out.send(ask.clone()))
+            });
+        }
     }
 
     /// The next line for `rank`, if one comes within `patience`.
@@ -198,7 +207,12 @@ mod tests {
         assert_eq!(messages.try_recv(), Ok(ToPrompt::Text("hello".to_owned())));
         desk.detach(one);
         assert!(!desk.has_prompt(2), "the others are gone, or for another rank");
+        let (_, any) = desk.attach(None);
+        desk.hold(3, "rank 3 is here", "(rank 3) ");
         desk.release(2);
+        let told: Vec<_> = any.try_iter().skip(2).collect();
+        let next = [ToPrompt::Running, ToPrompt::Text("rank 3 is here".to_owned())];
+        assert_eq!(told[..2], next, "a prompt for whichever rank goes on to the next");
         desk.end();
         assert_eq!(other.try_recv(), Ok(ToPrompt::End));
     }

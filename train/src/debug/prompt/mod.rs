@@ -14,3 +14,4 @@ pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Pass, Tr
 pub use debugger::BREAKPOINTS_IN_CODE;
 pub(crate) use debugger::{DebuggedRank, Debugger};
 pub use desk::{Desk, ToPrompt};
+pub(super) use show::Statistics;

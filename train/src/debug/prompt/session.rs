@@ -10,12 +10,14 @@ use std::time::Duration;
 use kiln_collectives::{Buffer, DType, Label, Phase};
 use kiln_shard::{Engine, ShardError};
 
+use super::breakpoint::{Breakpoint, Others};
 use super::command::{Command, HELP, Name};
 use super::debugger::{Debugger, Going};
 use super::point::Point;
 use super::show::Shown;
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
+use crate::process::terminal;
 
 /// How often a rank that waits for a line looks whether the others are still there.
 const LOOK: Duration = Duration::from_millis(100);
@@ -138,12 +140,25 @@ impl Debugger {
             false => "all ranks are held".to_owned(),
         };
         let text = format!("{who} at {point} ({why})");
-        let is_seen = self.desk.has_prompt(reader);
         self.desk.hold(reader, &text, &self.ask(alone));
-        if !is_seen {
+        if !self.desk.has_prompt(reader) {
             let rank = if alone { format!(" --rank {}", self.rank) } else { String::new() };
-            say(&format!("{text}; look into it with: kiln attach {}{rank}", self.out.display()));
+            let opened = self.has_prompt && self.open_prompt(alone);
+            if !opened {
+                say(&format!("{text}; look into it with: kiln attach {}{rank}", self.out.display()));
+            }
         }
+    }
+
+    /// Opens the prompt on the terminal of the run, if that is in the foreground.
+    fn open_prompt(&self, alone: bool) -> bool {
+        let Ok(program) = std::env::current_exe() else { return false };
+        let mut command = std::process::Command::new(program);
+        command.arg("attach").arg(&self.out).arg("--take-terminal");
+        if alone {
+            command.arg(format!("--rank={}", self.rank));
+        }
+        terminal::lend(command)
     }
 
     /// The next line, which `reader` reads and all ranks that are held get. Collective unless `alone`.
@@ -181,6 +196,9 @@ impl Debugger {
             self.breakpoints.clear();
             return Ok(("asked to stop: the run goes on, saves and ends".to_owned(), Next::Go));
         }
+        if line.trim().is_empty() {
+            return Ok((String::new(), Next::Stay));
+        }
         let command = match line.parse::<Command>() {
             Ok(command) => command,
             Err(error) => return Ok((error.to_string(), Next::Stay)),
@@ -205,7 +223,16 @@ impl Debugger {
             Command::Continue => Ok((String::new(), Next::Go)),
             Command::Clear if view.alone => stay("the others are not held".to_owned()),
             Command::Clear => match self.focus == self.rank {
-                true => Ok((format!("rank {} is held on, the others run", self.rank), Next::Alone)),
+                true => Ok((
+                    format!(
+                        "rank {} is held on, the others run; in a process of its own, it is found with: kiln \
+                         attach {} --rank {}",
+                        self.rank,
+                        self.out.display(),
+                        self.rank
+                    ),
+                    Next::Alone,
+                )),
                 false => Ok((String::new(), Next::Go)),
             },
             Command::Breakpoints => stay(self.list_breakpoints()),
@@ -214,11 +241,12 @@ impl Debugger {
                 stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
             }
             Command::Break(breakpoint) => {
-                let text = format!("{}: {breakpoint}", self.breakpoints.len() + 1);
-                self.breakpoints.push(breakpoint);
+                let text = format!("{}: {breakpoint}", self.next_number);
+                self.breakpoints.insert(self.next_number, breakpoint);
+                self.next_number += 1;
                 stay(text)
             }
-            Command::Delete(number) => stay(self.delete(number)),
+            Command::Delete(number) => stay(self.delete(number, false)),
             Command::Set(key, value) => stay(self.controls.set(&key, &value)),
             Command::Checkpoint => {
                 self.controls.save();
@@ -305,17 +333,23 @@ impl Debugger {
     }
 
     fn list_breakpoints(&self) -> String {
-        let lines = self.breakpoints.iter().enumerate();
-        let lines: Vec<_> = lines.map(|(index, breakpoint)| format!("{}: {breakpoint}", index + 1)).collect();
+        let lines = self.breakpoints.iter();
+        let lines: Vec<_> = lines.map(|(number, breakpoint)| format!("{number}: {breakpoint}")).collect();
         if lines.is_empty() { "there are no breakpoints".to_owned() } else { lines.join("\n") }
     }
 
-    fn delete(&mut self, number: usize) -> String {
-        match number {
-            0 => self.breakpoints.clear(),
-            number if number <= self.breakpoints.len() => drop(self.breakpoints.remove(number - 1)),
-            number => return format!("there is no breakpoint {number}"),
+    /// Takes breakpoint `number` away, or all with 0; those that hold other ranks as well stay if this one is held
+    /// `alone`.
+    fn delete(&mut self, number: usize, alone: bool) -> String {
+        if number != 0 && !self.breakpoints.contains_key(&number) {
+            return format!("there is no breakpoint {number}");
         }
+        let is_own =
+            |breakpoint: &Breakpoint| breakpoint.others == Others::Run && breakpoint.rank == Some(self.rank);
+        let stays = |of: &usize, breakpoint: &mut Breakpoint| {
+            (number != 0 && *of != number) || (alone && !is_own(breakpoint))
+        };
+        self.breakpoints.retain(stays);
         self.list_breakpoints()
     }
 }

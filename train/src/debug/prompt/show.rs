@@ -29,26 +29,26 @@ pub(super) struct Shown {
 
 /// What the values of a tensor are like.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Statistics {
+pub(in crate::debug) struct Statistics {
     /// Values that are NaN.
-    pub(crate) nan: usize,
+    pub(in crate::debug) nan: usize,
     /// Values that are infinite.
-    pub(crate) infinite: usize,
+    pub(in crate::debug) infinite: usize,
     /// The least of the others; 0 if there are none.
-    pub(crate) min: f32,
+    pub(in crate::debug) min: f32,
     /// The largest of the others.
-    pub(crate) max: f32,
+    pub(in crate::debug) max: f32,
     /// Their mean.
-    pub(crate) mean: f64,
+    pub(in crate::debug) mean: f64,
     /// The root of the mean of their squares.
-    pub(crate) rms: f64,
+    pub(in crate::debug) rms: f64,
     /// The 2-norm.
-    pub(crate) norm: f64,
+    pub(in crate::debug) norm: f64,
 }
 
 impl Statistics {
     /// Those of `values`.
-    pub(crate) fn of(values: &[f32]) -> Self {
+    pub(in crate::debug) fn of(values: &[f32]) -> Self {
         let nan = values.iter().filter(|value| value.is_nan()).count();
         let infinite = values.iter().filter(|value| value.is_infinite()).count();
         let finite = || values.iter().copied().filter(|value| value.is_finite());

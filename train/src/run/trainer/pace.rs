@@ -18,8 +18,8 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 pub(super) struct Pace {
     /// Passes until the ranks ask each other again; the same on all ranks.
     left: u64,
-    /// When the present pass began.
-    begun: Instant,
+    /// When the present pass began, and how long ranks had been held by then.
+    begun: (Instant, Duration),
     /// This rank's longest pass since the ranks asked each other, in seconds.
     longest: f64,
 }
@@ -27,18 +27,20 @@ pub(super) struct Pace {
 impl Pace {
     /// A pace of which nothing is known: the ranks ask each other after the first pass.
     pub(super) fn new() -> Self {
-        Pace { left: 1, begun: Instant::now(), longest: 0.0 }
+        Pace { left: 1, begun: (Instant::now(), Duration::ZERO), longest: 0.0 }
     }
 
-    /// A pass begins.
-    pub(super) fn begin(&mut self) {
-        self.begun = Instant::now();
+    /// A pass begins. `held` is how long ranks were held up to now, for somebody to look into them.
+    pub(super) fn begin(&mut self, held: Duration) {
+        self.begun = (Instant::now(), held);
     }
 
     /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other now.
-    pub(super) fn end(&mut self) -> bool {
-        self.longest = self.longest.max(self.begun.elapsed().as_secs_f64());
-        self.begin();
+    pub(super) fn end(&mut self, held: Duration) -> bool {
+        let (begun, before) = self.begun;
+        let taken = begun.elapsed().saturating_sub(held.saturating_sub(before));
+        self.longest = self.longest.max(taken.as_secs_f64());
+        self.begin(held);
         self.left = self.left.saturating_sub(1);
         self.left == 0
     }
@@ -94,8 +96,8 @@ mod tests {
         let mut pace = Pace::new();
         // Asked before the first pass.
         pace.told(0.0);
-        assert!(pace.end());
+        assert!(pace.end(Duration::ZERO));
         pace.told(0.5);
-        assert_eq!((0..10).map(|_| pace.end()).position(|due| due), Some(9));
+        assert_eq!((0..10).map(|_| pace.end(Duration::ZERO)).position(|due| due), Some(9));
     }
 }

@@ -1,7 +1,7 @@
 //! The steps of a run, from the first to the last.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kiln_model::layers::Records;
 use kiln_model::{Decoder, Key};
@@ -130,6 +130,11 @@ impl Trainer<'_> {
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
     }
 
+    /// How long ranks were held up to now, for somebody to look into them.
+    pub(super) fn held(&self) -> Duration {
+        self.model.engine().world().holds().total()
+    }
+
     /// The training loss of the last step.
     pub(super) fn loss(&self) -> Option<f64> {
         self.metrics.as_ref().map(|metrics| metrics.loss)
@@ -138,7 +143,7 @@ impl Trainer<'_> {
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
     fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
-        let start = Instant::now();
+        let (start, held) = (Instant::now(), self.held());
         let config = &self.plan.config;
         let step = self.state.step + 1;
         if let Some(drill) = &self.drill {
@@ -174,7 +179,7 @@ impl Trainer<'_> {
         let any_recorded = sync.any_recorded;
         let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
         self.pace.told(sync.longest_pass);
-        let step_s = start.elapsed().as_secs_f64();
+        let step_s = start.elapsed().saturating_sub(self.held() - held).as_secs_f64();
         self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
 
         self.state.step = step;
@@ -204,9 +209,10 @@ impl Trainer<'_> {
         let Trainer { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
-        pace.begin();
+        let held = || model.engine().world().holds().total();
+        pace.begin(held());
         let go_on = || {
-            let stop = pace.end() && pace.ask(model.engine(), &plan.stop)?.0;
+            let stop = pace.end(held()) && pace.ask(model.engine(), &plan.stop)?.0;
             Ok(!(stop && may_stop))
         };
         let Some((val_loss, val_tokens)) = evaluate_while(model, device, validation, samples, rows, go_on)?

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
@@ -70,6 +70,8 @@ pub struct Trainer<'a> {
     pub(super) skipped_in_a_row: u64,
     /// When the values of a step were last known.
     pub(super) settled: Instant,
+    /// How long ranks had been held by then.
+    pub(super) held_before: Duration,
     pub(super) flops_per_token: f64,
     /// What `mfu` is held against.
     pub(super) peak: Peak,
@@ -194,6 +196,7 @@ impl<'a> Trainer<'a> {
             state,
             skipped_in_a_row: 0,
             settled: started,
+            held_before: Duration::ZERO,
             flops_per_token,
             peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),

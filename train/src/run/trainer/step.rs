@@ -16,13 +16,14 @@ use super::state::Trainer;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
-use crate::debug::Pass;
+use crate::debug::{NonFiniteFinder, Pass};
 use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
 use crate::process::position::StepOutcome;
 use crate::run::observe::{Controls, Moment, Observers};
+use crate::run::step::run_passes;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
 
@@ -75,7 +76,7 @@ impl MicroBatches for DataBatches<'_> {
                 index as u64,
                 config.micro_batch() as u64,
             );
-        self.pace.begin();
+        self.pace.begin(world.holds().total());
         if let Some(drill) = self.drill {
             drill.data_loading().map_err(TrainError::Drill)?;
         }
@@ -97,7 +98,7 @@ impl MicroBatches for DataBatches<'_> {
 
     fn go_on(&mut self, last: bool) -> Result<bool> {
         // After the last one, the ranks tell each other more than that.
-        if !self.pace.end() || last {
+        if !self.pace.end(self.engine.world().holds().total()) || last {
             return Ok(true);
         }
         let (stop, longest) = self.pace.ask(self.engine, &self.plan.stop)?;
@@ -135,13 +136,15 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
 
 impl Trainer<'_> {
     /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
-    pub(super) fn settle_step(&mut self) -> Result<()> {
+    pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
         let Some(issued) = self.issued.take() else { return Ok(()) };
         let Issued { step, update, lr, start, peak_bytes, tokens, log } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
-        let step_s = (now - self.settled.max(start)).as_secs_f64();
-        self.settled = now;
+        let held = self.held();
+        let taken = now - self.settled.max(start);
+        let step_s = taken.saturating_sub(held - self.held_before).as_secs_f64();
+        (self.settled, self.held_before) = (now, held);
         self.state.loss_scale = outcome.loss_scale;
         let left_out = self.why_left_out(step, &outcome)?;
         self.state.skipped += u64::from(left_out.is_some());
@@ -222,6 +225,37 @@ impl Trainer<'_> {
         })
     }
 
+    /// Where `step`, whose update was left out, first has a value that is not finite, in words: its passes are
+    /// taken again, with the weights that they had. Collective.
+    fn find_non_finite(&mut self, step: u64) -> Result<String> {
+        let Trainer { plan, model, device, train, pace, grace, controls, state, .. } = self;
+        let engine = model.engine();
+        engine.set_activity("finding what is not finite");
+        let finder = NonFiniteFinder::default();
+        let observers = Observers::new(vec![Box::new(finder.clone())]);
+        let since = (state.step + 1 - step) * plan.config.train.global_batch as u64;
+        let mut batches = DataBatches {
+            plan,
+            engine,
+            observers: &observers,
+            step,
+            source: train,
+            first_sample: state.next_sample - since,
+            drill: None,
+            pace,
+            grace,
+            records: None,
+            grad_norms: Values::default(),
+            controls,
+        };
+        run_passes(model, &plan.config, device, &mut batches)?;
+        let text = finder.finish(engine)?;
+        // Gradients that nothing is updated with.
+        engine.begin_step();
+        engine.finish_evaluation()?;
+        Ok(text)
+    }
+
     /// Why the update of a step was left out, if it was, in words; an error if that ends the run. Loss
     /// and norm are the same on every rank, so all ranks go on, or stop, together.
     fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
@@ -239,13 +273,15 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
+        // Once is enough for steps in a row that go wrong.
+        let origin = if self.skipped_in_a_row == 1 { self.find_non_finite(step)? } else { String::new() };
         match self.plan.config.train.nonfinite {
             NonFinite::Skip if self.skipped_in_a_row < MAX_SKIPPED => {
-                Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter))))
+                Ok(Some(format!("{what} is {value}{}{origin}", in_gradient(&parameter))))
             }
             nonfinite => {
                 let is_repeated = nonfinite == NonFinite::Skip;
-                Err(TrainError::NonFinite { step, what, value, parameter, is_repeated })
+                Err(TrainError::NonFinite { step, what, value, parameter, origin, is_repeated })
             }
         }
     }

@@ -1,0 +1,93 @@
+//! The first tensor of a step that is not finite.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_collectives::Phase;
+use kiln_model::ops::Seen;
+use kiln_shard::Engine;
+use serde::{Deserialize, Serialize};
+
+use super::prompt::{Pass, Statistics};
+use crate::error::Result;
+use crate::run::{Moment, Observer};
+
+/// Looks for the first tensor of a step, on one rank, that has a value which is not finite.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NonFiniteFinder(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Tensors that were seen.
+    seen: u64,
+    /// The one before, which was finite.
+    before: Option<String>,
+    found: Option<Found>,
+}
+
+/// A tensor that is not finite.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Found {
+    /// Its number among the tensors of the step, the same on all ranks.
+    number: u64,
+    text: String,
+}
+
+impl NonFiniteFinder {
+    /// What is known of the first tensor of all ranks, in words. Collective.
+    pub(crate) fn finish(&self, engine: &Engine) -> Result<String> {
+        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).found.clone();
+        let mine = serde_json::to_vec(&found).unwrap_or_default();
+        let all = engine.all_gather_bytes(Phase::Other, "non_finite", &mine)?;
+        let of_rank = |(rank, bytes): (usize, &Vec<u8>)| {
+            let found: Option<Found> = serde_json::from_slice(bytes).ok()?;
+            found.map(|found| (found.number, rank, found.text))
+        };
+        Ok(match all.iter().enumerate().filter_map(of_rank).min() {
+            Some((_, rank, text)) => {
+                format!("; the first tensor that is not finite is {text}, on rank {rank}")
+            }
+            None => "; taken again, its passes are finite: it was made in a collective, or not by arithmetic"
+                .to_owned(),
+        })
+    }
+}
+
+impl Observer for NonFiniteFinder {
+    fn looks_into(&self, _step: u64) -> bool {
+        true
+    }
+
+    fn seen(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.seen += 1;
+        if state.found.is_some() {
+            return Ok(());
+        }
+        let values: Vec<f32> = seen.values.clone().into_data().iter::<f32>().collect();
+        let statistics = Statistics::of(&values);
+        let pass = match at.pass {
+            Pass::Forward => "forward",
+            Pass::Recompute => "the recomputed forward",
+            Pass::Backward => "backward",
+        };
+        let of = if seen.is_gradient { "the gradient of " } else { "" };
+        let name = format!("{of}{} {} in {pass}", seen.place, seen.name);
+        if statistics.nan + statistics.infinite == 0 {
+            state.before = Some(format!("{name} ({:.3e} to {:.3e})", statistics.min, statistics.max));
+            return Ok(());
+        }
+        let before = state.before.as_ref().map_or_else(String::new, |before| format!(", after {before}"));
+        let text = format!(
+            "{name} of micro-batch {} {:?}: {} NaN and {} Inf of {} values, the others from {:.3e} to {:.3e}{before}",
+            at.micro_batch,
+            seen.shape,
+            statistics.nan,
+            statistics.infinite,
+            values.len(),
+            statistics.min,
+            statistics.max
+        );
+        state.found = Some(Found { number: state.seen, text });
+        Ok(())
+    }
+}

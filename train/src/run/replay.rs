@@ -1,0 +1,196 @@
+//! `kiln replay`: one step of a run again, from the checkpoint before it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::decoder::train_with;
+use super::options::{Resume, RunFolder, RunOptions, Summary};
+use super::trainer::Trainer;
+use crate::checkpoint;
+use crate::config::{self, Config};
+use crate::debug::{Breakpoint, DebugOptions, Others};
+use crate::error::{Result, TrainError};
+use crate::metrics::{StepMetrics, say};
+use crate::place::Job;
+use crate::process::stop_on_signals;
+use crate::registry::Registry;
+
+/// How far loss and norm may be from the recorded ones at another number of ranks, relatively: sums are rounded
+/// in another order.
+const TOLERANCE: f64 = 1e-4;
+
+/// Arguments of `kiln replay`.
+#[derive(Args)]
+pub(crate) struct ReplayArgs {
+    /// Run folder.
+    run: PathBuf,
+    /// The step to take again.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    step: u64,
+    /// Ranks, as threads of this process [default: as many as the run has].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Hold the ranks there, in that step unless it names another. May be given several times.
+    #[arg(long = "break", value_name = "WHERE")]
+    breakpoints: Vec<Breakpoint>,
+    /// The rank that --break holds.
+    #[arg(long, value_name = "N", requires = "breakpoints")]
+    rank: Option<usize>,
+    /// What the other ranks do when --break holds one, --rank.
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "rank")]
+    others: Others,
+    /// Change one value of the run's configuration, such as data.path; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Where to keep what the replay writes [default: nowhere].
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Loss and norm of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Numbers {
+    loss: f64,
+    grad_norm: f64,
+}
+
+impl ReplayArgs {
+    /// Replays. Returns the exit code: 1 if the step came to something else than was recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the folder holds no run, or as for [`train_with`].
+    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
+        let text = self.run.join("config.toml");
+        if !text.is_file() {
+            let run = self.run.display();
+            return Err(TrainError::usage(format!(
+                "{run} is not the folder of a run: it has no config.toml"
+            )));
+        }
+        let config = config::load(&text, &self.overrides)?;
+        let ranks = (config.train.ranks, self.ranks.unwrap_or(config.train.ranks));
+        let folder = checkpoint::folder_of_run(&self.run);
+        let before = checkpoint::later_than(&folder, 0).into_iter().filter(|step| *step < self.step).max();
+        if self.step > config.train.steps {
+            let steps = config.train.steps;
+            return Err(TrainError::usage(format!("--step {}: the run has {steps} steps", self.step)));
+        }
+        let from = before.map_or("its beginning".to_owned(), |step| format!("its checkpoint of step {step}"));
+        say(&format!("replay: step {} of {} from {from}", self.step, self.run.display()));
+        let temporary = match &self.out {
+            Some(_) => None,
+            None => {
+                let made = tempfile::Builder::new().prefix("kiln-replay-").tempdir();
+                Some(made.map_err(TrainError::io("make a folder in", &std::env::temp_dir()))?)
+            }
+        };
+        let out = match (&self.out, &temporary) {
+            (Some(out), _) => out.clone(),
+            (None, Some(folder)) => folder.path().join("run"),
+            (None, None) => return Err(TrainError::usage("there is no folder to replay in")),
+        };
+        let options = RunOptions {
+            out: RunFolder::At(out),
+            resume: before.map(|step| Resume::Path(checkpoint::place_of(&folder, step))),
+            ranks: Some(ranks.1),
+            registry: registry.clone(),
+            job: Job::default(),
+            stop: stop_on_signals(),
+            alone: true,
+            debug: DebugOptions { breakpoints: self.breakpoints(), has_prompt: true },
+            ..RunOptions::default()
+        };
+        let now = take(alone(config), &options, self.step)?;
+        drop(temporary);
+        let Some(now) = now else { return Ok(crate::launch::PREEMPTED) };
+        Ok(self.compare(now, recorded(&self.run, self.step), ranks.0 == ranks.1))
+    }
+
+    /// The breakpoints, in the step that is replayed unless they name another.
+    fn breakpoints(&self) -> Vec<Breakpoint> {
+        let of = |breakpoint: &Breakpoint| Breakpoint {
+            step: breakpoint.step.or(Some(self.step)),
+            rank: breakpoint.rank.or(self.rank),
+            others: if self.rank.is_some() { self.others } else { breakpoint.others },
+            on: breakpoint.on.clone(),
+        };
+        self.breakpoints.iter().map(of).collect()
+    }
+
+    /// Says how the step compares with what was recorded, and returns the exit code.
+    fn compare(&self, now: Numbers, before: Option<Numbers>, same_ranks: bool) -> u8 {
+        let step = self.step;
+        let Some(before) = before else {
+            say(&format!(
+                "replay: step {step}: loss {}, grad norm {}; the run has not logged this step",
+                now.loss, now.grad_norm
+            ));
+            return 0;
+        };
+        let pairs = [(now.loss, before.loss), (now.grad_norm, before.grad_norm)];
+        let equal = pairs.iter().all(|(now, before)| now.to_bits() == before.to_bits());
+        let near = pairs.iter().all(|(now, before)| (now - before).abs() <= TOLERANCE * before.abs());
+        let verdict = match (equal, near, same_ranks) {
+            (true, ..) => "the same bits",
+            (false, true, false) => "the same but for rounding, at another number of ranks",
+            (false, true, true) => {
+                "nearly the same, and not the same bits: another build, machine or setting?"
+            }
+            (false, false, _) => "not the same",
+        };
+        say(&format!(
+            "replay: step {step}: loss {} (recorded {}), grad norm {} (recorded {}): {verdict}",
+            now.loss, before.loss, now.grad_norm, before.grad_norm
+        ));
+        u8::from(!(equal || (near && !same_ranks)))
+    }
+}
+
+/// `config` without what a replay has no use for: evaluations, checkpoints, samples.
+fn alone(mut config: Config) -> Config {
+    config.eval.every = 0;
+    config.checkpoint.every = 0;
+    config.sample.prompt = String::new();
+    config.log.every = 1;
+    config
+}
+
+/// Loss and norm of `step`, after which the run ends without a trace; `None` if it was asked to stop before.
+fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Numbers>> {
+    let numbers = Mutex::new(None);
+    train_with(config, options, |mut trainer: Trainer<'_>| {
+        let mut goes_on = true;
+        while goes_on && trainer.step() < step {
+            goes_on = trainer.train_step()?;
+        }
+        trainer.settle_step()?;
+        let of = |metrics: &StepMetrics| Numbers { loss: metrics.loss, grad_norm: metrics.grad_norm };
+        let last = trainer.metrics().filter(|metrics| metrics.step == step).map(of);
+        *numbers.lock().unwrap_or_else(PoisonError::into_inner) = last;
+        Ok(Summary {
+            steps: trainer.step(),
+            loss: last.map(|last| last.loss),
+            val_loss: None,
+            checkpoint: PathBuf::new(),
+            sample: None,
+            preempted: !goes_on && last.is_none(),
+        })
+    })?;
+    Ok(numbers.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// What the run in `out` has logged of `step`.
+fn recorded(out: &Path, step: u64) -> Option<Numbers> {
+    let text = fs::read_to_string(super::folder::metrics_of_run(out)).ok()?;
+    let number = |line: &Value, key: &str| line.get(key)?.as_f64();
+    text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
+        let is_it = line.get("step")?.as_u64()? == step;
+        let (loss, grad_norm) = (number(&line, "loss")?, number(&line, "grad_norm")?);
+        is_it.then_some(Numbers { loss, grad_norm })
+    })
+}

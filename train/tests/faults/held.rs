@@ -1,0 +1,309 @@
+//! Ranks that are held for somebody to look into them: at every point, in every way, and nobody is left waiting.
+//!
+//! Held for three minutes with a deadline of 20 seconds: `… -- --ignored held`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Ended, Run, config, kiln, signal, undisturbed};
+use crate::terminal::Terminal;
+
+/// The prompt of a run, as a program has it.
+struct Prompt {
+    process: Child,
+    lines: ChildStdin,
+    said: BufReader<ChildStdout>,
+}
+
+impl Prompt {
+    /// Attaches to a run that has begun, once one of its ranks is held.
+    fn of(run: &Run, more: &[&str]) -> Prompt {
+        let out = run.out().display().to_string();
+        let arguments = [&["attach", &out][..], more].concat();
+        let started = std::time::Instant::now();
+        loop {
+            let mut process =
+                kiln(&arguments).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("kiln starts");
+            let mut said = BufReader::new(process.stdout.take().expect("its output"));
+            let lines = process.stdin.take().expect("its input");
+            let mut first = String::new();
+            if said.read_line(&mut first).expect("text") > 0 && first.contains("held at") {
+                return Prompt { process, lines, said };
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing is held: {first}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn enter(&mut self, line: &str) {
+        writeln!(self.lines, "{line}").expect("it is read");
+    }
+
+    /// The next line that has `text` in it.
+    fn expect(&mut self, text: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.said.read_line(&mut line).expect("text") > 0, "{text:?} was not said: {all}");
+            if line.contains(text) {
+                return line;
+            }
+            all.push_str(&line);
+        }
+    }
+
+    /// Leaves the prompt, and the ranks as they are.
+    fn leave(mut self) {
+        drop(self.lines);
+        self.process.wait().expect("an end");
+    }
+}
+
+/// Ranks as threads of one process, which is started.
+fn start_alone(run: &Run, ranks: &str, more: &[&str]) -> Child {
+    config();
+    kiln(run.train_arguments(&[&["--ranks", ranks], more].concat())).spawn().expect("kiln starts")
+}
+
+fn end(process: Child) -> Ended {
+    process.wait_with_output().expect("an end").into()
+}
+
+/// What a person types who looks at rank 1 in the backward pass of block 1 in step 3, and what they see.
+fn look_around(terminal: &mut Terminal, file: &str) {
+    terminal.expect("held at step 3, micro-batch 0, backward: the gradient of layers.1 output");
+    terminal.expect("(rank 1) ");
+    terminal.enter("p");
+    terminal.expect("gradient of layers.1 output f32 [");
+    terminal.expect("NaN 0");
+    terminal.enter("p layers.1.ffn.up_proj.weight[0, :2]");
+    terminal.expect("part of layers.1.ffn.up_proj.weight f32 [2]");
+    terminal.enter(&format!("save layers.1.ffn.up_proj.weight {file}"));
+    terminal.expect("is in /");
+    terminal.enter("s");
+    terminal.expect("backward: the gradient of layers.1.ffn output");
+    terminal.enter(&format!("diff layers.1.ffn.up_proj.weight {file}"));
+    terminal.expect("equal, bit by bit");
+    terminal.enter("delete all");
+    terminal.expect("there are no breakpoints");
+    terminal.enter("clear");
+    terminal.expect("rank 1 is held on, the others run");
+}
+
+#[test]
+fn a_person_at_a_terminal_looks_into_threads_and_changes_no_bit() {
+    config();
+    let run = Run::new();
+    let file = run.folder().join("w.npy").display().to_string();
+    let place = ["--ranks", "4", "--break", "backward:layers.1@3", "--rank", "1"];
+    let mut terminal = Terminal::start(&mut kiln(run.train_arguments(&place)));
+    look_around(&mut terminal, &file);
+    terminal.expect("rank 1 is held at step 3");
+    terminal.enter("p layers.1.ffn.up_proj.weight");
+    terminal.expect("this rank's shard (the others run, so it cannot be gathered)");
+    terminal.enter("c");
+    terminal.expect("done: 8 steps");
+    let (status, all) = terminal.end();
+    assert!(status.success(), "{all}");
+    assert_eq!(run.losses(), undisturbed(4));
+}
+
+#[test]
+fn a_person_at_the_launchers_terminal_looks_into_processes_and_changes_no_bit() {
+    config();
+    let run = Run::new();
+    let file = run.folder().join("w.npy").display().to_string();
+    let place = ["--break", "backward:layers.1@3", "--rank", "1"];
+    let mut terminal = Terminal::start(&mut run.launcher(4, &[], &place));
+    look_around(&mut terminal, &file);
+    // The prompt of all ranks was that of rank 0, and rank 1 has another.
+    let mut prompt = Prompt::of(&run, &["--rank", "1"]);
+    prompt.enter("w");
+    prompt.expect("rank 1 is at step 3");
+    prompt.enter("c");
+    terminal.expect("done: 8 steps");
+    let (status, all) = terminal.end();
+    assert!(status.success(), "{all}");
+    assert_eq!(run.losses(), undisturbed(4));
+    prompt.leave();
+}
+
+#[test]
+fn every_phase_holds_any_rank_in_every_way() {
+    for place in
+        ["data@2", "forward:layers.0@2", "recompute:layers.1@2", "backward:embed@2", "optimizer@2", "step@2"]
+    {
+        let recompute = if place.starts_with("recompute") { "block" } else { "none" };
+        let recompute = format!("shard.recompute={recompute}");
+        let calm = Run::new();
+        let set = ["--set", &recompute, "--set", "comm.timeout_s=5"];
+        let ended = end(start_alone(&calm, "2", &set));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        for who in ["", " rank 0", " rank 1", " rank 0 run", " rank 1 run"] {
+            let run = Run::new();
+            let at = format!("{place}{who}");
+            let process = start_alone(&run, "2", &[&set[..], &["--break", &at]].concat());
+            let mut prompt = Prompt::of(&run, &[]);
+            prompt.enter("w");
+            let said = prompt.expect(" is at ");
+            let rank = who.strip_prefix(" rank ").map_or("0", |who| &who[..1]);
+            assert!(said.contains(&format!("rank {rank} is at")), "{at}: {said}");
+            assert!(said.contains("step 2"), "{at}: {said}");
+            prompt.enter("delete all");
+            prompt.expect("there are no breakpoints");
+            prompt.enter("c");
+            prompt.leave();
+            let ended = end(process);
+            assert_eq!(ended.code, Some(0), "{at}: {ended:?}");
+            assert_eq!(run.losses(), calm.losses(), "{at}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_left_killed_and_taken_up_again_and_two_breakpoints_hold_one_after_the_other() {
+    let run = Run::new();
+    let places = ["--break", "forward:layers.1@3", "--break", "optimizer@3"];
+    let process = start_alone(&run, "2", &places);
+    let mut prompt = Prompt::of(&run, &[]);
+    prompt.enter("breaks");
+    prompt.expect("2: optimizer@3");
+    prompt.leave();
+    let mut prompt = Prompt::of(&run, &[]);
+    prompt.enter("w");
+    prompt.expect("forward: layers.1 input");
+    prompt.process.kill().expect("a signal");
+    prompt.leave();
+    let mut prompt = Prompt::of(&run, &["--rank", "1"]);
+    prompt.expect("rank 1 is at step 3");
+    prompt.enter("delete 1");
+    prompt.expect("2: optimizer@3");
+    prompt.enter("c");
+    prompt.expect("held at step 3, before the update");
+    prompt.enter("p layers.0.attention.q_proj.weight.grad");
+    prompt.expect("layers.0.attention.q_proj.weight.grad f32 [");
+    prompt.enter("set optim.lr = 0.5");
+    prompt.expect("optim.lr = 0.5 from the next update on");
+    prompt.enter("checkpoint");
+    prompt.expect("saved after this step");
+    prompt.enter("c");
+    prompt.leave();
+    let ended = end(process);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [6, 8], "3 was saved as well, and removed again");
+    let (changed, calm) = (run.losses(), undisturbed(2));
+    assert_eq!(changed.range(..4).collect::<Vec<_>>(), calm.range(..4).collect::<Vec<_>>());
+    assert_ne!(changed.get(&8), calm.get(&8), "another learning rate");
+}
+
+#[test]
+fn a_rank_that_dies_while_others_are_held_ends_the_run() {
+    config();
+    let run = Run::new();
+    let process = run.launcher(4, &[], &["--break", "optimizer@3"]).spawn().expect("kiln starts");
+    let prompt = Prompt::of(&run, &[]);
+    let pid = |rank: usize| {
+        let text =
+            std::fs::read_to_string(run.out().join(format!("debug/rank_{rank}.json"))).expect("a file");
+        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        value["process"]["pid"].to_string()
+    };
+    let killed = std::process::Command::new("kill").args(["-9", &pid(2)]).status();
+    assert!(killed.expect("kill").success());
+    let ended = end(process);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("rank 2"), "{ended:?}");
+    prompt.leave();
+}
+
+#[test]
+fn a_run_that_is_held_saves_and_ends_when_it_is_asked_to() {
+    let run = Run::new();
+    let process = start_alone(&run, "2", &["--break", "optimizer@3"]);
+    let prompt = Prompt::of(&run, &[]);
+    signal("TERM", &process);
+    let ended = end(process);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 3]);
+    prompt.leave();
+}
+
+#[test]
+fn a_run_that_goes_on_is_paused_and_told_to_break() {
+    let run = Run::new();
+    let process =
+        start_alone(&run, "2", &["--set", "train.steps=1000000", "--set", "optim.schedule=constant"]);
+    let out = run.out().display().to_string();
+    while run.losses().is_empty() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut attached = kiln(["attach", &out]).stdin(Stdio::piped()).spawn().expect("kiln starts");
+    let mut lines = attached.stdin.take().expect("its input");
+    let mut said = BufReader::new(attached.stdout.take().expect("its output")).lines();
+    let mut expect = |text: &str| {
+        while !said.next().expect("a line").expect("text").contains(text) {}
+    };
+    writeln!(lines, "pause").expect("it is read");
+    expect("held at the end of step");
+    writeln!(lines, "break backward:layers.0").expect("it is read");
+    expect("1: backward:layers.0");
+    writeln!(lines, "c").expect("it is read");
+    expect("backward: the gradient of layers.0 output");
+    writeln!(lines, "q").expect("it is read");
+    expect("the run saves and ends");
+    let ended = end(process);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    drop(lines);
+    attached.wait().expect("an end");
+}
+
+/// Another user gets nothing.
+#[test]
+#[ignore = "needs root and util-linux"]
+fn held_strangers_are_refused() {
+    let run = Run::new();
+    let process = start_alone(&run, "2", &["--break", "step@2"]);
+    let mut prompt = Prompt::of(&run, &[]);
+    let out = run.out().display().to_string();
+    // Open to everybody, up to the sockets.
+    for folder in
+        run.out().ancestors().take(2).map(std::path::Path::to_owned).chain([run.out().join("debug")])
+    {
+        let opened = std::process::Command::new("chmod").arg("a+rx").arg(&folder).status();
+        assert!(opened.expect("chmod").success());
+    }
+    let mut stranger = std::process::Command::new("setpriv");
+    stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_kiln")]);
+    let ended: Ended = stranger.args(["attach", &out]).output().expect("setpriv").into();
+    assert_ne!(ended.code, Some(0), "{ended:?}");
+    assert!(!ended.stdout.contains("held at"), "{ended:?}");
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn held_for_three_minutes_with_a_deadline_of_twenty_seconds() {
+    config();
+    for at in ["backward:layers.1@3 rank 1", "backward:layers.1@3 rank 1 run"] {
+        let run = Run::new();
+        let more = ["--set", "comm.timeout_s=20", "--break", at];
+        let process = run.launcher(4, &[], &more).spawn().expect("kiln starts");
+        let mut prompt = Prompt::of(&run, &["--rank", "1"]);
+        thread::sleep(Duration::from_secs(180));
+        prompt.enter("w");
+        prompt.expect("rank 1 is at step 3");
+        prompt.enter("delete all");
+        prompt.expect("there are no breakpoints");
+        prompt.enter("c");
+        prompt.leave();
+        let ended = end(process);
+        assert_eq!(ended.code, Some(0), "{at}: {ended:?}");
+        assert_eq!(run.losses(), undisturbed(4), "{at}");
+    }
+}

@@ -1,0 +1,97 @@
+//! A program on a terminal, as a person has it in front of them.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A program that was started on a terminal of its own.
+pub struct Terminal {
+    child: Child,
+    keys: File,
+    screen: Receiver<Vec<u8>>,
+    /// What has come and was not waited for yet.
+    unread: String,
+    /// All that has come.
+    all: String,
+}
+
+impl Terminal {
+    /// Starts `command` as the leader of a session, whose terminal this is.
+    pub fn start(command: &mut Command) -> Terminal {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("a terminal");
+        unlockpt(&master).expect("a terminal");
+        let name = ptsname(&master, Vec::new()).expect("its name").into_string().expect("text");
+        let end = || File::options().read(true).write(true).open(&name).expect("its other end");
+        let controlling = end();
+        let lead = move || {
+            setsid()?;
+            ioctl_tiocsctty(&controlling)?;
+            Ok(())
+        };
+        command.stdin(Stdio::from(end())).stdout(Stdio::from(end())).stderr(Stdio::from(end()));
+        // SAFETY: two system calls, between fork and exec, which neither lock nor allocate.
+        unsafe { command.pre_exec(lead) };
+        let child = command.env("TERM", "xterm").spawn().expect("the program starts");
+        let keys = File::from(master);
+        let mut output = keys.try_clone().expect("a copy");
+        let (sender, screen) = mpsc::channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                if sender.send(bytes[..count].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Terminal { child, keys, screen, unread: String::new(), all: String::new() }
+    }
+
+    /// Waits until `text` has come, and returns what came before it and was not waited for yet.
+    pub fn expect(&mut self, text: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.unread.find(text) {
+                let rest = self.unread.split_off(at + text.len());
+                return std::mem::replace(&mut self.unread, rest);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(bytes) = self.screen.recv_timeout(left) else {
+                panic!("{text:?} did not come; on the screen:\n{}", self.all);
+            };
+            let bytes = String::from_utf8_lossy(&bytes).into_owned();
+            self.all.push_str(&bytes);
+            self.unread.push_str(&bytes);
+        }
+    }
+
+    /// Types a line.
+    pub fn enter(&mut self, line: &str) {
+        self.keys.write_all(format!("{line}\r").as_bytes()).expect("it is read");
+    }
+
+    /// Waits for the end.
+    pub fn end(mut self) -> (ExitStatus, String) {
+        // Nothing more comes once nobody has the terminal open.
+        while let Ok(bytes) = self.screen.recv_timeout(PATIENCE) {
+            self.all.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        (self.child.wait().expect("an end"), std::mem::take(&mut self.all))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
