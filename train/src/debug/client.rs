@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::machine::{State, state_of, threads_of};
 use super::message::{Known, ProcessStatus, Reply, Request, Thread};
 use super::socket::{Folder, Owner};
+use super::symbols::Symbols;
 
 /// How long a process may take to answer. With [`PATIENCE_FOR_ALL`], an answer about a run is there within two
 /// seconds, whatever its processes do.
@@ -132,7 +133,10 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
             let request = Request::Status { stacks, all: false };
             let reply = Connection::open(folder, &owner, patience).and_then(|mut open| open.ask(&request));
             match reply {
-                Ok(Reply::Status(status)) => Answer::Status(status),
+                Ok(Reply::Status(mut status)) => {
+                    status.threads.iter_mut().for_each(|threads| name(threads, owner.process.pid));
+                    Answer::Status(status)
+                }
                 Ok(Reply::Refused(reason)) => Answer::Silent(reason),
                 Err(_) if is_gone.is_none() => Answer::Elsewhere,
                 Err(error) => silence(&owner, &error),
@@ -142,6 +146,24 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
     let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
     let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
     Process { owner, answer, threads }
+}
+
+/// Where the functions of a thread begin that all threads have.
+const BEGIN: &str = "__rust_begin_short_backtrace";
+
+/// Finds the names of the functions that the threads of process `pid` are in.
+fn name(threads: &mut [Thread], pid: i32) {
+    let mut symbols = Symbols::of(pid);
+    for thread in threads {
+        // A call that never returns may be the last instruction of its function.
+        let addresses =
+            thread.addresses.iter().enumerate().map(|(index, at)| at - u64::from(index > 0 && *at > 0));
+        let calls = addresses.map(|address| symbols.name(address));
+        thread.calls = calls.collect();
+        let begin = thread.calls.iter().position(|call| call.contains(BEGIN));
+        // What the thread was started for may have become a part of it.
+        thread.calls.truncate(begin.map_or(usize::MAX, |begin| begin.max(1)));
+    }
 }
 
 /// Why a process of this machine does not answer: it may have ended or been stopped meanwhile.

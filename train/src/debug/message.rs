@@ -100,8 +100,10 @@ impl From<Known> for Witness {
 pub(crate) struct Thread {
     pub(crate) id: i32,
     pub(crate) name: String,
-    /// Functions, the innermost one first; or what is known instead.
+    /// Functions, the innermost one first; or what is known instead. Whoever asks finds them by the addresses.
     pub(crate) calls: Vec<String>,
+    /// Addresses in the functions.
+    pub(crate) addresses: Vec<u64>,
     /// Why there are no functions, if there are none.
     pub(crate) problem: Option<String>,
 }

@@ -62,11 +62,11 @@ impl About {
 
 fn threads() -> Vec<Thread> {
     let thread = |stack: stacks::ThreadStack| {
-        let (calls, problem) = match stack.calls {
-            Ok(calls) => (calls, None),
+        let (addresses, problem) = match stack.calls {
+            Ok(calls) => (calls.into_iter().map(|call| call as u64).collect(), None),
             Err(why) => (Vec::new(), Some(why.to_owned())),
         };
-        Thread { id: stack.id, name: stack.name, calls, problem }
+        Thread { id: stack.id, name: stack.name, calls: Vec::new(), addresses, problem }
     };
     stacks::of_all_threads().into_iter().map(thread).collect()
 }
