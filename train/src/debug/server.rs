@@ -39,6 +39,7 @@ struct Kept {
 
 struct Shared {
     listener: UnixListener,
+    ranks: Vec<usize>,
     about: About,
     stopping: AtomicBool,
     clients: AtomicUsize,
@@ -60,9 +61,10 @@ impl Server {
 impl Kept {
     fn start(out: &Path, ranks: Vec<usize>, about: About) -> io::Result<Self> {
         let folder = Folder::make(out)?;
-        let owner = Owner { process: ProcessId::this(), ranks };
+        let owner = Owner { process: ProcessId::this(), ranks: ranks.clone() };
         let shared = Arc::new(Shared {
             listener: folder.listen(&owner)?,
+            ranks,
             about,
             stopping: AtomicBool::new(false),
             clients: AtomicUsize::new(0),
@@ -160,7 +162,9 @@ impl Shared {
 
     fn answer(&self, request: &Request) -> Reply {
         match request {
-            Request::Status { stacks, all } => Reply::Status(Box::new(self.about.status(*stacks, *all))),
+            Request::Status { stacks, all } => {
+                Reply::Status(Box::new(self.about.status(&self.ranks, *stacks, *all)))
+            }
         }
     }
 }

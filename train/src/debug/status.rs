@@ -27,10 +27,11 @@ pub(crate) struct About {
 }
 
 impl About {
-    /// What this process and its ranks are doing; with `stacks`, what its threads are in the middle of, and with
+    /// What `ranks` of this process are doing; with `stacks`, what its threads are in the middle of, and with
     /// `all`, what other processes say.
-    pub(super) fn status(&self, stacks: bool, all: bool) -> ProcessStatus {
-        let here = position::all();
+    pub(super) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
+        let mut here = position::all();
+        here.retain(|whereabouts| ranks.contains(&whereabouts.rank));
         let asked = all.then(|| here.iter().find_map(|whereabouts| whereabouts.observer.ask_all(PATIENCE)));
         ProcessStatus {
             world_size: self.world_size,
