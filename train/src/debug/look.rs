@@ -86,7 +86,9 @@ pub(super) fn look(run: String, answers: Answers) -> Look {
         Some(all) => all.into_iter().map(|known| Seen::Witness(Witness::from(known))).collect(),
         None => Vec::new(),
     };
-    seen.resize_with(world_size, || Seen::Unknown("has not begun, or is about to end".to_owned()));
+    seen.resize_with(world_size, || {
+        Seen::Unknown("has not begun, is about to end, or is on another machine".to_owned())
+    });
     let mut told: BTreeMap<usize, &RankStatus> = BTreeMap::new();
     for Process { owner, answer, .. } in &processes {
         match answer {

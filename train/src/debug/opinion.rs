@@ -119,7 +119,7 @@ pub(super) fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Op
     }
     if !unknown.is_empty() {
         let state = if unknown.len() == seen.len() { State::Starting } else { State::Healthy };
-        let text = format!("nothing is known of {}; the others go on", ranks_of(&unknown));
+        let text = format!("nothing is known here of {}; the others go on", ranks_of(&unknown));
         let text = if state == State::Starting {
             "no rank has begun yet, or all are about to end".into()
         } else {
@@ -157,7 +157,8 @@ fn patience(
 ) -> f64 {
     let is_in_a_step = |rank: &usize| match witnesses.get(*rank) {
         Some(Witness::Answered(flight)) => IN_A_STEP.contains(&flight.activity.name.as_str()),
-        _ => false,
+        // Unknown: the ranks that wait for it are in a step.
+        _ => true,
     };
     let usual = longest_step_s.map(|longest| SHORT.max(STEPS * longest));
     let patience = match usual {
@@ -237,7 +238,7 @@ mod tests {
 
         let unknown = || Seen::Unknown("is on another machine".into());
         let well = with(unknown(), 0.1);
-        let text = "nothing is known of rank 1; the others go on";
+        let text = "nothing is known here of rank 1; the others go on";
         assert_eq!((well.state, well.text.as_str()), (State::Healthy, text));
         let waiting = with(unknown(), 2.0);
         assert_eq!((waiting.state, waiting.culprits.as_slice()), (State::Suspicion, &[1][..]));

@@ -44,9 +44,9 @@ impl About {
     }
 
     fn rank(&self, whereabouts: &Whereabouts) -> RankStatus {
-        let Whereabouts { rank, step, saved, settled, ref observer } = *whereabouts;
+        let Whereabouts { rank, step, saved, peak_bytes, settled, ref observer } = *whereabouts;
         let counted = |bytes: usize| Some(bytes as u64).filter(|bytes| *bytes > 0 && !self.on_gpu);
-        let peak_on_gpu = settled.map(|settled| settled.peak_bytes).filter(|_| self.on_gpu);
+        let peak_on_gpu = Some(peak_bytes).filter(|peak| *peak > 0 && self.on_gpu);
         RankStatus {
             rank,
             step,

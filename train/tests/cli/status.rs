@@ -175,6 +175,49 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
 }
 
 #[test]
+fn ranks_of_other_machines_are_asked_by_rank_0() {
+    // Two folders that are not shared, as on two machines.
+    let machines = [workspace(), workspace()];
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let jobs: Vec<_> = ["0", "1"]
+        .iter()
+        .zip(&machines)
+        .map(|(node, workspace)| {
+            let port = port.to_string();
+            let place = ["--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1"];
+            let ranks = ["--master-port", &port, "--nproc-per-node", "2", "--", "train", "run.toml"];
+            let train =
+                ["--out", "run", "--set", "comm.timeout_s=1000", "--fault", "slow=100000@backward:3:3"];
+            let mut command = workspace.command(&[&["launch"], &place[..], &ranks[..], &train[..]].concat());
+            command.env("KILN_JOB_SECRET", "of both machines");
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+            Job { workspace, launcher: command.spawn().expect("the launcher starts") }
+        })
+        .collect();
+    let (look, code) = jobs[0].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![3]));
+    assert!(text(&look).starts_with("rank 3 has not entered #"), "{look:#}");
+    let doing = |rank: usize| look["ranks"][rank]["activity"]["name"].as_str();
+    assert_eq!([0, 1, 2, 3].map(doing), [Some("backward"); 4], "{look:#}");
+    assert_eq!(look["processes"].as_array().unwrap().len(), 2, "{look:#}");
+    // Elsewhere, only the ranks that are there are known.
+    let (look, _) = jobs[1].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    assert_eq!(state(&look), "suspicion", "{look:#}");
+    assert!(
+        text(&look).starts_with("ranks wait, perhaps for ranks 0-1, of which nothing is known"),
+        "{look:#}"
+    );
+    assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
+    // A rank there is stopped.
+    kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
+    let (look, code) = jobs[0].wait_until(|look| state(look) != "suspicion");
+    assert_eq!((state(&look), code), ("trouble", Some(1)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![2]));
+    assert!(text(&look).starts_with("rank 2 has not answered for "), "{look:#}");
+}
+
+#[test]
 fn a_rank_that_lags_is_named() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=0.3@backward:2+:1"]);
