@@ -33,6 +33,11 @@ impl Observer {
         self.shared.world_size
     }
 
+    /// Which ranks of the world are held for somebody to look into them.
+    pub fn held(&self) -> Vec<usize> {
+        self.shared.holds.ranks()
+    }
+
     /// The flight recorder of the rank.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.shared.recorder

@@ -152,7 +152,7 @@ where
             let (rank, own) = (communicator.rank(), communicator.clone());
             let (body, fail) = (&body, &fail);
             let live = move || compute(rank, threads, own.clone(), body).map_err(|error| fail(error, &*own));
-            let started = Builder::new().spawn_scoped(scope, live);
+            let started = Builder::new().name(format!("rank{rank}")).spawn_scoped(scope, live);
             let refused = |error: io::Error| RanksError::Spawn { rank, reason: error.to_string() };
             (rank, started.map_err(|error| fail(refused(error), &*communicator)))
         };

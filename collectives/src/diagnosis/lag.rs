@@ -26,6 +26,9 @@ const LEAST_SHARE: f64 = 0.25;
 /// And this many times what any other rank costs: where all are late by turns, the machine is busy.
 const LEAST_RATIO: f64 = 4.0;
 
+/// And if the operations took this many seconds: for less, a busy machine may have kept any rank waiting.
+const LEAST_TIME: f64 = 1.0;
+
 /// And if it was late this often: once may be a save, or a file that was read.
 const LEAST_OFTEN: usize = 3;
 
@@ -78,7 +81,10 @@ impl Lag {
         let others = lags.iter().filter(|(other, _)| *other != rank);
         let most = others.map(|(_, (_, seconds))| *seconds).fold(0.0, f64::max);
         let share = seconds / time;
-        let counts = share >= LEAST_SHARE && *seconds >= LEAST_RATIO * most && *late >= LEAST_OFTEN;
+        let counts = time >= LEAST_TIME
+            && share >= LEAST_SHARE
+            && *seconds >= LEAST_RATIO * most
+            && *late >= LEAST_OFTEN;
         counts.then_some(Lag { rank: *rank, late: *late, operations, seconds: *seconds, share })
     }
 }

@@ -18,6 +18,7 @@ struct Position {
     step: AtomicU64,
     /// The step whose end is in a complete checkpoint; 0 if there is none.
     saved: AtomicU64,
+    peak_bytes: AtomicU64,
     observer: Observer,
     settled: Settled,
 }
@@ -31,7 +32,6 @@ struct Settled {
     loss: AtomicU64,
     tokens_per_s: AtomicU64,
     longest_s: AtomicU64,
-    peak_bytes: AtomicU64,
 }
 
 /// What a trainer says of a step whose outcome is known.
@@ -45,8 +45,6 @@ pub struct StepOutcome {
     pub tokens_per_s: f64,
     /// Its time, in seconds. As somebody else is told it, the longest of late: long steps are forgotten by and by.
     pub step_s: f64,
-    /// The most bytes that the rank has held, of the memory that it computes with.
-    pub peak_bytes: u64,
 }
 
 /// How fast long steps are forgotten: the share that stays of the longest one after each step.
@@ -61,6 +59,8 @@ pub struct Whereabouts {
     pub step: u64,
     /// The step whose end is in a complete checkpoint; 0 if there is none.
     pub saved: u64,
+    /// The most bytes that it has held, of the memory that it computes with; 0 before the first step.
+    pub peak_bytes: u64,
     /// The last step whose outcome is known, if there is one.
     pub settled: Option<StepOutcome>,
     /// Sees what it does.
@@ -77,7 +77,7 @@ pub fn all() -> Vec<Whereabouts> {
 
 impl Position {
     fn whereabouts(&self) -> Whereabouts {
-        let Settled { step, loss, tokens_per_s, longest_s, peak_bytes } = &self.settled;
+        let Settled { step, loss, tokens_per_s, longest_s } = &self.settled;
         let number = |value: &AtomicU64| f64::from_bits(value.load(Ordering::Relaxed));
         let step = step.load(Ordering::Acquire);
         let settled = (step > 0).then(|| StepOutcome {
@@ -85,12 +85,12 @@ impl Position {
             loss: number(loss),
             tokens_per_s: number(tokens_per_s),
             step_s: number(longest_s),
-            peak_bytes: peak_bytes.load(Ordering::Relaxed),
         });
         Whereabouts {
             rank: self.rank,
             step: self.step.load(Ordering::Relaxed),
             saved: self.saved.load(Ordering::Relaxed),
+            peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
             settled,
             observer: self.observer.clone(),
         }
@@ -103,9 +103,9 @@ pub struct Present(Arc<Position>);
 impl Present {
     /// A rank of a run, of which `observer` sees what it does.
     pub fn new(observer: Observer) -> Present {
-        let (rank, step, saved) = (observer.rank(), AtomicU64::new(0), AtomicU64::new(0));
-        let settled = Settled::default();
-        let position = Arc::new(Position { rank, step, saved, observer, settled });
+        let (step, saved, peak_bytes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let (rank, settled) = (observer.rank(), Settled::default());
+        let position = Arc::new(Position { rank, step, saved, peak_bytes, observer, settled });
         RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
         Present(position)
     }
@@ -117,13 +117,17 @@ impl Present {
 
     /// Says what became of a step.
     pub fn settled(&self, outcome: StepOutcome) {
-        let Settled { step, loss, tokens_per_s, longest_s, peak_bytes } = &self.0.settled;
+        let Settled { step, loss, tokens_per_s, longest_s } = &self.0.settled;
         let longest = REMEMBERED * f64::from_bits(longest_s.load(Ordering::Relaxed));
         loss.store(outcome.loss.to_bits(), Ordering::Relaxed);
         tokens_per_s.store(outcome.tokens_per_s.to_bits(), Ordering::Relaxed);
         longest_s.store(outcome.step_s.max(longest).to_bits(), Ordering::Relaxed);
-        peak_bytes.store(outcome.peak_bytes, Ordering::Relaxed);
         step.store(outcome.step, Ordering::Release);
+    }
+
+    /// Says how many bytes the rank has held at most, of the memory that it computes with.
+    pub fn has_held(&self, bytes: u64) {
+        self.0.peak_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Says up to which step the run is saved.

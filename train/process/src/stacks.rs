@@ -1,7 +1,7 @@
 //! What every thread of this process is in the middle of, while it goes on.
 //!
 //! A signal is sent to one thread after the other. Its handler notes the addresses of the calls that it has
-//! interrupted, in memory that was set aside. The thread that has asked finds the names to them.
+//! interrupted, in memory that was set aside. Names are for whoever reads the addresses to find.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -49,8 +49,9 @@ pub struct ThreadStack {
     pub id: i32,
     /// Its name, of 15 characters at most.
     pub name: String,
-    /// Functions that it is in, the innermost one first, or why that cannot be told.
-    pub calls: Result<Vec<String>, &'static str>,
+    /// Addresses in the functions that it is in, the innermost one first, or why they cannot be told. All but the
+    /// first are those to which a call returns.
+    pub calls: Result<Vec<usize>, &'static str>,
 }
 
 /// What all threads of this process but the calling one are in the middle of. Takes less than a second.
@@ -69,22 +70,17 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
         Ok(_) => signal().ok_or("no signal is free to ask the threads with"),
         Err(why) => Err(why),
     };
-    let raw = ids.into_iter().filter(|id| *id != own).map(|id| {
+    let others = ids.into_iter().filter(|id| *id != own);
+    let ask = |id| {
         let name = fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
         let calls = match signal {
             Ok(_) if Instant::now() >= end => Err("there was no time left to ask it"),
             Ok(signal) => ask(id, signal),
             Err(why) => Err(why),
         };
-        (id, name.trim_end().to_owned(), calls)
-    });
-    // Names take longer than addresses: first all threads are asked, so that their answers go together.
-    let raw: Vec<_> = raw.collect();
-    let named = raw.into_iter().map(|(id, name, calls)| {
-        let calls = calls.map(|calls| calls.into_iter().flat_map(names_of).collect());
-        ThreadStack { id, name, calls }
-    });
-    named.collect()
+        ThreadStack { id, name: name.trim_end().to_owned(), calls }
+    };
+    others.map(ask).collect()
 }
 
 /// The signal that asks a thread, with its handler: one that nobody else has use for.
@@ -195,20 +191,6 @@ fn interrupted_at(context: *mut c_void) -> usize {
     }
 }
 
-/// The functions at an address: several where one was made part of another, and debug information says so.
-fn names_of(address: usize) -> Vec<String> {
-    let mut names = Vec::new();
-    backtrace::resolve(address as *mut c_void, |symbol| {
-        if let Some(name) = symbol.name() {
-            names.push(format!("{name:#}"));
-        }
-    });
-    if names.is_empty() {
-        names.push(format!("{address:#x}"));
-    }
-    names
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -227,6 +209,12 @@ mod tests {
         }
     }
 
+    fn name_of(address: usize) -> String {
+        let mut name = String::new();
+        backtrace::resolve(address as *mut c_void, |symbol| name = format!("{:?}", symbol.name()));
+        name
+    }
+
     #[test]
     fn threads_that_wait_and_threads_that_work_say_where_they_are() {
         let (sender, word) = mpsc::channel();
@@ -239,9 +227,10 @@ mod tests {
             let stacks = of_all_threads();
             let stack = stacks.iter().find(|stack| stack.name == name);
             if let Some(Ok(calls)) = stack.map(|stack| &stack.calls)
+                && let calls = calls.iter().map(|call| name_of(*call)).collect::<Vec<_>>()
                 && let Some(at) = calls.iter().position(|call| call.contains(function))
             {
-                break (at, calls.clone());
+                break (at, calls);
             }
         };
         let (at, calls) = find("turning", "turns_in_circles");

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::machine::{State, state_of, threads_of};
 use super::message::{Known, ProcessStatus, Reply, Request, Thread};
 use super::socket::{Folder, Owner};
+use super::symbols::Symbols;
 
 /// How long a process may take to answer. With [`PATIENCE_FOR_ALL`], an answer about a run is there within two
 /// seconds, whatever its processes do.
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(800);
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 
 /// How long a process may take to ask its threads.
-const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(10);
+const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
 /// Bytes of a reply.
 const MOST_REPLY: u64 = 1 << 30;
@@ -100,8 +101,16 @@ pub(super) struct Answers {
 
 /// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they have
 /// to ask their threads. Empty if there is none, or none that lives.
-pub(super) fn ask_all(out: &Path, stacks: bool) -> Answers {
-    let Ok(folder) = Folder::open(out) else { return Answers::default() };
+///
+/// # Errors
+///
+/// If this user may not ask them.
+pub(super) fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
+    let folder = match Folder::open(out) {
+        Ok(folder) => folder,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+        Err(_) => return Ok(Answers::default()),
+    };
     let owners = folder.owners();
     let mut processes: Vec<Process> = thread::scope(|scope| {
         let ask = |owner: Owner| {
@@ -117,10 +126,10 @@ pub(super) fn ask_all(out: &Path, stacks: bool) -> Answers {
         processes.retain(|process| !matches!(process.answer, Answer::Gone) || left.contains(&process.owner));
     }
     if processes.iter().all(|process| matches!(process.answer, Answer::Gone)) {
-        return Answers::default();
+        return Ok(Answers::default());
     }
     let all = ask_first(&folder, &processes);
-    Answers { processes, all }
+    Ok(Answers { processes, all })
 }
 
 /// What rank 0 knows of all ranks, if some have no process here that answers or is known not to.
@@ -151,7 +160,13 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
             let request = Request::Status { stacks, all: false };
             let reply = Connection::open(folder, &owner, patience).and_then(|mut open| open.ask(&request));
             match reply {
-                Ok(Reply::Status(status)) => Answer::Status(status),
+                Ok(Reply::Status(mut status)) => {
+                    // In another container, the number means another process.
+                    if is_gone == Some(false) {
+                        status.threads.iter_mut().for_each(|threads| name(threads, owner.process.pid));
+                    }
+                    Answer::Status(status)
+                }
                 Ok(Reply::Refused(reason)) => Answer::Silent(reason),
                 Ok(Reply::Prompt(_)) => Answer::Silent("it answers something else".to_owned()),
                 Err(_) if is_gone.is_none() => Answer::Elsewhere,
@@ -162,6 +177,24 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
     let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
     let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
     Process { owner, answer, threads }
+}
+
+/// Where the functions of a thread begin that all threads have.
+const BEGIN: &str = "__rust_begin_short_backtrace";
+
+/// Finds the names of the functions that the threads of process `pid` are in.
+fn name(threads: &mut [Thread], pid: i32) {
+    let mut symbols = Symbols::of(pid);
+    for thread in threads {
+        // A call that never returns may be the last instruction of its function.
+        let addresses =
+            thread.addresses.iter().enumerate().map(|(index, at)| at - u64::from(index > 0 && *at > 0));
+        let calls = addresses.map(|address| symbols.name(address));
+        thread.calls = calls.collect();
+        let begin = thread.calls.iter().position(|call| call.contains(BEGIN));
+        // What the thread was started for may have become a part of it.
+        thread.calls.truncate(begin.map_or(usize::MAX, |begin| begin.max(1)));
+    }
 }
 
 /// Why a process of this machine does not answer: it may have ended or been stopped meanwhile.
@@ -177,5 +210,45 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
             Answer::Silent("it says nothing in time".to_owned())
         }
         State::Running => Answer::Silent(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::server::Server;
+    use super::super::status::About;
+    use super::*;
+    use crate::process::ProcessId;
+
+    #[test]
+    fn a_process_that_says_nothing_is_silent_and_one_that_ends_takes_its_files_along() {
+        let out = tempfile::tempdir().unwrap();
+        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
+        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false };
+        let server = Server::start(out.path(), vec![0], about);
+        let folder = Folder::open(out.path()).unwrap();
+        // This process, which does not accept whoever comes here.
+        let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
+        let listener = folder.listen(&owner).unwrap();
+        let answers = ask_all(out.path(), true).unwrap();
+        let [first, second] = &answers.processes[..] else { panic!("{answers:?}") };
+        let Answer::Status(status) = &first.answer else { panic!("{first:?}") };
+        assert_eq!((status.world_size, status.steps, status.deadline_s), (2, 9, None));
+        let threads = status.threads.as_ref().unwrap();
+        let is_accepting = |thread: &&Thread| thread.name == "kiln-debug";
+        let calls = &threads.iter().find(is_accepting).expect("the thread that accepts").calls;
+        assert!(calls.iter().any(|call| call.contains("accept")), "{calls:?}");
+        let silent = "it says nothing in time";
+        assert!(matches!(&second.answer, Answer::Silent(why) if why == silent), "{second:?}");
+        assert!(second.threads.as_ref().unwrap().len() > 1);
+        // One that cannot be reached.
+        drop(listener);
+        let answers = ask_all(out.path(), false).unwrap();
+        assert!(matches!(&answers.processes[1].answer, Answer::Silent(why) if why != silent), "{answers:?}");
+        folder.remove_of(&owner);
+        drop(server);
+        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
     }
 }

@@ -10,9 +10,11 @@ use clap::Args;
 use super::client::ask_all;
 use super::ended;
 use super::look::{Look, look};
+use super::opinion::State;
 use super::show;
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
+use crate::run::{Progress, progress};
 
 /// Time between two looks of `--follow`.
 const EVERY: Duration = Duration::from_secs(1);
@@ -66,9 +68,25 @@ impl StatusArgs {
 
 /// The run in the folder `out` at this moment.
 fn look_at(out: &Path, stacks: bool) -> Result<Look> {
-    let answers = ask_all(out, stacks);
+    let answers = ask_all(out, stacks).map_err(|error| {
+        let out = out.display();
+        TrainError::usage(format!("{out}/debug: {error}; only the user of a run, and root, may look into it"))
+    })?;
     match answers.processes.is_empty() {
         true => ended::look(out, stacks),
-        false => Ok(look(out.display().to_string(), answers)),
+        false => {
+            let mut look = look(out.display().to_string(), answers);
+            // Ranks that have failed leave before those that hang or are busy.
+            if let Some(verdict) = ended::verdict(out).filter(|_| !look.state.is_bad()) {
+                (look.state, look.text) = (State::Trouble, format!("it is about to fail: {verdict}"));
+            }
+            // Of a run whose processes are all stopped, the folder says how far it has come.
+            let Progress { steps, logged, loss, saved } = progress(out);
+            look.steps = look.steps.or(steps);
+            look.step = look.step.or(logged);
+            look.loss = look.loss.or(loss);
+            look.saved = look.saved.max(saved);
+            Ok(look)
+        }
     }
 }

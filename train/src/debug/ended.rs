@@ -49,6 +49,15 @@ pub(super) fn look(out: &Path, stacks: bool) -> Result<Look> {
     })
 }
 
+/// What the ranks of a run that fails have found, by the flight recorders that they have left. Those of earlier starts
+/// are elsewhere.
+pub(super) fn verdict(out: &Path) -> Option<String> {
+    let is_there = !flight::files_in(&flight::folder_of_run(out)).is_empty();
+    let text = is_there.then(|| inspect::flight(out).ok())?;
+    let verdict = text.as_ref().and_then(|text| text.lines().next());
+    Some(verdict.unwrap_or("verdict: there is none, see its folder flight").to_owned())
+}
+
 fn holder(process: ProcessId, stacks: bool) -> ProcessLook {
     let threads = stacks.then(|| threads_of(process.pid)).filter(|_| process.is_gone() == Some(false));
     ProcessLook { host: process.host, process: process.pid, ranks: Vec::new(), threads }
@@ -65,7 +74,6 @@ fn judge(
         Some(step) => format!("step {step} is saved, and --resume latest goes on from there"),
         None => "nothing was saved".to_owned(),
     };
-    let verdict = || inspect::flight(out).ok()?.lines().next().map(str::to_owned);
     match standing {
         Standing::Held(Some(process)) => {
             let is_here = process.is_gone() == Some(false);
@@ -90,10 +98,7 @@ fn judge(
             let gone = format!("its process {pid} on {host} was killed, or the machine went down");
             (State::Dead, format!("{gone}: it ended without a word; {go_on}"))
         }
-        _ if !flight::files_in(&flight::folder_of_run(out)).is_empty() => {
-            let verdict = verdict().unwrap_or_else(|| "see its folder flight".to_owned());
-            (State::Failed, format!("{verdict}; {go_on}"))
-        }
+        _ if let Some(verdict) = verdict(out) => (State::Failed, format!("{verdict}; {go_on}")),
         _ if steps.is_some() && logged.max(saved) >= steps => {
             (State::Finished, "all of its steps are done".to_owned())
         }

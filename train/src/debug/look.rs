@@ -1,13 +1,13 @@
 //! A look at a run, in a form for people and programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_collectives::{Activity, Flight, Operation, Phase, Witness, waits_for};
 use serde::Serialize;
 
 use super::client::{Answer, Answers, Process};
 use super::message::{ProcessStatus, RankStatus, Thread};
-use super::opinion::{Opinion, Seen, State, opinion};
+use super::opinion::{Opinion, Seen, State, opinion, ranks_of};
 
 /// A run at one moment.
 #[derive(Debug, Serialize)]
@@ -86,7 +86,9 @@ pub(super) fn look(run: String, answers: Answers) -> Look {
         Some(all) => all.into_iter().map(|known| Seen::Witness(Witness::from(known))).collect(),
         None => Vec::new(),
     };
-    seen.resize_with(world_size, || Seen::Unknown("has not begun, or is about to end".to_owned()));
+    seen.resize_with(world_size, || {
+        Seen::Unknown("has not begun, is about to end, or is on another machine".to_owned())
+    });
     let mut told: BTreeMap<usize, &RankStatus> = BTreeMap::new();
     for Process { owner, answer, .. } in &processes {
         match answer {
@@ -125,7 +127,15 @@ pub(super) fn look(run: String, answers: Answers) -> Look {
         .values()
         .filter_map(|rank| rank.longest_step_s)
         .fold(None, |most: Option<f64>, step| Some(most.map_or(step, |most| most.max(step))));
-    let Opinion { state, text, culprits } = opinion(&seen, longest, deadline_s);
+    let Opinion { state, text, culprits } = match held(statuses()) {
+        // Whoever waits for ranks that are held waits for a person. A process that is gone is trouble all the same.
+        Some(text) if opinion(&seen, longest, deadline_s).state != State::Trouble => Opinion {
+            state: State::Held,
+            text: format!("{text}; look into it with: kiln attach {run}"),
+            culprits: Vec::new(),
+        },
+        _ => opinion(&seen, longest, deadline_s),
+    };
     let witnesses: Vec<Witness> = seen.iter().map(Seen::witness).collect();
     let ranks: Vec<_> = seen
         .iter()
@@ -147,6 +157,22 @@ pub(super) fn look(run: String, answers: Answers) -> Look {
         deadline_s,
         ranks,
         processes: processes.into_iter().map(process_look).collect(),
+    }
+}
+
+/// Which ranks somebody holds, and where, in words.
+fn held<'a>(statuses: impl Iterator<Item = &'a ProcessStatus>) -> Option<String> {
+    let (mut ranks, mut places) = (BTreeSet::new(), Vec::new());
+    for status in statuses {
+        ranks.extend(status.held.iter().copied());
+        places.extend(status.held_at.iter().cloned());
+    }
+    let ranks: Vec<_> = ranks.into_iter().collect();
+    match (places.is_empty(), ranks.len()) {
+        (_, 0) => None,
+        (false, _) => Some(places.join("; ")),
+        (true, 1) => Some(format!("{} is held", ranks_of(&ranks))),
+        (true, _) => Some(format!("{} are held", ranks_of(&ranks))),
     }
 }
 

@@ -49,6 +49,12 @@ pub(crate) struct ProcessStatus {
     /// Seconds that a rank may wait for the others in one collective; `None` if there is no limit.
     pub(crate) deadline_s: Option<f64>,
     pub(crate) ranks: Vec<RankStatus>,
+    /// Ranks of the run that somebody holds.
+    #[serde(default)]
+    pub(crate) held: Vec<usize>,
+    /// Where those are held whose prompt this process has, in words.
+    #[serde(default)]
+    pub(crate) held_at: Vec<String>,
     /// What is known of all ranks, if that was asked for and this process can ask them.
     pub(crate) all: Option<Vec<Known>>,
     /// What its threads are in the middle of, if that was asked for.
@@ -115,8 +121,10 @@ impl From<Known> for Witness {
 pub(crate) struct Thread {
     pub(crate) id: i32,
     pub(crate) name: String,
-    /// Functions, the innermost one first; or what is known instead.
+    /// Functions, the innermost one first; or what is known instead. Whoever asks finds them by the addresses.
     pub(crate) calls: Vec<String>,
+    /// Addresses in the functions.
+    pub(crate) addresses: Vec<u64>,
     /// Why there are no functions, if there are none.
     pub(crate) problem: Option<String>,
 }

@@ -3,7 +3,7 @@
 //! Each process of a run keeps a socket in the run folder (`socket.rs`), and answers whoever asks there
 //! (`server.rs`) what its ranks are doing (`status.rs`). Nothing is done for it while nobody asks. The one who
 //! asks (`client.rs`) puts the answers of all processes together, with what the machine knows of those that do
-//! not answer (`machine.rs`), and says whether something is wrong (`opinion.rs`). What is left of a run that has
+//! not answer (`machine.rs`) and the names of functions (`symbols.rs`), and says whether something is wrong (`opinion.rs`). What is left of a run that has
 //! ended is read from its folder (`ended.rs`).
 //!
 //! A request is one line of JSON, and so is a reply (`message.rs`). A new kind of request is a variant of
@@ -25,6 +25,7 @@ mod server;
 mod show;
 mod socket;
 mod status;
+mod symbols;
 
 pub use attach::AttachArgs;
 pub use command::StatusArgs;

@@ -26,6 +26,8 @@ const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"
 pub(super) enum State {
     /// It goes on.
     Healthy,
+    /// Somebody holds ranks of it, to look into them.
+    Held,
     /// It goes on, and waits for one rank most of the time.
     Slow,
     /// A rank has been waited for longer than usual.
@@ -119,7 +121,7 @@ pub(super) fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Op
     }
     if !unknown.is_empty() {
         let state = if unknown.len() == seen.len() { State::Starting } else { State::Healthy };
-        let text = format!("nothing is known of {}; the others go on", ranks_of(&unknown));
+        let text = format!("nothing is known here of {}; the others go on", ranks_of(&unknown));
         let text = if state == State::Starting {
             "no rank has begun yet, or all are about to end".into()
         } else {
@@ -157,7 +159,8 @@ fn patience(
 ) -> f64 {
     let is_in_a_step = |rank: &usize| match witnesses.get(*rank) {
         Some(Witness::Answered(flight)) => IN_A_STEP.contains(&flight.activity.name.as_str()),
-        _ => false,
+        // Unknown: the ranks that wait for it are in a step.
+        _ => true,
     };
     let usual = longest_step_s.map(|longest| SHORT.max(STEPS * longest));
     let patience = match usual {
@@ -171,4 +174,80 @@ fn patience(
 /// Such as `rank 1` or `ranks 0, 2-3`.
 pub(super) fn ranks_of(ranks: &[usize]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, in_ranges(ranks))
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_collectives::{Communicator, Label, LocalGroup, Phase};
+
+    use super::*;
+
+    /// Rank 0 has waited for so many seconds for rank 1, which is in `activity`.
+    fn ranks(seconds: f64, activity: &str) -> Vec<Seen> {
+        let group = LocalGroup::new(2);
+        let _work = group[0].barrier(Label::new("step", Phase::Other));
+        let mut flights: Vec<_> = group.iter().map(|rank| rank.observer().flight(8)).collect();
+        flights[0].groups[0].pending[0].seconds = seconds;
+        flights[1].activity.name = activity.to_owned();
+        flights.into_iter().map(|flight| Seen::Witness(Witness::Answered(Box::new(flight)))).collect()
+    }
+
+    #[test]
+    fn a_wait_is_suspect_when_it_is_longer_than_usual_and_long_before_the_deadline() {
+        let state = |seconds, activity, longest, deadline| {
+            let Opinion { state, culprits, .. } = opinion(&ranks(seconds, activity), longest, deadline);
+            assert_eq!(culprits == [1], state == State::Suspicion, "{culprits:?}");
+            state
+        };
+        for (seconds, activity, longest, deadline, expected) in [
+            // Three of the longest steps, and a second.
+            (0.9, "backward", Some(0.1), None, State::Healthy),
+            (1.1, "backward", Some(0.1), None, State::Suspicion),
+            (5.0, "forward", Some(2.0), None, State::Healthy),
+            (6.5, "forward", Some(2.0), None, State::Suspicion),
+            // Before half of the deadline.
+            (5.5, "forward", Some(2.0), Some(10.0), State::Suspicion),
+            // Saves and first steps take long.
+            (29.0, "checkpoint", Some(0.1), None, State::Healthy),
+            (31.0, "checkpoint", Some(0.1), Some(600.0), State::Suspicion),
+            (29.0, "forward", None, None, State::Healthy),
+            (11.0, "start", None, Some(20.0), State::Suspicion),
+        ] {
+            assert_eq!(state(seconds, activity, longest, deadline), expected, "{seconds} in {activity}");
+        }
+        let text = opinion(&ranks(14.2, "backward"), Some(0.1), Some(20.0)).text;
+        assert!(
+            text.starts_with("rank 1 has not entered #0 barrier(step); it has been in backward for"),
+            "{text}"
+        );
+        let end = "rank 0 waits; the longest wait is 14 s; comm.timeout_s ends the run in 6 s";
+        assert!(text.ends_with(end), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_do_not_run_are_trouble_at_once_and_unknown_ones_are_not() {
+        let with = |second: Seen, seconds| {
+            let mut seen = ranks(seconds, "forward");
+            seen[1] = second;
+            opinion(&seen, Some(0.1), Some(60.0))
+        };
+        let stopped = with(Seen::Witness(Witness::Halted), 0.1);
+        assert_eq!((stopped.state, stopped.culprits.as_slice()), (State::Trouble, &[1][..]));
+        assert!(stopped.text.starts_with("rank 1 is stopped"), "{}", stopped.text);
+        let gone = with(Seen::Witness(Witness::Gone { reason: "died: nobody knows why".into() }), 0.1);
+        assert_eq!(gone.state, State::Trouble);
+        assert!(gone.text.starts_with("rank 1 died: nobody knows why; rank 0 waits in #0"), "{}", gone.text);
+
+        let unknown = || Seen::Unknown("is on another machine".into());
+        let well = with(unknown(), 0.1);
+        let text = "nothing is known here of rank 1; the others go on";
+        assert_eq!((well.state, well.text.as_str()), (State::Healthy, text));
+        let waiting = with(unknown(), 2.0);
+        assert_eq!((waiting.state, waiting.culprits.as_slice()), (State::Suspicion, &[1][..]));
+        let text = "ranks wait, perhaps for rank 1, of which nothing is known here; the longest wait is 2 s";
+        assert!(waiting.text.starts_with(text), "{}", waiting.text);
+        assert_eq!(opinion(&[unknown(), unknown()], None, None).state, State::Starting);
+        let both = [unknown(), Seen::Witness(Witness::Halted)];
+        assert_eq!(opinion(&both, None, None).culprits, [1]);
+    }
 }

@@ -39,6 +39,7 @@ struct Kept {
 
 struct Shared {
     listener: UnixListener,
+    ranks: Vec<usize>,
     about: About,
     stopping: AtomicBool,
     clients: AtomicUsize,
@@ -60,9 +61,10 @@ impl Server {
 impl Kept {
     fn start(out: &Path, ranks: Vec<usize>, about: About) -> io::Result<Self> {
         let folder = Folder::make(out)?;
-        let owner = Owner { process: ProcessId::this(), ranks };
+        let owner = Owner { process: ProcessId::this(), ranks: ranks.clone() };
         let shared = Arc::new(Shared {
             listener: folder.listen(&owner)?,
+            ranks,
             about,
             stopping: AtomicBool::new(false),
             clients: AtomicUsize::new(0),
@@ -150,7 +152,7 @@ impl Shared {
             let reply = match serde_json::from_str(&line) {
                 Ok(Request::Attach { rank }) => return self.converse(stream, reader, rank),
                 Ok(Request::Status { stacks, all }) => {
-                    Reply::Status(Box::new(self.about.status(stacks, all)))
+                    Reply::Status(Box::new(self.about.status(&self.ranks, stacks, all)))
                 }
                 Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
             };

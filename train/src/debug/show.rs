@@ -14,13 +14,14 @@ const MOST_CALLS: usize = 24;
 
 /// The text of a look.
 pub(super) fn text(look: &Look) -> String {
-    let mut lines = wrapped(&headline(look), "  ");
+    let mut lines = wrapped(&headline(look), "", "  ");
     if !look.ranks.is_empty() {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));
     }
     lines.extend(look.ranks.iter().map(rank));
     let word = match look.state {
         State::Healthy => "healthy",
+        State::Held => "held",
         State::Slow => "slow",
         State::Suspicion => "suspicion",
         State::Trouble => "trouble",
@@ -30,7 +31,7 @@ pub(super) fn text(look: &Look) -> String {
         State::Failed => "failed",
         State::Dead => "dead",
     };
-    lines.extend(wrapped(&format!("{word}: {}", look.text), "  "));
+    lines.extend(wrapped(&format!("{word}: {}", look.text), "", "  "));
     lines.extend(look.processes.iter().flat_map(threads));
     lines.join("\n")
 }
@@ -115,17 +116,19 @@ fn fit(text: &str, width: usize) -> String {
     }
 }
 
-/// `text` in lines of 80 columns, all but the first of which begin with `indent`.
-fn wrapped(text: &str, indent: &str) -> Vec<String> {
+/// `text` in lines of 80 columns: the first begins with `first`, the others with `indent`.
+fn wrapped(text: &str, first: &str, indent: &str) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut line = String::new();
+    let mut line = first.to_owned();
+    let mut is_empty = true;
     for word in text.split(' ') {
-        if !line.trim_start().is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             lines.push(std::mem::replace(&mut line, indent.to_owned()));
-        } else if !line.is_empty() {
+        } else if !is_empty {
             line.push(' ');
         }
         line.push_str(word);
+        is_empty = false;
     }
     lines.push(line);
     lines
@@ -142,10 +145,22 @@ fn threads(process: &ProcessLook) -> Vec<String> {
     if let Some(problem) =
         threads.iter().find_map(|thread| thread.problem.as_ref().filter(|_| !thread.calls.is_empty()))
     {
-        lines.extend(wrapped(&format!("({problem})"), ""));
+        lines.extend(wrapped(&format!("({problem})"), "", ""));
     }
-    for Thread { id, name, calls, problem } in threads {
-        lines.push(fit(&format!("  {name} ({id})"), WIDTH));
+    // Threads that wait for the same are shown together.
+    let mut shown: Vec<(&Thread, Vec<String>)> = Vec::new();
+    for thread in threads {
+        let name = format!("{} ({})", thread.name, thread.id);
+        let same = |(other, _): &&mut (&Thread, _)| {
+            (&other.calls, &other.problem) == (&thread.calls, &thread.problem)
+        };
+        match shown.iter_mut().find(same) {
+            Some((_, names)) => names.push(name),
+            None => shown.push((thread, vec![name])),
+        }
+    }
+    for (Thread { calls, problem, .. }, names) in shown {
+        lines.extend(wrapped(&names.join(", "), "  ", "  "));
         if calls.is_empty() {
             lines.extend(problem.iter().map(|problem| fit(&format!("    {problem}"), WIDTH)));
         }
@@ -155,4 +170,79 @@ fn threads(process: &ProcessLook) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_collectives::{Activity, Operation, Phase};
+
+    use super::super::look::Call;
+    use super::*;
+
+    #[test]
+    fn a_look_has_80_columns() {
+        let call = |unit: &str, seconds| Call {
+            group: "world".into(),
+            sequence: 812,
+            operation: Operation::ReduceScatter,
+            unit: unit.into(),
+            phase: Phase::Backward,
+            seconds,
+        };
+        let rank = |rank, pending, waits_for| RankLook {
+            rank,
+            step: Some(123),
+            activity: Some(Activity { name: "backward".into(), seconds: 14.25 }),
+            pending,
+            last: Some(call("layers.11", 14.3)),
+            waits_for,
+            bytes: Some(1_288_490_189),
+            ..RankLook::default()
+        };
+        let silent = RankLook { rank: 2, silent: Some("is stopped".into()), ..RankLook::default() };
+        let thread = |id, name: &str, calls: &[&str]| Thread {
+            id,
+            name: name.into(),
+            calls: calls.iter().map(|call| (*call).to_owned()).collect(),
+            addresses: Vec::new(),
+            problem: None,
+        };
+        let threads = Some(vec![
+            thread(7, "kiln", &["epoll_wait"]),
+            thread(8, "rank0", &[&"deep::".repeat(20), "main"]),
+            thread(9, "rank1", &["epoll_wait"]),
+        ]);
+        let process = ProcessLook { host: "here".into(), process: 7, ranks: vec![0, 1, 2], threads };
+        let look = Look {
+            run: "runs/90m".into(),
+            state: State::Suspicion,
+            text: format!("rank 2 is {}", "late ".repeat(20).trim_end()),
+            culprits: vec![2],
+            step: Some(123),
+            steps: Some(1000),
+            saved: None,
+            loss: Some(3.21017),
+            tokens_per_s: Some(1_241_200.4),
+            deadline_s: None,
+            ranks: vec![rank(0, None, vec![]), rank(1, Some(call("layers.3", 0.25)), vec![0, 2]), silent],
+            processes: vec![process],
+        };
+        let expected = "\
+run runs/90m: 3 ranks in 1 process on 1 machine, step 123 of 1000, loss 3.2102,
+  1,241,200 tok/s
+rank  step    doing                                  for      memory  waits for
+0     123     backward, after reduce_scatter l…   14.2 s     1.2 GiB  -
+1     123     backward: reduce_scatter layers.3    0.2 s     1.2 GiB  0, 2
+2     is stopped
+suspicion: rank 2 is late late late late late late late late late late late late
+  late late late late late late late late
+
+threads of ranks 0-2, process 7:
+  kiln (7), rank1 (9)
+    epoll_wait
+  rank0 (8)
+    deep::deep::deep::deep::deep::deep::deep::deep::deep::deep::deep::deep::dee…
+    main";
+        assert_eq!(text(&look), expected);
+    }
 }

@@ -161,7 +161,7 @@ mod tests {
         let folder = Folder::make(&out).unwrap();
         let owner = Owner { process: ProcessId::this(), ranks: vec![3, 4] };
         let listener = folder.listen(&owner).unwrap();
-        assert_eq!(folder.owners(), [owner.clone()]);
+        assert_eq!(folder.owners(), std::slice::from_ref(&owner));
         let mode = fs::metadata(out.join("debug")).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o700);
 

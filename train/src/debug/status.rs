@@ -31,10 +31,11 @@ pub(crate) struct About {
 }
 
 impl About {
-    /// What this process and its ranks are doing; with `stacks`, what its threads are in the middle of, and with
+    /// What `ranks` of this process are doing; with `stacks`, what its threads are in the middle of, and with
     /// `all`, what other processes say.
-    pub(super) fn status(&self, stacks: bool, all: bool) -> ProcessStatus {
-        let here = position::all();
+    pub(super) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
+        let mut here = position::all();
+        here.retain(|whereabouts| ranks.contains(&whereabouts.rank));
         let asked = all.then(|| here.iter().find_map(|whereabouts| whereabouts.observer.ask_all(PATIENCE)));
         ProcessStatus {
             world_size: self.world_size,
@@ -42,14 +43,16 @@ impl About {
             deadline_s: Some(self.deadline.as_secs_f64()).filter(|_| self.deadline < Duration::MAX),
             all: asked.flatten().map(|all| all.into_iter().map(Known::from).collect()),
             threads: stacks.then(threads),
+            held: here.first().map_or_else(Vec::new, |whereabouts| whereabouts.observer.held()),
+            held_at: self.desk.held(),
             ranks: here.into_iter().map(|whereabouts| self.rank(&whereabouts)).collect(),
         }
     }
 
     fn rank(&self, whereabouts: &Whereabouts) -> RankStatus {
-        let Whereabouts { rank, step, saved, settled, ref observer } = *whereabouts;
+        let Whereabouts { rank, step, saved, peak_bytes, settled, ref observer } = *whereabouts;
         let counted = |bytes: usize| Some(bytes as u64).filter(|bytes| *bytes > 0 && !self.on_gpu);
-        let peak_on_gpu = settled.map(|settled| settled.peak_bytes).filter(|_| self.on_gpu);
+        let peak_on_gpu = Some(peak_bytes).filter(|peak| *peak > 0 && self.on_gpu);
         RankStatus {
             rank,
             step,
@@ -66,11 +69,11 @@ impl About {
 
 fn threads() -> Vec<Thread> {
     let thread = |stack: stacks::ThreadStack| {
-        let (calls, problem) = match stack.calls {
-            Ok(calls) => (calls, None),
+        let (addresses, problem) = match stack.calls {
+            Ok(calls) => (calls.into_iter().map(|call| call as u64).collect(), None),
             Err(why) => (Vec::new(), Some(why.to_owned())),
         };
-        Thread { id: stack.id, name: stack.name, calls, problem }
+        Thread { id: stack.id, name: stack.name, calls: Vec::new(), addresses, problem }
     };
     stacks::of_all_threads().into_iter().map(thread).collect()
 }

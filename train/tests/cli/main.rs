@@ -33,6 +33,7 @@
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
 //! - `shapes`: models with the shapes of Llama and Qwen;
+//! - `status`: looks into runs that go on, hang, lag or have ended;
 //! - `surroundings`: a program that calls the library without setting up its process;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
 
@@ -94,6 +95,7 @@ mod shapes;
 #[path = "../support/signals.rs"]
 mod signals;
 mod smoke;
+mod status;
 mod support;
 mod surroundings;
 mod text_in;

@@ -133,6 +133,11 @@ impl Desk {
         state.send(rank, &ToPrompt::Ask(ask.to_owned()));
     }
 
+    /// Where ranks are held, in words.
+    pub(in crate::debug) fn held(&self) -> Vec<String> {
+        self.lock().held.values().map(|held| held.place.clone()).collect()
+    }
+
     /// `rank` says something, and asks for the next line with `ask` if it is held on.
     pub(super) fn say(&self, rank: usize, text: &str, ask: Option<&str>) {
         let mut state = self.lock();

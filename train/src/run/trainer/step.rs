@@ -164,8 +164,7 @@ impl Trainer<'_> {
             step_s,
             values: Values::default(),
         };
-        let peak_bytes = self.model.engine().peak_bytes();
-        self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s, peak_bytes });
+        self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {
             self.complete(&mut metrics, log)?;
@@ -211,7 +210,9 @@ impl Trainer<'_> {
         let first_peak = values.len();
         let first_pass = first_peak + self.ranks;
         values.resize(first_pass + self.ranks, 0.0);
-        values[first_peak + self.rank] = self.model.engine().peak_bytes() as f64;
+        let peak_bytes = self.model.engine().peak_bytes();
+        self.position.has_held(peak_bytes);
+        values[first_peak + self.rank] = peak_bytes as f64;
         values[first_pass + self.rank] = self.pace.longest();
         let sums = self.model.engine().all_reduce_f64(Phase::Other, "progress", &values)?;
         let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);

@@ -1,0 +1,305 @@
+//! `kiln status` of runs that go on, hang, are stopped, lag, have ended or were killed.
+
+use std::fs;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value as Json;
+
+use crate::support::{Ended, Workspace, signal};
+
+/// A run of four processes without an end, in the folder `run`. It is killed when this is dropped.
+struct Job<'a> {
+    workspace: &'a Workspace,
+    launcher: Child,
+}
+
+impl<'a> Job<'a> {
+    fn start(workspace: &'a Workspace, fault: &[&str]) -> Self {
+        let run = ["launch", "--nproc-per-node", "4", "--", "train", "run.toml", "--out", "run"];
+        let endless = ["--set", "train.steps=100000000", "--set", "comm.timeout_s=1000"];
+        let fault: Vec<_> = fault.iter().flat_map(|fault| ["--fault", fault]).collect();
+        let mut command = workspace.command(&[&run[..], &endless[..], &fault[..]].concat());
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        Job { workspace, launcher: command.spawn().expect("the launcher starts") }
+    }
+
+    /// Looks until what is seen is as `wanted`, and returns it with the exit code of the look.
+    fn wait_until(&self, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
+        loop {
+            let (look, code) = status(self.workspace, &[]);
+            if look.as_ref().is_some_and(&wanted) {
+                return (look.expect("it is wanted"), code);
+            }
+        }
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        // The ranks end with their launcher, also those that are stopped.
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}
+
+/// What `kiln status --json` says of the run in `run`; nothing if there is no run yet.
+fn status(workspace: &Workspace, more: &[&str]) -> (Option<Json>, Option<i32>) {
+    let Ended { code, stdout, .. } = workspace.kiln(&[&["status", "run", "--json"], more].concat());
+    (serde_json::from_str(&stdout).ok(), code)
+}
+
+fn workspace() -> Workspace {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.global_batch", "4"), ("train.micro_batch", "1")]);
+    workspace
+}
+
+fn state(look: &Json) -> &str {
+    look["state"].as_str().expect("a state")
+}
+
+fn text(look: &Json) -> &str {
+    look["text"].as_str().expect("a text")
+}
+
+fn step(look: &Json) -> u64 {
+    look["step"].as_u64().unwrap_or(0)
+}
+
+fn pid_of(look: &Json, rank: usize) -> Pid {
+    let processes = look["processes"].as_array().expect("processes");
+    let process = processes.iter().find(|process| process["ranks"][0] == rank).expect("one of each rank");
+    Pid::from_raw(process["process"].as_i64().expect("an id") as i32).expect("an id")
+}
+
+#[test]
+fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
+    let workspace = workspace();
+    let job = Job::start(&workspace, &[]);
+    let (look, code) = job.wait_until(|look| step(look) >= 3);
+    assert_eq!((state(&look), code), ("healthy", Some(0)), "{look:#}");
+    assert_eq!((&look["steps"], &look["deadline_s"]), (&100000000.into(), &1000.0.into()));
+    assert!(look["loss"].as_f64().unwrap() > 0.0 && look["tokens_per_s"].as_f64().unwrap() > 0.0);
+    let ranks = look["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4);
+    for (index, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank["rank"], index);
+        assert!(rank["step"].as_u64().unwrap() > 0 && rank["peak_bytes"].as_u64().unwrap() > 0, "{rank:#}");
+        assert!(rank["activity"]["name"].is_string() && rank["last"]["unit"].is_string(), "{rank:#}");
+    }
+    // The same in words.
+    let said = workspace.succeed(&["status", "run"]);
+    let lines: Vec<_> = said.lines().collect();
+    assert!(said.starts_with("run run: 4 ranks in 4 processes on 1 machine, step "), "{said}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "{said}");
+    assert!(lines.iter().any(|line| line.starts_with("rank  step    doing ")), "{said}");
+    assert!(said.contains("\nhealthy: no rank waits for another for longer than usual"), "{said}");
+
+    for rank in [2, 0] {
+        let process = pid_of(&look, rank);
+        kill_process(process, Signal::STOP).unwrap();
+        let (stopped, code) = job.wait_until(|look| state(look) != "healthy");
+        assert_eq!((state(&stopped), code), ("trouble", Some(1)), "{stopped:#}");
+        assert_eq!(stopped["culprits"], Json::from([rank].to_vec()));
+        let begin = format!("rank {rank} is stopped, as by Ctrl-Z, SIGSTOP or a debugger");
+        assert!(text(&stopped).starts_with(&begin), "{stopped:#}");
+        assert_eq!(stopped["ranks"][rank]["silent"], "is stopped");
+        let (stacks, _) = status(&workspace, &["--stacks"]);
+        let stacks = stacks.unwrap();
+        let threads = stacks["processes"][rank]["threads"].as_array().unwrap().clone();
+        assert!(threads.iter().all(|thread| thread["calls"][0] == "state T"), "{threads:?}");
+        // The others go on to where they need it, and say so.
+        let (waiting, _) = job.wait_until(|look| text(look).contains("ranks "));
+        assert!(text(&waiting).contains("comm.timeout_s ends the run in "), "{waiting:#}");
+        kill_process(process, Signal::CONT).unwrap();
+        let before = step(&stopped);
+        let (again, _) = job.wait_until(|look| step(look) > before + 3 && state(look) != "trouble");
+        assert_ne!(state(&again), "suspicion", "{again:#}");
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_suspected_before_the_deadline() {
+    let workspace = workspace();
+    let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
+    let (look, code) = job.wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![2]));
+    assert!(text(&look).starts_with("rank 2 has not entered #"), "{look:#}");
+    assert!(text(&look).contains("; it has been in backward for "), "{look:#}");
+    assert!(text(&look).contains("; ranks 0, 1, 3 wait; the longest wait is "), "{look:#}");
+    for rank in [0, 1, 3] {
+        assert_eq!(look["ranks"][rank]["waits_for"], Json::from(vec![2]));
+    }
+    assert_eq!(look["ranks"][2]["waits_for"], Json::from(Vec::<u64>::new()));
+
+    // What its threads are in the middle of.
+    let (stacks, _) = status(&workspace, &["--stacks"]);
+    let threads = stacks.unwrap()["processes"][2]["threads"].as_array().unwrap().clone();
+    let sleeps = |thread: &Json| {
+        let calls = thread["calls"].as_array().unwrap();
+        thread["name"] == "rank2-compute0"
+            && calls.iter().any(|call| call.as_str().unwrap().contains("sleep"))
+    };
+    assert!(threads.iter().any(sleeps), "{threads:#?}");
+
+    // As on a machine where only rank 0 is: it asks the others.
+    for rank in [1, 2, 3] {
+        fs::remove_file(workspace.path(format!("run/debug/rank_{rank}.json"))).unwrap();
+    }
+    let (look, code) = status(&workspace, &[]);
+    let look = look.unwrap();
+    assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
+    assert_eq!((&look["culprits"], look["ranks"].as_array().unwrap().len()), (&Json::from(vec![2]), 4));
+    assert_eq!(look["ranks"][3]["waits_for"], Json::from(vec![2]));
+
+    // Without rank 0, nothing is known of the others.
+    fs::rename(workspace.path("run/debug/rank_0.json"), workspace.path("run/debug/aside")).unwrap();
+    let (look, _) = status(&workspace, &[]);
+    assert_eq!(state(&look.unwrap()), "starting");
+    fs::rename(workspace.path("run/debug/aside"), workspace.path("run/debug/rank_0.json")).unwrap();
+
+    // All processes killed: the folder is not held, and nobody has said goodbye.
+    drop(job);
+    let dead = loop {
+        let (look, code) = status(&workspace, &[]);
+        let look = look.unwrap();
+        if state(&look) == "dead" {
+            assert_eq!(code, Some(1));
+            break look;
+        }
+    };
+    assert!(text(&dead).contains("was killed") && text(&dead).contains("nothing was saved"), "{dead:#}");
+    assert_eq!(step(&dead), 2);
+}
+
+#[test]
+fn ranks_of_other_machines_are_asked_by_rank_0() {
+    // Two folders that are not shared, as on two machines.
+    let machines = [workspace(), workspace()];
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let jobs: Vec<_> = ["0", "1"]
+        .iter()
+        .zip(&machines)
+        .map(|(node, workspace)| {
+            let port = port.to_string();
+            let place = ["--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1"];
+            let ranks = ["--master-port", &port, "--nproc-per-node", "2", "--", "train", "run.toml"];
+            let train =
+                ["--out", "run", "--set", "comm.timeout_s=1000", "--fault", "slow=100000@backward:3:3"];
+            let mut command = workspace.command(&[&["launch"], &place[..], &ranks[..], &train[..]].concat());
+            command.env("KILN_JOB_SECRET", "of both machines");
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+            Job { workspace, launcher: command.spawn().expect("the launcher starts") }
+        })
+        .collect();
+    let (look, code) = jobs[0].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![3]));
+    assert!(text(&look).starts_with("rank 3 has not entered #"), "{look:#}");
+    let doing = |rank: usize| look["ranks"][rank]["activity"]["name"].as_str();
+    assert_eq!([0, 1, 2, 3].map(doing), [Some("backward"); 4], "{look:#}");
+    assert_eq!(look["processes"].as_array().unwrap().len(), 2, "{look:#}");
+    // Elsewhere, only the ranks that are there are known.
+    let (look, _) = jobs[1].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    assert_eq!(state(&look), "suspicion", "{look:#}");
+    assert!(
+        text(&look).starts_with("ranks wait, perhaps for ranks 0-1, of which nothing is known"),
+        "{look:#}"
+    );
+    assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
+    // A rank there is stopped.
+    kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
+    let (look, code) = jobs[0].wait_until(|look| state(look) != "suspicion");
+    assert_eq!((state(&look), code), ("trouble", Some(1)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![2]));
+    assert!(text(&look).starts_with("rank 2 has not answered for "), "{look:#}");
+}
+
+#[test]
+fn a_rank_that_lags_is_named() {
+    let workspace = workspace();
+    let job = Job::start(&workspace, &["slow=0.3@backward:2+:1"]);
+    let (look, code) = job.wait_until(|look| state(look) == "slow" || step(look) > 60);
+    assert_eq!((state(&look), code), ("slow", Some(0)), "{look:#}");
+    assert_eq!(look["culprits"], Json::from(vec![1]));
+    assert!(text(&look).starts_with("rank 1 came late to "), "{look:#}");
+}
+
+#[test]
+fn a_process_that_died_is_named_while_others_are_there() {
+    let workspace = workspace();
+    let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
+    let (look, _) = job.wait_until(|look| state(look) == "suspicion");
+    // The launcher would end the others.
+    signal(&job.launcher, Signal::STOP);
+    kill_process(pid_of(&look, 0), Signal::STOP).unwrap();
+    kill_process(pid_of(&look, 3), Signal::KILL).unwrap();
+    let (look, code) = job.wait_until(|look| text(look).contains("gone"));
+    assert_eq!((state(&look), code), ("trouble", Some(1)), "{look:#}");
+    assert!(text(&look).starts_with("rank 3 died: its process "), "{look:#}");
+    assert!(look["ranks"][3]["silent"].as_str().unwrap().contains("is gone"), "{look:#}");
+    signal(&job.launcher, Signal::CONT);
+}
+
+#[test]
+fn threads_are_one_process_and_followed_to_their_end() {
+    let workspace = Workspace::new();
+    let slow = ["train", "run.toml", "--out", "run", "--set", "comm.timeout_s=1000", "--fault"];
+    let mut run = workspace.start(&[&slow[..], &["slow=3@backward:3:1"]].concat());
+    workspace.wait_for_steps("run", 2);
+    let ended = workspace.kiln(&["status", "run", "--follow", "--json"]);
+    assert!(run.wait().unwrap().success());
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    let looks: Vec<Json> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let first = &looks[0];
+    assert_eq!(first["processes"].as_array().unwrap().len(), 1, "{first:#}");
+    assert_eq!(first["processes"][0]["ranks"], Json::from(vec![0, 1]));
+    let last = looks.last().unwrap();
+    assert_eq!((state(last), step(last)), ("finished", 4), "{last:#}");
+    assert!(!workspace.path("run/debug").exists());
+    // Again and in words, long after its end.
+    let said = workspace.succeed(&["status", "run"]);
+    assert!(said.starts_with("run run: step 4 of 4, loss "), "{said}");
+    assert!(said.ends_with("\nfinished: all of its steps are done\n"), "{said}");
+}
+
+#[test]
+fn runs_that_have_ended_say_how() {
+    let workspace = Workspace::new();
+    // An error, with the verdict of the ranks.
+    let failed = workspace.kiln(&["train", "run.toml", "--out", "run", "--fault", "panic@backward:3:1"]);
+    assert_eq!(failed.code, Some(1));
+    let (look, code) = status(&workspace, &[]);
+    let look = look.unwrap();
+    assert_eq!((state(&look), step(&look), code), ("failed", 2, Some(1)), "{look:#}");
+    assert!(text(&look).starts_with("verdict: ") && text(&look).ends_with("; nothing was saved"), "{look:#}");
+    workspace.remove("run");
+
+    // A stop that was asked for.
+    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=3@data:3:0"];
+    let child = workspace.start(&slow);
+    workspace.wait_for_steps("run", 2);
+    signal(&child, Signal::TERM);
+    assert_eq!(workspace.end(child).code, Some(75));
+    let (look, code) = status(&workspace, &[]);
+    let look = look.unwrap();
+    assert_eq!((state(&look), code), ("stopped", Some(0)), "{look:#}");
+    assert!(text(&look).contains("is saved, and --resume latest goes on from there"), "{look:#}");
+    workspace.remove("run");
+
+    // No run at all.
+    workspace.write("notes/mine.txt", "mine");
+    fs::create_dir(workspace.path("empty")).unwrap();
+    for (folder, why) in [
+        ("nowhere", "nowhere is not the folder of a run: it is not there"),
+        ("empty", "nothing is in it"),
+        ("notes", "it has mine.txt"),
+        ("run.toml", "it is a file"),
+    ] {
+        let ended = workspace.kiln(&["status", folder, "--follow"]);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{ended:?}");
+        assert!(ended.stderr.contains(why), "{ended:?}");
+    }
+}
