@@ -226,7 +226,8 @@ mod tests {
     fn a_process_that_says_nothing_is_silent_and_one_that_ends_takes_its_files_along() {
         let out = tempfile::tempdir().unwrap();
         assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
-        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false };
+        let desk = std::sync::Arc::default();
+        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, desk };
         let server = Server::start(out.path(), vec![0], about);
         let folder = Folder::open(out.path()).unwrap();
         // This process, which does not accept whoever comes here.
