@@ -13,7 +13,7 @@ use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
-use crate::debug::DebugOptions;
+use crate::debug::{DebugOptions, HashOptions};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -66,6 +66,10 @@ pub(crate) struct TrainArgs {
         conflicts_with_all = ["resume", "allow_missing", "allow_changed"]
     )]
     smoke: Option<Smoke>,
+    /// Write hashes of the tensors of these steps to `<out>/hashes.jsonl`, for `kiln diff`: steps=1-20, or
+    /// steps=5,activations,gradients,weights,moments; with `units`, one per module and kind.
+    #[arg(long, value_name = "STEPS[,KINDS]")]
+    hash: Option<HashOptions>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -100,7 +104,7 @@ impl TrainArgs {
             allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
             allow_other_parts: self.allow_other_parts,
             allow_changed: self.allow_changed,
-            debug: DebugOptions::default(),
+            debug: DebugOptions { hash: self.hash, ..DebugOptions::default() },
             fault: self.fault,
             // The environment was asked above, and flags go before it.
             alone: true,

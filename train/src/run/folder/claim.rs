@@ -13,6 +13,7 @@ use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
+use crate::debug::hash::HASHES_FILE;
 use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
@@ -21,6 +22,9 @@ use crate::run::{RunFolder, RunOptions};
 
 /// Lines of metrics that are cut because a run goes on from before them.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
+
+/// The same for hashes.
+const CUT_HASHES: &str = "hashes-superseded.jsonl";
 
 /// What rank 0 writes into the folder of a run that has begun.
 #[derive(Debug)]
@@ -144,6 +148,9 @@ impl Claim {
                 cut.display()
             ));
         }
+        let hashes = self.out.join(HASHES_FILE);
+        let cut = if later.is_empty() { self.out.join(CUT_HASHES) } else { cut.with_file_name(HASHES_FILE) };
+        cut_lines_after(&hashes, last, &cut).map_err(FolderError::io("write", &hashes))?;
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.

@@ -14,6 +14,7 @@ use crate::files;
 use crate::metrics::write_beside;
 use crate::process::ProcessId;
 use crate::run::RunOptions;
+use crate::version::version;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
@@ -35,6 +36,9 @@ pub(crate) struct Identity {
     created: String,
     /// Version of the build that wrote the file.
     kiln: String,
+    /// Version, commit and features of the build that the run was last started with.
+    #[serde(default)]
+    build: String,
     /// SHA-256 of the configuration that the run was last started with.
     config_sha256: String,
     /// The job that it was last started by, which may take it over when it is started again; `None`
@@ -88,6 +92,7 @@ impl Identity {
             id: format!("{:032x}", u128::from_be_bytes(id)),
             created: now(),
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
+            build: version().to_owned(),
             config_sha256: claimant.config_sha256.clone(),
             job: claimant.job.clone(),
         })
@@ -97,6 +102,7 @@ impl Identity {
     pub(super) fn taken_by(&self, claimant: &Claimant) -> Self {
         Identity {
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
+            build: version().to_owned(),
             config_sha256: claimant.config_sha256.clone(),
             job: claimant.job.clone(),
             ..self.clone()

@@ -185,7 +185,7 @@ impl<'a> Trainer<'a> {
             saved_step: None,
             saved: None,
             drill,
-            observers: Observers::new(debug::observers(&plan.debug)?),
+            observers: Observers::new(debug::observers(&plan.debug, plan.hashed())?),
             pace: Pace::new(),
             grace: Grace::new()?,
             position,
