@@ -245,19 +245,12 @@ fn text(culprits: &[Culprit], keys: &[KeyDifference], steps: u64, builds: Option
     }
     let others = keys.len() - culprits.iter().map(|culprit| culprit.keys.len()).sum::<usize>();
     let steps = number_of(steps, "step");
-    match (culprits.is_empty(), keys.is_empty()) {
-        (true, true) => {
-            lines.push("the configurations are the same: no key can make a difference".to_owned())
+    match (culprits.is_empty(), keys.len()) {
+        (true, 0) => lines.push("the configurations are the same: no key can make a difference".to_owned()),
+        (true, _) => lines.push(format!("no key makes a difference in {steps}; keys that differ: {others}")),
+        (false, _) => {
+            lines.push(format!("other keys that differ, and make no difference in {steps}: {others}"))
         }
-        (true, false) => {
-            let keys = number_of(keys.len() as u64, "key");
-            lines.push(format!("none of the {keys} that differ makes a difference in {steps}"));
-        }
-        (false, _) if others > 0 => {
-            let others = number_of(others as u64, "other key");
-            lines.push(format!("{others} that differ make none in {steps}"));
-        }
-        (false, _) => {}
     }
     if let Some(builds) = builds {
         lines.push(format!("the runs were made by other builds, which was not tried: {builds}"));

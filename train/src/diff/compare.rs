@@ -72,6 +72,7 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     report.keys = keys.unwrap_or_default();
     if is_of_configurations && !report.keys.is_empty() {
         report.verdict = Verdict::Different;
+        report.is_of_another_kind = true;
     }
     Ok(report)
 }
@@ -128,6 +129,7 @@ fn add_hashes(report: &mut Report, a: &[StepHashes], b: &[StepHashes], is_strict
             .push(format!("not compared: {all} tensors that one of them lacks, such as {}", some.join(", ")));
         // Other tensors are a difference, wherever the others agree.
         report.verdict = Verdict::Different;
+        report.is_of_another_kind = true;
     }
     Some(compared)
 }

@@ -112,8 +112,9 @@ pub(crate) fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
 /// Every key that is set, with its value.
 fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Value> {
     let mut config = config.clone();
-    if let Ok(model) = config.model.resolve(vocab_size) {
-        config.model = ModelSection::from_model(&model);
+    // For a shape without a vocabulary, any will do.
+    if let Ok(model) = config.model.resolve(vocab_size.or(Some(config.data.vocab_size))) {
+        config.model = ModelSection { vocab_size, ..ModelSection::from_model(&model) };
     }
     let mut values = BTreeMap::new();
     // A configuration that was read can be written.

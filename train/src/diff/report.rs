@@ -30,6 +30,9 @@ pub(crate) struct Report {
     pub(crate) compared: Vec<String>,
     /// Keys that differ.
     pub(crate) keys: Vec<KeyDifference>,
+    /// Whether something differs that has no size, such as a key, or a tensor that one of them lacks.
+    #[serde(skip)]
+    pub(crate) is_of_another_kind: bool,
 }
 
 impl Report {
@@ -45,6 +48,7 @@ impl Report {
             places: 0,
             compared: Vec::new(),
             keys: Vec::new(),
+            is_of_another_kind: false,
         }
     }
 
@@ -65,7 +69,8 @@ impl Report {
 
     /// The exit code; differences up to `tolerance` are none.
     pub(crate) fn exit_code(&self, tolerance: Option<f64>) -> u8 {
-        let is_within = tolerance.is_some_and(|tolerance| self.largest <= tolerance);
+        let is_within =
+            !self.is_of_another_kind && tolerance.is_some_and(|tolerance| self.largest <= tolerance);
         u8::from(self.verdict != Verdict::Equal && !is_within)
     }
 
@@ -78,12 +83,10 @@ impl Report {
         let [a, b] = &self.names;
         let mut lines = Vec::new();
         match (self.verdict, &self.parted, &self.first) {
-            (Verdict::Equal, ..) if self.places == 0 => {
-                lines.push(match self.keys.is_empty() {
-                    true => format!("{a} and {b} are equal"),
-                    false => format!("{a} and {b} differ in no number that they have"),
-                });
-            }
+            _ if self.places == 0 => lines.push(match self.keys.len() {
+                0 => format!("{a} and {b} are equal"),
+                keys => format!("{a} and {b} differ in {}", number_of(keys as u64, "key")),
+            }),
             (Verdict::Equal, ..) => lines.push(format!("{a} and {b} are equal, bit by bit")),
             (_, Some(parted), first) => {
                 lines.push(format!("{a} and {b} part at"));

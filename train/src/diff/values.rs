@@ -11,6 +11,7 @@ use super::difference::{Difference, Judge, Place, ROUNDING};
 use super::error::DiffError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Saved};
 use crate::data::{DataInfo, Split};
+use crate::debug::hash::split;
 use crate::error::Result;
 use crate::files;
 use crate::source::ModelSource;
@@ -31,6 +32,16 @@ pub(crate) struct ComparedValues {
 
 fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> Place {
     Place { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
+}
+
+/// A parameter, in the words of hashes.
+fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> Place {
+    match split(name) {
+        (unit, inner) if unit.starts_with("layers.") => {
+            place(step, phase, unit, format!("{inner} {slot}").trim_end())
+        }
+        _ => place(step, phase, "model", format!("{name} {slot}").trim_end()),
+    }
 }
 
 /// Losses and norms of the steps that both have; `None` if there are none.
@@ -105,7 +116,7 @@ pub(crate) fn models(a: &Path, b: &Path, is_strict: bool) -> Result<ComparedValu
         let read = |weights: &dyn Weights, range, values: &mut [f32]| weights.read(name, range, values);
         let [x, y] = [&weights_a, &weights_b]
             .map(|weights| move |range, values: &mut [f32]| read(&**weights, range, values));
-        compare_tensor(&mut judge, place(step, "weights", "model", name), shape.iter().product(), x, y)?;
+        compare_tensor(&mut judge, place_of(step, "weights", name, ""), shape.iter().product(), x, y)?;
     }
     let mut compared = "the weights".to_owned();
     if let [ModelSource::Checkpoint(x), ModelSource::Checkpoint(y)] = &sources {
@@ -130,8 +141,7 @@ fn slots(
     let tensors = a.manifest().tensors.iter().filter(|tensor| tensor.saved != Saved::Weight);
     let tensors: Vec<_> = tensors.filter(|tensor| reader_b.has(&tensor.name, &tensor.saved)).collect();
     for tensor in &tensors {
-        let name = format!("{} {}", tensor.name, tensor.saved.slot().unwrap_or_default());
-        let at = place(step, "moments", "model", &name);
+        let at = place_of(step, "moments", &tensor.name, tensor.saved.slot().unwrap_or_default());
         let count = tensor.shape.iter().product();
         let x = |range, values: &mut [f32]| reader_a.read(&tensor.name, &tensor.saved, range, values);
         let y = |range, values: &mut [f32]| reader_b.read(&tensor.name, &tensor.saved, range, values);

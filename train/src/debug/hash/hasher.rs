@@ -54,14 +54,14 @@ impl Collected {
         self.order[index].1 = self.order[index].1.plus(sums);
     }
 
-    fn add_number(&mut self, phase: StepPhase, tensor: &str, value: f64) {
-        let (unit, tensor, dtype) = ("model".to_owned(), tensor.to_owned(), "f64".to_owned());
+    fn add_number(&mut self, phase: StepPhase, unit: &str, tensor: &str, value: f64) {
+        let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "f64".to_owned());
         self.add(Key { phase, unit, tensor, dtype }, Sums::of_number(value));
     }
 }
 
 /// The module that a place or a parameter belongs to, and what it is called in there.
-fn split(name: &str) -> (&str, &str) {
+pub(crate) fn split(name: &str) -> (&str, &str) {
     let dots = if name.starts_with("layers.") { 2 } else { 1 };
     let end = name.match_indices('.').nth(dots - 1).map_or(name.len(), |(end, _)| end);
     (&name[..end], name[end..].trim_start_matches('.'))
@@ -142,13 +142,14 @@ impl Hasher {
     /// Weights and moments, as they are now.
     fn add_state(&mut self, engine: &Engine, phase: StepPhase) -> Result<()> {
         for position in 0..engine.layout().groups.len() {
-            if self.options.has(HashedKind::Weights) {
-                self.add_group(engine, phase, position, StateKind::Weight)?;
-            }
+            // An update makes moments of the gradient, and steps of the moments.
             if self.options.has(HashedKind::Moments) {
                 for slot in engine.slots_of_group(position) {
                     self.add_group(engine, phase, position, StateKind::Slot(slot))?;
                 }
+            }
+            if self.options.has(HashedKind::Weights) {
+                self.add_group(engine, phase, position, StateKind::Weight)?;
             }
         }
         Ok(())
@@ -247,8 +248,8 @@ impl Observer for Hasher {
     fn stepped(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
         // All ranks know them: they count once.
         if engine.world().rank() == 0 {
-            self.step.add_number(StepPhase::Loss, "loss", metrics.loss);
-            self.step.add_number(StepPhase::Norm, "grad_norm", metrics.grad_norm);
+            self.step.add_number(StepPhase::Loss, "head", "loss", metrics.loss);
+            self.step.add_number(StepPhase::Norm, "model", "grad_norm", metrics.grad_norm);
         }
         self.add_state(engine, StepPhase::Update)?;
         self.finish(engine, metrics.step)
