@@ -18,29 +18,46 @@ const MAX_BYTES: u64 = 1 << 20;
 pub(crate) struct Facts {
     /// Version, commit and features of the program.
     pub(crate) build: Option<String>,
+    /// What it was computed on.
+    pub(crate) device: Option<String>,
 }
 
 impl Facts {
     /// Those of `subject`.
     pub(crate) fn of(subject: &Subject) -> Self {
-        let path = match subject.kind {
-            SubjectKind::Run => subject.path.join("run.json"),
-            _ => return Facts::default(),
-        };
-        Facts { build: build_of(&path) }
+        match subject.kind {
+            SubjectKind::Run => Facts::read(&subject.path.join("run.json")).unwrap_or_default(),
+            _ => Facts::default(),
+        }
     }
-}
 
-fn build_of(path: &Path) -> Option<String> {
-    let json: Json = serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()?;
-    let build = json.get("build").and_then(Json::as_str)?;
-    (!build.is_empty()).then(|| build.to_owned())
+    fn read(path: &Path) -> Option<Self> {
+        let json: Json = serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()?;
+        // An older build has not said it.
+        let said =
+            |key| json.get(key).and_then(Json::as_str).filter(|said| !said.is_empty()).map(str::to_owned);
+        Some(Facts { build: said("build"), device: said("device") })
+    }
+
+    /// Whether both are known to have been computed on one kind of device.
+    pub(crate) fn is_on_device_of(&self, other: &Facts) -> bool {
+        self.device == other.device
+    }
 }
 
 /// Whether the builds of two runs are known, and are not the same.
 pub(crate) fn other_builds(a: &Facts, b: &Facts) -> Option<String> {
-    let (a, b) = (a.build.as_ref()?, b.build.as_ref()?);
-    (a != b).then(|| format!("the program: {a}, and {b} in the second"))
+    differ("the program", &a.build, &b.build)
+}
+
+fn differ(what: &str, a: &Option<String>, b: &Option<String>) -> Option<String> {
+    let (a, b) = (a.as_ref()?, b.as_ref()?);
+    (a != b).then(|| format!("{what}: {a}, and {b} in the second"))
+}
+
+/// Whether two runs are known to have been computed on other devices.
+pub(crate) fn other_devices(a: &Facts, b: &Facts) -> Option<String> {
+    differ("the device", &a.device, &b.device)
 }
 
 /// The likely cause of a difference that begins in `phase`; `keys` are those that differ.
@@ -71,8 +88,9 @@ pub(crate) fn likely(
         let names: Vec<_> = nearest.iter().map(|key| key.describe()).collect();
         return format!("the configuration: {}", names.join(" or "));
     }
-    if let Some(builds) = other_builds(facts[0], facts[1]) {
-        return builds;
+    let [a, b] = facts;
+    if let Some(other) = other_devices(a, b).or_else(|| other_builds(a, b)) {
+        return other;
     }
     if let Some([a, b]) = compared.and_then(|compared| compared.dtypes.as_ref()).filter(|[a, b]| a != b) {
         return format!("the dtype: {a}, and {b} in the second, which no key explains");
@@ -93,11 +111,10 @@ pub(crate) fn likely(
     }
     match keys {
         Some(_) => format!(
-            "nothing that is recorded: the configurations agree in all that counts, and so do the builds as far \
-             as they are known. What is left is code that no commit tells of, a fault drill, or the machine; {}",
+            "nothing that is recorded: no key explains it, and the build is the same as far as it is known; {}",
             hint(phase)
         ),
-        None => format!("not known: one of the two has no configuration; {}", hint(phase)),
+        None => format!("not recorded: one of the two has no configuration; {}", hint(phase)),
     }
 }
 

@@ -26,7 +26,8 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         },
         None => None,
     };
-    let is_strict = is_strict(keys.as_deref());
+    let facts = [a, b].map(Facts::of);
+    let is_strict = is_strict(keys.as_deref()) && facts[0].is_on_device_of(&facts[1]);
     let mut has_any = keys.is_some();
     let mut compared = None;
     if let Some((a, b)) = both(Subject::hashes) {
@@ -66,7 +67,6 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         return Err(DiffError::Apart { what: what(), reason }.into());
     }
     if report.verdict != Verdict::Equal && a.kind != SubjectKind::Data {
-        let facts = [a, b].map(Facts::of);
         report.likely_cause = likely(compared.as_ref(), &report, keys.as_deref(), [&facts[0], &facts[1]]);
     }
     report.keys = keys.unwrap_or_default();
@@ -107,10 +107,12 @@ fn likely(
 ) -> Option<String> {
     if report.verdict == Verdict::Rounding {
         let of_rounding = |key: &&KeyDifference| key.effect == Effect::Rounding;
-        let names: Vec<_> = keys?.iter().filter(of_rounding).map(KeyDifference::describe).collect();
+        let mut names: Vec<_> = keys?.iter().filter(of_rounding).map(KeyDifference::describe).collect();
+        names.extend(cause::other_devices(facts[0], facts[1]));
         return (!names.is_empty()).then(|| format!("sums in another order: {}", names.join(" or ")));
     }
-    let phase = compared.and_then(|compared| compared.phase);
+    let parted = compared.filter(|compared| compared.judge.parted.is_some());
+    let phase = parted.and_then(|compared| compared.phase);
     Some(cause::likely(phase, compared, keys, facts))
 }
 
@@ -120,7 +122,13 @@ fn add_hashes(report: &mut Report, a: &[StepHashes], b: &[StepHashes], is_strict
         report.compared.push("hashes, which have no step in common".to_owned());
         return None;
     };
-    report.add(compared.judge.clone(), format!("hashes of steps {first} to {last}"));
+    let ends = [a, b].map(|steps| steps.last().map_or(0, |step| step.step));
+    let more = match compared.judge.parted {
+        None if ends[0] > *last => format!(", of {} in the first", ends[0]),
+        None if ends[1] > *last => format!(", of {} in the second", ends[1]),
+        _ => String::new(),
+    };
+    report.add(compared.judge.clone(), format!("hashes of steps {first} to {last}{more}"));
     if !compared.unpaired.is_empty() {
         let some: Vec<_> = compared.unpaired.iter().take(4).map(String::as_str).collect();
         let all = compared.unpaired.len();

@@ -69,8 +69,10 @@ impl Compared {
     fn step(&mut self, a: &StepHashes, b: &StepHashes) {
         let others: HashMap<_, _> = b.entries.iter().map(|entry| (entry.name(), entry)).collect();
         let names: HashSet<_> = a.entries.iter().map(Entry::name).collect();
-        let phases = |step: &StepHashes| step.entries.iter().map(|entry| entry.phase).collect::<HashSet<_>>();
-        let (of_a, of_b) = (phases(a), phases(b));
+        // Kinds of tensors that only one of them was asked for are no difference.
+        let kind = |entry: &Entry| (entry.phase, entry.tensor.contains(' '));
+        let kinds = |step: &StepHashes| step.entries.iter().map(kind).collect::<HashSet<_>>();
+        let (of_a, of_b) = if a.by_unit == b.by_unit { (kinds(a), kinds(b)) } else { Default::default() };
         let (scales_a, scales_b) = (scales(a), scales(b));
         let scale = |entry: &Entry| {
             let of = |scales: &HashMap<_, f64>| scales.get(&scale_of(entry)).copied().unwrap_or_default();
@@ -80,7 +82,7 @@ impl Compared {
         let mut noise = HashSet::new();
         for mine in &a.entries {
             let Some(theirs) = others.get(&mine.name()) else {
-                if of_b.contains(&mine.phase) {
+                if of_b.contains(&kind(mine)) {
                     self.unpaired.push(format!("{}: {} (only the first)", mine.unit, mine.tensor));
                 }
                 continue;
@@ -106,7 +108,7 @@ impl Compared {
             }
         }
         let unpaired =
-            b.entries.iter().filter(|entry| of_a.contains(&entry.phase) && !names.contains(&entry.name()));
+            b.entries.iter().filter(|entry| of_a.contains(&kind(entry)) && !names.contains(&entry.name()));
         self.unpaired
             .extend(unpaired.map(|entry| format!("{}: {} (only the second)", entry.unit, entry.tensor)));
     }

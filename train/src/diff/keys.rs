@@ -182,7 +182,7 @@ mod tests {
         let a = config("[model]\npreset = \"10m\"\n[train]\nseed = 1\n[optim]\nlr = 1e-3");
         let b = config(
             "[model]\npreset = \"10m\"\nrope_theta = 5.0\n[train]\nranks = 2\n[log]\nevery = 3\n\
-             [optim]\nlr = 1e-3\n[[optim.groups]]\nparams = [\"*norm*\"]\nweight_decay = 0.1",
+             [optim]\nlr = 1e-3\n[[optim.groups]]\nparameters = [\"*norm*\"]\nweight_decay = 0.1",
         );
         let found = differences(&a, &b);
         let names: Vec<_> = found.iter().map(|difference| difference.key.as_str()).collect();

@@ -44,7 +44,7 @@ const PLANTED: [Planted; 25] = [
     of_key("data.shuffle", &["--set", "data.shuffle=false"], "data", "embed"),
     of_key("model.rope_theta", &["--set", "model.rope_theta=100"], "forward", "layers.0"),
     of_key("model.norm_eps", &["--set", "model.norm_eps=1e-2"], "forward", "layers.0"),
-    of_key("model.dropout", &["--set", "model.dropout=0.1"], "forward", "layers.0"),
+    of_key("model.dropout", &["--set", "model.dropout=0.1"], "forward", "embed"),
     of_key("precision.compute", &["--set", "precision.compute=bf16"], "forward", "embed"),
     of_key("precision.reduce", &["--set", "precision.reduce=bf16"], "gradient", "head"),
     of_key("train.z_loss", &["--set", "train.z_loss=1e-2"], "loss", "head"),
@@ -53,7 +53,7 @@ const PLANTED: [Planted; 25] = [
     of_key("optim.grad_clip", &["--set", "optim.grad_clip=0.01"], "update", "embed"),
     of_key(
         "optim.groups",
-        &["--set", "optim.groups=[{ params = [\"layers.*norm*\"], weight_decay = 0.5 }]"],
+        &["--set", "optim.groups=[{ parameters = [\"layers.*norm*\"], weight_decay = 0.5 }]"],
         "update",
         "layers.0",
     ),
@@ -75,7 +75,7 @@ const PLANTED: [Planted; 25] = [
     // Communication.
     of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head"),
     of_fault(&["--fault", "unreduced@backward:2:0"], "gradient", "head"),
-    of_fault(&["--fault", "stale@forward:2:1"], "forward", "layers.0"),
+    of_fault(&["--fault", "stale@forward:2:1"], "forward", "embed"),
     // The same from a run whose sums have another order.
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],

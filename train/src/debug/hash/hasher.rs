@@ -116,7 +116,7 @@ impl Hasher {
         let (of_unit, suffix) = match kind {
             StateKind::Weight => ("weights", String::new()),
             StateKind::Gradient => ("gradients", String::new()),
-            StateKind::Slot(name) => (name, format!(" {name}")),
+            StateKind::Slot(name) => ("moments", format!(" {name}")),
         };
         let (unit, _) = split(&group.name);
         let by_unit = self.options.by_unit;
@@ -130,7 +130,7 @@ impl Hasher {
         for (parameter, sums) in group.parameters.iter().zip(sums.into_iter().flatten()) {
             let name = parameter.name.strip_prefix(unit).and_then(|name| name.strip_prefix('.'));
             let tensor = match by_unit {
-                true => of_unit.to_owned(),
+                true => format!("{of_unit}{suffix}"),
                 false => format!("{}{suffix}", name.unwrap_or(&parameter.name)),
             };
             let key = Key { phase, unit: unit.to_owned(), tensor, dtype: "f32".to_owned() };
@@ -172,7 +172,7 @@ impl Hasher {
         }
         let mut entries: Vec<_> = all.order.into_iter().map(|(key, sums)| Entry::new(key, sums)).collect();
         entries.sort_by_key(|entry| entry.phase);
-        let line = serde_json::to_string(&StepHashes { step, ranks, entries });
+        let line = serde_json::to_string(&StepHashes { step, ranks, by_unit: self.options.by_unit, entries });
         let line = line.map_err(|error| unreadable(&error))?;
         let file = match &mut self.file {
             Some(file) => file,

@@ -119,6 +119,9 @@ pub struct StepHashes {
     pub step: u64,
     /// Ranks that took it.
     pub ranks: usize,
+    /// Whether a module has one hash per kind, rather than one per tensor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_unit: bool,
     /// Its tensors.
     pub entries: Vec<Entry>,
 }

@@ -112,9 +112,9 @@ impl Found {
 }
 
 impl Claim {
-    /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
+    /// Makes the folder that of this start on `device`, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
-    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<()> {
+    pub(crate) fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);
@@ -154,8 +154,9 @@ impl Claim {
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.
-        if self.identity != self.known {
-            self.identity.write(&self.out)?;
+        let identity = self.identity.on_device(device);
+        if identity != self.known {
+            identity.write(&self.out)?;
         }
         Ok(())
     }

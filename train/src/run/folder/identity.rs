@@ -39,6 +39,9 @@ pub(crate) struct Identity {
     /// Version, commit and features of the build that the run was last started with.
     #[serde(default)]
     build: String,
+    /// What the run was last computed on.
+    #[serde(default)]
+    device: String,
     /// SHA-256 of the configuration that the run was last started with.
     config_sha256: String,
     /// The job that it was last started by, which may take it over when it is started again; `None`
@@ -93,6 +96,7 @@ impl Identity {
             created: now(),
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
             build: version().to_owned(),
+            device: String::new(),
             config_sha256: claimant.config_sha256.clone(),
             job: claimant.job.clone(),
         })
@@ -107,6 +111,11 @@ impl Identity {
             job: claimant.job.clone(),
             ..self.clone()
         }
+    }
+
+    /// The same run, on `device`.
+    pub(super) fn on_device(&self, device: String) -> Self {
+        Identity { device, ..self.clone() }
     }
 
     /// A run that no job may take over by itself yet.
