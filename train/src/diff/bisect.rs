@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::cause::{self, Facts};
 use super::command::config_of;
 use super::compare;
-use super::difference::{Difference, Verdict};
+use super::difference::{Difference, Expected, Verdict};
+use super::hashes;
 use super::keys::{self, Effect, KeyDifference};
 use super::subject::{Subject, SubjectKind};
 use super::trial;
@@ -201,12 +202,15 @@ impl Bisection<'_> {
         let outcome = match keys::with_keys(&self.good, &self.bad, keys) {
             Err(error) => Outcome::Impossible(error.to_string()),
             Ok(config) => {
-                let until = Some((&self.known[..], self.is_strict));
+                let differ = keys::differences(&self.good, &config);
+                let expected = keys::expected(&self.good, &config, &differ);
+                let expected = Expected { is_strict: self.is_strict, ..expected };
+                let until = Some((&self.known[..], expected));
                 match trial::run(&config, self.registry, self.steps, until) {
                     Err(error) if error.is_stop() => return Err(error),
                     Err(error) if error.is_usage() => Outcome::Impossible(error.to_string()),
                     Err(error) => Outcome::Fails(error.to_string()),
-                    Ok(found) => self.judged(&found),
+                    Ok(found) => self.judged(&found, Expected { is_strict: false, ..expected }),
                 }
             }
         };
@@ -216,8 +220,8 @@ impl Bisection<'_> {
         Ok(outcome)
     }
 
-    fn judged(&self, found: &[StepHashes]) -> Outcome {
-        let compared = super::hashes::compare(&self.known, found, false);
+    fn judged(&self, found: &[StepHashes], expected: Expected) -> Outcome {
+        let compared = hashes::compare(&self.known, found, expected);
         let judge = compared.judge;
         match judge.verdict() {
             _ if !compared.unpaired.is_empty() => Outcome::Parts(judge.parted.or(judge.first)),

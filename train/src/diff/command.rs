@@ -87,9 +87,9 @@ impl Live {
         complain(&format!("training {} for {steps} steps", names[0]));
         let first = trial::run(&config_a, registry, *steps, None)?;
         complain(&format!("training {} until they part", names[1]));
-        let second =
-            trial::run(&config_b, registry, *steps, Some((&first, compare::is_strict(Some(&keys)))))?;
-        Ok(compare::steps(names, &first, &second, keys))
+        let expected = keys::expected(&config_a, &config_b, &keys);
+        let second = trial::run(&config_b, registry, *steps, Some((&first, expected)))?;
+        Ok(compare::steps(names, &first, &second, keys, expected))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Compares two subjects, the most precise first: hashes, metrics, weights; configurations and data.
 
 use super::cause::{self, Facts};
-use super::difference::Verdict;
+use super::difference::{Expected, Verdict};
 use super::error::DiffError;
 use super::hashes::{self, Compared};
 use super::keys::{self, Effect, KeyDifference};
@@ -15,10 +15,15 @@ use crate::error::Result;
 pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     let mut report = Report::new([a, b].map(|subject| subject.path.display().to_string()));
     let both = |of: fn(&Subject) -> Option<std::path::PathBuf>| of(a).zip(of(b));
+    let mut expected = Expected::default();
     let keys = match both(Subject::config) {
         // One that an older build has written may have other keys.
         Some((a, b)) => match (keys::read(&a, &[]), keys::read(&b, &[])) {
-            (Ok(a), Ok(b)) => Some(keys::differences(&a, &b)),
+            (Ok(a), Ok(b)) => {
+                let keys = keys::differences(&a, &b);
+                expected = keys::expected(&a, &b, &keys);
+                Some(keys)
+            }
             (Err(error), _) | (_, Err(error)) => {
                 report.compared.push(format!("the configurations could not be compared ({error})"));
                 None
@@ -27,19 +32,19 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         None => None,
     };
     let facts = [a, b].map(Facts::of);
-    let is_strict = is_strict(keys.as_deref()) && facts[0].is_on_device_of(&facts[1]);
+    expected.is_strict &= facts[0].is_on_device_of(&facts[1]);
     let mut has_any = keys.is_some();
     let mut compared = None;
     if let Some((a, b)) = both(Subject::hashes) {
         has_any = true;
         let (a, b) = (read(&a).map_err(DiffError::from)?, read(&b).map_err(DiffError::from)?);
-        compared = add_hashes(&mut report, &a, &b, is_strict);
+        compared = add_hashes(&mut report, &a, &b, expected);
     }
     if report.verdict != Verdict::Different
         && let Some((a, b)) = both(Subject::metrics)
     {
         has_any = true;
-        match values::metrics(&a, &b, is_strict)? {
+        match values::metrics(&a, &b, expected)? {
             Some(found) => report.add(found.judge, found.what),
             None => report.compared.push("metrics, which have no step in common".to_owned()),
         }
@@ -49,7 +54,7 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         && let Some((a, b)) = both(Subject::model)
     {
         has_any = true;
-        let found = values::models(&a, &b, is_strict)?;
+        let found = values::models(&a, &b, expected)?;
         report.add(found.judge, found.what);
     }
     if (a.kind, b.kind) == (SubjectKind::Data, SubjectKind::Data) {
@@ -83,20 +88,16 @@ pub(crate) fn steps(
     a: &[StepHashes],
     b: &[StepHashes],
     keys: Vec<KeyDifference>,
+    expected: Expected,
 ) -> Report {
     let mut report = Report::new(names);
-    let compared = add_hashes(&mut report, a, b, is_strict(Some(&keys)));
+    let compared = add_hashes(&mut report, a, b, expected);
     if report.verdict != Verdict::Equal {
         let facts = Facts::default();
         report.likely_cause = likely(compared.as_ref(), &report, Some(&keys), [&facts, &facts]);
     }
     report.keys = keys;
     report
-}
-
-/// Whether every bit counts: both configurations are known, and no key explains rounding.
-pub(crate) fn is_strict(keys: Option<&[KeyDifference]>) -> bool {
-    keys.is_some_and(|keys| keys.iter().all(|key| key.effect != Effect::Rounding))
 }
 
 fn likely(
@@ -116,8 +117,13 @@ fn likely(
     Some(cause::likely(phase, compared, keys, facts))
 }
 
-fn add_hashes(report: &mut Report, a: &[StepHashes], b: &[StepHashes], is_strict: bool) -> Option<Compared> {
-    let compared = hashes::compare(a, b, is_strict);
+fn add_hashes(
+    report: &mut Report,
+    a: &[StepHashes],
+    b: &[StepHashes],
+    expected: Expected,
+) -> Option<Compared> {
+    let compared = hashes::compare(a, b, expected);
     let (Some(first), Some(last)) = (compared.steps.first(), compared.steps.last()) else {
         report.compared.push("hashes, which have no step in common".to_owned());
         return None;

@@ -8,10 +8,19 @@ use serde::Serialize;
 pub(crate) const ROUNDING: f64 = 1e-5;
 
 /// The same where a pass computes in bf16 or f16.
-pub(crate) const HALF_ROUNDING: f64 = 2e-2;
+const HALF_ROUNDING: f64 = 2e-2;
 
 /// How much a difference by rounding may grow from one tensor to a later one before it is more than rounding.
 const GROWTH: f64 = 100.0;
+
+/// What is expected of two runs, by what is recorded of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Expected {
+    /// Nothing explains rounding: every bit counts.
+    pub(crate) is_strict: bool,
+    /// Both compute or reduce in bf16 or f16, whose rounding is coarse.
+    pub(crate) is_half: bool,
+}
 
 /// A tensor or a number of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,8 +85,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Judge {
     /// Relative differences up to this are rounding.
     tolerance: f64,
-    /// Whether any other bit is a difference, because nothing recorded explains rounding.
-    pub(crate) is_strict: bool,
+    /// Whether any other bit is a difference.
+    is_strict: bool,
     /// Places that were compared.
     pub(crate) seen: usize,
     /// Those of them that have the same bits.
@@ -91,7 +100,8 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    pub(crate) fn new(tolerance: f64, is_strict: bool) -> Self {
+    pub(crate) fn new(Expected { is_strict, is_half }: Expected) -> Self {
+        let tolerance = if is_half { HALF_ROUNDING } else { ROUNDING };
         Judge { tolerance, is_strict, seen: 0, equal: 0, worst: 0.0, first: None, parted: None }
     }
 
@@ -133,7 +143,7 @@ mod tests {
     }
 
     fn judged(is_strict: bool, differences: &[(Difference, f64)]) -> Judge {
-        let mut judge = Judge::new(ROUNDING, is_strict);
+        let mut judge = Judge::new(Expected { is_strict, is_half: false });
         judge.same();
         differences.iter().for_each(|(difference, size)| judge.other(difference.clone(), *size));
         judge

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::difference::{Difference, HALF_ROUNDING, Judge, Place, ROUNDING};
+use super::difference::{Difference, Expected, Judge, Place, ROUNDING};
 use crate::debug::hash::{Entry, StepHashes, StepPhase};
 
 /// What the hashes of two runs have in common.
@@ -45,14 +45,13 @@ fn is_half(steps: &[StepHashes]) -> bool {
     entries.any(|entry| matches!(entry.dtype.as_str(), "bf16" | "f16"))
 }
 
-/// Compares the steps that both have, up to the first that has a difference. `is_strict`: nothing explains
-/// rounding, so every bit counts.
-pub(crate) fn compare(a: &[StepHashes], b: &[StepHashes], is_strict: bool) -> Compared {
+/// Compares the steps that both have, up to the first that has a difference.
+pub(crate) fn compare(a: &[StepHashes], b: &[StepHashes], expected: Expected) -> Compared {
     let ranks = |steps: &[StepHashes]| steps.first().map(|step| step.ranks);
-    let is_strict = is_strict && ranks(a) == ranks(b);
-    // Where both compute in fewer bits, their rounding is as coarse; one that does and one that does not differ.
-    let tolerance = if is_half(a) && is_half(b) { HALF_ROUNDING } else { ROUNDING };
-    let judge = Judge::new(tolerance, is_strict);
+    let is_strict = expected.is_strict && ranks(a) == ranks(b);
+    // One that computes in fewer bits and one that does not differ.
+    let is_half = expected.is_half || (is_half(a) && is_half(b));
+    let judge = Judge::new(Expected { is_strict, is_half });
     let mut compared = Compared { judge, steps: Vec::new(), phase: None, unpaired: Vec::new(), dtypes: None };
     for mine in a {
         let Some(theirs) = b.iter().find(|step| step.step == mine.step) else { continue };

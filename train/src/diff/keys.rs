@@ -6,7 +6,8 @@ use std::path::Path;
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::config::{Config, ConfigError, ModelSection, load};
+use super::difference::Expected;
+use crate::config::{Config, ConfigError, ModelSection, Precision, load};
 use crate::debug::hash::StepPhase;
 
 /// What a key can change of the numbers of a run.
@@ -88,6 +89,19 @@ fn effect_of(key: &str) -> Effect {
     found.map_or(Effect::Numbers(StepPhase::Start), |(_, effect)| *effect)
 }
 
+/// What is expected of runs with the configurations `a` and `b`, which differ in `keys`.
+pub(crate) fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
+    let is_half = |config: &Config| {
+        [config.precision.compute(), config.precision.reduce]
+            .iter()
+            .any(|precision| *precision != Precision::F32)
+    };
+    Expected {
+        is_strict: keys.iter().all(|key| key.effect != Effect::Rounding),
+        is_half: is_half(a) && is_half(b),
+    }
+}
+
 /// The configuration at `path`, with the whole shape of its model where that is known.
 pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     load(path, overrides)
@@ -101,10 +115,13 @@ pub(crate) fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
     let keys: std::collections::BTreeSet<_> = of_a.keys().chain(of_b.keys()).collect();
     let differs = |key: &&String| of_a.get(*key) != of_b.get(*key);
     let shown = |values: &BTreeMap<String, Value>, key: &String| values.get(key).map(Value::to_string);
+    // The balance of experts is a mean over a micro-batch, and no sum.
+    let is_of_batch =
+        |key: &str| key == "train.micro_batch" && [a, b].iter().any(|config| config.model.moe.is_some());
     let of_key = |key: &String| KeyDifference {
         key: key.clone(),
         values: [shown(&of_a, key), shown(&of_b, key)],
-        effect: effect_of(key),
+        effect: if is_of_batch(key) { Effect::Numbers(StepPhase::Loss) } else { effect_of(key) },
     };
     keys.into_iter().filter(differs).map(of_key).collect()
 }

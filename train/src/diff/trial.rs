@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::difference::Verdict;
+use super::difference::{Expected, Verdict};
 use super::error::DiffError;
 use super::hashes;
 use crate::config::Config;
@@ -14,13 +14,12 @@ use crate::registry::Registry;
 use crate::run::{RunOptions, Summary, Trainer, train_with};
 
 /// Hashes of the first `steps` steps of `config`, whose ranks are threads. Given those of another run in
-/// `until`, it ends with the first step that differs from that by more than rounding, or by a bit if it
-/// `is_strict`.
+/// `until`, it ends with the first step that differs from that by more than is expected.
 pub(crate) fn run(
     config: &Config,
     registry: &Registry,
     steps: u64,
-    until: Option<(&[StepHashes], bool)>,
+    until: Option<(&[StepHashes], Expected)>,
 ) -> Result<Vec<StepHashes>> {
     let folder = tempfile::Builder::new().prefix("kiln-trial-").tempdir();
     let folder = folder.map_err(TrainError::io("make a folder in", &std::env::temp_dir()))?;
@@ -40,11 +39,11 @@ pub(crate) fn run(
     let _silence = output::silence();
     train_with(config, &options, |mut trainer: Trainer<'_>| {
         while trainer.step() < steps && trainer.train_step()? {
-            let Some((others, is_strict)) = until.filter(|_| trainer.engine().world().rank() == 0) else {
+            let Some((others, expected)) = until.filter(|_| trainer.engine().world().rank() == 0) else {
                 continue;
             };
             let mine = read(&hashes).map_err(DiffError::from).map_err(TrainError::from)?;
-            if hashes::compare(others, &mine, is_strict).judge.verdict() == Verdict::Different {
+            if hashes::compare(others, &mine, expected).judge.verdict() == Verdict::Different {
                 // All ranks hear of it after their next step.
                 stop.store(true, Ordering::Relaxed);
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::difference::{Difference, Judge, Place, ROUNDING};
+use super::difference::{Difference, Expected, Judge, Place};
 use super::error::DiffError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Saved};
 use crate::data::{DataInfo, Split};
@@ -45,9 +45,9 @@ fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> Place {
 }
 
 /// Losses and norms of the steps that both have; `None` if there are none.
-pub(crate) fn metrics(a: &Path, b: &Path, is_strict: bool) -> Result<Option<ComparedValues>, DiffError> {
+pub(crate) fn metrics(a: &Path, b: &Path, expected: Expected) -> Result<Option<ComparedValues>, DiffError> {
     let (a, b) = (read_metrics(a)?, read_metrics(b)?);
-    let mut judge = Judge::new(ROUNDING, is_strict);
+    let mut judge = Judge::new(expected);
     let both: Vec<_> = a.iter().filter_map(|(step, mine)| Some((*step, mine, b.get(step)?))).collect();
     for (step, mine, theirs) in &both {
         for key in ["loss", "grad_norm", "val_loss"] {
@@ -87,7 +87,7 @@ fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, Dif
 }
 
 /// The weights of two models, and the state of their optimizers if both have it.
-pub(crate) fn models(a: &Path, b: &Path, is_strict: bool) -> Result<ComparedValues> {
+pub(crate) fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> {
     let sources = [ModelSource::open(a)?, ModelSource::open(b)?];
     let [weights_a, weights_b] = sources.each_ref().map(ModelSource::weights);
     let (shapes_a, shapes_b) = (weights_a.shapes(), weights_b.shapes());
@@ -101,7 +101,7 @@ pub(crate) fn models(a: &Path, b: &Path, is_strict: bool) -> Result<ComparedValu
             return Err(DiffError::Apart { what: what(), reason }.into());
         }
     }
-    let mut judge = Judge::new(ROUNDING, is_strict);
+    let mut judge = Judge::new(expected);
     let step = |source: &ModelSource| match source {
         ModelSource::Checkpoint(checkpoint) => Some(checkpoint.state().step),
         ModelSource::HuggingFace(_) => None,
@@ -198,7 +198,7 @@ fn compare_tensor(
 /// Prepared data: the tokens of both splits.
 pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     let (of_a, of_b) = (DataInfo::load(a)?, DataInfo::load(b)?);
-    let mut judge = Judge::new(0.0, true);
+    let mut judge = Judge::new(Expected { is_strict: true, is_half: false });
     let mut note = |tensor: &str, x: String, y: String| {
         if x == y {
             judge.same();
