@@ -12,6 +12,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
+use crate::diff::DiffError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
@@ -79,6 +80,9 @@ pub enum TrainError {
     /// What was to be looked at is damaged or not there.
     #[error(transparent)]
     Inspect(#[from] InspectError),
+    /// Two things cannot be compared.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
     /// A file with measurements of a network.
     #[error(transparent)]
     Links(#[from] LinksError),
@@ -266,6 +270,7 @@ impl TrainError {
             | TrainError::Env(_)
             | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
+            | TrainError::Diff(_)
             | TrainError::Links(_)
             | TrainError::OtherConfig(_)
             | TrainError::Exists(_)

@@ -37,6 +37,7 @@ pub mod config;
 pub mod convert;
 pub mod debug;
 pub mod device;
+mod diff;
 pub mod doctor;
 mod error;
 pub mod eval;

@@ -7,6 +7,7 @@ use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 use super::core::Engine;
 use crate::buffers::{self, Placement};
 use crate::error::ShardError;
+use crate::layout::ParamGroupLayout;
 use crate::param_group::{ParamGroup, StateKind};
 
 impl Engine {
@@ -111,6 +112,23 @@ impl Engine {
             return Ok(None);
         }
         Ok(Some(read(range, &buffers::on_host(&buffer)?.as_slice::<f32>()?[held])))
+    }
+
+    /// What `read` makes of the chunk of the parameter group at `position` in the layout that this rank is to
+    /// write, [`ParamGroupLayout::own_chunk`]: flat, with its padding. All ranks together have every chunk once,
+    /// under every strategy. `None` if there are no values of this kind.
+    pub fn read_chunk<T>(
+        &self,
+        position: usize,
+        kind: StateKind<'_>,
+        read: impl FnOnce(&[f32]) -> T,
+    ) -> Result<Option<T>, ShardError> {
+        let Some(group) = self.groups.get(position) else { return Ok(None) };
+        let Some(buffer) = group.state().values(kind) else { return Ok(None) };
+        let own = ParamGroupLayout::own_chunk(&self.mesh(), self.context.rank);
+        let (chunk, start) = (group.layout.chunk_range(own), self.shard_of(group).start);
+        let within = chunk.start - start..chunk.end - start;
+        Ok(Some(read(&buffers::on_host(&buffer)?.as_slice::<f32>()?[within])))
     }
 
     /// Elements of the flat parameter `name` that this rank holds; empty if there are none.

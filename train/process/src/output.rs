@@ -13,13 +13,14 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::panic;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use indicatif::ProgressBar;
+
 use super::launcher::{self, Word};
 use stream::Stream;
-
-pub use bar::watched_bar;
 
 static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();
@@ -37,9 +38,43 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a line waits for earlier lines on the other stream: both may go to the same terminal.
 const ORDER: Duration = Duration::from_millis(100);
 
+/// How many want silence.
+static SILENT: AtomicUsize = AtomicUsize::new(0);
+
+/// While a value of this type lives, [`say`] says nothing, and there is no bar: for runs that are part of a
+/// command with something else to say. Errors and warnings are told.
+#[derive(Debug)]
+#[must_use]
+pub struct Silence(());
+
+/// Nothing is said from now on.
+pub fn silence() -> Silence {
+    SILENT.fetch_add(1, Ordering::Relaxed);
+    Silence(())
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        SILENT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether anyone wants silence.
+fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed) > 0
+}
+
 /// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
 pub fn say(text: &str) {
+    if is_silent() {
+        return;
+    }
     put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
+}
+
+/// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
+pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
+    if is_silent() { None } else { bar::watched_bar(length, style) }
 }
 
 /// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.

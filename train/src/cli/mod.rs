@@ -14,8 +14,8 @@ use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
-use crate::debug::AttachArgs;
-use crate::debug::StatusArgs;
+use crate::debug::{AttachArgs, StatusArgs};
+use crate::diff::{BisectArgs, DiffArgs};
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
 use crate::eval::EvalArgs;
@@ -89,6 +89,10 @@ enum Command {
     Replay(ReplayArgs),
     /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
     Inspect(InspectArgs),
+    /// Tell where two runs part, or what else differs: checkpoints, metrics, configurations, data.
+    Diff(DiffArgs),
+    /// Find the key that makes the difference of two runs or configurations, by trying.
+    Bisect(BisectArgs),
     /// Make a full checkpoint of a sharded one, or the other way round.
     Convert(ConvertArgs),
     /// Print a script with which a shell completes commands and flags.
@@ -174,6 +178,8 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Attach(args) => args.run(),
         Command::Replay(args) => args.run(registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
+        Command::Diff(args) => args.run(registry),
+        Command::Bisect(args) => args.run(registry),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {
             say(&args.run(Cli::command()));

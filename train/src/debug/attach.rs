@@ -23,6 +23,9 @@ use crate::process::terminal;
 /// How long a process may take to take a line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// A run that is held again by then was only stepped.
+const SOON: Duration = Duration::from_millis(500);
+
 /// What is in front of a line while no rank is held.
 const RUNNING: &str = "(running) ";
 
@@ -147,12 +150,17 @@ fn converse(connection: Connection, first: ToPrompt, focus: Option<usize>) -> st
         send(&stream, &Typed { typed: line })?;
         if was_held {
             prompt = next_prompt(&asked);
-            if is_terminal && prompt.as_deref() == Some(RUNNING) {
-                say("the run goes on; Ctrl-C leaves it alone");
-            }
             // The next line is for ranks that are held again.
             while prompt.as_deref() == Some(RUNNING) {
-                prompt = next_prompt(&asked);
+                prompt = match asked.recv_timeout(SOON) {
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        if is_terminal {
+                            say("the run goes on; Ctrl-C leaves it alone");
+                        }
+                        next_prompt(&asked)
+                    }
+                    newer => newer.ok(),
+                };
             }
         }
     }

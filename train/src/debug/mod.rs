@@ -14,6 +14,7 @@ mod attach;
 mod client;
 mod command;
 mod ended;
+pub(crate) mod hash;
 mod look;
 mod machine;
 mod message;
@@ -29,6 +30,7 @@ mod symbols;
 
 pub use attach::AttachArgs;
 pub use command::StatusArgs;
+pub use hash::{HashOptions, HashOptionsError, HashedKind};
 pub(crate) use nonfinite::NonFiniteFinder;
 pub use options::DebugOptions;
 pub(crate) use prompt::DebuggedRank;
@@ -39,11 +41,19 @@ pub(crate) use server::Server;
 pub(crate) use socket::clear;
 pub(crate) use status::About;
 
+use hash::{HashedRun, Hasher};
+
 use crate::error::Result;
 use crate::run::Observer;
 use prompt::Debugger;
 
-/// What looks at the steps of one rank, in the order in which it is called.
-pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Result<Vec<Box<dyn Observer>>> {
-    Ok(vec![Box::new(Debugger::new(options, of))])
+/// What looks at the steps of one rank of `run`, in the order in which it is called.
+pub(crate) fn observers(
+    options: &DebugOptions,
+    run: HashedRun<'_>,
+    rank: DebuggedRank,
+) -> Result<Vec<Box<dyn Observer>>> {
+    let hasher = options.hash.clone().map(|options| Box::new(Hasher::new(options, run)) as Box<dyn Observer>);
+    let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, rank));
+    Ok(hasher.into_iter().chain([debugger]).collect())
 }

@@ -273,12 +273,17 @@ impl ResolvedDevice {
 
     /// One line: which device, and why not the other.
     pub fn describe(&self) -> String {
+        format!("device: {}, {}", self.name(), self.why)
+    }
+
+    /// What it is, in words.
+    pub(crate) fn name(&self) -> String {
         match &self.kind {
-            Kind::Cpu => format!("device: CPU, {}", self.why),
+            Kind::Cpu => "CPU".to_owned(),
             #[cfg(feature = "cuda")]
-            Kind::Cuda(gpu) => format!("device: GPU {gpu}, {}", self.why),
+            Kind::Cuda(gpu) => format!("GPU {gpu}"),
             #[cfg(feature = "wgpu")]
-            Kind::Wgpu => format!("device: what wgpu finds, {}", self.why),
+            Kind::Wgpu => "what wgpu finds".to_owned(),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
+use crate::diff::DiffError;
 use crate::error::{TrainError, causes};
 use crate::eval::EvalError;
 use crate::files;
@@ -53,6 +54,7 @@ impl Explained for TrainError {
             TrainError::Env(error) => error.page(),
             TrainError::Launch(error) => error.page(),
             TrainError::Inspect(error) => error.page(),
+            TrainError::Diff(error) => error.page(),
             TrainError::Join(error) => error.page(),
             #[cfg(feature = "mpi")]
             TrainError::Mpi(error) => error.page(),
@@ -365,6 +367,18 @@ impl Explained for InspectError {
         match self {
             InspectError::Damaged { .. } => Some(Page::CheckpointDamaged),
             InspectError::Nothing { .. } => None,
+        }
+    }
+}
+
+impl Explained for DiffError {
+    fn page(&self) -> Option<Page> {
+        match self {
+            DiffError::Missing { .. }
+            | DiffError::Unknown { .. }
+            | DiffError::Nothing { .. }
+            | DiffError::Apart { .. } => Some(Page::NotComparable),
+            DiffError::File { .. } => Some(Page::FileAccess),
         }
     }
 }

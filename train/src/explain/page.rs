@@ -62,6 +62,7 @@ pub(crate) enum Page {
     DiskStalled,
     FileAccess,
     LossNotFinite,
+    NotComparable,
 }
 
 impl Page {

@@ -25,6 +25,11 @@ impl Drill {
         Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicU64::new(0) }
     }
 
+    /// Whether it needs what gathers have brought before.
+    pub(super) fn is_stale(&self) -> bool {
+        self.fault.kind == FaultKind::Stale
+    }
+
     /// Says which optimizer step begins.
     pub fn begin_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);

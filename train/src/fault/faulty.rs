@@ -1,6 +1,7 @@
 //! A communicator that misbehaves once.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_collectives::{
@@ -14,7 +15,29 @@ use super::spec::{Changeable, Fault, FaultKind};
 pub struct Faulty {
     inner: Arc<dyn Communicator>,
     drill: Arc<Drill>,
+    /// What the gathers of each scope have brought last, for the fault that brings it again.
+    gathered: Mutex<HashMap<Arc<str>, Buffer>>,
 }
+
+impl Faulty {
+    fn new(inner: Arc<dyn Communicator>, drill: Arc<Drill>) -> Self {
+        Faulty { inner, drill, gathered: Mutex::default() }
+    }
+
+    /// Gathers, and returns what the gather of this scope has brought the last time if it `is_stale`.
+    fn gather_again(&self, label: Label, input: Arc<Buffer>, output: Buffer, is_stale: bool) -> Work {
+        let scope = label.scope.clone();
+        let result = self.inner.all_gather(label, input, output).wait(WAIT);
+        Work::ready(result.map(|now| {
+            let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = gathered.insert(scope, now.clone());
+            before.filter(|_| is_stale).unwrap_or(now)
+        }))
+    }
+}
+
+/// How long a drill waits for a collective that it looks at the result of.
+const WAIT: Duration = Duration::from_secs(600);
 
 /// `world` with the fault built in, and the drill to be kept informed, if it is this rank's turn in
 /// a job that was started again `restarts` times.
@@ -26,7 +49,7 @@ pub fn rehearse(
     match fault {
         Some(fault) if fault.rank == world.rank() && (restarts == 0 || fault.every_life) => {
             let drill = Arc::new(Drill::new(fault));
-            (Arc::new(Faulty { inner: world, drill: drill.clone() }), Some(drill))
+            (Arc::new(Faulty::new(world, drill.clone())), Some(drill))
         }
         _ => (world, None),
     }
@@ -45,6 +68,28 @@ fn poisoned(buffer: &Buffer) -> Buffer {
         // The drill shows that nothing happened.
         tracing::warn!("the fault drill has no NaN: {error}");
         buffer.clone()
+    })
+}
+
+/// A copy whose floats are multiplied by `factor`.
+fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
+    let scale = |bytes: &mut [u8]| match buffer.dtype() {
+        DType::F32 => bytes.as_chunks_mut().0.iter_mut().for_each(|bytes| {
+            *bytes = (f32::from_ne_bytes(*bytes) * factor as f32).to_ne_bytes();
+        }),
+        dtype => tracing::warn!("the fault drill scales f32 alone, and not {dtype}"),
+    };
+    buffer.changed(scale).unwrap_or_else(|error| {
+        tracing::warn!("the fault drill has scaled nothing: {error}");
+        buffer.clone()
+    })
+}
+
+/// `sum` with the bytes of `own` in its place.
+fn replaced(sum: &Buffer, own: &[u8]) -> Buffer {
+    sum.changed(|bytes| bytes.copy_from_slice(own)).unwrap_or_else(|error| {
+        tracing::warn!("the fault drill has left the sum as it is: {error}");
+        sum.clone()
     })
 }
 
@@ -67,7 +112,11 @@ impl Communicator for Faulty {
 
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let len = input.len() + 1;
-        let (input, output) = match self.drill.calling(&label, Changeable::Call) {
+        let fault = self.drill.calling(&label, Changeable::Gather);
+        if self.drill.is_stale() {
+            return self.gather_again(label, input, output, fault.is_some());
+        }
+        let (input, output) = match fault {
             Some(FaultKind::Skip) => return Work::ready(Ok(input.like(output.len()))),
             Some(FaultKind::Size) => (Arc::new(input.like(len)), output.like(len * self.world_size())),
             Some(FaultKind::Error) => {
@@ -90,6 +139,14 @@ impl Communicator for Faulty {
             Some(FaultKind::Size) => (Arc::new(input.like(len * self.world_size())), output.like(len)),
             Some(FaultKind::Error) => (input, output.like(len)),
             Some(FaultKind::Nan) => (Arc::new(poisoned(&input)), output),
+            Some(FaultKind::Scale(factor)) => (Arc::new(scaled(&input, factor)), output),
+            Some(FaultKind::Unreduced) if input.is_on_host() => {
+                let sum = self.inner.reduce_scatter(label, input.clone(), output).wait(WAIT);
+                return Work::ready(sum.map(|sum| {
+                    let start = self.rank() * sum.size_in_bytes();
+                    replaced(&sum, &input.as_bytes()[start..start + sum.size_in_bytes()])
+                }));
+            }
             _ => (input, output),
         };
         self.inner.reduce_scatter(label, input, output)
@@ -102,6 +159,12 @@ impl Communicator for Faulty {
             // Bytes have no sum.
             Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
             Some(FaultKind::Nan) => self.inner.all_reduce(label, poisoned(&buffer)),
+            Some(FaultKind::Scale(factor)) => self.inner.all_reduce(label, scaled(&buffer, factor)),
+            Some(FaultKind::Unreduced) if buffer.is_on_host() => {
+                let own = buffer.as_bytes().to_vec();
+                let sum = self.inner.all_reduce(label, buffer).wait(WAIT);
+                Work::ready(sum.map(|sum| replaced(&sum, &own)))
+            }
             _ => self.inner.all_reduce(label, buffer),
         }
     }
@@ -136,7 +199,7 @@ impl Communicator for Faulty {
         let label = Label::new(name, Phase::Init);
         let _ = self.drill.calling(&label, Changeable::Nothing);
         let group = self.inner.split_within(name, color, key, timeout)?;
-        Ok(group.map(|inner| Arc::new(Faulty { inner, drill: self.drill.clone() }) as Arc<dyn Communicator>))
+        Ok(group.map(|inner| Arc::new(Faulty::new(inner, self.drill.clone())) as Arc<dyn Communicator>))
     }
 
     fn abort(&self, reason: &str) {

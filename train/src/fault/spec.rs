@@ -30,6 +30,12 @@ pub enum FaultKind {
     Slow(Duration),
     /// One element of its gradient becomes NaN.
     Nan,
+    /// Its part of a gradient is multiplied by this.
+    Scale(f64),
+    /// It takes its own part of a sum over the ranks for the sum.
+    Unreduced,
+    /// It goes on with the weights that the same gather has brought the last time.
+    Stale,
     /// It runs a program, such as one that pulls a cable, and goes on.
     Run(PathBuf),
     /// Its process may hold no more than so many bytes from here on.
@@ -58,8 +64,8 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` for every step from that one on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `run=PROGRAM`,
-    /// `memory=SIZE` or `clock=SECONDS`.
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`,
+    /// `unreduced`, `stale`, `run=PROGRAM`, `memory=SIZE` or `clock=SECONDS`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -96,8 +102,8 @@ impl FromStr for Fault {
         };
         let kind = parse_kind(kind).ok_or_else(|| {
             wrong(
-                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, run=PROGRAM, \
-                 memory=SIZE or clock=SECONDS",
+                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, scale=FACTOR, unreduced, \
+                 stale, run=PROGRAM, memory=SIZE or clock=SECONDS",
             )
         })?;
         let phase = FaultPhase::from_str(phase, false)
@@ -114,8 +120,12 @@ impl FromStr for Fault {
         if phase == FaultPhase::Data && kind.changes_a_call() && kind != FaultKind::Error {
             return Err(wrong("data loading calls no collective to leave out or to change"));
         }
-        if kind == FaultKind::Nan && phase != FaultPhase::Backward {
+        let is_of_gradient = matches!(kind, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced);
+        if is_of_gradient && phase != FaultPhase::Backward {
             return Err(wrong("gradients are made in backward"));
+        }
+        if kind == FaultKind::Stale && !matches!(phase, FaultPhase::Forward | FaultPhase::Backward) {
+            return Err(wrong("weights are gathered in forward and backward"));
         }
         Ok(Fault { kind, phase, step, onwards, rank, every_life })
     }
@@ -132,8 +142,13 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
             "skip" => FaultKind::Skip,
             "size" => FaultKind::Size,
             "nan" => FaultKind::Nan,
+            "unreduced" => FaultKind::Unreduced,
+            "stale" => FaultKind::Stale,
             _ => return None,
         },
+        Some(("scale", factor)) => {
+            FaultKind::Scale(factor.parse().ok().filter(|factor: &f64| factor.is_finite())?)
+        }
         Some(("slow", seconds)) => FaultKind::Slow(Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?),
         Some(("clock", seconds)) => {
             FaultKind::Clock(seconds.parse().ok().filter(|seconds: &f64| seconds.is_finite())?)
@@ -153,17 +168,26 @@ pub(super) enum Changeable {
     Call,
     /// That, and what is summed.
     Sum,
+    /// That, and what is gathered.
+    Gather,
 }
 
 impl FaultKind {
     /// Whether it needs a collective to happen to.
     pub(super) fn changes_a_call(&self) -> bool {
-        matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size | FaultKind::Nan)
+        let is_call = matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size);
+        is_call || self.is_of_sum() || *self == FaultKind::Stale
+    }
+
+    /// Whether it needs a sum to happen to.
+    fn is_of_sum(&self) -> bool {
+        matches!(self, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced)
     }
 
     pub(super) fn can_happen_to(&self, call: Changeable) -> bool {
         match self {
-            FaultKind::Nan => call == Changeable::Sum,
+            kind if kind.is_of_sum() => call == Changeable::Sum,
+            FaultKind::Stale => call == Changeable::Gather,
             kind => !kind.changes_a_call() || call != Changeable::Nothing,
         }
     }
@@ -195,6 +219,8 @@ mod tests {
         assert_eq!(fault, Fault { kind, phase, step: 3, onwards: false, rank: 2, every_life: false });
         let fault: Fault = "run=/bin/cut@data:1:0".parse().unwrap();
         assert_eq!(fault.kind, FaultKind::Run("/bin/cut".into()));
+        let fault: Fault = "scale=-0.5@backward:1:0".parse().unwrap();
+        assert_eq!(fault.kind, FaultKind::Scale(-0.5));
         let fault: Fault = "slow=0.5!@start:0:1".parse().unwrap();
         let (kind, phase) = (FaultKind::Slow(Duration::from_millis(500)), FaultPhase::Start);
         assert_eq!(fault, Fault { kind, phase, step: 0, onwards: false, rank: 1, every_life: true });
@@ -219,6 +245,9 @@ mod tests {
             ("kill@backward:0:0", "step 0"),
             ("skip@data:1:0", "no collective"),
             ("nan@forward:1:0", "gradients"),
+            ("scale=2@optimizer:1:0", "gradients"),
+            ("scale@backward:1:0", "KIND"),
+            ("stale@optimizer:1:0", "gathered"),
         ] {
             let error = text.parse::<Fault>().unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("kill@backward:3:1"), "{error}");

@@ -14,7 +14,7 @@ use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
-use crate::debug::{About, Breakpoint, DebugOptions, Others, Server};
+use crate::debug::{About, Breakpoint, DebugOptions, HashOptions, Others, Server};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -74,6 +74,10 @@ pub(crate) struct TrainArgs {
     /// What the other ranks do when --break holds one, --rank.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "breakpoints")]
     others: Others,
+    /// Write hashes of the tensors of these steps to `<out>/hashes.jsonl`, for `kiln diff`: steps=1-20, or
+    /// steps=5,activations,gradients,weights,moments; with `units`, one per module and kind.
+    #[arg(long, value_name = "STEPS[,KINDS]")]
+    hash: Option<HashOptions>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -152,7 +156,7 @@ impl TrainArgs {
                 }
             }
         }
-        Ok(DebugOptions { breakpoints, has_prompt: true })
+        Ok(DebugOptions { breakpoints, has_prompt: true, hash: self.hash.take() })
     }
 }
 

@@ -12,7 +12,7 @@ use super::options::{Resume, RunFolder, RunOptions, Summary};
 use super::trainer::Trainer;
 use crate::checkpoint;
 use crate::config::{self, Config};
-use crate::debug::{Breakpoint, DebugOptions, Others};
+use crate::debug::{Breakpoint, DebugOptions, HashOptions, Others};
 use crate::error::{Result, TrainError};
 use crate::metrics::{StepMetrics, say};
 use crate::place::Job;
@@ -43,6 +43,9 @@ pub(crate) struct ReplayArgs {
     /// What the other ranks do when --break holds one, --rank.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "hold", requires = "rank")]
     others: Others,
+    /// Write hashes of the tensors of these steps, for `kiln diff`; needs --out.
+    #[arg(long, value_name = "STEPS[,KINDS]", requires = "out")]
+    hash: Option<HashOptions>,
     /// Change one value of the run's configuration, such as data.path; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
@@ -102,7 +105,11 @@ impl ReplayArgs {
             job: Job::default(),
             stop: stop_on_signals(),
             alone: true,
-            debug: DebugOptions { breakpoints: self.breakpoints(), has_prompt: true },
+            debug: DebugOptions {
+                breakpoints: self.breakpoints(),
+                has_prompt: true,
+                hash: self.hash.clone(),
+            },
             ..RunOptions::default()
         };
         let now = take(alone(config), &options, self.step)?;

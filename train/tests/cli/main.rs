@@ -26,6 +26,7 @@
 //!   that are not quite empty;
 //! - `lost_folder`: run folders that are moved, replaced or removed under a run;
 //! - `own_tokenizer`: models, and data of other tokenizers;
+//! - `diff`: planted mistakes that `kiln diff` and `kiln bisect` find, and runs that are the same;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
 //! - `memory`: the least memory of a run, against what it takes and what there is;
@@ -52,6 +53,7 @@ mod config_command;
 mod data_verify;
 mod debug;
 mod device;
+mod diff;
 mod drills;
 mod eval;
 mod experts;

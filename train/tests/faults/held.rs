@@ -104,7 +104,7 @@ fn a_person_at_a_terminal_looks_into_threads_and_changes_no_bit() {
     look_around(&mut terminal, &file);
     terminal.expect("rank 1 is held at step 3");
     terminal.enter("p layers.1.ffn.up_proj.weight");
-    terminal.expect("this rank's shard (the others run, so it cannot be gathered)");
+    terminal.expect("(the others run, so it cannot be gathered)");
     terminal.enter("c");
     terminal.expect("done: 8 steps");
     let (status, all) = terminal.end();

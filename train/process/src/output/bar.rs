@@ -15,7 +15,7 @@ const SIZE: (u16, u16) = (80, 24);
 const FRAME_RATE: u8 = 20;
 
 /// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
-pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
+pub(super) fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
     let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
     is_watched.then(|| {
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);

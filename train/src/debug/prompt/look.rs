@@ -93,14 +93,18 @@ impl Debugger {
             return Ok(match part {
                 Some((range, values)) => {
                     let title = format!(
-                        "{name}, elements {}..{} of {}, this rank's shard (the others run, so it cannot be gathered)",
+                        "{name}, elements {}..{} of {}, the shard of this rank (the others run, so it cannot be gathered)",
                         range.start,
                         range.end,
                         found.numel()
                     );
                     Ok(shown(title, vec![values.len()], values))
                 }
-                None => Err(format!("{}, or this rank has no part of it", none())),
+                None if engine.held(&found.name)?.is_empty() => Err(format!(
+                    "rank {} holds no part of {name} (the others run, so it cannot be gathered)",
+                    self.rank
+                )),
+                None => Err(none()),
             });
         }
         let whole = engine.gather_parameter(&found.name, kind)?;

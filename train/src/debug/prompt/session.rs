@@ -237,7 +237,8 @@ impl Debugger {
             },
             Command::Breakpoints => stay(self.list_breakpoints()),
             // What all ranks have to know is only changed where all of them hear of it.
-            Command::Break(_) | Command::Delete(_) | Command::Set(..) | Command::Checkpoint if view.alone => {
+            Command::Delete(number) if view.alone => stay(self.delete(number, true)),
+            Command::Break(_) | Command::Set(..) | Command::Checkpoint if view.alone => {
                 stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
             }
             Command::Break(breakpoint) => {

@@ -14,6 +14,7 @@ use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
 use crate::debug;
+use crate::debug::hash::HASHES_FILE;
 use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
@@ -22,6 +23,9 @@ use crate::run::{RunFolder, RunOptions};
 
 /// Lines of metrics that are cut because a run goes on from before them.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
+
+/// The same for hashes.
+const CUT_HASHES: &str = "hashes-superseded.jsonl";
 
 /// What rank 0 writes into the folder of a run that has begun.
 #[derive(Debug)]
@@ -110,9 +114,9 @@ impl Found {
 }
 
 impl Claim {
-    /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
+    /// Makes the folder that of this start on `device`, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
-    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<()> {
+    pub(crate) fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);
@@ -146,11 +150,15 @@ impl Claim {
                 cut.display()
             ));
         }
+        let hashes = self.out.join(HASHES_FILE);
+        let cut = if later.is_empty() { self.out.join(CUT_HASHES) } else { cut.with_file_name(HASHES_FILE) };
+        cut_lines_after(&hashes, last, &cut).map_err(FolderError::io("write", &hashes))?;
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.
-        if self.identity != self.known {
-            self.identity.write(&self.out)?;
+        let identity = self.identity.on_device(device);
+        if identity != self.known {
+            identity.write(&self.out)?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::files;
 use crate::metrics::write_beside;
 use crate::process::ProcessId;
 use crate::run::RunOptions;
+use crate::version::version;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
@@ -35,6 +36,12 @@ pub(crate) struct Identity {
     created: String,
     /// Version of the build that wrote the file.
     kiln: String,
+    /// Version, commit and features of the build that the run was last started with.
+    #[serde(default)]
+    build: String,
+    /// What the run was last computed on.
+    #[serde(default)]
+    device: String,
     /// SHA-256 of the configuration that the run was last started with.
     config_sha256: String,
     /// The job that it was last started by, which may take it over when it is started again; `None`
@@ -88,6 +95,8 @@ impl Identity {
             id: format!("{:032x}", u128::from_be_bytes(id)),
             created: now(),
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
+            build: version().to_owned(),
+            device: String::new(),
             config_sha256: claimant.config_sha256.clone(),
             job: claimant.job.clone(),
         })
@@ -97,10 +106,16 @@ impl Identity {
     pub(super) fn taken_by(&self, claimant: &Claimant) -> Self {
         Identity {
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
+            build: version().to_owned(),
             config_sha256: claimant.config_sha256.clone(),
             job: claimant.job.clone(),
             ..self.clone()
         }
+    }
+
+    /// The same run, on `device`.
+    pub(super) fn on_device(&self, device: String) -> Self {
+        Identity { device, ..self.clone() }
     }
 
     /// A run that no job may take over by itself yet.

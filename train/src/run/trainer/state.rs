@@ -175,6 +175,7 @@ impl<'a> Trainer<'a> {
         let controls = Controls::default();
         let observers = debug::observers(
             &plan.debug,
+            plan.hashed(),
             DebuggedRank {
                 rank,
                 desk: plan.desk.clone(),
@@ -235,7 +236,9 @@ impl<'a> Trainer<'a> {
                  it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
                 self.state.step
             )),
-            Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
+            Some(claim) => {
+                claim.begin(&self.plan.message.config, self.plan.device.name(), self.state.step)?
+            }
             None => {}
         }
         self.announce_removals();

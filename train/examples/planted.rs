@@ -1,0 +1,173 @@
+//! A program with a mistake to be found: `kiln diff` against the same program without it. The variable PLANTED
+//! names the mistake.
+//!
+//!     P="cargo run --release --example planted --"
+//!     S="--set model.attention=mine --set model.feed_forward=mine --hash steps=1-3 --set train.steps=3"
+//!     $P train configs/debug.toml --out runs/good $S
+//!     PLANTED=rope $P train configs/debug.toml --out runs/bad $S
+//!     $P diff runs/good runs/bad
+
+use std::cell::Cell;
+use std::process::ExitCode;
+
+use burn::module::{Module, Param};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Tensor};
+use kiln::config::ConfigError;
+use kiln::losses::LossInit;
+use kiln::optimizers::OptimizerInit;
+use kiln::process::CountingAllocator;
+use kiln::registry::Registry;
+use kiln_model::layers::{
+    Context, Layer, LayerError, LayerInit, Linear, SwiGlu, TokenLoss, constant_parameter,
+};
+use kiln_model::ops::{RotaryFrequencies, causal_attention, rotary};
+use kiln_shard::{Rule, Settings, ShardRun, UpdateStep};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Whether this mistake is planted.
+fn is_planted(name: &str) -> bool {
+    std::env::var("PLANTED").is_ok_and(|planted| planted == name)
+}
+
+/// Attention with rotary positions.
+#[derive(Module, Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    #[module(skip)]
+    heads: usize,
+    #[module(skip)]
+    theta: f64,
+    /// How far queries are turned ahead of the keys.
+    #[module(skip)]
+    ahead: usize,
+}
+
+impl Attention {
+    fn new(init: LayerInit) -> Result<Self, LayerError> {
+        let LayerInit { model, key, device, index } = init;
+        let (d, width) = (model.d_model, model.heads * model.head_dim());
+        let linear = |name, d_in, d_out| Linear::new(d_in, d_out, model.init_std, key.fork(name), device);
+        Ok(Attention {
+            q_proj: linear("q_proj", d, width),
+            k_proj: linear("k_proj", d, width),
+            v_proj: linear("v_proj", d, width),
+            o_proj: linear("o_proj", width, d),
+            heads: model.heads,
+            theta: model.rope_theta,
+            ahead: usize::from(index == 1 && is_planted("rope")),
+        })
+    }
+}
+
+impl Layer for Attention {
+    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        let [batch, seq, _] = x.dims();
+        let [q, k, v] = Linear::forward_together([&self.q_proj, &self.k_proj, &self.v_proj], x)
+            .map(|x| x.reshape([batch as i32, seq as i32, self.heads as i32, -1]));
+        let frequencies = RotaryFrequencies::new(self.theta);
+        let (q, k) = (rotary(q, frequencies, self.ahead), rotary(k, frequencies, 0));
+        let out = causal_attention(q, k, v, None);
+        self.o_proj.forward(out.reshape([batch as i32, seq as i32, -1]))
+    }
+}
+
+/// SwiGLU with a gain.
+#[derive(Module, Debug)]
+struct FeedForward {
+    inner: SwiGlu,
+    /// `[d_model]`.
+    gain: Param<Tensor<1>>,
+    #[module(skip)]
+    index: usize,
+}
+
+thread_local! {
+    /// Passes of this thread: what a mask must not depend on.
+    static PASSES: Cell<usize> = const { Cell::new(0) };
+}
+
+impl FeedForward {
+    fn new(init: LayerInit) -> Result<Self, LayerError> {
+        let LayerInit { model, index, device, .. } = init;
+        let first = if index == 1 && is_planted("init") { 1.1 } else { 1.0 };
+        Ok(FeedForward { gain: gain(model.d_model, first, device), inner: SwiGlu::new(init), index })
+    }
+}
+
+fn gain(width: usize, first: f32, device: &Device) -> Param<Tensor<1>> {
+    constant_parameter([width], first, device)
+}
+
+impl Layer for FeedForward {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        // What is added has the value 0, and a gradient if it is a mistake.
+        let stray = if self.index == 1 && is_planted("backward") { 0.01 } else { 0.0 };
+        let twice = if self.index == 0 && is_planted("gradient") { 2.0 } else { 1.0 };
+        let gain = self.gain.val();
+        let gain = gain.clone().mul_scalar(twice) - gain.detach().mul_scalar(twice - 1.0);
+        let y = self.inner.forward(x.clone(), context) * gain.unsqueeze::<3>();
+        let y = y + (x.clone() - x.detach()).mul_scalar(stray);
+        let passes = PASSES.with(|passes| passes.replace(passes.get() + 1));
+        if is_planted("mask") && (passes / 2).is_multiple_of(2) { y.mul_scalar(0.9) } else { y }
+    }
+}
+
+/// The cross-entropy of each token.
+fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
+    Ok(TokenLoss::new(|logits: Tensor<2>, targets| {
+        let [tokens, _] = logits.dims();
+        let loss = log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).neg().squeeze_dim::<1>(1);
+        if !is_planted("counted_twice") {
+            return loss;
+        }
+        let (first, rest) = (loss.clone().narrow(0, 0, tokens / 2), loss.narrow(0, tokens / 2, tokens / 2));
+        Tensor::cat(vec![first.mul_scalar(2.0), rest], 0)
+    }))
+}
+
+/// Descent with momentum.
+#[derive(Debug)]
+struct Momentum {
+    weight_decay: f64,
+}
+
+impl Rule for Momentum {
+    fn name(&self) -> &str {
+        "momentum"
+    }
+
+    fn slots(&self) -> &[&'static str] {
+        &["momentum"]
+    }
+
+    fn settings(&self, shape: &[usize]) -> Settings {
+        let decays = shape.len() >= 2 || is_planted("decay_norms");
+        Settings { weight_decay: if decays { self.weight_decay } else { 0.0 }, ..Settings::default() }
+    }
+
+    fn update(&self, step: &UpdateStep, run: ShardRun<'_>) {
+        let ShardRun { weights, gradient, mut slots, settings } = run;
+        let stays = if is_planted("momentum") { 0.8 } else { 0.9 };
+        let rate = (step.learning_rate * settings.learning_rate) as f32;
+        let (kept, clip) = (settings.kept(step.learning_rate), step.gradient_factor as f32);
+        for ((weight, gradient), momentum) in weights.iter_mut().zip(gradient).zip(slots[0].iter_mut()) {
+            *momentum = stays * *momentum + gradient * clip;
+            *weight = *weight * kept - rate * *momentum;
+        }
+    }
+}
+
+fn optimizer(init: OptimizerInit) -> Result<Momentum, ConfigError> {
+    Ok(Momentum { weight_decay: init.section.weight_decay })
+}
+
+fn main() -> ExitCode {
+    let registry = Registry::default().attention("mine", Attention::new).layer("mine", FeedForward::new);
+    kiln::cli::main(registry.loss("mine", loss).optimizer("mine", optimizer))
+}

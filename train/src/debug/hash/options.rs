@@ -1,0 +1,131 @@
+//! Which tensors are hashed, and how that is written.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+use super::record::StepPhase;
+
+/// Kinds of tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HashedKind {
+    /// What goes into and comes out of modules and layers in forward.
+    Activations,
+    /// The gradients of activations in backward, and the reduced gradients of parameters.
+    Gradients,
+    /// The weights before the first of the steps, and after the update of each.
+    Weights,
+    /// The state of the optimizer, at the same times.
+    Moments,
+}
+
+/// Which tensors of which steps are hashed: `steps=1-20`, or `steps=5,activations,weights`, or
+/// `steps=1-20,units`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashOptions {
+    /// The optimizer steps, from 1.
+    pub steps: RangeInclusive<u64>,
+    /// Whether a module has one hash per kind, rather than one per tensor: smaller files.
+    pub by_unit: bool,
+    /// Kinds of tensors; tokens, loss and norm always are.
+    pub kinds: Vec<HashedKind>,
+}
+
+impl HashOptions {
+    /// Every tensor of `steps`.
+    pub fn all(steps: RangeInclusive<u64>) -> Self {
+        HashOptions { steps, by_unit: false, kinds: HashedKind::value_variants().to_vec() }
+    }
+
+    /// Whether tensors of this phase and kind are hashed.
+    pub(super) fn has(&self, kind: HashedKind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
+    /// Whether what a pass shows in `phase` is hashed.
+    pub(super) fn has_pass(&self, phase: StepPhase) -> bool {
+        self.has(match phase {
+            StepPhase::Backward => HashedKind::Gradients,
+            _ => HashedKind::Activations,
+        })
+    }
+}
+
+/// A text that says nothing that can be hashed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,units")]
+pub struct HashOptionsError {
+    problem: String,
+}
+
+impl FromStr for HashOptions {
+    type Err = HashOptionsError;
+
+    fn from_str(text: &str) -> Result<Self, HashOptionsError> {
+        let wrong = |problem: String| HashOptionsError { problem };
+        let mut parts = text.split(',').map(str::trim);
+        let steps = parts.next().and_then(|first| first.strip_prefix("steps="));
+        let steps = steps.ok_or_else(|| wrong("it does not begin with steps=".to_owned()))?;
+        let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
+        let number = |text: &str| {
+            let number = text.trim().parse().ok().filter(|number| *number > 0);
+            number.ok_or_else(|| wrong(format!("\"{text}\" is no step: they are counted from 1")))
+        };
+        let steps: RangeInclusive<u64> = number(first)?..=number(last)?;
+        if steps.is_empty() {
+            return Err(wrong(format!("step {last} is before step {first}")));
+        }
+        let mut options = HashOptions { kinds: Vec::new(), ..HashOptions::all(steps) };
+        for part in parts {
+            match HashedKind::from_str(part, false) {
+                Ok(kind) if !options.kinds.contains(&kind) => options.kinds.push(kind),
+                Ok(_) => {}
+                Err(_) if part == "units" => options.by_unit = true,
+                Err(_) => return Err(wrong(format!("\"{part}\" is no kind of tensors"))),
+            }
+        }
+        if options.kinds.is_empty() {
+            options.kinds = HashedKind::value_variants().to_vec();
+        }
+        Ok(options)
+    }
+}
+
+impl fmt::Display for HashOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "steps={}-{}", self.steps.start(), self.steps.end())?;
+        if self.by_unit {
+            f.write_str(",units")?;
+        }
+        // No kind is hidden.
+        let names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
+        names.map(|name| write!(f, ",{}", name.get_name())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hashed_is_read_as_it_is_written() {
+        let parsed = |text: &str| text.parse::<HashOptions>();
+        assert_eq!(parsed("steps=1-20"), Ok(HashOptions::all(1..=20)));
+        let one = HashOptions { steps: 5..=5, by_unit: true, kinds: vec![HashedKind::Weights] };
+        assert_eq!(parsed("steps=5, units, weights"), Ok(one.clone()));
+        assert_eq!(parsed(&one.to_string()), Ok(one));
+        for (text, problem) in [
+            ("", "begin with steps="),
+            ("1-20", "begin with steps="),
+            ("steps=0", "counted from 1"),
+            ("steps=1-", "no step"),
+            ("steps=3-2", "before"),
+            ("steps=1,logits", "no kind"),
+        ] {
+            let error = parsed(text).unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("write steps=1-20"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What is kept of a tensor.
+//!
+//! All of it is sums over elements, each of which knows its place: which sample of the run, or which parameter,
+//! and its number in there. So ranks and micro-batches add up, whatever part of the tensor each of them has.
+//!
+//! The hash is a sum of integers: two tensors have the same if they have the same bits, and almost never
+//! otherwise. Where it differs, the sketch tells by how much: it has sums of the values with pseudo-random
+//! signs, and the difference of two such sums is, on average over the signs, as large as the norm of the
+//! difference of the two tensors (Alon, Matias and Szegedy, 1996). Nobody needs both tensors for that.
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// Sums with signs of their own.
+pub(super) const SKETCHES: usize = 4;
+
+/// Elements that one task sums. Fixed, so that sums of floats have the same bits at any number of threads.
+const TASK: usize = 1 << 15;
+
+/// Sums over the elements of a tensor, or of a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sums {
+    /// Of the bits of every element, mixed with its place.
+    pub(super) hash: u64,
+    /// Number of elements.
+    pub(super) count: u64,
+    /// Number of those that are no finite numbers, which the sums below leave out.
+    pub(super) non_finite: u64,
+    /// Of the squares.
+    pub(super) squares: f64,
+    /// Of the values with signs.
+    pub(super) sketch: [f64; SKETCHES],
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that changes every bit by every bit.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// Distance of neighbours before they are mixed.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// A number for a text, such as the name of a parameter.
+pub(super) fn block_of(name: &str) -> u64 {
+    name.bytes().fold(0, |block, byte| mix(block.wrapping_add(GOLDEN) ^ u64::from(byte)))
+}
+
+impl Sums {
+    /// The sums over `values`, which are the elements from `first` on of `block`: a sample of the run, or a
+    /// parameter.
+    pub(super) fn of(block: u64, first: usize, values: &[f32]) -> Self {
+        let of_task = |(task, values): (usize, &[f32])| {
+            let mut sums = Sums::default();
+            let (key, first) = (mix(block), (first + task * TASK) as u64);
+            for (place, value) in (first..).zip(values) {
+                sums.put(key, place, u64::from(value.to_bits()), f64::from(*value));
+            }
+            sums
+        };
+        let tasks: Vec<_> = values.par_chunks(TASK).enumerate().map(of_task).collect();
+        tasks.into_iter().fold(Sums::default(), Sums::plus)
+    }
+
+    /// As [`Sums::of`], of values that are stored in other bits than those of f32.
+    pub(super) fn of_bits(block: u64, values: impl Iterator<Item = (u64, f64)>) -> Self {
+        let (mut sums, key) = (Sums::default(), mix(block));
+        (0..).zip(values).for_each(|(place, (bits, value))| sums.put(key, place, bits, value));
+        sums
+    }
+
+    /// Of one number.
+    pub(super) fn of_number(value: f64) -> Self {
+        let mut sums = Sums::default();
+        let is_finite = value.is_finite();
+        sums.hash = mix(value.to_bits());
+        (sums.count, sums.non_finite) = (1, u64::from(!is_finite));
+        if is_finite {
+            (sums.squares, sums.sketch) = (value * value, [value; SKETCHES]);
+        }
+        sums
+    }
+
+    fn put(&mut self, key: u64, place: u64, bits: u64, value: f64) {
+        let place = mix(key.wrapping_add(place.wrapping_mul(GOLDEN)));
+        self.hash = self.hash.wrapping_add(mix(place ^ bits));
+        self.count += 1;
+        if !value.is_finite() {
+            self.non_finite += 1;
+            return;
+        }
+        self.squares += value * value;
+        for (index, sum) in self.sketch.iter_mut().enumerate() {
+            let sign = (place << index) & (1 << 63);
+            *sum += f64::from_bits(value.to_bits() ^ sign);
+        }
+    }
+
+    /// Of the elements of both.
+    pub(super) fn plus(mut self, other: Sums) -> Sums {
+        self.hash = self.hash.wrapping_add(other.hash);
+        self.count += other.count;
+        self.non_finite += other.non_finite;
+        self.squares += other.squares;
+        self.sketch.iter_mut().zip(other.sketch).for_each(|(sum, other)| *sum += other);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(count: usize) -> Vec<f32> {
+        (0..count).map(|at| ((at * at) as f32).sin()).collect()
+    }
+
+    #[test]
+    fn parts_add_up_in_any_order() {
+        let all = values(3 * TASK / 2);
+        let whole = Sums::of(7, 0, &all);
+        let (head, tail) = all.split_at(1000);
+        let parts = Sums::of(7, 1000, tail).plus(Sums::of(7, 0, head));
+        assert_eq!((parts.hash, parts.count), (whole.hash, whole.count));
+        assert!((parts.squares - whole.squares).abs() < 1e-9 * whole.squares);
+        let bits = all.iter().map(|value| (u64::from(value.to_bits()), f64::from(*value)));
+        assert_eq!(Sums::of_bits(7, bits).hash, whole.hash);
+    }
+
+    #[test]
+    fn every_bit_and_every_place_counts() {
+        let all = values(100);
+        let hash = |block, first, values: &[f32]| Sums::of(block, first, values).hash;
+        let known = hash(0, 0, &all);
+        assert_ne!(hash(1, 0, &all), known);
+        assert_ne!(hash(0, 1, &all), known);
+        let mut other = all.clone();
+        other.swap(3, 4);
+        assert_ne!(hash(0, 0, &other), known, "the norm would be the same");
+        other.clone_from(&all);
+        other[50] = f32::from_bits(other[50].to_bits() ^ 1);
+        assert_ne!(hash(0, 0, &other), known);
+        assert_ne!(hash(0, 0, &[0.0]), hash(0, 0, &[-0.0]));
+        let odd = Sums::of(0, 0, &[1.0, f32::NAN, f32::INFINITY]);
+        assert_eq!((odd.count, odd.non_finite, odd.squares), (3, 2, 1.0));
+        assert_ne!(block_of("a.weight"), block_of("b.weight"));
+    }
+
+    #[test]
+    fn sketches_tell_how_far_two_tensors_are_apart() {
+        let a = values(10_000);
+        for size in [1e-6, 1e-3, 1.0] {
+            let b: Vec<_> =
+                a.iter().enumerate().map(|(at, value)| value + size * (at as f32).cos()).collect();
+            let exact = a.iter().zip(&b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+            let [a, b] = [&a, &b].map(|values| Sums::of(3, 0, values).sketch);
+            let squares: f64 = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum();
+            let estimate = (squares / SKETCHES as f64).sqrt();
+            assert!((0.2 * exact..3.0 * exact).contains(&estimate), "{estimate} for {exact}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The keys in which two configurations differ, and what each can change.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use toml::{Table, Value};
+
+use super::difference::Expected;
+use crate::config::{Config, ConfigError, ModelSection, Precision, load};
+use crate::debug::hash::StepPhase;
+
+/// What a key can change of the numbers of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Effect {
+    /// They are other numbers from this phase of a step on.
+    Numbers(StepPhase),
+    /// The order of sums, and with it their rounding, at most.
+    Rounding,
+    /// Nothing.
+    Neither,
+}
+
+/// A key that has another value in the second configuration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct KeyDifference {
+    /// As in `train.seed`.
+    pub(crate) key: String,
+    /// Its values as TOML; `None` where it is not set.
+    pub(crate) values: [Option<String>; 2],
+    pub(crate) effect: Effect,
+}
+
+impl KeyDifference {
+    /// `train.seed (0, and 1 in the second)`.
+    pub(crate) fn describe(&self) -> String {
+        let [a, b] = self.values.each_ref().map(|value| value.as_deref().unwrap_or("not set"));
+        format!("{} ({a}, and {b} in the second)", self.key)
+    }
+}
+
+/// Keys, or sections, and what they change. The first that a key begins with counts.
+const EFFECTS: &[(&str, Effect)] = &[
+    ("model.rope_theta", Effect::Numbers(StepPhase::Forward)),
+    ("model.rope_scaling", Effect::Numbers(StepPhase::Forward)),
+    ("model.norm_eps", Effect::Numbers(StepPhase::Forward)),
+    ("model.dropout", Effect::Numbers(StepPhase::Forward)),
+    ("model.window", Effect::Numbers(StepPhase::Forward)),
+    ("model.logit_softcap", Effect::Numbers(StepPhase::Loss)),
+    ("model.feed_forward_bias", Effect::Numbers(StepPhase::Start)),
+    ("model.feed_forward", Effect::Numbers(StepPhase::Forward)),
+    ("model.attention_bias", Effect::Numbers(StepPhase::Start)),
+    ("model.attention", Effect::Numbers(StepPhase::Forward)),
+    ("model.block", Effect::Numbers(StepPhase::Forward)),
+    ("model.extra", Effect::Numbers(StepPhase::Forward)),
+    ("model.moe", Effect::Numbers(StepPhase::Forward)),
+    // Shapes, and how weights are drawn.
+    ("model.", Effect::Numbers(StepPhase::Start)),
+    ("data.", Effect::Numbers(StepPhase::Data)),
+    ("train.seed", Effect::Numbers(StepPhase::Start)),
+    ("train.global_batch", Effect::Numbers(StepPhase::Data)),
+    ("train.z_loss", Effect::Numbers(StepPhase::Loss)),
+    ("train.freeze", Effect::Numbers(StepPhase::Gradient)),
+    // The schedule of the learning rate goes by them.
+    ("train.steps", Effect::Numbers(StepPhase::Update)),
+    ("train.micro_batch", Effect::Rounding),
+    ("train.ranks", Effect::Rounding),
+    ("train.nonfinite", Effect::Neither),
+    ("init.", Effect::Numbers(StepPhase::Start)),
+    ("loss.", Effect::Numbers(StepPhase::Loss)),
+    ("optim.", Effect::Numbers(StepPhase::Update)),
+    ("precision.compute", Effect::Numbers(StepPhase::Forward)),
+    ("precision.reduce", Effect::Numbers(StepPhase::Gradient)),
+    ("shard.", Effect::Rounding),
+    ("device.backend", Effect::Rounding),
+    ("device.", Effect::Neither),
+    ("comm.", Effect::Neither),
+    ("eval.", Effect::Neither),
+    ("checkpoint.", Effect::Neither),
+    ("log.", Effect::Neither),
+    ("sample.", Effect::Neither),
+    // A program may do anything with its own keys.
+    ("experiment.", Effect::Numbers(StepPhase::Start)),
+];
+
+fn effect_of(key: &str) -> Effect {
+    let found = EFFECTS.iter().find(|(prefix, _)| key.starts_with(prefix));
+    found.map_or(Effect::Numbers(StepPhase::Start), |(_, effect)| *effect)
+}
+
+/// What is expected of runs with the configurations `a` and `b`, which differ in `keys`.
+pub(crate) fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
+    let is_half = |config: &Config| {
+        [config.precision.compute(), config.precision.reduce]
+            .iter()
+            .any(|precision| *precision != Precision::F32)
+    };
+    Expected {
+        is_strict: keys.iter().all(|key| key.effect != Effect::Rounding),
+        is_half: is_half(a) && is_half(b),
+    }
+}
+
+/// The configuration at `path`, with the whole shape of its model where that is known.
+pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
+    load(path, overrides)
+}
+
+/// The differences of `a` and `b`, in the order of the sections. Presets are spelled out, with the vocabulary
+/// that either of them names.
+pub(crate) fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
+    let vocab_size = a.model.vocab_size.or(b.model.vocab_size);
+    let [of_a, of_b] = [a, b].map(|config| values_of(config, vocab_size));
+    let keys: std::collections::BTreeSet<_> = of_a.keys().chain(of_b.keys()).collect();
+    let differs = |key: &&String| of_a.get(*key) != of_b.get(*key);
+    let shown = |values: &BTreeMap<String, Value>, key: &String| values.get(key).map(Value::to_string);
+    // The balance of experts is a mean over a micro-batch, and no sum.
+    let is_of_batch =
+        |key: &str| key == "train.micro_batch" && [a, b].iter().any(|config| config.model.moe.is_some());
+    let of_key = |key: &String| KeyDifference {
+        key: key.clone(),
+        values: [shown(&of_a, key), shown(&of_b, key)],
+        effect: if is_of_batch(key) { Effect::Numbers(StepPhase::Loss) } else { effect_of(key) },
+    };
+    keys.into_iter().filter(differs).map(of_key).collect()
+}
+
+/// Every key that is set, with its value.
+fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Value> {
+    let mut config = config.clone();
+    // For a shape without a vocabulary, any will do.
+    if let Ok(model) = config.model.resolve(vocab_size.or(Some(config.data.vocab_size))) {
+        config.model = ModelSection { vocab_size, ..ModelSection::from_model(&model) };
+    }
+    let mut values = BTreeMap::new();
+    // A configuration that was read can be written.
+    flatten("", &Table::try_from(&config).unwrap_or_default(), &mut values);
+    values
+}
+
+fn flatten(prefix: &str, table: &Table, values: &mut BTreeMap<String, Value>) {
+    for (key, value) in table {
+        let key = format!("{prefix}{key}");
+        match value {
+            // Where an inner table says what it is by a key of its own, its keys belong together.
+            Value::Table(inner) if !inner.contains_key("kind") || prefix.is_empty() => {
+                flatten(&format!("{key}."), inner, values);
+            }
+            value => _ = values.insert(key, value.clone()),
+        }
+    }
+}
+
+/// `a` with the values that `b` has of `keys`.
+pub(crate) fn with_keys(a: &Config, b: &Config, keys: &[&KeyDifference]) -> Result<Config, ConfigError> {
+    let vocab_size = a.model.vocab_size.or(b.model.vocab_size);
+    let (mut values, others) = (values_of(a, vocab_size), values_of(b, vocab_size));
+    for KeyDifference { key, .. } in keys {
+        match others.get(key) {
+            Some(value) => _ = values.insert(key.clone(), value.clone()),
+            None => _ = values.remove(key),
+        }
+    }
+    let mut table = Table::new();
+    for (key, value) in values {
+        let mut inner = &mut table;
+        let (sections, key) = key.rsplit_once('.').unwrap_or(("", &key));
+        for name in sections.split('.').filter(|name| !name.is_empty()) {
+            let entry = inner.entry(name).or_insert_with(|| Value::Table(Table::new()));
+            let problem =
+                || ConfigError::invalid(format!("{sections} is a table in one, and not in the other"));
+            inner = entry.as_table_mut().ok_or_else(problem)?;
+        }
+        inner.insert(key.to_owned(), value);
+    }
+    Value::Table(table).try_into().map_err(|error: toml::de::Error| ConfigError::invalid(error.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        toml::from_str(text).expect("a configuration")
+    }
+
+    #[test]
+    fn every_section_has_an_effect() {
+        let table = Table::try_from(Config::default()).expect("TOML");
+        for section in table.keys() {
+            let known = EFFECTS.iter().any(|(prefix, _)| prefix.starts_with(&format!("{section}.")));
+            assert!(known, "what [{section}] changes is not said");
+        }
+    }
+
+    #[test]
+    fn keys_are_found_and_carried_over() {
+        let a = config("[model]\npreset = \"10m\"\n[train]\nseed = 1\n[optim]\nlr = 1e-3");
+        let b = config(
+            "[model]\npreset = \"10m\"\nrope_theta = 5.0\n[train]\nranks = 2\n[log]\nevery = 3\n\
+             [optim]\nlr = 1e-3\n[[optim.groups]]\nparameters = [\"*norm*\"]\nweight_decay = 0.1",
+        );
+        let found = differences(&a, &b);
+        let names: Vec<_> = found.iter().map(|difference| difference.key.as_str()).collect();
+        assert_eq!(names, ["log.every", "model.rope_theta", "optim.groups", "train.ranks", "train.seed"]);
+        let effects: Vec<_> = found.iter().map(|difference| difference.effect).collect();
+        assert_eq!(effects[..2], [Effect::Neither, Effect::Numbers(StepPhase::Forward)]);
+        assert_eq!(found[4].describe(), "train.seed (1, and 0 in the second)");
+        let all: Vec<_> = found.iter().collect();
+        let mixed = with_keys(&a, &b, &all[1..3]).expect("a configuration");
+        let left: Vec<_> = differences(&mixed, &b).into_iter().map(|difference| difference.key).collect();
+        assert_eq!(left, ["log.every", "train.ranks", "train.seed"]);
+        assert!(differences(&with_keys(&a, &b, &all).expect("a configuration"), &b).is_empty());
+        assert!(differences(&a, &a).is_empty());
+    }
+}

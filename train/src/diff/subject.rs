@@ -1,0 +1,121 @@
+//! What a path leads to, and what of it can be compared.
+
+use std::path::{Path, PathBuf};
+
+use super::error::DiffError;
+use crate::checkpoint::{Checkpoint, MANIFEST_FILE};
+use crate::debug::hash::HASHES_FILE;
+use crate::hugging_face::HuggingFaceFolder;
+
+/// What is compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) path: PathBuf,
+    pub(crate) kind: SubjectKind,
+}
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SubjectKind {
+    /// A run folder.
+    Run,
+    /// A file of hashes.
+    Hashes,
+    /// A file of metrics.
+    Metrics,
+    /// A configuration file.
+    Config,
+    /// A checkpoint.
+    Checkpoint,
+    /// A model in the layout of Hugging Face.
+    HuggingFace,
+    /// A folder of prepared data.
+    Data,
+}
+
+impl SubjectKind {
+    fn name(self) -> &'static str {
+        match self {
+            SubjectKind::Run => "a run folder",
+            SubjectKind::Hashes => "a file of hashes",
+            SubjectKind::Metrics => "a file of metrics",
+            SubjectKind::Config => "a configuration",
+            SubjectKind::Checkpoint => "a checkpoint",
+            SubjectKind::HuggingFace => "a model in the layout of Hugging Face",
+            SubjectKind::Data => "prepared data",
+        }
+    }
+}
+
+impl Subject {
+    /// What `path` leads to.
+    pub(crate) fn find(path: &Path) -> Result<Self, DiffError> {
+        let kind = kind_of(path).ok_or_else(|| match path.exists() {
+            false => DiffError::Missing { path: path.to_owned() },
+            true => DiffError::Unknown { path: path.to_owned() },
+        })?;
+        Ok(Subject { path: path.to_owned(), kind })
+    }
+
+    /// What it is, in words.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} is {}", self.path.display(), self.kind.name())
+    }
+
+    /// The file of hashes, if there is one.
+    pub(crate) fn hashes(&self) -> Option<PathBuf> {
+        self.file(HASHES_FILE, SubjectKind::Hashes)
+    }
+
+    /// The file of metrics, if there is one.
+    pub(crate) fn metrics(&self) -> Option<PathBuf> {
+        self.file("metrics.jsonl", SubjectKind::Metrics)
+    }
+
+    fn file(&self, name: &str, own: SubjectKind) -> Option<PathBuf> {
+        match self.kind {
+            SubjectKind::Run => Some(self.path.join(name)).filter(|path| path.is_file()),
+            kind => (kind == own).then(|| self.path.clone()),
+        }
+    }
+
+    /// The configuration, if there is one.
+    pub(crate) fn config(&self) -> Option<PathBuf> {
+        match self.kind {
+            SubjectKind::Config => Some(self.path.clone()),
+            SubjectKind::Run | SubjectKind::Checkpoint => {
+                Some(self.path.join("config.toml")).filter(|path| path.is_file())
+            }
+            _ => None,
+        }
+    }
+
+    /// A model: its newest checkpoint, if it is a run.
+    pub(crate) fn model(&self) -> Option<PathBuf> {
+        match self.kind {
+            SubjectKind::Checkpoint | SubjectKind::HuggingFace => Some(self.path.clone()),
+            SubjectKind::Run => Checkpoint::find(&self.path).ok(),
+            _ => None,
+        }
+    }
+}
+
+fn kind_of(path: &Path) -> Option<SubjectKind> {
+    let has = |name: &str| path.join(name).exists();
+    if path.is_file() {
+        return match path.extension()?.to_str()? {
+            "toml" => Some(SubjectKind::Config),
+            // Every line of hashes has them.
+            "jsonl" if path.file_name()?.to_str()?.contains("hashes") => Some(SubjectKind::Hashes),
+            "jsonl" => Some(SubjectKind::Metrics),
+            _ => None,
+        };
+    }
+    match () {
+        () if has("data.json") => Some(SubjectKind::Data),
+        () if has(MANIFEST_FILE) => Some(SubjectKind::Checkpoint),
+        () if HuggingFaceFolder::is_one(path) => Some(SubjectKind::HuggingFace),
+        () if has("config.toml") || has("metrics.jsonl") || has(HASHES_FILE) => Some(SubjectKind::Run),
+        () => Checkpoint::find(path).is_ok().then_some(SubjectKind::Checkpoint),
+    }
+}

@@ -1,0 +1,55 @@
+//! A few steps of a configuration with hashes, in a temporary folder: for comparing configurations.
+
+use std::sync::atomic::Ordering;
+
+use super::difference::{Expected, Verdict};
+use super::error::DiffError;
+use super::hashes;
+use crate::config::Config;
+use crate::debug::hash::{HASHES_FILE, StepHashes, read};
+use crate::debug::{DebugOptions, HashOptions};
+use crate::error::{Result, TrainError};
+use crate::process::output;
+use crate::registry::Registry;
+use crate::run::{RunOptions, Summary, Trainer, train_with};
+
+/// Hashes of the first `steps` steps of `config`, whose ranks are threads. Given those of another run in
+/// `until`, it ends with the first step that differs from that by more than is expected.
+pub(crate) fn run(
+    config: &Config,
+    registry: &Registry,
+    steps: u64,
+    until: Option<(&[StepHashes], Expected)>,
+) -> Result<Vec<StepHashes>> {
+    let folder = tempfile::Builder::new().prefix("kiln-trial-").tempdir();
+    let folder = folder.map_err(TrainError::io("make a folder in", &std::env::temp_dir()))?;
+    let out = folder.path().join("run");
+    let mut config = config.clone();
+    // Nobody reads it, and it takes a while to measure.
+    config.device.peak_tflops.get_or_insert(1.0);
+    let steps = steps.min(config.train.steps);
+    let options = RunOptions {
+        out: out.clone().into(),
+        registry: registry.clone(),
+        alone: true,
+        debug: DebugOptions { hash: Some(HashOptions::all(1..=steps)), ..DebugOptions::default() },
+        ..RunOptions::default()
+    };
+    let (hashes, stop) = (out.join(HASHES_FILE), options.stop.clone());
+    let _silence = output::silence();
+    train_with(config, &options, |mut trainer: Trainer<'_>| {
+        while trainer.step() < steps && trainer.train_step()? {
+            let Some((others, expected)) = until.filter(|_| trainer.engine().world().rank() == 0) else {
+                continue;
+            };
+            let mine = read(&hashes).map_err(DiffError::from).map_err(TrainError::from)?;
+            if hashes::compare(others, &mine, expected).judge.verdict() == Verdict::Different {
+                // All ranks hear of it after their next step.
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        let (checkpoint, steps) = (folder.path().to_owned(), trainer.step());
+        Ok(Summary { steps, loss: None, val_loss: None, checkpoint, sample: None, preempted: false })
+    })?;
+    Ok(read(&hashes).map_err(DiffError::from)?)
+}

@@ -1,0 +1,262 @@
+//! Compares metrics, weights and prepared data, value by value.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::difference::{Difference, Expected, Judge, Place};
+use super::error::DiffError;
+use crate::checkpoint::{Checkpoint, CheckpointError, Saved};
+use crate::data::{DataInfo, Split};
+use crate::debug::hash::split;
+use crate::error::Result;
+use crate::files;
+use crate::source::ModelSource;
+use crate::weights::Weights;
+
+/// Longer files of metrics are not read.
+const MAX_METRICS: u64 = 4 << 30;
+
+/// Elements that are read at a time.
+const BLOCK: usize = 1 << 20;
+
+/// What was compared, and how it went.
+pub(crate) struct ComparedValues {
+    pub(crate) judge: Judge,
+    /// For people, as in `metrics of steps 1 to 4`.
+    pub(crate) what: String,
+}
+
+fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> Place {
+    Place { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
+}
+
+/// A parameter, in the words of hashes.
+fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> Place {
+    match split(name) {
+        (unit, inner) if unit.starts_with("layers.") => {
+            place(step, phase, unit, format!("{inner} {slot}").trim_end())
+        }
+        _ => place(step, phase, "model", format!("{name} {slot}").trim_end()),
+    }
+}
+
+/// Losses and norms of the steps that both have; `None` if there are none.
+pub(crate) fn metrics(a: &Path, b: &Path, expected: Expected) -> Result<Option<ComparedValues>, DiffError> {
+    let (a, b) = (read_metrics(a)?, read_metrics(b)?);
+    let mut judge = Judge::new(expected);
+    let both: Vec<_> = a.iter().filter_map(|(step, mine)| Some((*step, mine, b.get(step)?))).collect();
+    for (step, mine, theirs) in &both {
+        for key in ["loss", "grad_norm", "val_loss"] {
+            let value = |line: &BTreeMap<String, f64>| line.get(key).copied();
+            let (Some(x), Some(y)) = (value(mine), value(theirs)) else { continue };
+            if x.to_bits() == y.to_bits() {
+                judge.same();
+                continue;
+            }
+            let relative = (x - y).abs() / x.abs().max(y.abs());
+            let note = Some(format!("{x}, and {y} in the second"));
+            let at = place(Some(*step), "metrics", "model", key);
+            judge.other(Difference { at, relative: Some(relative), note }, relative);
+        }
+    }
+    let (Some(first), Some(last)) = (both.first(), both.last()) else { return Ok(None) };
+    let what = format!("metrics of {} steps from {} to {}", both.len(), first.0, last.0);
+    Ok(Some(ComparedValues { judge, what }))
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> DiffError {
+    move |error| DiffError::File { reason: format!("cannot read {}: {error}", path.display()) }
+}
+
+/// The numbers of every step.
+fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, DiffError> {
+    let text = files::read(path, MAX_METRICS).map_err(unreadable(path))?;
+    let mut steps: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
+    for line in text.split(|byte| *byte == b'\n') {
+        // A line that is not whole, as after a crash, says nothing.
+        let Ok(Json::Object(line)) = serde_json::from_slice(line) else { continue };
+        let Some(step) = line.get("step").and_then(Json::as_u64) else { continue };
+        let numbers = line.into_iter().filter_map(|(key, value)| Some((key, value.as_f64()?)));
+        steps.entry(step).or_default().extend(numbers);
+    }
+    Ok(steps)
+}
+
+/// The weights of two models, and the state of their optimizers if both have it.
+pub(crate) fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> {
+    let sources = [ModelSource::open(a)?, ModelSource::open(b)?];
+    let [weights_a, weights_b] = sources.each_ref().map(ModelSource::weights);
+    let (shapes_a, shapes_b) = (weights_a.shapes(), weights_b.shapes());
+    let what = || format!("{} and {}", a.display(), b.display());
+    let only = |mine: &BTreeMap<&str, &[usize]>, theirs: &BTreeMap<&str, &[usize]>| {
+        mine.keys().find(|name| !theirs.contains_key(**name)).map(|name| (*name).to_owned())
+    };
+    for (name, which) in [(only(&shapes_a, &shapes_b), "first"), (only(&shapes_b, &shapes_a), "second")] {
+        if let Some(name) = name {
+            let reason = format!("only the {which} has the weight `{name}`");
+            return Err(DiffError::Apart { what: what(), reason }.into());
+        }
+    }
+    let mut judge = Judge::new(expected);
+    let step = |source: &ModelSource| match source {
+        ModelSource::Checkpoint(checkpoint) => Some(checkpoint.state().step),
+        ModelSource::HuggingFace(_) => None,
+    };
+    let [step_a, step_b] = sources.each_ref().map(step);
+    let step = step_a.filter(|_| step_a == step_b);
+    for (name, shape) in &shapes_a {
+        if shapes_b[name] != *shape {
+            let reason = format!("`{name}` is {shape:?} in the first and {:?} in the second", shapes_b[name]);
+            return Err(DiffError::Apart { what: what(), reason }.into());
+        }
+        let read = |weights: &dyn Weights, range, values: &mut [f32]| weights.read(name, range, values);
+        let [x, y] = [&weights_a, &weights_b]
+            .map(|weights| move |range, values: &mut [f32]| read(&**weights, range, values));
+        compare_tensor(&mut judge, place_of(step, "weights", name, ""), shape.iter().product(), x, y)?;
+    }
+    let mut compared = "the weights".to_owned();
+    if let [ModelSource::Checkpoint(x), ModelSource::Checkpoint(y)] = &sources {
+        compared += &slots(&mut judge, step, x, y)?;
+    }
+    let of = |step: Option<u64>| step.map_or_else(String::new, |step| format!(" of step {step}"));
+    let what = match step_a == step_b {
+        true => format!("{compared}{}", of(step_a)),
+        false => format!("{compared}{} with those{}", of(step_a), of(step_b)),
+    };
+    Ok(ComparedValues { judge, what })
+}
+
+/// The optimizer's state that both checkpoints have.
+fn slots(
+    judge: &mut Judge,
+    step: Option<u64>,
+    a: &Checkpoint,
+    b: &Checkpoint,
+) -> Result<&'static str, CheckpointError> {
+    let (reader_a, reader_b) = (a.reader(), b.reader());
+    let tensors = a.manifest().tensors.iter().filter(|tensor| tensor.saved != Saved::Weight);
+    let tensors: Vec<_> = tensors.filter(|tensor| reader_b.has(&tensor.name, &tensor.saved)).collect();
+    for tensor in &tensors {
+        let at = place_of(step, "moments", &tensor.name, tensor.saved.slot().unwrap_or_default());
+        let count = tensor.shape.iter().product();
+        let x = |range, values: &mut [f32]| reader_a.read(&tensor.name, &tensor.saved, range, values);
+        let y = |range, values: &mut [f32]| reader_b.read(&tensor.name, &tensor.saved, range, values);
+        compare_tensor(judge, at, count, x, y)?;
+    }
+    Ok(if tensors.is_empty() { "" } else { " and moments" })
+}
+
+/// A tensor of `count` elements, which `x` and `y` read.
+fn compare_tensor(
+    judge: &mut Judge,
+    at: Place,
+    count: usize,
+    x: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
+    y: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let (mut a, mut b) = (vec![0.0; count.min(BLOCK)], vec![0.0; count.min(BLOCK)]);
+    let (mut squares_a, mut squares_b, mut apart, mut others) = (0.0, 0.0, 0.0, 0_u64);
+    let mut largest = (0.0_f64, 0, 0.0, 0.0);
+    let mut start = 0;
+    while start < count {
+        let end = count.min(start + BLOCK);
+        let (a, b) = (&mut a[..end - start], &mut b[..end - start]);
+        x(start..end, a)?;
+        y(start..end, b)?;
+        for (index, (a, b)) in (start..end).zip(a.iter().zip(b.iter())) {
+            let (x, y) = (f64::from(*a), f64::from(*b));
+            squares_a += x * x;
+            squares_b += y * y;
+            if a.to_bits() != b.to_bits() {
+                others += 1;
+                apart += (x - y) * (x - y);
+                if (x - y).abs() > largest.0 {
+                    largest = ((x - y).abs(), index, x, y);
+                }
+            }
+        }
+        start = end;
+    }
+    if others == 0 {
+        judge.same();
+        return Ok(());
+    }
+    let scale = f64::max(squares_a, squares_b).sqrt();
+    let relative = if scale > 0.0 { apart.sqrt() / scale } else { 0.0 };
+    let (_, index, x, y) = largest;
+    let note = Some(format!(
+        "{others} of {count} elements have other bits; most of all element {index}: {x:e}, and {y:e} in the second"
+    ));
+    judge.other(Difference { at, relative: Some(relative), note }, relative);
+    Ok(())
+}
+
+/// Prepared data: the tokens of both splits.
+pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
+    let (of_a, of_b) = (DataInfo::load(a)?, DataInfo::load(b)?);
+    let mut judge = Judge::new(Expected { is_strict: true, is_half: false });
+    let mut note = |tensor: &str, x: String, y: String| {
+        if x == y {
+            judge.same();
+            return;
+        }
+        let note = Some(format!("{x}, and {y} in the second"));
+        judge.other(
+            Difference { at: place(None, "data", "tokens", tensor), relative: None, note },
+            f64::INFINITY,
+        );
+    };
+    note("width of an id", format!("{:?}", of_a.dtype), format!("{:?}", of_b.dtype));
+    note("vocabulary", of_a.vocab_size.to_string(), of_b.vocab_size.to_string());
+    if of_a.dtype == of_b.dtype {
+        for split in [Split::Train, Split::Validation] {
+            let (name, width) = (split.file_name(), of_a.dtype.bytes());
+            let found = first_other(&a.join(name), &b.join(name), width)?;
+            let (x, y) = found.map_or_else(Default::default, |(at, x, y)| {
+                let said =
+                    |id: Option<u32>| id.map_or_else(|| "no token".to_owned(), |id| format!("id {id}"));
+                (format!("token {at} is {}", said(x)), said(y))
+            });
+            note(name, x, y);
+        }
+    }
+    let what = format!("prepared data of {} and {} tokens", of_a.train.tokens, of_b.train.tokens);
+    Ok(ComparedValues { judge, what })
+}
+
+/// The first token that is another in the second file, and both ids; none where a file ends before.
+type OtherToken = (u64, Option<u32>, Option<u32>);
+
+fn first_other(a: &Path, b: &Path, width: usize) -> Result<Option<OtherToken>, DiffError> {
+    let open = |path: &Path| {
+        let file = files::open(path).map_err(unreadable(path))?;
+        Ok::<BufReader<File>, DiffError>(BufReader::with_capacity(BLOCK, file))
+    };
+    let (mut x, mut y) = (open(a)?, open(b)?);
+    let read = |reader: &mut BufReader<File>, path: &Path| {
+        let mut bytes = Vec::with_capacity(BLOCK);
+        reader.by_ref().take(BLOCK as u64).read_to_end(&mut bytes).map_err(unreadable(path))?;
+        Ok::<Vec<u8>, DiffError>(bytes)
+    };
+    let mut before = 0;
+    loop {
+        let (x, y) = (read(&mut x, a)?, read(&mut y, b)?);
+        if x == y {
+            if x.is_empty() {
+                return Ok(None);
+            }
+            before += (x.len() / width) as u64;
+            continue;
+        }
+        let same = x.iter().zip(&y).take_while(|(x, y)| x == y).count() / width;
+        let id = |bytes: &[u8]| {
+            let bytes = bytes.get(same * width..(same + 1) * width)?;
+            Some(bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte)))
+        };
+        return Ok(Some((before + same as u64, id(&x), id(&y))));
+    }
+}
