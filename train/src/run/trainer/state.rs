@@ -20,8 +20,9 @@ use crate::data::{BatchSource, Split, TokenFile};
 use crate::device::Peak;
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
+use crate::flight;
 use crate::metrics::{Reporter, StepMetrics, say};
-use crate::process::position;
+use crate::process::{keep_crashes, position};
 use crate::run::folder::metrics_of_run;
 use crate::run::plan::Plan;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
@@ -106,7 +107,9 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
-        let position = position::Present::new(world.rank(), world.recorder().clone());
+        keep_crashes();
+        let (recorder, flight) = (world.recorder().clone(), flight::made_later(&world));
+        let position = position::Present::new(world.rank(), &plan.out, recorder, flight);
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {

@@ -19,6 +19,7 @@ use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
+use crate::process::position::Present;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
 
@@ -43,6 +44,7 @@ pub(super) struct DataBatches<'a> {
     /// Position in the global order of the step's first sample.
     pub(super) first_sample: u64,
     pub(super) drill: Option<&'a Drill>,
+    pub(super) position: &'a Present,
     pub(super) pace: &'a mut Pace,
     pub(super) grace: &'a mut Grace,
     /// Where layers record what they want logged, if the step is logged.
@@ -65,6 +67,9 @@ impl MicroBatches for DataBatches<'_> {
                 config.micro_batch() as u64,
             );
         self.pace.begin();
+        let samples = config.micro_batch() as u64;
+        self.position.begin_micro_batch(index as u64, first, samples);
+        tracing::debug!(micro_batch = index, first_sample = first, samples, "fetching");
         if let Some(drill) = self.drill {
             drill.data_loading().map_err(TrainError::Drill)?;
         }
@@ -122,10 +127,11 @@ impl Trainer<'_> {
         let step_s = (now - self.settled.max(start)).as_secs_f64();
         self.settled = now;
         self.state.loss_scale = outcome.loss_scale;
+        let Outcome { loss, grad_norm, applied, .. } = outcome;
+        tracing::debug!(of = step, loss, grad_norm, lr, tokens, applied, step_s, "a step has ended");
         let left_out = self.why_left_out(step, &outcome)?;
         self.state.skipped += u64::from(left_out.is_some());
 
-        let Outcome { loss, grad_norm, .. } = outcome;
         let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
         let tokens_per_s = of_step / step_s;
         let mut metrics = StepMetrics {
