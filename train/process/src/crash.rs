@@ -24,7 +24,7 @@ use std::panic;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ use super::facts;
 use super::launcher::{self, Word};
 use super::output::{self, complain};
 use super::position;
-use report::{REPORT, Report};
+use report::REPORT;
 use text::Text;
 
 const SIGNALS: [(c_int, &str); 5] = [
@@ -125,7 +125,7 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
 /// Tells of a signal, and leaves what is known in the run folder.
 fn tell(what: &What<'_>, fault: usize) {
     let rank = facts::rank_of_thread();
-    let mut report = turn();
+    let mut report = within(TURN, &REPORT);
     let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), ""));
     let report = report.filter(|_| is_kept);
     if let Ok(mut line) = LINE.try_lock() {
@@ -140,16 +140,17 @@ fn tell(what: &What<'_>, fault: usize) {
     }
 }
 
-/// The report, unless another thread does not let go of it.
-fn turn() -> Option<MutexGuard<'static, Report>> {
-    let look = || {
-        let report = REPORT.try_lock().ok();
-        if report.is_none() {
+/// The lock, if it can be had within about `limit`.
+fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    let attempt = |_| match lock.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
             thread::sleep(Duration::from_millis(1));
+            None
         }
-        report
     };
-    (0..TURN.as_millis()).find_map(|_| look())
+    (0..limit.as_millis()).find_map(attempt)
 }
 
 /// A signal, with its cause.
@@ -218,8 +219,9 @@ pub(super) fn keep_panics() {
 /// Leaves what is known in the folder of the run that the rank of the calling thread has part in, if there is one,
 /// when the thread cannot go on for the reason `what`. `tell` tells people, once the folder is there.
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    static ONE: Mutex<()> = Mutex::new(());
+    // It may be this thread that has it, if it cannot even tell that it cannot go on.
+    let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {
         let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -45,7 +45,7 @@ fn crash((kind, what, call): (&str, &str, &str), phase: (&str, &str), rank: usiz
     match folders.first() {
         Some(first) if is_memory && ranks == Ranks::Threads => check(&run, first, &ended, &case, what, call),
         _ => {
-            assert_eq!(folders, [own.clone()], "{case}: {ended:?}");
+            assert_eq!(folders, [&*own], "{case}: {ended:?}");
             let text = check(&run, &own, &ended, &case, what, call);
             let line = format!("phase    {}", phase.1);
             assert!(is_memory || text.lines().any(|found| found == line), "{case}: {text}");
