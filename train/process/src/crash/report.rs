@@ -102,15 +102,16 @@ impl Report {
         (self.frames[0], self.count, self.is_at_fault) = (fault, usize::from(fault != 0), fault != 0);
         self.text.truncate(0);
         let _ = self.text.write_str("\naddresses of the calls, the innermost first:\n");
-        let _ = self.write_frame(0);
+        if self.is_at_fault {
+            let _ = self.write_frame(0);
+        }
         self.append(TEXT);
-        let (frames, mut count) = (&mut self.frames, 0);
-        let is_fault = |address: usize| fault != 0 && address == fault;
+        let (frames, mut count, mut is_found) = (&mut self.frames, 0, false);
         let next = |frame: &backtrace::Frame| {
             let address = frame.ip() as usize;
             // Before it come the handler's own calls.
-            if is_fault(address) {
-                count = 0;
+            if fault != 0 && address == fault && !is_found {
+                (count, is_found) = (0, true);
             }
             frames[count] = address;
             // The outermost has no address to return to.
@@ -120,9 +121,8 @@ impl Report {
         // SAFETY: only what resolves names must not run at the same time on several threads; this asks for
         // addresses alone.
         unsafe { backtrace::trace_unsynchronized(next) };
-        self.count = count;
-        self.is_at_fault = is_fault(self.frames[0]);
-        for index in usize::from(self.is_at_fault)..count {
+        (self.count, self.is_at_fault) = (count, is_found);
+        for index in usize::from(is_found)..count {
             self.text.truncate(0);
             let _ = self.write_frame(index);
             self.append(TEXT);
