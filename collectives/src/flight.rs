@@ -48,6 +48,17 @@ pub struct Record {
     pub finished: Option<Duration>,
 }
 
+impl Record {
+    /// How long it waited in its queue, and how long it ran from there on, waiting for other ranks included. Zero
+    /// where a time is not known.
+    pub(crate) fn times(&self) -> [Duration; 2] {
+        let between = |from: Option<Duration>, to: Option<Duration>| {
+            from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_sub(from))
+        };
+        [between(self.enqueued, self.started), between(self.started, self.finished)]
+    }
+}
+
 /// An operation that a rank has issued and that has not finished.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pending {

@@ -11,7 +11,7 @@ use crate::sync::lock;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Number of records that a recorder keeps by default.
@@ -64,6 +64,15 @@ struct Log {
     groups: Vec<GroupLog>,
     /// What the rank is doing besides communicating, and since when.
     activity: Option<(&'static str, Duration)>,
+}
+
+impl Log {
+    /// A record, unless it was dropped.
+    fn record_mut(&mut self, id: RecordId) -> Option<&mut Record> {
+        let first = self.next - self.records.len() as u64;
+        let index = usize::try_from(id.index.checked_sub(first)?).ok()?;
+        self.records.get_mut(index)
+    }
 }
 
 /// The operations of one group.
@@ -165,11 +174,7 @@ impl Recorder {
     /// all_gather(layers.0)`. For signal handlers: it blocks on no lock and allocates nothing. It writes
     /// nothing if another thread is changing the log.
     pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        let attempt = || {
-            std::hint::spin_loop();
-            self.log.try_lock().ok()
-        };
-        let Some(log) = (0..LOCK_ATTEMPTS).find_map(|_| attempt()) else { return Ok(()) };
+        let Some(log) = self.log_now() else { return Ok(()) };
         if let Some((activity, _)) = log.activity {
             write!(out, ", in {activity}")?;
         }
@@ -177,6 +182,29 @@ impl Recorder {
             Some(last) => write!(out, " after {}({})", last.operation, last.label.scope),
             None => Ok(()),
         }
+    }
+
+    /// Writes the rank's last operation, such as `all_gather(layers.0)`, like [`Recorder::write_now`].
+    pub fn write_last_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        let log = self.log_now();
+        match log.as_ref().and_then(|log| log.records.back()) {
+            Some(last) => write!(out, "{}({})", last.operation, last.label.scope),
+            None => Ok(()),
+        }
+    }
+
+    /// The name of the activity, for signal handlers, if no other thread is changing the log.
+    pub fn activity_now(&self) -> Option<&'static str> {
+        self.log_now()?.activity.map(|(name, _)| name)
+    }
+
+    /// The log, if another thread lets go of it at once.
+    fn log_now(&self) -> Option<MutexGuard<'_, Log>> {
+        let attempt = || {
+            std::hint::spin_loop();
+            self.log.try_lock().ok()
+        };
+        (0..LOCK_ATTEMPTS).find_map(|_| attempt())
     }
 
     /// State of all groups this rank has joined.
@@ -250,6 +278,9 @@ impl Recorder {
     /// Notes that the operation completed.
     pub(crate) fn finished(&self, id: RecordId) {
         self.update(id, |record, now| record.finished = Some(now));
+        if tracing::enabled!(tracing::Level::TRACE) {
+            self.trace(id);
+        }
         if let Some(group) = lock(&self.log).groups.get_mut(id.group.0) {
             group.pending.remove(&id.sequence);
         }
@@ -257,12 +288,28 @@ impl Recorder {
 
     fn update(&self, id: RecordId, change: impl FnOnce(&mut Record, Duration)) {
         let now = self.created.elapsed();
-        let mut log = lock(&self.log);
-        let first = log.next - log.records.len() as u64;
-        let index = id.index.checked_sub(first).and_then(|i| usize::try_from(i).ok());
-        if let Some(record) = index.and_then(|index| log.records.get_mut(index)) {
+        if let Some(record) = lock(&self.log).record_mut(id) {
             change(record, now);
         }
+    }
+
+    /// Logs an operation that has finished: its size, its times, and its bandwidth.
+    #[cold]
+    fn trace(&self, id: RecordId) {
+        // The lock is let go of first: a line of the log asks the recorder what the rank is doing.
+        let Some(record) = lock(&self.log).record_mut(id).map(|record| record.clone()) else { return };
+        let Record { sequence, group, operation, label, dtype, count, bytes_sent, .. } = &record;
+        let [queued, ran] = record.times().map(|time| time.as_secs_f64());
+        let bandwidth = if ran > 0.0 { *bytes_sent as f64 / ran / 1e9 } else { 0.0 };
+        tracing::trace!(
+            "{operation} {sequence} of {group} for {} ({}): bytes={} dtype={dtype} queued_us={:.0} ran_us={:.0} \
+             bus_gb_s={bandwidth:.3}",
+            label.scope,
+            label.phase,
+            count * dtype.size(),
+            queued * 1e6,
+            ran * 1e6,
+        );
     }
 }
 
@@ -328,6 +375,9 @@ mod tests {
         let mut now = String::new();
         recorder.write_now(&mut now).unwrap();
         assert_eq!(now, ", in data loading after barrier(step)");
+        let mut call = String::new();
+        recorder.write_last_call(&mut call).unwrap();
+        assert_eq!((call.as_str(), recorder.activity_now()), ("barrier(step)", Some("data loading")));
         issue(&recorder, group, 1);
         recorder.finished(first);
         let groups = recorder.groups();

@@ -9,6 +9,7 @@ use kiln_collectives::Communicator;
 
 use crate::checkpoint::HeldFolder;
 use crate::metrics::write_beside;
+use crate::process::position::MakeFlight;
 
 /// Folder of the flight recorders inside a run folder.
 const FLIGHT: &str = "flight";
@@ -30,6 +31,15 @@ pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> = names.filter(|name| rank_of_file(name).is_some()).collect();
     names.sort();
     names
+}
+
+/// Makes the flight recorder of a rank of `world` when it is asked for.
+pub(crate) fn made_later(world: &Arc<dyn Communicator>) -> MakeFlight {
+    let world = Arc::downgrade(world);
+    Box::new(move || {
+        let flight = world.upgrade().map(|world| world.flight());
+        serde_json::to_vec(&flight).unwrap_or_default()
+    })
 }
 
 /// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it panics.

@@ -22,10 +22,12 @@ use std::sync::atomic::AtomicBool;
 
 use kiln_shard::memory;
 
-pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
+use crate::version::version;
+
 pub(crate) use kiln_process::{
-    ProcessId, Repeat, in_pool, launcher, position, raise_segv, stacks, terminal, was_interrupted,
+    Facts, ProcessId, Repeat, drills, in_pool, keep, launcher, position, stacks, terminal, was_interrupted,
 };
+pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
 pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
@@ -37,7 +39,8 @@ pub use memory::CountingAllocator;
 /// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a
 ///   second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
-/// - SIGSEGV and the like are told with rank and step before they end the process.
+/// - SIGSEGV and the like are told with rank and step before they end the process; what is known of them stays in
+///   `crash` in the run folder.
 ///
 /// # Errors
 ///
@@ -53,7 +56,18 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
 ///
 /// As for [`start`].
 pub fn begin() -> Result<(), LogLevelError> {
-    kiln_process::begin(memory::bound_rank)
+    kiln_process::begin(facts())
+}
+
+/// What the engine and this program know of a process.
+fn facts() -> Facts {
+    let (rank_of_thread, write_module_of) = (memory::bound_rank, memory::write_module_of);
+    Facts { rank_of_thread, write_module_of, version: version() }
+}
+
+/// From now on, crashes of this process leave what is known of them in the folder of their run.
+pub(crate) fn keep_crashes() {
+    kiln_process::keep_crashes(facts());
 }
 
 /// Says, once per process, what a run would silently lack: the parts of [`start`] that have not happened,

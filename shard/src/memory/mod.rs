@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::owners::{BOUND, RANK, Tag, check_limit};
-pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by};
+pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by, write_module_of};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
 

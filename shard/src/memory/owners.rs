@@ -5,6 +5,7 @@
 //! is freed.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -95,6 +96,14 @@ pub(crate) fn enter_module(index: usize) {
 /// The names of modules, for [`limit`].
 pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
+}
+
+/// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no lock and
+/// allocates nothing: it may be called in the handler of a signal.
+pub fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
+    let place = PLACE[rank.min(MAX_RANKS - 1)].load(Ordering::Relaxed);
+    let Ok(names) = NAMES.try_lock() else { return Ok(()) };
+    place.checked_sub(1).and_then(|place| names.get(place)).map_or(Ok(()), |name| out.write_str(name))
 }
 
 /// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for

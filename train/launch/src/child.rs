@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 use super::end::End;
 use super::environment::Job;
 use super::error::LaunchError;
+use super::killed;
 use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::say::say;
@@ -170,16 +171,19 @@ impl Child {
             let rank = self.rank;
             say(&format!("rank {rank}: its logs could not take {}", number_of(lost, "byte")));
         }
-        let (mut step, mut run, mut absent, mut words) = (None, None, Vec::new(), Vec::new());
+        let (mut step, mut run, mut crashes, mut absent, mut words) =
+            (None, None, None, Vec::new(), Vec::new());
+        let seen = self.last_words.seen();
         for (word, text) in self.last_words.read() {
             match word {
                 Word::Step => step = text.parse().ok(),
                 Word::Run => run = Some(text),
+                Word::Crashes => crashes = Some(text.into()),
                 Word::Absent => absent = text.split(',').flat_map(str::parse).collect(),
                 _ => words.push((word, text)),
             }
         }
-        Ok(End {
+        let mut end = End {
             rank: self.rank,
             pid: self.pid.as_raw_nonzero().get(),
             code: status.code(),
@@ -190,11 +194,16 @@ impl Child {
             killed: self.killed.take(),
             words,
             step,
+            seen,
+            crashes,
+            crash: None,
             run,
             absent,
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
-        })
+        };
+        end.crash = killed::keep(&end);
+        Ok(end)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kiln_process::launcher::Word;
+use kiln_process::page::Seen;
 
 /// Exit code of ranks that were preempted and have saved their state.
 pub const PREEMPTED: u8 = 75;
@@ -35,6 +36,12 @@ pub(super) struct End {
     pub(super) words: Vec<(Word, String)>,
     /// The optimizer step that it was in, if it has come to one and could say so.
     pub(super) step: Option<u64>,
+    /// Where it was last, as far as the launcher has seen.
+    pub(super) seen: Seen,
+    /// The folder of crashes of its run.
+    pub(super) crashes: Option<PathBuf>,
+    /// What is known of its crash, if the launcher had to write that.
+    pub(super) crash: Option<PathBuf>,
     /// The id of the run whose folder it has taken.
     pub(super) run: Option<String>,
     /// The ranks of the job that it has waited for in vain.

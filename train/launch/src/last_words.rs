@@ -7,17 +7,21 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use kiln_process::launcher::{PIPE, Word, parse};
+use kiln_process::page::{PAGE, Page, Seen};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 
 /// Bytes that are looked at, at most: what a pipe holds.
 const MOST: u64 = 64 * 1024;
 
-/// The launcher's end of a rank's pipe.
+/// The launcher's end of a rank's pipe, and the page on which the rank says where it is.
 #[derive(Debug)]
-pub(super) struct LastWords(PipeReader);
+pub(super) struct LastWords {
+    pipe: PipeReader,
+    page: Page,
+}
 
 impl LastWords {
-    /// Makes a pipe, and lets `command` start with the other end of it.
+    /// Makes pipe and page, and lets `command` start with the other end of each.
     pub(super) fn of(command: &mut Command) -> io::Result<LastWords> {
         let (reader, writer) = io::pipe()?;
         // Neither side ever waits for the other.
@@ -25,17 +29,28 @@ impl LastWords {
         ioctl_fionbio(&writer, true)?;
         let inode = nix::sys::stat::fstat(&writer)?.st_ino;
         command.env(PIPE, format!("{}:{inode}", writer.as_raw_fd()));
-        let inherit = move || Ok(fcntl_setfd(&writer, FdFlags::empty())?);
-        // SAFETY: between fork and exec this makes one system call, and neither locks nor allocates.
+        let page = Page::new()?;
+        let (name, file) = page.for_child()?;
+        command.env(PAGE, name);
+        let inherit = move || {
+            fcntl_setfd(&file, FdFlags::empty())?;
+            Ok(fcntl_setfd(&writer, FdFlags::empty())?)
+        };
+        // SAFETY: between fork and exec this makes a few system calls, and neither locks nor allocates.
         unsafe { command.pre_exec(inherit) };
-        Ok(LastWords(reader))
+        Ok(LastWords { pipe: reader, page })
+    }
+
+    /// Where the rank is, or was last.
+    pub(super) fn seen(&self) -> Seen {
+        self.page.seen()
     }
 
     /// What a rank that has ended has said.
     pub(super) fn read(&self) -> Vec<(Word, String)> {
         let mut bytes = Vec::new();
         // A pipe that something else still holds open ends with an error, after all that is in it.
-        let _ = (&self.0).take(MOST).read_to_end(&mut bytes);
+        let _ = (&self.pipe).take(MOST).read_to_end(&mut bytes);
         parse(&bytes)
     }
 }

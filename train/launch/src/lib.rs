@@ -3,9 +3,9 @@
 //!
 //! - [`place`]: where a process stands among the ranks of a job, and what a node is to start;
 //! - `environment`: what a rank is told;
-//! - `child`: one rank as a process, `logs`: where its output goes;
+//! - `child`: one rank as a process, `logs`: where its output goes, `quiet`: what of it a terminal is spared;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
-//! - `last_words`: what ranks tell besides what they log;
+//! - `last_words`: what ranks tell besides what they log, `killed`: what is left of one that could tell nothing;
 //! - `verdict`: what came of it, `report`: in words;
 //! - `restarts`: whether there is another life, and when; `launcher`: a job from its first life to its last.
 //!
@@ -17,10 +17,12 @@ mod child;
 mod end;
 mod environment;
 mod error;
+mod killed;
 mod last_words;
 mod launcher;
 mod logs;
 pub mod place;
+mod quiet;
 mod report;
 mod restarts;
 mod say;

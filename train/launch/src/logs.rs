@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use kiln_process::output;
 
 use super::error::LaunchError;
+use super::quiet::Quiet;
 
 /// The folder of logs in a run folder.
 pub const LOGS: &str = "logs";
@@ -116,7 +117,8 @@ impl Log {
         self.file.try_clone().map_err(error)
     }
 
-    /// Copies what comes out of `pipe` to the file and the console, until it is closed.
+    /// Copies what comes out of `pipe` to the file and the console, until it is closed. The console is spared
+    /// the details of a log on standard error.
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
@@ -127,6 +129,7 @@ impl Log {
         let copy = move || {
             let mut buffer = vec![0; 64 * 1024];
             let mut lost = 0;
+            let mut quiet = matches!(stream, Stream::Stderr).then(Quiet::default);
             loop {
                 let read = match pipe.read(&mut buffer) {
                     Ok(0) => break,
@@ -138,7 +141,13 @@ impl Log {
                 if file.write_all(&buffer[..read]).is_err() {
                     lost += read;
                 }
-                let _ = stream.write_all(&buffer[..read]);
+                let _ = match &mut quiet {
+                    Some(quiet) => stream.write_all(&quiet.shown(&buffer[..read])),
+                    None => stream.write_all(&buffer[..read]),
+                };
+            }
+            if let Some(quiet) = quiet {
+                let _ = stream.write_all(&quiet.rest());
             }
             let _ = done.send(lost);
         };

@@ -33,6 +33,9 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     let first = if cause.told { "did not end well when told to" } else { "failed first" };
     say(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, how(cause)));
     show_words(cause);
+    if let Some(folder) = &cause.crash {
+        say(&format!("  what is known of it: {}", folder.display()));
+    }
     show_stderr(cause);
     for end in others {
         let why = match end.told {

@@ -115,6 +115,8 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Instant;
 
+    use kiln_process::page::Seen;
+
     use super::*;
 
     /// Rank `rank` ends with code 1 in `step`, and says `words`.
@@ -131,6 +133,9 @@ mod tests {
             killed: None,
             words,
             step: Some(step).filter(|step| *step > 0),
+            seen: Seen::default(),
+            crashes: None,
+            crash: None,
             run: None,
             absent: Vec::new(),
             last_lines: Vec::new(),

@@ -2,23 +2,41 @@
 //! what it was doing. The process then ends by that same signal, as it would have without this. And what one
 //! says that ends without a save because somebody has asked for that.
 //!
+//! More than a line is left in the run folder, in `crash/rank_<r>`: also of panics, and of memory that runs out.
+//!
+//! - `report`: the folder, and what the handler of a signal can write there;
+//! - `helper`: a thread that adds what the handler cannot find out.
+//!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
 //! have to wait for, and allocates nothing.
 
-use std::ffi::{c_int, c_void};
+mod helper;
+mod report;
+mod text;
+pub mod words;
+
+use std::backtrace::Backtrace;
+use std::ffi::{OsStr, c_int, c_void};
 use std::fmt::{self, Write};
+use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStrExt;
+use std::panic;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
 use signal_hook::low_level;
 
 use super::action::action_of;
+use super::facts;
 use super::launcher::{self, Word};
-use super::output;
+use super::output::{self, complain};
 use super::position;
+use report::REPORT;
+use text::Text;
 
 const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),
@@ -37,16 +55,16 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 /// How long lines that were there before may take to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
+/// How long another report may take to be out of the way, and how long the helper may take for names and the flight
+/// recorder.
+const TURN: Duration = Duration::from_millis(100);
+const HELP: Duration = Duration::from_secs(5);
+
 /// What is said. Not on the stack, which may be small.
-static TEXT: Mutex<Text> = Mutex::new(Text { bytes: [0; 1024], len: 0, begin: 0 });
+static LINE: Mutex<Line> = Mutex::new(Line { text: Text::new(), begin: 0 });
 
-/// Asks for the rank that the calling thread works for.
-static RANK_OF_THREAD: OnceLock<fn() -> Option<usize>> = OnceLock::new();
-
-/// From now on, signals that end this process because of a fault in it are told, with the rank that
-/// `rank_of_thread` says.
-pub(super) fn tell_crashes(rank_of_thread: fn() -> Option<usize>) {
-    RANK_OF_THREAD.get_or_init(|| rank_of_thread);
+/// From now on, signals that end this process because of a fault in it are told.
+pub(super) fn tell_crashes() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
         if action.sa_sigaction == libc::SIG_IGN || before.set(action).is_err() {
@@ -62,21 +80,14 @@ pub(super) fn tell_crashes(rank_of_thread: fn() -> Option<usize>) {
     }
 }
 
-/// Sends SIGSEGV to the calling thread: a fire drill.
-pub fn raise_segv() {
-    // SAFETY: without a handler this ends the process; with `on_signal` as well.
-    unsafe { libc::raise(libc::SIGSEGV) };
-}
-
 /// Everything here may be called at any moment: it writes to memory that was set aside, and calls
-/// `nanosleep`, `poll`, `write`, `sigaction` and `raise`.
+/// `mkdir`, `open`, `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Last, when all else is
+/// said and written, it unwinds the stack.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if !TOLD.swap(true, Ordering::Relaxed)
-        && let Ok(mut text) = TEXT.try_lock()
-    {
-        // The only error is that there is no more room.
-        let _ = compose(&mut text, signal, info);
-        text.send();
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
+        let info = unsafe { info.as_ref() };
+        tell(&What { signal, info }, address_of_fault(context));
     }
     let index = SIGNALS.iter().position(|(known, _)| *known == signal);
     if let Some(before) = index.and_then(|index| BEFORE[index].get()) {
@@ -96,40 +107,133 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 /// saved. Like everything here, it may be called at any moment.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !TOLD.swap(true, Ordering::Relaxed)
-        && let Ok(mut text) = TEXT.try_lock()
+        && let Ok(mut line) = LINE.try_lock()
     {
-        text.begin = text.len + 1;
+        let Line { text, begin } = &mut *line;
+        *begin = text.len() + 1;
         // The only error is that there is no more room.
         let name = low_level::signal_name(signal).unwrap_or("a signal");
         let letter = char::from(Word::Failure.letter());
         let _ = write!(text, "{letter}kiln: ended at once by a second {name}")
-            .and_then(|()| position::write_unsaved_to(&mut *text));
-        text.send();
+            .and_then(|()| position::write_unsaved_to(text));
+        line.send(None);
     }
     // The exit code is the one by which shells show the signal.
     low_level::exit(128 + signal)
 }
 
-fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::Result {
-    let rank = RANK_OF_THREAD.get().and_then(|rank_of_thread| rank_of_thread());
-    if let Some(step) = position::step_of(rank) {
-        write!(text, "{}{step}\0", char::from(Word::Step.letter()))?;
+/// Tells of a signal, and leaves what is known in the run folder.
+fn tell(what: &What<'_>, fault: usize) {
+    let rank = facts::rank_of_thread();
+    let mut report = within(TURN, &REPORT);
+    let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), ""));
+    let report = report.filter(|_| is_kept);
+    if let Ok(mut line) = LINE.try_lock() {
+        // The only error is that there is no more room.
+        let _ = line.compose(what, rank);
+        line.send(report.as_ref().map(|report| report.folder()));
     }
-    text.begin = text.len + 1;
-    let name = SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n);
-    write!(text, "{}kiln: {name}", char::from(Word::Failure.letter()))?;
-    // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are those of
-    // the processor's faults, which have an address; at zero and below, a process has sent the signal.
-    unsafe {
-        if let Some(info) = info.as_ref() {
+    if let Some(mut report) = report {
+        report.add_frames(fault);
+        drop(report);
+        helper::ask(HELP);
+    }
+}
+
+/// The lock, if it can be had within about `limit`.
+fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    let attempt = |_| match lock.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            thread::sleep(Duration::from_millis(1));
+            None
+        }
+    };
+    (0..limit.as_millis()).find_map(attempt)
+}
+
+/// A signal, with its cause.
+struct What<'a> {
+    signal: c_int,
+    info: Option<&'a libc::siginfo_t>,
+}
+
+impl fmt::Display for What<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let What { signal, info } = *self;
+        f.write_str(SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n))?;
+        let Some(info) = info else { return Ok(()) };
+        // SAFETY: the codes above zero are those of the processor's faults, which have an address; at zero and
+        // below, a process has sent the signal.
+        unsafe {
             if info.si_code > 0 && signal != libc::SIGABRT {
-                write!(text, " (address {:p})", info.si_addr())?;
+                write!(f, " (address {:p})", info.si_addr())?;
             } else if info.si_pid() != libc::getpid() {
-                write!(text, " (sent by process {})", info.si_pid())?;
+                write!(f, " (sent by process {})", info.si_pid())?;
             }
         }
+        Ok(())
     }
-    position::write_to(text, rank)
+}
+
+/// The address of the instruction that a signal has interrupted; 0 where that is not known.
+fn address_of_fault(context: *mut c_void) -> usize {
+    // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };
+    #[cfg(target_arch = "x86_64")]
+    let address = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    #[cfg(target_arch = "aarch64")]
+    let address = context.uc_mcontext.pc as usize;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let address = {
+        let _ = context;
+        0
+    };
+    address
+}
+
+/// From now on, a panic of any thread leaves what is known of it in the folder of the run that its rank has part
+/// in, and so does [`keep`].
+pub(super) fn keep_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        helper::start();
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if helper::is_here() {
+                return before(panic);
+            }
+            let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
+            let text = panic.payload_as_str().unwrap_or("without a message");
+            keep(&format!("a panic{place}: {text}"), |folder| {
+                before(panic);
+                if let Some(folder) = folder {
+                    complain(&format!("what is known of this panic: {}", folder.display()));
+                }
+            });
+        }));
+    });
+}
+
+/// Leaves what is known in the folder of the run that the rank of the calling thread has part in, if there is one,
+/// when the thread cannot go on for the reason `what`. `tell` tells people, once the folder is there.
+pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
+    static ONE: Mutex<()> = Mutex::new(());
+    // It may be this thread that has it, if it cannot even tell that it cannot go on.
+    let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
+    let (first, more) = what.split_once('\n').unwrap_or((what, ""));
+    let folder = {
+        let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_kept = report.begin(facts::rank_of_thread(), format_args!("{first}"), more);
+        is_kept.then(|| PathBuf::from(OsStr::from_bytes(report.folder())))
+    };
+    tell(folder.as_deref());
+    if let Some(folder) = folder {
+        // Where that cannot be written, nothing can be done.
+        let _ = helper::append(&folder, &format!("\nbacktrace:\n{}", Backtrace::force_capture()));
+        helper::ask(HELP);
+    }
 }
 
 /// Calls the handler that was there before.
@@ -150,32 +254,35 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
 }
 
 /// A line for standard error, behind what only the launcher is told, such as the letter of the line.
-struct Text {
-    bytes: [u8; 1024],
-    len: usize,
+struct Line {
+    text: Text<4096>,
     /// Where the line begins.
     begin: usize,
 }
 
-impl Write for Text {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        // Room for a last byte.
-        let room = self.bytes.len() - 1 - self.len;
-        let taken = text.len().min(room);
-        self.bytes[self.len..self.len + taken].copy_from_slice(&text.as_bytes()[..taken]);
-        self.len += taken;
-        if taken == text.len() { Ok(()) } else { Err(fmt::Error) }
-    }
-}
-
-impl Text {
-    fn send(&mut self) {
-        // First to the launcher, which always reads.
-        self.bytes[self.len] = 0;
-        if let Some(pipe) = launcher::descriptor() {
-            put(pipe, &self.bytes[..=self.len]);
+impl Line {
+    fn compose(&mut self, what: &What<'_>, rank: Option<usize>) -> fmt::Result {
+        let Line { text, begin } = self;
+        if let Some(step) = position::of(rank).map(|position| ManuallyDrop::new(position).step())
+            && step > 0
+        {
+            write!(text, "{}{step}\0", char::from(Word::Step.letter()))?;
         }
-        self.bytes[self.len] = b'\n';
+        *begin = text.len() + 1;
+        write!(text, "{}kiln: {what}", char::from(Word::Failure.letter()))?;
+        position::write_to(text, rank)
+    }
+
+    /// Says the line, and for people where more is known: in `folder`.
+    fn send(&mut self, folder: Option<&[u8]>) {
+        // First to the launcher, which always reads. It compares the lives of a job, whose folders differ.
+        if let Some(pipe) = launcher::descriptor() {
+            put(pipe, self.text.ended_by(0));
+        }
+        if let Some(folder) = folder {
+            self.text.push(b"; what is known of it: ");
+            self.text.push(folder);
+        }
         // Behind the lines that another thread is writing, if it can.
         for _ in 0..EARLIER_LINES.as_millis() {
             if !output::complaints_wait() {
@@ -184,7 +291,8 @@ impl Text {
             thread::sleep(Duration::from_millis(1));
         }
         if takes(libc::STDERR_FILENO) {
-            put(libc::STDERR_FILENO, &self.bytes[self.begin..=self.len]);
+            let begin = self.begin;
+            put(libc::STDERR_FILENO, &self.text.ended_by(b'\n')[begin..]);
         }
     }
 }
@@ -202,42 +310,4 @@ fn put(descriptor: c_int, bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::hint::black_box;
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
-
-    use super::*;
-
-    const OVERFLOWS: &str = "KILN_TEST_OVERFLOWS";
-
-    fn recurse(depth: u64) -> u64 {
-        if depth == u64::MAX {
-            return 0;
-        }
-        let block = black_box([depth; 64]);
-        recurse(black_box(depth + 1)) + block[0]
-    }
-
-    /// Not a test of its own: the one below starts it as a program.
-    #[test]
-    #[ignore = "a program for another test"]
-    fn overflows() {
-        if std::env::var_os(OVERFLOWS).is_some() {
-            tell_crashes(|| None);
-            recurse(0);
-        }
-    }
-
-    #[test]
-    fn a_stack_that_overflows_is_told_as_rust_does() {
-        let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", "crash::tests::overflows", "--ignored", "--nocapture"]);
-        let output = program.env(OVERFLOWS, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
-        assert!(said.contains("kiln: SIGSEGV (address 0x"), "{said}");
-        assert!(said.contains("has overflowed its stack"), "{said}");
-        assert!(!said.contains("kiln: SIGABRT"), "the first signal is the cause: {said}");
-    }
-}
+mod tests;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::id::stat_of;
+use super::page::{self, PAGE};
 
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
@@ -45,13 +46,23 @@ pub enum Word {
     Step = b'T',
     /// The id of the run whose folder it has taken.
     Run = b'R',
+    /// The folder of crashes of its run.
+    Crashes = b'D',
     /// The ranks that it has waited for in vain, with commas between them.
     Absent = b'A',
 }
 
 impl Word {
-    const ALL: [Word; 7] =
-        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run, Word::Absent];
+    const ALL: [Word; 8] = [
+        Word::Failure,
+        Word::Consequence,
+        Word::Note,
+        Word::Stopped,
+        Word::Step,
+        Word::Run,
+        Word::Crashes,
+        Word::Absent,
+    ];
 
     pub(super) const fn letter(self) -> u8 {
         self as u8
@@ -60,8 +71,11 @@ impl Word {
 
 /// Connects this process with its launcher, if it has one.
 pub(super) fn connect() {
-    if let Some(descriptor) = find_pipe() {
+    if let Some(descriptor) = find(PIPE) {
         DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    }
+    if let Some(descriptor) = find(PAGE) {
+        page::share(descriptor);
     }
 }
 
@@ -80,16 +94,16 @@ pub fn state_of(process: Pid) -> Option<char> {
     stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
-/// The descriptor of the pipe from the launcher. Programs that this process starts do not inherit it.
-fn find_pipe() -> Option<RawFd> {
-    let text = std::env::var(PIPE).ok()?;
+/// The descriptor from the launcher that `variable` names. Programs that this process starts do not inherit it.
+fn find(variable: &str) -> Option<RawFd> {
+    let text = std::env::var(variable).ok()?;
     let (descriptor, inode) = text.split_once(':')?;
     let descriptor: RawFd = descriptor.parse().ok().filter(|descriptor| *descriptor > 2)?;
     // SAFETY: looked at before this process has opened anything: the descriptor is what was inherited,
     // or is closed, which the call reports.
-    let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let is_pipe = nix::sys::stat::fstat(pipe).is_ok_and(|stat| stat.st_ino.to_string() == inode);
-    let kept = is_pipe && rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::CLOEXEC).is_ok();
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let is_it = nix::sys::stat::fstat(file).is_ok_and(|stat| stat.st_ino.to_string() == inode);
+    let kept = is_it && rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).is_ok();
     kept.then_some(descriptor)
 }
 
@@ -101,7 +115,7 @@ pub(super) fn descriptor() -> Option<RawFd> {
 /// Tells the launcher, if there is one. Never waits: the pipe takes more than a process has to say.
 pub fn tell(word: Word, text: &str) {
     let Some(descriptor) = descriptor() else { return };
-    // SAFETY: `find_pipe` has made sure that it is the launcher's pipe, and nobody closes it.
+    // SAFETY: `find` has made sure that it is the launcher's pipe, and nobody closes it.
     let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let mut message = vec![word.letter()];
     let _ = message.write_all(text.as_bytes());

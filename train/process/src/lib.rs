@@ -4,11 +4,15 @@
 //! The binary `kiln` calls [`begin`] first. The crate `kiln` adds what needs its engine: see `kiln::process`.
 
 mod action;
+mod clock;
 mod crash;
+pub mod drills;
+mod facts;
 mod id;
 pub mod launcher;
 mod log;
 pub mod output;
+pub mod page;
 mod parent;
 mod pool;
 pub mod position;
@@ -18,40 +22,39 @@ pub mod stacks;
 pub mod terminal;
 pub mod words;
 
-use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use crash::raise_segv;
+pub use crash::{keep, words as crash_words};
+pub use facts::Facts;
 pub use id::ProcessId;
 pub use launcher::{GraceError, state_of};
-pub use log::LogLevelError;
+pub use log::{LogLevelError, is_detail};
 pub use parent::end_with_launcher;
 pub use pool::in_pool;
 pub use repeat::Repeat;
 pub use signals::{hear_of_children, is_ignored, stop_on_signals, was_interrupted};
 
 /// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
-/// called first in `main`; later calls change nothing. `rank_of_thread` is the rank that the calling thread works
-/// for, if it works for one; crash reports ask it, in a signal handler.
+/// called first in `main`; later calls change nothing. Reports of crashes and lines of the log have the `facts`.
 ///
 /// # Errors
 ///
 /// If `KILN_LOG` says nothing that could be meant.
-pub fn begin(rank_of_thread: fn() -> Option<usize>) -> Result<(), LogLevelError> {
+pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
+    facts::know(facts);
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
-    // Somebody else's subscriber stays.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| output::Console::Stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .log_internal_errors(false)
-        .without_time()
-        .with_target(false)
-        .try_init();
-    crash::tell_crashes(rank_of_thread);
+    log::show(filter);
+    crash::tell_crashes();
     signals::let_large_writes_fail();
     Ok(())
+}
+
+/// From now on, crashes of this process leave what is known of them in the folder of their run. For runs, also those
+/// of programs that do not call [`begin`].
+pub fn keep_crashes(facts: Facts) {
+    facts::know(facts);
+    crash::keep_panics();
 }
 
 /// Says, once per process, what a run would silently lack: the parts of `kiln::process::start` that have not

@@ -1,9 +1,17 @@
-//! Which log events are shown: the variable `KILN_LOG`.
+//! The log: which events are shown, by the variable `KILN_LOG`, and how.
+
+mod detailed;
 
 use std::ffi::OsStr;
+use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+
+use super::output;
+use detailed::Detailed;
+
+pub use detailed::is_detail;
 
 /// The variable.
 pub(super) const VARIABLE: &str = "KILN_LOG";
@@ -13,7 +21,8 @@ const DEFAULT: &str = "warn";
 
 /// Parts of `kiln` that are crates of their own, by the name that they have in `KILN_LOG` and by the one that
 /// their events carry.
-const CRATES: [(&str, &str); 6] = [
+const CRATES: [(&str, &str); 7] = [
+    ("comm", "kiln_collectives"),
     ("kiln::checkpoint", "kiln_checkpoint"),
     ("kiln::data", "kiln_data"),
     ("kiln::launch", "kiln_launch"),
@@ -49,8 +58,37 @@ pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> 
             return Err(error(wrong));
         }
     }
-    let named = CRATES.iter().fold(value.to_owned(), |value, (part, name)| value.replace(part, name));
-    EnvFilter::try_new(named).map_err(|_| error(value))
+    let mut named: Vec<_> = value.split(',').map(of_crate).collect();
+    // A level for parts leaves the others as they are.
+    if value.split(',').all(|directive| directive.contains('=')) {
+        named.insert(0, DEFAULT.to_owned());
+    }
+    EnvFilter::try_new(named.join(",")).map_err(|_| error(value))
+}
+
+/// A directive by the name that events carry.
+fn of_crate(directive: &str) -> String {
+    let directive = directive.trim();
+    let named = CRATES.iter().find_map(|(part, name)| {
+        let rest = directive.strip_prefix(part)?;
+        (rest.is_empty() || rest.starts_with(['=', '[', ':'])).then(|| format!("{name}{rest}"))
+    });
+    named.unwrap_or_else(|| directive.to_owned())
+}
+
+/// Shows the events that `filter` lets through on standard error. Somebody else's subscriber stays.
+pub(super) fn show(filter: EnvFilter) {
+    let is_detailed = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| output::Console::Stderr)
+        .log_internal_errors(false);
+    let _ = match is_detailed {
+        true => subscriber.with_ansi(false).event_format(Detailed).try_init(),
+        false => {
+            subscriber.with_ansi(std::io::stderr().is_terminal()).without_time().with_target(false).try_init()
+        }
+    };
 }
 
 #[cfg(test)]
@@ -82,8 +120,12 @@ mod tests {
     fn parts_that_are_crates_go_by_both_names() {
         let shown = |value: &str| filter(Some(OsStr::new(value))).expect(value).to_string();
         assert_eq!(shown("warn,kiln::data=debug"), shown("warn,kiln_data=debug"));
-        assert_eq!(shown("kiln::checkpoint::saver=off"), "kiln_checkpoint::saver=off");
-        assert_eq!(shown("kiln::run=info"), "kiln::run=info");
+        assert_eq!(shown("warn,kiln::checkpoint::saver=off"), shown("warn,kiln_checkpoint::saver=off"));
+        assert_eq!(shown("warn,kiln::run=info"), "kiln::run=info,warn");
+        assert_eq!(shown("warn,comm=trace"), shown("warn,kiln_collectives=trace"));
+        assert_eq!(shown("warn,kiln_shard::comm=trace"), "kiln_shard::comm=trace,warn");
+        // What nothing is said of stays as it is.
+        assert_eq!(shown("comm=trace"), shown("warn,comm=trace"));
     }
 
     /// A filter goes by how a name begins: the name of the program stands for all of its crates.

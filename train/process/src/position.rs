@@ -2,25 +2,39 @@
 //! moment: also by the handler of a signal.
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_collectives::Observer;
 
+use super::facts;
 use super::launcher::{self, Word};
+use super::page::{self, Progress};
+
+/// Folder of crashes inside a run folder.
+pub const CRASHES: &str = "crash";
 
 static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
 
+/// Makes the flight recorder of a rank, as it is to be in a file.
+pub type MakeFlight = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
+
 /// Where a rank is.
-struct Position {
-    rank: usize,
-    /// The optimizer step it is in; 0 before the first one.
-    step: AtomicU64,
-    /// The step whose end is in a complete checkpoint; 0 if there is none.
-    saved: AtomicU64,
+pub(super) struct Position {
+    pub(super) rank: usize,
+    /// In memory that it shares with its launcher, where there is some.
+    shared: Option<&'static Progress>,
+    own: Progress,
     peak_bytes: AtomicU64,
     observer: Observer,
     settled: Settled,
+    /// The folder of crashes of its run.
+    pub(super) crashes: Vec<u8>,
+    /// The number of its own folder there; 0 if it has none yet.
+    pub(super) crash: AtomicU64,
+    pub(super) flight: MakeFlight,
 }
 
 /// What is known of the last step whose outcome is known. Each value by itself: they may be of two steps.
@@ -88,8 +102,8 @@ impl Position {
         });
         Whereabouts {
             rank: self.rank,
-            step: self.step.load(Ordering::Relaxed),
-            saved: self.saved.load(Ordering::Relaxed),
+            step: self.step(),
+            saved: self.progress().saved.load(Ordering::Relaxed),
             peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
             settled,
             observer: self.observer.clone(),
@@ -101,18 +115,36 @@ impl Position {
 pub struct Present(Arc<Position>);
 
 impl Present {
-    /// A rank of a run, of which `observer` sees what it does.
-    pub fn new(observer: Observer) -> Present {
-        let (step, saved, peak_bytes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let (rank, settled) = (observer.rank(), Settled::default());
-        let position = Arc::new(Position { rank, step, saved, peak_bytes, observer, settled });
+    /// A rank of the run in `out`, of which `observer` sees what it does.
+    pub fn new(out: &Path, observer: Observer, flight: MakeFlight) -> Present {
+        let crashes = out.join(CRASHES);
+        launcher::tell(Word::Crashes, &crashes.to_string_lossy());
+        let crashes = crashes.as_os_str().as_bytes().to_vec();
+        let position = Arc::new(Position {
+            rank: observer.rank(),
+            shared: page::take(),
+            own: Progress::default(),
+            peak_bytes: AtomicU64::new(0),
+            observer,
+            settled: Settled::default(),
+            crashes,
+            crash: AtomicU64::new(0),
+            flight,
+        });
         RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
         Present(position)
     }
 
     /// Says which optimizer step begins.
     pub fn begin_step(&self, step: u64) {
-        self.0.step.store(step, Ordering::Relaxed);
+        self.0.progress().step.store(step, Ordering::Relaxed);
+    }
+
+    /// Says which micro-batch of the step is fetched: so many samples from `first` on in the global order.
+    pub fn begin_micro_batch(&self, index: u64, first: u64, samples: u64) {
+        for (place, value) in self.0.progress().micro_batch.iter().zip([index, first, samples]) {
+            place.store(value, Ordering::Relaxed);
+        }
     }
 
     /// Says what became of a step.
@@ -132,13 +164,13 @@ impl Present {
 
     /// Says up to which step the run is saved.
     pub fn saved(&self, step: u64) {
-        self.0.saved.store(step, Ordering::Relaxed);
+        self.0.progress().saved.store(step, Ordering::Relaxed);
     }
 }
 
 impl Drop for Present {
     fn drop(&mut self) {
-        let step = self.0.step.load(Ordering::Relaxed);
+        let step = self.0.step();
         if step > 0 {
             launcher::tell(Word::Step, &step.to_string());
         }
@@ -147,14 +179,57 @@ impl Drop for Present {
     }
 }
 
-/// The step that `rank` is in, or the only rank of this process if it is `None` or not one of them. Waits for
-/// no lock and allocates nothing.
-pub(super) fn step_of(rank: Option<usize>) -> Option<u64> {
+impl Position {
+    fn progress(&self) -> &Progress {
+        self.shared.unwrap_or(&self.own)
+    }
+
+    /// The optimizer step it is in; 0 before the first one.
+    pub(super) fn step(&self) -> u64 {
+        self.progress().step.load(Ordering::Relaxed)
+    }
+
+    /// What it does besides communicating, such as `"forward"`. Waits for no lock and allocates nothing.
+    pub(super) fn phase(&self) -> &'static str {
+        self.observer.recorder().activity_now().unwrap_or("unknown")
+    }
+
+    /// Writes the module that it is in, or has been in last. Waits for no lock and allocates nothing.
+    pub(super) fn write_unit(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        facts::write_module_of(self.rank, out)
+    }
+
+    /// Writes what it does and what it has called last. Waits for no lock and allocates nothing.
+    pub(super) fn write_doing(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        self.observer.recorder().write_now(out)
+    }
+
+    /// Writes the collective that it has called last. Waits for no lock and allocates nothing.
+    pub(super) fn write_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        self.observer.recorder().write_last_call(out)
+    }
+
+    /// The micro-batch that was fetched last: its number in the step, its first sample in the global order, and
+    /// the number of its samples.
+    pub(super) fn micro_batch(&self) -> Option<(u64, u64, u64)> {
+        let [index, first, samples] =
+            [0, 1, 2].map(|i| self.progress().micro_batch[i].load(Ordering::Relaxed));
+        (samples > 0).then_some((index, first, samples))
+    }
+}
+
+/// Where `rank` is, or the only rank of this process if it is `None` or not one of them: a process that is one
+/// rank counts its memory for another number in large worlds. Waits for no lock and allocates nothing.
+pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     let ranks = RANKS.try_lock().ok()?;
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
     let only = || ranks.first().filter(|_| ranks.len() == 1);
-    let step = own.or_else(only)?.step.load(Ordering::Relaxed);
-    (step > 0).then_some(step)
+    own.or_else(only).cloned()
+}
+
+/// Any rank of this process. Waits for no lock and allocates nothing.
+pub(super) fn any() -> Option<Arc<Position>> {
+    RANKS.try_lock().ok()?.first().cloned()
 }
 
 /// Writes where `rank` is, or where all ranks of this process are if it is `None` or not one of them.
@@ -162,7 +237,6 @@ pub(super) fn step_of(rank: Option<usize>) -> Option<u64> {
 pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
-    // A process that is one rank counts its memory for another number in large worlds.
     let all = match own {
         Some(own) => std::slice::from_ref(own),
         None => &ranks[..],
@@ -170,11 +244,11 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
     for (index, position) in all.iter().enumerate() {
         out.write_str(if index == 0 { " on " } else { "; " })?;
         write!(out, "rank {}", position.rank)?;
-        match position.step.load(Ordering::Relaxed) {
+        match position.step() {
             0 => out.write_str(", before its first step")?,
             step => write!(out, ", step {step}")?,
         }
-        position.observer.recorder().write_now(out)?;
+        position.write_doing(out)?;
     }
     Ok(())
 }
@@ -185,12 +259,12 @@ pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
     let latest = |of: fn(&Position) -> &AtomicU64| {
         ranks.iter().map(|position| of(position).load(Ordering::Relaxed)).max()
     };
-    match latest(|position| &position.step) {
+    match latest(|position| &position.progress().step) {
         None => return out.write_str(": nothing was saved"),
         Some(0) => out.write_str(" before the first step of this start")?,
         Some(step) => write!(out, " in step {step}")?,
     }
-    match latest(|position| &position.saved) {
+    match latest(|position| &position.progress().saved) {
         None | Some(0) => out.write_str(": nothing of this run was saved"),
         Some(step) => write!(out, ": nothing was saved since step {step}"),
     }

@@ -2,10 +2,20 @@
 
 use std::fmt::Display;
 
+use super::clock;
+
 /// Such as `1 rank` or `2 ranks`, for nouns whose plural ends in s.
 pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {noun}{plural}")
+}
+
+/// The time that it is, in UTC, such as `2026-11-24T18:03:59.042Z`.
+pub fn time_now() -> String {
+    let mut text = String::new();
+    // Writing into a String cannot fail.
+    let _ = clock::write_now(&mut text);
+    text
 }
 
 /// Ascending numbers, such as `1-3, 7`.

@@ -5,9 +5,11 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kiln_collectives::Label;
+use kiln_shard::memory;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::config::ByteSize;
+use crate::process::drills;
 
 use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
 
@@ -70,13 +72,29 @@ impl Drill {
             // Nothing to do about a signal that cannot be sent: the drill shows that nothing happened.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
-            FaultKind::Segv => crate::process::raise_segv(),
+            FaultKind::Segv => drills::raise_segv(),
+            FaultKind::Bus => drills::read_beyond_a_file(),
+            FaultKind::Overflow => drills::overflow_the_stack(),
+            FaultKind::Abort => std::process::abort(),
             FaultKind::Panic => panic!("{}", self.text()),
+            FaultKind::Worker => self.panic_in_a_thread(),
             FaultKind::Slow(time) => std::thread::sleep(*time),
             FaultKind::Run(program) => self.run(program),
-            FaultKind::Memory(ByteSize(bytes)) => kiln_shard::memory::lower_limit(*bytes as usize),
+            FaultKind::Memory(ByteSize(bytes)) => memory::lower_limit(*bytes as usize),
             _ => {}
         }
+    }
+
+    /// A panic of a thread that works for the rank, which goes on in the rank itself, as those of compute threads do.
+    fn panic_in_a_thread(&self) {
+        let work = || {
+            memory::bind_to_rank(self.fault.rank);
+            panic!("{}", self.text())
+        };
+        std::thread::scope(|scope| {
+            let Err(panic) = scope.spawn(work).join();
+            std::panic::resume_unwind(panic)
+        });
     }
 
     fn run(&self, program: &Path) {

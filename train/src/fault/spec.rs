@@ -18,8 +18,16 @@ pub enum FaultKind {
     Stop,
     /// It is sent SIGSEGV, as when it reads memory that is not there.
     Segv,
+    /// It reads a page of a file that ends before it: SIGBUS.
+    Bus,
+    /// It calls itself until its stack is used up.
+    Overflow,
+    /// It ends its process with SIGABRT, as code in C does that finds itself in a state that cannot be.
+    Abort,
     /// It panics.
     Panic,
+    /// A thread that works for it panics.
+    Worker,
     /// It calls a collective with arguments that cannot be, or, in data loading, returns an error.
     Error,
     /// It leaves out one collective.
@@ -64,8 +72,9 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` for every step from that one on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`,
-    /// `unreduced`, `stale`, `run=PROGRAM`, `memory=SIZE` or `clock=SECONDS`.
+    /// How: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`, `skip`, `size`,
+    /// `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`, `memory=SIZE` or
+    /// `clock=SECONDS`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -102,8 +111,8 @@ impl FromStr for Fault {
         };
         let kind = parse_kind(kind).ok_or_else(|| {
             wrong(
-                "KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan, scale=FACTOR, unreduced, \
-                 stale, run=PROGRAM, memory=SIZE or clock=SECONDS",
+                "KIND is kill, stop, segv, bus, overflow, abort, panic, worker, error, skip, size, slow=SECONDS, \
+                 nan, scale=FACTOR, unreduced, stale, run=PROGRAM, memory=SIZE or clock=SECONDS",
             )
         })?;
         let phase = FaultPhase::from_str(phase, false)
@@ -137,7 +146,11 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
             "kill" => FaultKind::Kill,
             "stop" => FaultKind::Stop,
             "segv" => FaultKind::Segv,
+            "bus" => FaultKind::Bus,
+            "overflow" => FaultKind::Overflow,
+            "abort" => FaultKind::Abort,
             "panic" => FaultKind::Panic,
+            "worker" => FaultKind::Worker,
             "error" => FaultKind::Error,
             "skip" => FaultKind::Skip,
             "size" => FaultKind::Size,

@@ -11,6 +11,7 @@ use super::memory::what_helps;
 use super::plan::Plan;
 use crate::device::{self, Memory};
 use crate::place::RankEnv;
+use crate::process::keep;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain};
 
@@ -43,7 +44,11 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
 
 fn told(text: &str) {
     let helps = HELPS.get().map_or("", String::as_str);
-    complain(&format!("error: {text}\nWhat would help:\n{helps}more: kiln explain out-of-memory"));
+    keep(text, |folder| {
+        let known =
+            folder.map_or_else(String::new, |folder| format!("what is known of it: {}\n", folder.display()));
+        complain(&format!("error: {text}\n{known}What would help:\n{helps}more: kiln explain out-of-memory"));
+    });
     launcher::tell(Word::Failure, text.lines().next().unwrap_or(text));
     output::finish();
     process::exit(FAILED);

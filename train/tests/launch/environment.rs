@@ -25,9 +25,11 @@ fn a_rank_has_torchruns_variables() {
         let rank = 2 + local_rank;
         let mut told = told(&job, rank);
         assert!(told.remove("KILN_LAUNCHER_PID").is_some_and(|pid| pid.parse::<u32>().is_ok()));
-        let pipe = told.remove("KILN_LAUNCHER_PIPE").expect("a pipe");
-        let numbers: Vec<_> = pipe.split(':').map(str::parse::<u64>).collect();
-        assert!(matches!(numbers[..], [Ok(3..), Ok(_)]), "{pipe}");
+        for name in ["KILN_LAUNCHER_PIPE", "KILN_LAUNCHER_PAGE"] {
+            let file = told.remove(name).expect(name);
+            let numbers: Vec<_> = file.split(':').map(str::parse::<u64>).collect();
+            assert!(matches!(numbers[..], [Ok(3..), Ok(_)]), "{name}: {file}");
+        }
         let (rank, local_rank) = (rank.to_string(), local_rank.to_string());
         let expected = [
             ("GROUP_RANK", "1"),

@@ -160,6 +160,7 @@ impl Trainer<'_> {
             source: &self.train,
             first_sample: self.state.next_sample,
             drill: self.drill.as_deref(),
+            position: &self.position,
             pace: &mut self.pace,
             grace: &mut self.grace,
             records: records.clone(),
@@ -170,6 +171,7 @@ impl Trainer<'_> {
         optim.lr = self.controls.changes().lr.unwrap_or(optim.lr);
         let rates = learning_rates(&optim, step, config.train.steps);
         let lr = rates.of(0);
+        tracing::debug!(of = step, lr, first_sample = self.state.next_sample, "a step begins");
         let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
         let Some(update) = update else { return Ok(None) };
         let grad_norms = batches.grad_norms;

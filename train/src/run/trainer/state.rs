@@ -21,8 +21,9 @@ use crate::debug::{self, DebuggedRank};
 use crate::device::Peak;
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
+use crate::flight;
 use crate::metrics::{Reporter, StepMetrics, say};
-use crate::process::position;
+use crate::process::{keep_crashes, position};
 use crate::run::folder::metrics_of_run;
 use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
@@ -114,7 +115,8 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
-        let position = position::Present::new(world.observer());
+        keep_crashes();
+        let position = position::Present::new(&plan.out, world.observer(), flight::made_later(&world));
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {

@@ -21,7 +21,7 @@ use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics};
-use crate::process::position::StepOutcome;
+use crate::process::position::{Present, StepOutcome};
 use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::step::run_passes;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
@@ -53,6 +53,7 @@ pub(super) struct DataBatches<'a> {
     /// Position in the global order of the step's first sample.
     pub(super) first_sample: u64,
     pub(super) drill: Option<&'a Drill>,
+    pub(super) position: &'a Present,
     pub(super) pace: &'a mut Pace,
     pub(super) grace: &'a mut Grace,
     /// Where layers record what they want logged, if the step is logged.
@@ -77,6 +78,9 @@ impl MicroBatches for DataBatches<'_> {
                 config.micro_batch() as u64,
             );
         self.pace.begin(world.holds().total());
+        let samples = config.micro_batch() as u64;
+        self.position.begin_micro_batch(index as u64, first, samples);
+        tracing::debug!(micro_batch = index, first_sample = first, samples, "fetching");
         if let Some(drill) = self.drill {
             drill.data_loading().map_err(TrainError::Drill)?;
         }
@@ -146,10 +150,11 @@ impl Trainer<'_> {
         let step_s = taken.saturating_sub(held - self.held_before).as_secs_f64();
         (self.settled, self.held_before) = (now, held);
         self.state.loss_scale = outcome.loss_scale;
+        let Outcome { loss, grad_norm, applied, .. } = outcome;
+        tracing::debug!(of = step, loss, grad_norm, lr, tokens, applied, step_s, "a step has ended");
         let left_out = self.why_left_out(step, &outcome)?;
         self.state.skipped += u64::from(left_out.is_some());
 
-        let Outcome { loss, grad_norm, .. } = outcome;
         let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
         let tokens_per_s = of_step / step_s;
         let mut metrics = StepMetrics {
@@ -229,7 +234,7 @@ impl Trainer<'_> {
     /// Where `step`, whose update was left out, first has a value that is not finite, in words: its passes are
     /// taken again, with the weights that they had. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
-        let Trainer { plan, model, device, train, pace, grace, controls, state, .. } = self;
+        let Trainer { plan, model, device, train, pace, grace, controls, position, state, .. } = self;
         let engine = model.engine();
         engine.set_activity("finding what is not finite");
         let finder = NonFiniteFinder::default();
@@ -248,6 +253,7 @@ impl Trainer<'_> {
             records: None,
             grad_norms: Values::default(),
             controls,
+            position,
         };
         run_passes(model, &plan.config, device, &mut batches)?;
         let text = finder.finish(engine)?;

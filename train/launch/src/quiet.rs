@@ -1,0 +1,83 @@
+//! What of a rank's log a terminal is spared: lines below `warn`, which are in the file of the rank.
+
+use kiln_process::is_detail;
+
+/// Bytes by which a line shows whether it is such a line.
+const BEGIN: usize = 512;
+
+/// Goes through an output that comes in parts, and leaves out lines that only tell details.
+#[derive(Debug, Default)]
+pub(super) struct Quiet {
+    /// The begin of a line of which it is not known yet whether it is shown.
+    begin: Vec<u8>,
+    /// Whether the line that has begun is shown, once that is known.
+    is_shown: Option<bool>,
+}
+
+impl Quiet {
+    /// What is shown of `bytes`, the next part.
+    pub(super) fn shown(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut shown = Vec::with_capacity(bytes.len());
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let is_whole = piece.ends_with(b"\n");
+            if self.is_shown.is_none() {
+                self.begin.extend(piece);
+                let is_detail = is_detail(&self.begin);
+                // A prompt or a bar does not wait for the end of its line.
+                let may_be_one = self.begin.len() < BEGIN && matches!(self.begin[0], b'0'..=b'9' | b' ');
+                if !is_whole && !is_detail && may_be_one {
+                    continue;
+                }
+                let begin = std::mem::take(&mut self.begin);
+                self.is_shown = Some(!is_detail);
+                if !is_detail {
+                    shown.extend(begin);
+                }
+            } else if self.is_shown == Some(true) {
+                shown.extend(piece);
+            }
+            if is_whole {
+                self.is_shown = None;
+            }
+        }
+        shown
+    }
+
+    /// What is left at the end.
+    pub(super) fn rest(self) -> Vec<u8> {
+        self.begin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "2026-11-24T18:03:59.042Z host=n rank=0 step=3 phase=- unit=- DEBUG kiln::run: a step\n\
+                        step 3 of 5\n INFO device: CPU\n\
+                        2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                        \n bar";
+    const SHOWN: &str = "step 3 of 5\n\
+                         2026-11-24T18:03:59.043Z host=n rank=0 step=3 phase=- unit=- WARN kiln::run: slow\n\
+                         \n bar";
+
+    #[test]
+    fn details_are_left_out_however_they_come() {
+        for size in [1, 2, 7, 60, 61, 64, 1000] {
+            let mut quiet = Quiet::default();
+            let mut shown: Vec<u8> =
+                TEXT.as_bytes().chunks(size).flat_map(|part| quiet.shown(part)).collect();
+            shown.extend(quiet.rest());
+            assert_eq!(String::from_utf8(shown).unwrap(), SHOWN, "{size}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_line_yet_is_shown_at_once() {
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.shown(b"go on? "), b"go on? ");
+        assert_eq!(quiet.shown(b"yes\n"), b"yes\n");
+        assert_eq!(quiet.shown(b" I"), b"");
+        assert_eq!(quiet.shown(b"NFO a\nb"), b"b");
+    }
+}

@@ -1,0 +1,296 @@
+//! What a crash leaves in the run folder, as far as the handler of a signal can write it: nothing here allocates
+//! or waits for a lock.
+
+use std::ffi::{c_int, c_void};
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::text::Text;
+use super::words::{self, BATCH, TEXT};
+use crate::clock;
+use crate::facts;
+use crate::position::{self, Position};
+
+/// Bytes of a path, at most.
+const PATH: usize = libc::PATH_MAX as usize + 256;
+
+/// Calls of a thread that are kept, at most, the innermost first.
+const FRAMES: usize = 128;
+
+/// Folders of one rank, at most.
+const MOST: u64 = 1000;
+
+/// Where the program lies in memory: its first address, and the one behind it.
+static PROGRAM: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// The crash that is being written.
+pub(super) static REPORT: Mutex<Report> = Mutex::new(Report::new());
+
+/// What is written of a crash, and where.
+pub(super) struct Report {
+    folder: Text<PATH>,
+    text: Text<4096>,
+    frames: [usize; FRAMES],
+    count: usize,
+    /// Whether the first frame is where the fault was, and not where a call returns to.
+    is_at_fault: bool,
+    /// The rank, if it is known which one it was.
+    position: Option<Arc<Position>>,
+}
+
+impl Report {
+    const fn new() -> Self {
+        Report {
+            folder: Text::new(),
+            text: Text::new(),
+            frames: [0; FRAMES],
+            count: 0,
+            is_at_fault: false,
+            position: None,
+        }
+    }
+
+    /// Begins the report of a crash of a thread of `rank`: makes its folder, and writes what is known at once.
+    /// Whether there is such a folder: without a run there is none.
+    pub(super) fn begin(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>, more: &str) -> bool {
+        let position = position::of(rank);
+        self.count = 0;
+        let made = position.clone().or_else(position::any).is_some_and(|place| {
+            let is_made = self.make_folder(&place, position.is_some());
+            std::mem::forget(place);
+            is_made
+        });
+        // Nothing is dropped that the handler of a signal would have to free.
+        std::mem::forget(std::mem::replace(&mut self.position, position));
+        if !made {
+            return false;
+        }
+        self.text.truncate(0);
+        // The only error is that there is no more room.
+        let _ = self.write_header(rank, what);
+        self.append(TEXT);
+        if !more.is_empty() {
+            self.append_bytes(TEXT, more.as_bytes());
+            self.append_bytes(TEXT, b"\n");
+        }
+        self.text.truncate(0);
+        if self.write_batch().is_ok() {
+            // A later panic may come in a later micro-batch.
+            let descriptor = self.open(BATCH, libc::O_TRUNC);
+            write_and_close(descriptor, self.text.bytes());
+        }
+        true
+    }
+
+    /// The folder of the crash.
+    pub(super) fn folder(&self) -> &[u8] {
+        self.folder.bytes()
+    }
+
+    /// Hands over the calls of the thread, whether the first of them is where the fault was, and the rank.
+    pub(super) fn take(&mut self) -> (Vec<usize>, bool, Option<Arc<Position>>) {
+        let frames = self.frames[..self.count].to_vec();
+        self.count = 0;
+        (frames, self.is_at_fault, self.position.take())
+    }
+
+    /// Adds the calls that the calling thread is in, from the one at the address `fault` outwards, if that is
+    /// one of them.
+    pub(super) fn add_frames(&mut self, fault: usize) {
+        // First what needs no unwinding, which a stack that was overwritten may end.
+        (self.frames[0], self.count, self.is_at_fault) = (fault, usize::from(fault != 0), fault != 0);
+        self.text.truncate(0);
+        let _ = self.text.write_str("\naddresses of the calls, the innermost first:\n");
+        if self.is_at_fault {
+            let _ = self.write_frame(0);
+        }
+        self.append(TEXT);
+        let (frames, mut count, mut is_found) = (&mut self.frames, 0, false);
+        let next = |frame: &backtrace::Frame| {
+            let address = frame.ip() as usize;
+            // Before it come the handler's own calls.
+            if fault != 0 && address == fault && !is_found {
+                (count, is_found) = (0, true);
+            }
+            frames[count] = address;
+            // The outermost has no address to return to.
+            count += usize::from(address != 0);
+            count < FRAMES
+        };
+        // SAFETY: only what resolves names must not run at the same time on several threads; this asks for
+        // addresses alone.
+        unsafe { backtrace::trace_unsynchronized(next) };
+        (self.count, self.is_at_fault) = (count, is_found);
+        for index in usize::from(is_found)..count {
+            self.text.truncate(0);
+            let _ = self.write_frame(index);
+            self.append(TEXT);
+        }
+    }
+
+    fn write_frame(&mut self, index: usize) -> fmt::Result {
+        let address = self.frames[index];
+        let [first, end] = [0, 1].map(|i| PROGRAM[i].load(Ordering::Relaxed));
+        write!(self.text, "  {address:#018x}")?;
+        if (first..end).contains(&address) {
+            write!(self.text, " program+{:#x}", address - first)?;
+        }
+        self.text.write_str("\n")
+    }
+
+    /// Makes the folder of a crash in the run of `place`. A rank has one folder per life; a number sets apart
+    /// those of earlier lives.
+    fn make_folder(&mut self, place: &Position, is_known: bool) -> bool {
+        self.folder.truncate(0);
+        self.folder.push(&place.crashes);
+        // It may be there, and what else is wrong shows below.
+        let _ = self.make();
+        let named = match is_known {
+            true => write!(self.folder, "/rank_{}", place.rank),
+            // SAFETY: has no preconditions.
+            false => write!(self.folder, "/process_{}", unsafe { libc::getpid() }),
+        };
+        let (end, own) = (self.folder.len(), place.crash.load(Ordering::Relaxed));
+        let is_again = is_known && own > 0;
+        for number in if is_again { own..=own } else { 1..=MOST } {
+            self.folder.truncate(end);
+            let numbered = if number > 1 { write!(self.folder, "-{number}") } else { named };
+            if numbered.is_err() {
+                return false;
+            }
+            match self.make() {
+                Ok(()) => {}
+                Err(libc::EEXIST) if is_again => {}
+                Err(libc::EEXIST) => continue,
+                Err(_) => return false,
+            }
+            if is_known {
+                place.crash.store(number, Ordering::Relaxed);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Makes `folder`.
+    fn make(&mut self) -> Result<(), c_int> {
+        // SAFETY: the path ends with a zero.
+        match unsafe { libc::mkdir(self.folder.as_c_string(), 0o777) } {
+            0 => Ok(()),
+            // SAFETY: there always is such a number.
+            _ => Err(unsafe { *libc::__errno_location() }),
+        }
+    }
+
+    fn write_header(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>) -> fmt::Result {
+        let text = &mut self.text;
+        writeln!(text, "what     {what}")?;
+        match &self.position {
+            Some(position) => write_place(text, position)?,
+            None => {
+                text.write_str("rank     a thread of no rank; this process has been")?;
+                position::write_to(text, rank)?;
+                text.write_str("\n")?;
+            }
+        }
+        let mut name = [0u8; 16];
+        // SAFETY: the call writes up to 16 bytes, with a zero at their end.
+        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        writeln!(text, "host     {}", facts::host())?;
+        // SAFETY: has no preconditions.
+        write!(text, "process  {}, thread ", unsafe { libc::getpid() })?;
+        text.push(name);
+        text.write_str("\ntime     ")?;
+        clock::write_now(text)?;
+        writeln!(text, "\nversion  {}", facts::version())
+    }
+
+    /// Writes the samples that the rank was working on, for machines.
+    fn write_batch(&mut self) -> fmt::Result {
+        let position = self.position.as_ref().ok_or(fmt::Error)?;
+        let batch = position.micro_batch().ok_or(fmt::Error)?;
+        words::write_batch(&mut self.text, position.rank, position.step(), batch)
+    }
+
+    /// Adds the text to a file of the folder.
+    fn append(&mut self, name: &str) {
+        let descriptor = self.open(name, libc::O_APPEND);
+        write_and_close(descriptor, self.text.bytes());
+    }
+
+    fn append_bytes(&mut self, name: &str, bytes: &[u8]) {
+        write_and_close(self.open(name, libc::O_APPEND), bytes);
+    }
+
+    fn open(&mut self, name: &str, how: c_int) -> c_int {
+        let end = self.folder.len();
+        self.folder.push(b"/");
+        self.folder.push(name.as_bytes());
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_CLOEXEC | how;
+        // SAFETY: the path ends with a zero.
+        let descriptor = unsafe { libc::open(self.folder.as_c_string(), flags, 0o666) };
+        self.folder.truncate(end);
+        descriptor
+    }
+}
+
+fn write_place<const N: usize>(text: &mut Text<N>, position: &Position) -> fmt::Result {
+    let phase = position.phase();
+    words::write_step(text, position.rank, position.step())?;
+    write!(text, "phase    {phase}\nunit     ")?;
+    let before = text.len();
+    position.write_unit(text)?;
+    match (text.len() == before, phase) {
+        (true, _) => text.write_str("none was entered yet")?,
+        (false, "forward" | "backward") => {}
+        (false, _) => text.write_str(", the last one that was entered")?,
+    }
+    text.write_str("\ncall     ")?;
+    let before = text.len();
+    position.write_call(text)?;
+    if text.len() == before {
+        text.write_str("no collective yet")?;
+    }
+    text.write_str("\n")?;
+    words::write_samples(text, position.micro_batch())
+}
+
+/// Writes to a file that was opened, if it was.
+fn write_and_close(descriptor: c_int, mut bytes: &[u8]) {
+    if descriptor < 0 {
+        return;
+    }
+    while !bytes.is_empty() {
+        // SAFETY: the bytes live as long as the call. Where they cannot be written, nothing can be done.
+        let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
+        match usize::try_from(written) {
+            Ok(written) if written > 0 => bytes = &bytes[written..],
+            _ => break,
+        }
+    }
+    // SAFETY: it was opened for this, and nobody else has it.
+    unsafe { libc::close(descriptor) };
+}
+
+/// Finds out where the program lies in memory, and lets the system load what unwinding needs. Not for handlers.
+pub(super) fn prepare() {
+    extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
+        // SAFETY: the system hands over a valid structure, with as many headers as it says.
+        let (info, headers) = unsafe {
+            let info = &*info;
+            (info, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
+        };
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let end = loaded.map(|header| header.p_vaddr + header.p_memsz).max().unwrap_or(0);
+        // Addresses fit into a usize.
+        let addresses = [info.dlpi_addr, info.dlpi_addr + end].map(|address| address as usize);
+        PROGRAM.iter().zip(addresses).for_each(|(place, address)| place.store(address, Ordering::Relaxed));
+        // The first one is the program, and no more is asked for.
+        1
+    }
+    // SAFETY: `first` has the signature that is asked for and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(first), std::ptr::null_mut()) };
+    backtrace::trace(|_| false);
+}

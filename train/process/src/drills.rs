@@ -1,0 +1,46 @@
+//! Ways to crash, for fire drills and tests.
+
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::ptr;
+
+/// Sends SIGSEGV to the calling thread.
+#[inline(never)]
+pub fn raise_segv() {
+    // SAFETY: without a handler this ends the process; with that of crashes as well.
+    unsafe { libc::raise(libc::SIGSEGV) };
+}
+
+/// Reads a page of a file that ends before it, which the system answers with SIGBUS. Does nothing if the system has
+/// no such file to give.
+#[inline(never)]
+pub fn read_beyond_a_file() {
+    const BYTES: usize = 4096;
+    // SAFETY: the name ends with a zero. The file is mapped where nothing is yet; that the page cannot be read is
+    // what this is for.
+    unsafe {
+        let file = libc::memfd_create(c"kiln-drill".as_ptr(), libc::MFD_CLOEXEC);
+        if file < 0 {
+            return;
+        }
+        let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+        let page: *mut c_void = libc::mmap(ptr::null_mut(), BYTES, read, shared, file, 0);
+        if page != libc::MAP_FAILED {
+            black_box(ptr::read_volatile(page.cast::<u8>()));
+        }
+    }
+}
+
+/// Calls itself until the stack of the thread is used up.
+#[inline(never)]
+pub fn overflow_the_stack() {
+    black_box(recurse(0));
+}
+
+fn recurse(depth: u64) -> u64 {
+    if depth == u64::MAX {
+        return 0;
+    }
+    let block = black_box([depth; 64]);
+    recurse(black_box(depth + 1)) + block[0]
+}

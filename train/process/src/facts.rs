@@ -1,0 +1,45 @@
+//! What reports and log lines say of this process that only the rest of Kiln knows.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// What the engine and the program know. All of it can be asked in the handler of a signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// The rank that the calling thread works for, if it works for one.
+    pub rank_of_thread: fn() -> Option<usize>,
+    /// Writes the name of the module that a rank has entered last, if it has entered one.
+    pub write_module_of: fn(usize, &mut dyn fmt::Write) -> fmt::Result,
+    /// Version, commit and features of the program.
+    pub version: &'static str,
+}
+
+static FACTS: OnceLock<(Facts, String)> = OnceLock::new();
+
+/// Makes the facts known; the first call counts.
+pub(super) fn know(facts: Facts) {
+    FACTS.get_or_init(|| {
+        let system = rustix::system::uname();
+        (facts, system.nodename().to_string_lossy().into_owned())
+    });
+}
+
+/// The rank that the calling thread works for.
+pub(super) fn rank_of_thread() -> Option<usize> {
+    FACTS.get().and_then(|(facts, _)| (facts.rank_of_thread)())
+}
+
+/// Writes the name of the module that `rank` has entered last; nothing if there is none.
+pub(super) fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
+    FACTS.get().map_or(Ok(()), |(facts, _)| (facts.write_module_of)(rank, out))
+}
+
+/// Version, commit and features of the program.
+pub(super) fn version() -> &'static str {
+    FACTS.get().map_or("unknown", |(facts, _)| facts.version)
+}
+
+/// The name of this machine.
+pub(super) fn host() -> &'static str {
+    FACTS.get().map_or("unknown", |(_, host)| host)
+}
