@@ -8,6 +8,7 @@ use super::keys::{self, Effect, KeyDifference};
 use super::report::Report;
 use super::subject::{Subject, SubjectKind};
 use super::values;
+use crate::config::load;
 use crate::debug::hash::{StepHashes, read};
 use crate::error::Result;
 
@@ -18,7 +19,7 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     let mut expected = Expected::default();
     let keys = match both(Subject::config) {
         // One that an older build has written may have other keys.
-        Some((a, b)) => match (keys::read(&a, &[]), keys::read(&b, &[])) {
+        Some((a, b)) => match (load(&a, &[]), load(&b, &[])) {
             (Ok(a), Ok(b)) => {
                 let keys = keys::differences(&a, &b);
                 expected = keys::expected(&a, &b, &keys);

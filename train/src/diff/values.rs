@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::difference::{Difference, Expected, Judge, Place};
+use super::difference::{Difference, Expected, Judge, TensorPlace};
 use super::error::DiffError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Saved};
 use crate::data::{DataInfo, Split};
@@ -30,12 +30,12 @@ pub(crate) struct ComparedValues {
     pub(crate) what: String,
 }
 
-fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> Place {
-    Place { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
+fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> TensorPlace {
+    TensorPlace { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
 }
 
 /// A parameter, in the words of hashes.
-fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> Place {
+fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
         (unit, inner) if unit.starts_with("layers.") => {
             place(step, phase, unit, format!("{inner} {slot}").trim_end())
@@ -153,7 +153,7 @@ fn slots(
 /// A tensor of `count` elements, which `x` and `y` read.
 fn compare_tensor(
     judge: &mut Judge,
-    at: Place,
+    at: TensorPlace,
     count: usize,
     x: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
     y: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
