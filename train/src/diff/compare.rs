@@ -6,7 +6,7 @@ use super::error::DiffError;
 use super::hashes::{self, Compared};
 use super::keys::{self, Effect, KeyDifference};
 use super::report::Report;
-use super::subject::{Subject, SubjectKind};
+use super::subject::{Subject, SubjectKind, models_of};
 use super::values;
 use crate::config::load;
 use crate::debug::hash::{StepHashes, read};
@@ -45,14 +45,14 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         && let Some((a, b)) = both(Subject::metrics)
     {
         has_any = true;
-        match values::metrics(&a, &b, expected)? {
+        match values::metrics(&a, &b, expected, report.largest)? {
             Some(found) => report.add(found.judge, found.what),
             None => report.compared.push("metrics, which have no step in common".to_owned()),
         }
     }
     // A run whose steps are known to differ has other weights as well.
     if report.verdict == Verdict::Equal
-        && let Some((a, b)) = both(Subject::model)
+        && let Some((a, b)) = models_of(a, b)
     {
         has_any = true;
         let found = values::models(&a, &b, expected)?;

@@ -227,6 +227,11 @@ fn runs_that_are_the_same_part_nowhere() {
         );
         assert_eq!(workspace.kiln(&["diff", "two", out, "--tolerance", "1e-12"]).code, Some(1));
     }
+    // One that went on, and evaluated other samples.
+    run("short", &["--set", "optim.schedule=constant"]);
+    run("longer", &["--set", "optim.schedule=constant", "--set", "train.steps=6", "--set", "eval.samples=3"]);
+    let (_, report) = diff(&workspace, "short", "longer");
+    assert_eq!(report["verdict"], "equal", "{report:#}");
     // Without hashes, by what is left.
     workspace.remove("again/hashes.jsonl");
     let (ended, report) = diff(&workspace, "two", "again");
