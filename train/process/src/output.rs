@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use indicatif::ProgressBar;
-
 use super::launcher::{self, Word};
 use stream::Stream;
+
+pub use bar::watched_bar;
 
 static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();
@@ -70,11 +70,6 @@ pub fn say(text: &str) {
         return;
     }
     put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
-}
-
-/// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
-pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
-    if is_silent() { None } else { bar::watched_bar(length, style) }
 }
 
 /// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.

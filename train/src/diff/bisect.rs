@@ -54,7 +54,7 @@ enum Outcome {
     /// No difference that counts.
     Same,
     /// It parts from the good one here.
-    Parts(Option<Difference>),
+    PartsAt(Option<Difference>),
     /// It trains, and fails.
     Fails(String),
     /// These values do not fit together.
@@ -63,14 +63,14 @@ enum Outcome {
 
 impl Outcome {
     fn differs(&self) -> bool {
-        matches!(self, Outcome::Parts(_) | Outcome::Fails(_))
+        matches!(self, Outcome::PartsAt(_) | Outcome::Fails(_))
     }
 
     fn describe(&self) -> String {
         match self {
             Outcome::Same => "the same as the good one".to_owned(),
-            Outcome::Parts(Some(at)) => format!("parts at {at}"),
-            Outcome::Parts(None) => "has other tensors".to_owned(),
+            Outcome::PartsAt(Some(at)) => format!("parts at {at}"),
+            Outcome::PartsAt(None) => "has other tensors".to_owned(),
             Outcome::Fails(why) => format!("fails: {why}"),
             Outcome::Impossible(why) => format!("cannot be run: {why}"),
         }
@@ -224,10 +224,10 @@ impl Bisection<'_> {
         let compared = hashes::compare(&self.known, found, expected);
         let judge = compared.judge;
         match judge.verdict() {
-            _ if !compared.unpaired.is_empty() => Outcome::Parts(judge.parted.or(judge.first)),
+            _ if !compared.unpaired.is_empty() => Outcome::PartsAt(judge.parted.or(judge.first)),
             Verdict::Equal => Outcome::Same,
             Verdict::Rounding if !self.is_strict => Outcome::Same,
-            Verdict::Rounding | Verdict::Different => Outcome::Parts(judge.parted.or(judge.first)),
+            Verdict::Rounding | Verdict::Different => Outcome::PartsAt(judge.parted.or(judge.first)),
         }
     }
 }

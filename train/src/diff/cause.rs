@@ -7,6 +7,7 @@ use serde_json::Value as Json;
 use super::hashes::Compared;
 use super::keys::{Effect, KeyDifference};
 use super::subject::{Subject, SubjectKind};
+use crate::checkpoint::Checkpoint;
 use crate::debug::hash::StepPhase;
 use crate::files;
 
@@ -20,15 +21,19 @@ pub(crate) struct Facts {
     pub(crate) build: Option<String>,
     /// What it was computed on.
     pub(crate) device: Option<String>,
+    /// SHA-256 of the training data.
+    data: Option<String>,
 }
 
 impl Facts {
     /// Those of `subject`.
     pub(crate) fn of(subject: &Subject) -> Self {
-        match subject.kind {
+        let facts = match subject.kind {
             SubjectKind::Run => Facts::read(&subject.path.join("run.json")).unwrap_or_default(),
             _ => Facts::default(),
-        }
+        };
+        let checkpoint = subject.model().and_then(|path| Checkpoint::open(&path).ok());
+        Facts { data: checkpoint.and_then(|checkpoint| checkpoint.state().data_sha256.clone()), ..facts }
     }
 
     fn read(path: &Path) -> Option<Self> {
@@ -36,7 +41,7 @@ impl Facts {
         // An older build has not said it.
         let said =
             |key| json.get(key).and_then(Json::as_str).filter(|said| !said.is_empty()).map(str::to_owned);
-        Some(Facts { build: said("build"), device: said("device") })
+        Some(Facts { build: said("build"), device: said("device"), data: None })
     }
 
     /// Whether both are known to have been computed on one kind of device.
@@ -53,6 +58,10 @@ pub(crate) fn other_builds(a: &Facts, b: &Facts) -> Option<String> {
 fn differ(what: &str, a: &Option<String>, b: &Option<String>) -> Option<String> {
     let (a, b) = (a.as_ref()?, b.as_ref()?);
     (a != b).then(|| format!("{what}: {a}, and {b} in the second"))
+}
+
+fn other_data(a: &Facts, b: &Facts) -> Option<String> {
+    differ("the training data, by their SHA-256", &a.data, &b.data)
 }
 
 /// Whether two runs are known to have been computed on other devices.
@@ -94,6 +103,9 @@ pub(crate) fn likely(
     }
     if let Some([a, b]) = compared.and_then(|compared| compared.dtypes.as_ref()).filter(|[a, b]| a != b) {
         return format!("the dtype: {a}, and {b} in the second, which no key explains");
+    }
+    if let Some(other) = other_data(a, b) {
+        return other;
     }
     if phase == Some(StepPhase::Data) {
         return "the data, or their order: no key explains other tokens; compare the folders of prepared data \

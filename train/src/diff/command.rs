@@ -9,7 +9,7 @@ use super::keys;
 use super::report::Report;
 use super::subject::{Subject, SubjectKind};
 use super::trial;
-use crate::config::Config;
+use crate::config::{Config, load};
 use crate::error::{Result, TrainError};
 use crate::process::output::{complain, say};
 use crate::registry::Registry;
@@ -102,7 +102,7 @@ pub(crate) fn config_of(subject: &Subject, overrides: &[String], ranks: Option<u
     let path = subject.config().ok_or_else(|| {
         TrainError::usage(format!("{}, which has no configuration to train", subject.describe()))
     })?;
-    let mut config = keys::read(&path, overrides)?;
+    let mut config = load(&path, overrides)?;
     config.train.ranks = ranks.unwrap_or(config.train.ranks);
     if subject.kind != SubjectKind::Config && config.comm.backend != Default::default() {
         // A run of processes is tried with threads.

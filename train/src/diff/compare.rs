@@ -6,8 +6,9 @@ use super::error::DiffError;
 use super::hashes::{self, Compared};
 use super::keys::{self, Effect, KeyDifference};
 use super::report::Report;
-use super::subject::{Subject, SubjectKind};
+use super::subject::{Subject, SubjectKind, models_of};
 use super::values;
+use crate::config::load;
 use crate::debug::hash::{StepHashes, read};
 use crate::error::Result;
 
@@ -18,7 +19,7 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     let mut expected = Expected::default();
     let keys = match both(Subject::config) {
         // One that an older build has written may have other keys.
-        Some((a, b)) => match (keys::read(&a, &[]), keys::read(&b, &[])) {
+        Some((a, b)) => match (load(&a, &[]), load(&b, &[])) {
             (Ok(a), Ok(b)) => {
                 let keys = keys::differences(&a, &b);
                 expected = keys::expected(&a, &b, &keys);
@@ -44,14 +45,14 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
         && let Some((a, b)) = both(Subject::metrics)
     {
         has_any = true;
-        match values::metrics(&a, &b, expected)? {
+        match values::metrics(&a, &b, expected, report.largest)? {
             Some(found) => report.add(found.judge, found.what),
             None => report.compared.push("metrics, which have no step in common".to_owned()),
         }
     }
     // A run whose steps are known to differ has other weights as well.
     if report.verdict == Verdict::Equal
-        && let Some((a, b)) = both(Subject::model)
+        && let Some((a, b)) = models_of(a, b)
     {
         has_any = true;
         let found = values::models(&a, &b, expected)?;

@@ -24,7 +24,7 @@ pub(crate) struct Expected {
 
 /// A tensor or a number of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Place {
+pub(crate) struct TensorPlace {
     /// The optimizer step, where there is one.
     pub(crate) step: Option<u64>,
     /// The part of the step, as in `forward`; what is compared, as in `weights`, where there is none.
@@ -35,9 +35,9 @@ pub(crate) struct Place {
     pub(crate) tensor: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TensorPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { step, phase, unit, tensor } = self;
+        let TensorPlace { step, phase, unit, tensor } = self;
         step.map_or(Ok(()), |step| write!(f, "step {step}, "))?;
         write!(f, "{phase}, {unit}: {tensor}")
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Place {
 pub(crate) struct Difference {
     /// Where.
     #[serde(flatten)]
-    pub(crate) at: Place,
+    pub(crate) at: TensorPlace,
     /// By how much, relative to the tensor: the norm of the difference over the norm. `None` if that has no
     /// meaning, as for token ids, or for tensors of other shapes.
     pub(crate) relative: Option<f64>,
@@ -138,7 +138,7 @@ mod tests {
 
     fn at(tensor: &str, relative: f64) -> (Difference, f64) {
         let (unit, phase) = ("embed".to_owned(), "forward".to_owned());
-        let at = Place { step: Some(1), phase, unit, tensor: tensor.to_owned() };
+        let at = TensorPlace { step: Some(1), phase, unit, tensor: tensor.to_owned() };
         (Difference { at, relative: Some(relative), note: None }, relative)
     }
 

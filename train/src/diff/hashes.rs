@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::difference::{Difference, Expected, Judge, Place, ROUNDING};
+use super::difference::{Difference, Expected, Judge, ROUNDING, TensorPlace};
 use crate::debug::hash::{Entry, StepHashes, StepPhase};
 
 /// What the hashes of two runs have in common.
@@ -115,7 +115,7 @@ impl Compared {
 
 /// How two tensors of one name differ, and what is held against a tolerance.
 fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
-    let at = Place {
+    let at = TensorPlace {
         step: Some(step),
         phase: a.phase.to_string(),
         unit: a.unit.clone(),
@@ -142,5 +142,9 @@ fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
         }
         () => (Some(own), size, None),
     };
+    let ranks: Vec<_> = a.ranks_apart(b).iter().map(usize::to_string).collect();
+    let of_ranks = (!ranks.is_empty()).then(|| format!("on rank {} alone", ranks.join(", ")));
+    let notes: Vec<_> = note.into_iter().chain(of_ranks).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     (Difference { at, relative, note }, size)
 }

@@ -1,13 +1,12 @@
 //! The keys in which two configurations differ, and what each can change.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::Serialize;
 use toml::{Table, Value};
 
 use super::difference::Expected;
-use crate::config::{Config, ConfigError, ModelSection, Precision, load};
+use crate::config::{Config, ConfigError, ModelSection, Precision};
 use crate::debug::hash::StepPhase;
 
 /// What a key can change of the numbers of a run.
@@ -100,11 +99,6 @@ pub(crate) fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expect
         is_strict: keys.iter().all(|key| key.effect != Effect::Rounding),
         is_half: is_half(a) && is_half(b),
     }
-}
-
-/// The configuration at `path`, with the whole shape of its model where that is known.
-pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
-    load(path, overrides)
 }
 
 /// The differences of `a` and `b`, in the order of the sections. Presets are spelled out, with the vocabulary

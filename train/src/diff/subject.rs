@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::error::DiffError;
-use crate::checkpoint::{Checkpoint, MANIFEST_FILE};
+use crate::checkpoint::{self, Checkpoint, MANIFEST_FILE};
 use crate::debug::hash::HASHES_FILE;
 use crate::hugging_face::HuggingFaceFolder;
 
@@ -98,6 +98,25 @@ impl Subject {
             _ => None,
         }
     }
+}
+
+/// The models of both: of a run, the newest checkpoint that the other has of the same step.
+pub(crate) fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
+    let (newest_a, newest_b) = (a.model()?, b.model()?);
+    let of_step = |subject: &Subject, other: &Path| {
+        let step = checkpoint::step_of(other.file_name()?)?;
+        let place = checkpoint::place_of(&checkpoint::folder_of_run(&subject.path), step);
+        (subject.kind == SubjectKind::Run && place.join(MANIFEST_FILE).is_file()).then_some(place)
+    };
+    if let Some(model) = of_step(b, &newest_a) {
+        return Some((newest_a, model));
+    }
+    if let Some(model) = of_step(a, &newest_b) {
+        return Some((model, newest_b));
+    }
+    // Two runs without a common step have other weights, and need not differ.
+    let are_runs = [a, b].iter().all(|subject| subject.kind == SubjectKind::Run);
+    (!are_runs).then_some((newest_a, newest_b))
 }
 
 fn kind_of(path: &Path) -> Option<SubjectKind> {

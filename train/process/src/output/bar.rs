@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-use super::STDERR;
+use super::{STDERR, is_silent};
 
 /// Columns and rows where the terminal does not tell.
 const SIZE: (u16, u16) = (80, 24);
@@ -15,8 +15,8 @@ const SIZE: (u16, u16) = (80, 24);
 const FRAME_RATE: u8 = 20;
 
 /// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
-pub(super) fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
-    let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
+pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
+    let is_watched = !is_silent() && io::stdout().is_terminal() && io::stderr().is_terminal();
     is_watched.then(|| {
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
         let bar = ProgressBar::with_draw_target(Some(length), target);

@@ -26,6 +26,9 @@ pub(crate) struct HashedRun<'a> {
     pub(crate) rows: usize,
 }
 
+/// Ranks that have hashes of their own at most.
+const MOST_RANKS: usize = 64;
+
 /// Hashes the tensors of the steps that were asked for; rank 0 writes a line per step. Every rank hashes its own
 /// samples and chunks.
 pub(crate) struct Hasher {
@@ -165,12 +168,23 @@ impl Hasher {
             return Ok(());
         }
         let mut all = Collected::default();
-        for message in messages {
+        let mut by_rank: HashMap<Key, Vec<u32>> = HashMap::new();
+        for (rank, message) in messages.iter().enumerate() {
             let sums: Vec<(Key, Sums)> =
-                serde_json::from_slice(&message).map_err(|error| unreadable(&error))?;
-            sums.into_iter().for_each(|(key, sums)| all.add(key, sums));
+                serde_json::from_slice(message).map_err(|error| unreadable(&error))?;
+            for (key, sums) in sums {
+                if key.phase.is_of_samples() && (2..=MOST_RANKS).contains(&ranks) {
+                    let hashes = by_rank.entry(key.clone()).or_insert_with(|| vec![0; ranks]);
+                    hashes[rank] = (sums.hash >> 32) as u32;
+                }
+                all.add(key, sums);
+            }
         }
-        let mut entries: Vec<_> = all.order.into_iter().map(|(key, sums)| Entry::new(key, sums)).collect();
+        let entry = |(key, sums): (Key, Sums)| {
+            let by_rank = by_rank.remove(&key).unwrap_or_default();
+            Entry::new(key, sums, by_rank)
+        };
+        let mut entries: Vec<_> = all.order.into_iter().map(entry).collect();
         entries.sort_by_key(|entry| entry.phase);
         let line = serde_json::to_string(&StepHashes { step, ranks, by_unit: self.options.by_unit, entries });
         let line = line.map_err(|error| unreadable(&error))?;

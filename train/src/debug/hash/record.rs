@@ -36,6 +36,13 @@ pub enum StepPhase {
     Update,
 }
 
+impl StepPhase {
+    /// Whether its tensors are of samples, each of which one rank has.
+    pub(super) fn is_of_samples(self) -> bool {
+        matches!(self, StepPhase::Data | StepPhase::Forward | StepPhase::Backward)
+    }
+}
+
 impl fmt::Display for StepPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -65,6 +72,10 @@ pub struct Entry {
     /// Elements that are no finite numbers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub non_finite: u64,
+    /// A short hash of the samples of each rank, for tensors of a pass on several ranks: it tells which rank has
+    /// others, where two runs have the same ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_rank: Vec<u32>,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -81,15 +92,25 @@ fn of_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 impl Entry {
-    pub(super) fn new(key: Key, sums: Sums) -> Self {
+    pub(super) fn new(key: Key, sums: Sums, by_rank: Vec<u32>) -> Self {
         let Key { phase, unit, tensor, dtype } = key;
         let Sums { hash, count, non_finite, squares, sketch } = sums;
-        Entry { phase, unit, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite }
+        Entry { phase, unit, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
     }
 
     /// What it is called: everything but its values.
     pub fn name(&self) -> (StepPhase, &str, &str) {
         (self.phase, &self.unit, &self.tensor)
+    }
+
+    /// The ranks whose samples have other values, where that is known and some have the same.
+    pub fn ranks_apart(&self, other: &Entry) -> Vec<usize> {
+        let (a, b) = (&self.by_rank, &other.by_rank);
+        if a.len() != b.len() {
+            return Vec::new();
+        }
+        let apart: Vec<_> = (0..a.len()).filter(|rank| a[*rank] != b[*rank]).collect();
+        if apart.len() == a.len() { Vec::new() } else { apart }
     }
 
     /// An estimate of the norm of the difference of two tensors; infinite if only one of them is finite.
