@@ -77,15 +77,17 @@ impl Observer for NonFiniteFinder {
             return Ok(());
         }
         let before = state.before.as_ref().map_or_else(String::new, |before| format!(", after {before}"));
+        let others = match statistics.nan + statistics.infinite < values.len() {
+            true => format!(", the others from {:.3e} to {:.3e}", statistics.min, statistics.max),
+            false => String::new(),
+        };
         let text = format!(
-            "{name} of micro-batch {} {:?}: {} NaN and {} Inf of {} values, the others from {:.3e} to {:.3e}{before}",
+            "{name} of micro-batch {} {:?}: {} NaN and {} Inf of {} values{others}{before}",
             at.micro_batch,
             seen.shape,
             statistics.nan,
             statistics.infinite,
-            values.len(),
-            statistics.min,
-            statistics.max
+            values.len()
         );
         state.found = Some(Found { number: state.seen, text });
         Ok(())
