@@ -45,7 +45,8 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
             line.starts_with("step     3/6 | the gradient norm is NaN (first in the gradient of `"),
             "{line}"
         );
-        let where_from = "; taken again, its passes are finite: it was made in a collective, or not by arithmetic";
+        let where_from =
+            "; taken again, its passes are finite: it was made in a collective, or not by arithmetic";
         assert!(line.ends_with(&format!("{where_from}: the update was left out (1 so far)")), "{line}");
 
         assert!(tensors(&workspace, "run", 2) == tensors(&workspace, "run", 3), "unchanged");

@@ -12,11 +12,11 @@ const PHASES: [(&str, &str); 4] =
 
 /// Kinds of crashes, what the report says they are, and a call on the way to it.
 const KINDS: [(&str, &str, &str); 7] = [
-    ("segv", "SIGSEGV", "kiln::run::step::"),
+    ("segv", "SIGSEGV", "kiln::run::trainer::"),
     ("bus", "SIGBUS (address 0x", "kiln_process::drills::read_beyond_a_file"),
     ("overflow", "SIGSEGV (address 0x", "kiln_process::drills::"),
-    ("abort", "SIGABRT", "kiln::run::step::"),
-    ("panic", "a panic at ", "kiln::run::step::"),
+    ("abort", "SIGABRT", "kiln::run::trainer::"),
+    ("panic", "a panic at ", "kiln::run::trainer::"),
     ("worker", "a panic at ", "panic_in_a_thread"),
     ("memory=1KiB", "out of memory: rank ", "kiln_shard::memory"),
 ];

@@ -19,6 +19,7 @@ mod netns;
 mod output;
 mod parity;
 mod preemption;
+mod replay;
 mod restart;
 mod saving;
 #[path = "../support/signals.rs"]
