@@ -170,8 +170,8 @@ impl State {
 
     /// Calls those observers that look into `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
-        let interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
-        interested.map(|observer| call(&mut **observer)).collect()
+        let mut interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
+        interested.try_for_each(|observer| call(&mut **observer))
     }
 }
 
@@ -198,12 +198,11 @@ impl Observers {
         batch: &MicroBatch,
     ) -> Result<Option<Probe>> {
         let is_shown = self.with(|state| {
-            let mut shown = state.shown(at.step).peekable();
-            if shown.peek().is_none() {
+            if state.shown(at.step).next().is_none() {
                 return Ok::<_, TrainError>(false);
             }
-            shown.map(|observer| observer.fetched(engine, at, batch)).collect::<Result<()>>()?;
             state.now = Some(at);
+            state.shown(at.step).try_for_each(|observer| observer.fetched(engine, at, batch))?;
             Ok(true)
         })?;
         if !is_shown {
@@ -220,7 +219,7 @@ impl Observers {
 
     /// Does what was asked for on some rank, after `step`. Collective.
     pub(crate) fn answer(&self, engine: &Engine, step: u64) -> Result<()> {
-        self.with(|state| state.observers.iter_mut().map(|observer| observer.answer(engine, step)).collect())
+        self.with(|state| state.observers.iter_mut().try_for_each(|observer| observer.answer(engine, step)))
     }
 
     fn seen(&self, engine: &Engine, seen: &Seen<'_>) {
@@ -234,7 +233,7 @@ impl Observers {
             };
             let at = *now;
             let outcome: Result<()> =
-                state.shown(at.step).map(|observer| observer.seen(engine, at, seen)).collect();
+                state.shown(at.step).try_for_each(|observer| observer.seen(engine, at, seen));
             if let Err(error) = outcome {
                 state.error.get_or_insert(error);
             }

@@ -1,9 +1,8 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
-use std::sync::Arc;
 
-use kiln_collectives::Recorder;
+use kiln_collectives::{Communicator, FakeCommunicator};
 
 use super::*;
 use crate::drills;
@@ -28,9 +27,9 @@ fn crashes() {
     let (Some(way), Some(out)) = (std::env::var_os(WAY), std::env::var_os(OUT)) else { return };
     crate::begin(facts()).unwrap();
     crate::keep_crashes(facts());
-    let recorder = Arc::new(Recorder::default());
-    recorder.set_activity("backward");
-    let present = Present::new(3, Path::new(&out), recorder, Box::new(|| b"{\"rank\":3}".to_vec()));
+    let world = FakeCommunicator::new(3, 4);
+    world.recorder().set_activity("backward");
+    let present = Present::new(Path::new(&out), world.observer(), Box::new(|| b"{\"rank\":3}".to_vec()));
     present.begin_step(17);
     present.begin_micro_batch(1, 24, 2);
     match way.to_str() {

@@ -85,18 +85,17 @@ pub fn is_detail(line: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::Arc;
 
-    use kiln_collectives::Recorder;
+    use kiln_collectives::{Communicator, FakeCommunicator};
 
     use super::*;
     use crate::position::Present;
 
     fn line(level: &str) -> String {
         let mut line = String::new();
-        let recorder = Arc::new(Recorder::default());
-        recorder.set_activity("data loading");
-        let present = Present::new(70, Path::new("run"), recorder, Box::new(Vec::new));
+        let world = FakeCommunicator::new(70, 71);
+        world.recorder().set_activity("data loading");
+        let present = Present::new(Path::new("run"), world.observer(), Box::new(Vec::new));
         present.begin_step(3);
         clock::write_now(&mut line).unwrap();
         line.push_str(" host=node7");
