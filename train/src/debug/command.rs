@@ -1,6 +1,6 @@
 //! The command `kiln status`.
 
-use std::io::{IsTerminal, stdout};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use super::client::ask_all;
 use super::ended;
 use super::look::{Look, look};
 use super::opinion::State;
-use super::show;
+use super::show::text;
 use crate::error::{Result, TrainError};
-use crate::metrics::say;
+use crate::process::output::{complain, printable};
 use crate::run::{Progress, progress};
 
 /// Time between two looks of `--follow`.
@@ -49,13 +49,20 @@ impl StatusArgs {
             let look = look_at(&self.run, self.stacks)?;
             let text = match self.json {
                 true => serde_json::to_string(&look).map_err(|error| TrainError::usage(error.to_string()))?,
-                false => show::text(&look),
+                false => text(&look),
             };
-            match (redraws, is_first || self.json) {
+            let between = match (redraws, is_first || self.json) {
                 // Clears the terminal and begins at its top.
-                (true, _) => say(&format!("\x1b[H\x1b[2J{text}")),
-                (false, true) => say(&text),
-                (false, false) => say(&format!("\n{text}")),
+                (true, _) => "\x1b[H\x1b[2J",
+                (false, true) => "",
+                (false, false) => "\n",
+            };
+            if let Err(error) = show(between, &text) {
+                // A reader that went away needs no word.
+                if error.kind() != io::ErrorKind::BrokenPipe {
+                    complain(&format!("error: cannot write to standard output: {error}"));
+                }
+                return Ok(1);
             }
             if !self.follow || look.state.is_over() {
                 return Ok(u8::from(look.state.is_bad()));
@@ -64,6 +71,13 @@ impl StatusArgs {
             thread::sleep(EVERY.saturating_sub(begun.elapsed()));
         }
     }
+}
+
+/// Writes a look to standard output, behind what stands between two looks.
+fn show(between: &str, text: &str) -> io::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{between}{}", printable(text))?;
+    out.flush()
 }
 
 /// The run in the folder `out` at this moment.

@@ -27,8 +27,8 @@ struct Elf {
     bytes: Vec<u8>,
     /// Parts that are loaded: where they are in the file, and their first address.
     loaded: Vec<(Range<u64>, u64)>,
-    /// Functions by their address, each with the place of its name.
-    functions: Vec<(u64, usize)>,
+    /// Functions by their address, each with its size and the place of its name.
+    functions: Vec<(u64, u64, usize)>,
 }
 
 impl Symbols {
@@ -50,9 +50,13 @@ impl Symbols {
         Symbols { mappings: maps.lines().filter_map(mapping).collect(), files: HashMap::new() }
     }
 
-    /// The function at an address; the address if there is no name for it.
+    /// The function at an address; if there is no name for it, the address, and the file that it is in.
     pub(super) fn name(&mut self, address: u64) -> String {
-        self.find(address).unwrap_or_else(|| format!("{address:#x}"))
+        let Some(mapping) = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address)) else {
+            return format!("{address:#x}");
+        };
+        let file = mapping.path.file_name().unwrap_or_default().display().to_string();
+        self.find(address).unwrap_or_else(|| format!("{address:#x} in {file}"))
     }
 
     fn find(&mut self, address: u64) -> Option<String> {
@@ -92,7 +96,8 @@ impl Elf {
         for entry in table(begin, each, at(symbols + 32, 8)? / each) {
             // Functions, and those that are chosen when the program starts, if they are in this file.
             if matches!(at(entry + 4, 1)? & 0xf, 2 | 10) && at(entry + 6, 2)? != 0 {
-                functions.push((at(entry + 8, 8)?, usize::try_from(names + at(entry, 4)?).ok()?));
+                let name = usize::try_from(names + at(entry, 4)?).ok()?;
+                functions.push((at(entry + 8, 8)?, at(entry + 16, 8)?, name));
             }
         }
         functions.sort_unstable();
@@ -103,9 +108,14 @@ impl Elf {
     fn function_at(&self, place: u64) -> Option<&str> {
         let (part, first) = self.loaded.iter().find(|(part, _)| part.contains(&place))?;
         let address = place - part.start + first;
-        let after = self.functions.partition_point(|(begin, _)| *begin <= address);
-        let (_, name) = self.functions.get(after.checked_sub(1)?)?;
-        let name = self.bytes.get(*name..)?;
+        let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
+        let (begin, size, name) = *self.functions.get(after.checked_sub(1)?)?;
+        // Between functions that a library tells of are others that it does not. What was written by hand, in
+        // assembler, may have no size.
+        if size > 0 && address - begin >= size {
+            return None;
+        }
+        let name = self.bytes.get(name..)?;
         std::str::from_utf8(&name[..name.iter().position(|byte| *byte == 0)?]).ok()
     }
 }

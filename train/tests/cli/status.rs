@@ -260,7 +260,7 @@ fn threads_are_one_process_and_followed_to_their_end() {
     assert_eq!((state(last), step(last)), ("finished", 4), "{last:#}");
     assert!(!workspace.path("run/debug").exists());
     // Again and in words, long after its end.
-    let said = workspace.succeed(&["status", "run"]);
+    let said = workspace.succeed(&["status", "run", "--follow"]);
     assert!(said.starts_with("run run: step 4 of 4, loss "), "{said}");
     assert!(said.ends_with("\nfinished: all of its steps are done\n"), "{said}");
 }
