@@ -131,7 +131,7 @@ pub(crate) fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedV
     }
     let mut compared = "the weights".to_owned();
     if let [ModelSource::Checkpoint(x), ModelSource::Checkpoint(y)] = &sources {
-        compared += &slots(&mut judge, step, x, y)?;
+        compared += slots(&mut judge, step, x, y)?;
     }
     let of = |step: Option<u64>| step.map_or_else(String::new, |step| format!(" of step {step}"));
     let what = match step_a == step_b {

@@ -100,8 +100,8 @@ impl fmt::Display for HashOptions {
             f.write_str(",units")?;
         }
         // No kind is hidden.
-        let names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
-        names.map(|name| write!(f, ",{}", name.get_name())).collect()
+        let mut names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
+        names.try_for_each(|name| write!(f, ",{}", name.get_name()))
     }
 }
 
