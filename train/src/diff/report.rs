@@ -95,6 +95,10 @@ impl Report {
                     lines.push(format!("  smaller differences, as of rounding, begin at {first}"));
                 }
             }
+            (Verdict::Different, None, first) => {
+                lines.push(format!("{a} and {b} have other tensors"));
+                lines.extend(first.as_ref().map(|first| format!("  other bits begin at {first}")));
+            }
             (_, None, first) => {
                 let largest = self.largest;
                 lines.push(format!("{a} and {b} differ by rounding: by {largest:.1e} at most"));
