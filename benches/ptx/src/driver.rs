@@ -1,0 +1,1 @@
+//! Functions with C's calling convention, for `benches/fakecuda/cuda.c`.

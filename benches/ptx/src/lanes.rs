@@ -1,0 +1,78 @@
+//! The registers of a warp: every register has the values of 32 lanes side by side.
+
+/// Lanes of a warp, and the mask of all of them.
+pub const LANES: usize = 32;
+pub const ALL: u32 = u32::MAX;
+
+/// Values of one register in all lanes.
+pub type Lanes<T> = [T; LANES];
+
+/// The registers of a warp. Those of 16 bits are the low halves of others, whose high halves are zero.
+pub struct Registers {
+    pub narrow: Vec<Lanes<u32>>,
+    pub wide: Vec<Lanes<u64>>,
+    /// A bit per lane.
+    pub predicates: Vec<u32>,
+}
+
+impl Registers {
+    pub fn new([narrow, wide, predicates]: [usize; 3]) -> Registers {
+        Registers {
+            narrow: vec![[0; LANES]; narrow],
+            wide: vec![[0; LANES]; wide],
+            predicates: vec![0; predicates],
+        }
+    }
+
+    #[inline(always)]
+    pub fn narrow(&self, register: u16) -> &Lanes<u32> {
+        &self.narrow[usize::from(register)]
+    }
+
+    #[inline(always)]
+    pub fn wide(&self, register: u16) -> &Lanes<u64> {
+        &self.wide[usize::from(register)]
+    }
+
+    #[inline(always)]
+    pub fn predicate(&self, register: u16) -> u32 {
+        self.predicates[usize::from(register)]
+    }
+
+    #[inline(always)]
+    pub fn set_narrow(&mut self, register: u16, values: &Lanes<u32>, mask: u32) {
+        blend(&mut self.narrow[usize::from(register)], values, mask);
+    }
+
+    #[inline(always)]
+    pub fn set_wide(&mut self, register: u16, values: &Lanes<u64>, mask: u32) {
+        blend(&mut self.wide[usize::from(register)], values, mask);
+    }
+
+    #[inline(always)]
+    pub fn set_predicate(&mut self, register: u16, values: u32, mask: u32) {
+        let there = &mut self.predicates[usize::from(register)];
+        *there = (*there & !mask) | (values & mask);
+    }
+}
+
+#[inline(always)]
+fn blend<T: Copy>(to: &mut Lanes<T>, values: &Lanes<T>, mask: u32) {
+    if mask == ALL {
+        *to = *values;
+    } else {
+        for lane in 0..LANES {
+            to[lane] = if mask >> lane & 1 == 1 { values[lane] } else { to[lane] };
+        }
+    }
+}
+
+/// The lanes of a mask, from the lowest.
+pub fn each(mask: u32) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let lane = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (lane < LANES).then_some(lane)
+    })
+}
