@@ -2,6 +2,7 @@
 
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
+use crate::float;
 use crate::lanes::{LANES, Registers, each};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
@@ -70,7 +71,15 @@ fn value_of(bytes: &[u8]) -> u128 {
 impl Memory<'_> {
     /// Reads `bytes` in parts of `size` bytes.
     #[inline]
-    fn read(&mut self, local: &mut Local<'_>, lane: usize, space: Space, address: u64, bytes: u32, size: u32) -> Result<u128, Fault> {
+    fn read(
+        &mut self,
+        local: &mut Local<'_>,
+        lane: usize,
+        space: Space,
+        address: u64,
+        bytes: u32,
+        size: u32,
+    ) -> Result<u128, Fault> {
         let (space, address) = resolved(space, address);
         let from = match space {
             Space::Global | Space::Generic => {
@@ -97,7 +106,16 @@ impl Memory<'_> {
     }
 
     #[inline]
-    fn write(&mut self, local: &mut Local<'_>, lane: usize, space: Space, address: u64, value: u128, bytes: u32, size: u32) -> Result<(), Fault> {
+    fn write(
+        &mut self,
+        local: &mut Local<'_>,
+        lane: usize,
+        space: Space,
+        address: u64,
+        value: u128,
+        bytes: u32,
+        size: u32,
+    ) -> Result<(), Fault> {
         let (space, address) = resolved(space, address);
         let to = match space {
             Space::Global | Space::Generic | Space::Param => {
@@ -136,14 +154,23 @@ fn sized(access: &Access) -> (u32, u32) {
     (access.ty.bits / 8 * u32::from(access.count), access.ty.bits / 8)
 }
 
-pub fn load(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registers, access: &Access, o: &[u16], mask: u32) -> Lane<()> {
+pub fn load(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &mut Registers,
+    access: &Access,
+    o: &[u16],
+    mask: u32,
+) -> Lane<()> {
     let (results, base) = o.split_at(usize::from(access.count));
     let (bytes, size) = sized(access);
     let bits = access.ty.bits;
     let mut values = [[0u64; LANES]; 4];
     for lane in each(mask) {
         let at = address(r, base[0], access.offset, access.wide, lane);
-        let value = memory.read(local, lane, access.space, at, bytes, size).map_err(|fault| (lane, Box::new(fault)))?;
+        let value = memory
+            .read(local, lane, access.space, at, bytes, size)
+            .map_err(|fault| (lane, Box::new(fault)))?;
         for (n, values) in values.iter_mut().take(results.len()).enumerate() {
             values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
         }
@@ -160,7 +187,14 @@ pub fn load(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registers, a
     Ok(())
 }
 
-pub fn store(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &Registers, access: &Access, o: &[u16], mask: u32) -> Lane<()> {
+pub fn store(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &Registers,
+    access: &Access,
+    o: &[u16],
+    mask: u32,
+) -> Lane<()> {
     let (bytes, size) = sized(access);
     let bits = access.ty.bits;
     for lane in each(mask) {
@@ -170,12 +204,23 @@ pub fn store(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &Registers, acce
             let part = if bits == 64 { r.wide(part)[lane] } else { u64::from(r.narrow(part)[lane]) };
             value |= u128::from(part & (u64::MAX >> (64 - bits))) << (bits * n as u32);
         }
-        memory.write(local, lane, access.space, at, value, bytes, size).map_err(|fault| (lane, Box::new(fault)))?;
+        memory
+            .write(local, lane, access.space, at, value, bytes, size)
+            .map_err(|fault| (lane, Box::new(fault)))?;
     }
     Ok(())
 }
 
-pub fn atomic(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registers, op: Atomic, access: &Access, returns: bool, o: &[u16], mask: u32) -> Lane<()> {
+pub fn atomic(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &mut Registers,
+    op: Atomic,
+    access: &Access,
+    returns: bool,
+    o: &[u16],
+    mask: u32,
+) -> Lane<()> {
     let (results, operands) = o.split_at(usize::from(returns));
     let bits = access.ty.bits;
     let wide = bits == 64;
@@ -223,6 +268,9 @@ fn changed(op: Atomic, ty: Type, value: u64, a: u64, b: u64) -> u64 {
         Atomic::Add if ty.kind == Kind::F32 => {
             u64::from((f32::from_bits(value as u32) + f32::from_bits(a as u32)).to_bits())
         }
+        Atomic::Add if ty.bits == 16 => {
+            u64::from(float::half_multiply_add(value as u32, float::one(ty.kind), a as u32, ty.kind))
+        }
         Atomic::Add => value.wrapping_add(a) & (u64::MAX >> (64 - ty.bits)),
         Atomic::Min if ty.kind == Kind::Signed && signed(value) <= signed(a) => value,
         Atomic::Max if ty.kind == Kind::Signed && signed(value) >= signed(a) => value,
@@ -255,7 +303,15 @@ pub struct Copied {
     pub wide_target: bool,
 }
 
-pub fn begin_copy(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &Registers, copied: &Copied, o: &[u16], lane: usize, group: u32) -> Lane<Copy> {
+pub fn begin_copy(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &Registers,
+    copied: &Copied,
+    o: &[u16],
+    lane: usize,
+    group: u32,
+) -> Lane<Copy> {
     let bytes = u32::from(copied.bytes);
     let to = address(r, o[0], copied.target, copied.wide_target, lane);
     let from = address(r, o[1], copied.source, true, lane);
@@ -285,14 +341,22 @@ pub fn end_copy(memory: &mut Memory<'_>, copy: &Copy) {
 }
 
 /// `ldmatrix`: eight lanes have the addresses of the rows of a matrix.
-pub fn load_matrix(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registers, transposed: bool, access: &Access, o: &[u16]) -> Lane<()> {
+pub fn load_matrix(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &mut Registers,
+    transposed: bool,
+    access: &Access,
+    o: &[u16],
+) -> Lane<()> {
     let (results, base) = o.split_at(usize::from(access.count));
     for (matrix, &result) in results.iter().enumerate() {
         let mut rows = [0u128; 8];
         for (row, value) in rows.iter_mut().enumerate() {
             let lane = 8 * matrix + row;
             let at = address(r, base[0], access.offset, access.wide, lane);
-            *value = memory.read(local, lane, access.space, at, 16, 8).map_err(|fault| (lane, Box::new(fault)))?;
+            *value =
+                memory.read(local, lane, access.space, at, 16, 8).map_err(|fault| (lane, Box::new(fault)))?;
         }
         let element = |row: usize, column: usize| (rows[row] >> (16 * column)) as u32 & 0xffff;
         let values = std::array::from_fn(|lane| {
@@ -329,7 +393,14 @@ fn matrix_at(r: &Registers, access: &Access, base: u16, stride: u16, lane: usize
     Ok((at, stride))
 }
 
-pub fn wmma_load(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registers, fragment: &Fragment, access: &Access, o: &[u16]) -> Lane<()> {
+pub fn wmma_load(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &mut Registers,
+    fragment: &Fragment,
+    access: &Access,
+    o: &[u16],
+) -> Lane<()> {
     let (results, operands) = o.split_at(o.len() - 2);
     let bytes = access.ty.bits / 8;
     for (register, &result) in results.iter().enumerate() {
@@ -349,7 +420,14 @@ pub fn wmma_load(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &mut Registe
     Ok(())
 }
 
-pub fn wmma_store(memory: &mut Memory<'_>, local: &mut Local<'_>, r: &Registers, fragment: &Fragment, access: &Access, o: &[u16]) -> Lane<()> {
+pub fn wmma_store(
+    memory: &mut Memory<'_>,
+    local: &mut Local<'_>,
+    r: &Registers,
+    fragment: &Fragment,
+    access: &Access,
+    o: &[u16],
+) -> Lane<()> {
     for (register, &values) in o[2..].iter().enumerate() {
         for lane in 0..LANES {
             let (start, stride) = matrix_at(r, access, o[0], o[1], lane)?;

@@ -43,12 +43,14 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
         Op::MulAddFloat(mode) => {
             if mode == Mode::PLAIN {
                 map3(r, o, mask, |a, b, c| {
-                    float::canonical(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c))).to_bits()
+                    float::canonical(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)))
+                        .to_bits()
                 });
             } else {
                 map3(r, o, mask, |a, b, c| {
                     let values = [a, b, c].map(f32::from_bits);
-                    float::with_mode(values, mode, |[a, b, c]| float::multiply_add(a, b, c, mode.round)).to_bits()
+                    float::with_mode(values, mode, |[a, b, c]| float::multiply_add(a, b, c, mode.round))
+                        .to_bits()
                 });
             }
         }
@@ -318,14 +320,19 @@ fn float2(r: &mut Registers, op: Float2, mode: Mode, o: &[u16], mask: u32) {
                 _ => map2(r, o, mask, float(|a, b| a * b)),
             }
         }
+        Float2::CopySign => map2(r, o, mask, |a, b| a & 0x8000_0000 | b & 0x7fff_ffff),
         Float2::Add => map(float::add),
         Float2::Sub => map(|a, b, round| float::add(a, -b, round)),
         Float2::Mul => map(float::multiply),
         Float2::Div => map(|a, b, _| a / b),
         Float2::Min => map(|a, b, _| float::minimum(a, b)),
         Float2::Max => map(|a, b, _| float::maximum(a, b)),
-        Float2::MinNan => map(|a, b, _| if a.is_nan() || b.is_nan() { f32::NAN } else { float::minimum(a, b) }),
-        Float2::MaxNan => map(|a, b, _| if a.is_nan() || b.is_nan() { f32::NAN } else { float::maximum(a, b) }),
+        Float2::MinNan => {
+            map(|a, b, _| if a.is_nan() || b.is_nan() { f32::NAN } else { float::minimum(a, b) })
+        }
+        Float2::MaxNan => {
+            map(|a, b, _| if a.is_nan() || b.is_nan() { f32::NAN } else { float::maximum(a, b) })
+        }
     }
 }
 
@@ -338,6 +345,7 @@ fn half2(op: Float2, kind: Kind, a: u32, b: u32) -> u32 {
         Float2::Sub => x - y,
         Float2::Mul => x * y,
         Float2::Div => x / y,
+        Float2::CopySign => y.copysign(x),
         Float2::MinNan | Float2::MaxNan if nan => f64::NAN,
         Float2::Min | Float2::MinNan => f64::from(float::minimum(a, b)),
         Float2::Max | Float2::MaxNan => f64::from(float::maximum(a, b)),

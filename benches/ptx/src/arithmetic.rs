@@ -20,7 +20,8 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
                 return builder.fail(format!("{} operands in place of {}", operands.len(), types.len()));
             }
             let result = builder.result(&operands[0], types[0])?;
-            let sources = operands[1..].iter().zip(&types[1..]).map(|(one, &width)| builder.source(one, width));
+            let sources =
+                operands[1..].iter().zip(&types[1..]).map(|(one, &width)| builder.source(one, width));
             let sources = sources.collect::<Decoded<Vec<_>>>()?;
             builder.push(op, &[result], &sources);
         }
@@ -174,6 +175,7 @@ fn float(head: &str, ty: Type, mode: Mode, nan: bool, approximate: bool) -> Opti
         "max" if nan => Some(Float2::MaxNan),
         "min" => Some(Float2::Min),
         "max" => Some(Float2::Max),
+        "copysign" => Some(Float2::CopySign),
         _ => None,
     };
     let nearest = mode.round == Round::Nearest;
@@ -181,7 +183,7 @@ fn float(head: &str, ty: Type, mode: Mode, nan: bool, approximate: bool) -> Opti
         let known = nearest && !mode.flush && !mode.saturate && !approximate;
         return match (head, two) {
             ("fma", _) if known => Some(Op::HalfMulAdd(ty.kind)),
-            (_, Some(Float2::Div)) => None,
+            (_, Some(Float2::Div | Float2::CopySign)) => None,
             (_, Some(two)) if known => Some(Op::Half2(two, ty.kind)),
             _ => None,
         };

@@ -230,16 +230,6 @@ impl<'a> Builder<'a> {
         Ok((self.source(base, width)?, offset, !narrow))
     }
 
-    /// The space of a variable that an operand names.
-    pub fn space_of(&self, operand: &Operand) -> Option<Space> {
-        let name = match operand {
-            Operand::Name(name) => name,
-            Operand::Address(base, _) => return self.space_of(base),
-            _ => return None,
-        };
-        self.names.get(name).map(|(space, _)| *space)
-    }
-
     /// So many operands, or an error.
     pub fn counted<'b, const N: usize>(&self, operands: &'b [Operand]) -> Decoded<&'b [Operand; N]> {
         match operands.try_into() {

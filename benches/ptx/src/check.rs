@@ -113,7 +113,9 @@ impl Books {
             let cell = self.cells[at];
             let place = u64::from(at as u32 * self.granule);
             match cell.state {
-                State::Unwritten => return Err(Fault::Uninitialised { space: Space::Shared, address: place }),
+                State::Unwritten => {
+                    return Err(Fault::Uninitialised { space: Space::Shared, address: place });
+                }
                 State::Pending => {
                     let copy = self.other(cell.write_thread, cell.write_line);
                     return Err(Fault::Pending { address: place, copy });
@@ -126,7 +128,9 @@ impl Books {
             }
             let reader = match cell.read_time > 0 && !self.before(cell.read_thread, cell.read_time, who) {
                 false => who.thread as u16,
-                true if warp_of(cell.read_thread) == who.thread / 32 => MANY_OF_WARP + (who.thread / 32) as u16,
+                true if warp_of(cell.read_thread) == who.thread / 32 => {
+                    MANY_OF_WARP + (who.thread / 32) as u16
+                }
                 true => MANY,
             };
             let cell = &mut self.cells[at];

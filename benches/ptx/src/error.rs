@@ -62,26 +62,63 @@ pub struct Other {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// An access that is not inside of an allocation.
-    OutOfBounds { space: Space, address: u64, bytes: u32, limits: Option<(u64, u64)> },
+    OutOfBounds {
+        space: Space,
+        address: u64,
+        bytes: u32,
+        limits: Option<(u64, u64)>,
+    },
     /// An address that is no multiple of the size of the access.
-    Misaligned { space: Space, address: u64, bytes: u32 },
+    Misaligned {
+        space: Space,
+        address: u64,
+        bytes: u32,
+    },
     /// A read of memory that nothing has written.
-    Uninitialised { space: Space, address: u64 },
+    Uninitialised {
+        space: Space,
+        address: u64,
+    },
     /// A read or write of what `cp.async` is still copying.
-    Pending { address: u64, copy: Other },
+    Pending {
+        address: u64,
+        copy: Other,
+    },
     /// A read of what another thread has written, without a barrier between them.
-    ReadAfterWrite { space: Space, address: u64, other: Other },
+    ReadAfterWrite {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
     /// A write of what another thread has read or written, without a barrier between them.
-    WriteAfterRead { space: Space, address: u64, other: Other },
-    WriteAfterWrite { space: Space, address: u64, other: Other },
+    WriteAfterRead {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
+    WriteAfterWrite {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
     /// `bar.sync` or another instruction of a whole warp, executed by some of its threads.
-    Divergent { active: u32, expected: u32 },
+    Divergent {
+        active: u32,
+        expected: u32,
+    },
     /// A barrier that another thread has ended without reaching, or where it waits at another one.
-    Barrier { other: Other, ended: bool },
+    Barrier {
+        other: Other,
+        ended: bool,
+    },
     /// A lane that takes a value from a lane which takes no part.
-    InactiveLane { lane: u32 },
+    InactiveLane {
+        lane: u32,
+    },
     /// Rows of a matrix that do not have the distance that the instruction asks for.
-    Stride { stride: u32 },
+    Stride {
+        stride: u32,
+    },
     /// `trap`, which kernels call themselves.
     Trap,
 }
@@ -108,10 +145,16 @@ impl Display for Fault {
                 copy.line, copy.thread
             ),
             Fault::ReadAfterWrite { space, address, other } => {
-                write!(f, "race: {space} memory at {address:#x} was written by {other}, and no barrier is between")
+                write!(
+                    f,
+                    "race: {space} memory at {address:#x} was written by {other}, and no barrier is between"
+                )
             }
             Fault::WriteAfterRead { space, address, other } => {
-                write!(f, "race: {space} memory at {address:#x} was read by {other}, and no barrier is between")
+                write!(
+                    f,
+                    "race: {space} memory at {address:#x} was read by {other}, and no barrier is between"
+                )
             }
             Fault::WriteAfterWrite { space, address, other } => write!(
                 f,
@@ -127,7 +170,9 @@ impl Display for Fault {
                 write!(f, "barrier: thread {} waits at another one, in line {}", other.thread, other.line)
             }
             Fault::InactiveLane { lane } => write!(f, "inactive: lane {lane} takes no part"),
-            Fault::Stride { stride } => write!(f, "a stride of {stride} elements, which is not a multiple of 16 bytes"),
+            Fault::Stride { stride } => {
+                write!(f, "a stride of {stride} elements, which is not a multiple of 16 bytes")
+            }
             Fault::Trap => f.write_str("trap"),
         }
     }

@@ -64,6 +64,11 @@ fn sum(a: f64, b: f64) -> (f64, f64) {
     (sum, (a - (sum - part)) + (b - part))
 }
 
+/// The half that is one.
+pub fn one(kind: Kind) -> u32 {
+    if kind == Kind::F16 { 0x3c00 } else { 0x3f80 }
+}
+
 /// a · b + c in halves, rounded once.
 pub fn half_multiply_add(a: u32, b: u32, c: u32, kind: Kind) -> u32 {
     let [a, b, c] = [a, b, c].map(|bits| f64::from(from_half(bits, kind)));
@@ -130,7 +135,8 @@ pub fn exp2(x: f32) -> f32 {
     let t = (clamped - whole) * std::f64::consts::LN_2;
     // The series of e^t, for |t| up to 0.35.
     let mut sum = 1.0 / 479_001_600.0;
-    let mut factorial = [39_916_800.0, 3_628_800.0, 362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0];
+    let mut factorial =
+        [39_916_800.0, 3_628_800.0, 362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0];
     for n in &mut factorial {
         sum = sum * t + 1.0 / *n;
     }
@@ -162,7 +168,11 @@ pub fn to_f16(value: f32) -> u32 {
     let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let near = magnitude.wrapping_add(0xc800_0fff).wrapping_add(magnitude >> 13 & 1) >> 13;
     let result = if magnitude < 0x3880_0000 { small } else { near.min(0x7c00) };
-    if magnitude > 0x7f80_0000 { 0x7fff } else { sign | if magnitude >= 0x4780_0000 { 0x7c00 } else { result } }
+    if magnitude > 0x7f80_0000 {
+        0x7fff
+    } else {
+        sign | if magnitude >= 0x4780_0000 { 0x7c00 } else { result }
+    }
 }
 
 #[inline(always)]

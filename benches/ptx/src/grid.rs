@@ -53,16 +53,27 @@ pub struct Work {
 
 impl Launch {
     /// A launch of `kernel` with arguments in the order of its parameters.
-    pub fn new(kernel: &Arc<Kernel>, grid: [u32; 3], block: [u32; 3], arguments: &[&[u8]]) -> Result<Launch, LaunchError> {
+    pub fn new(
+        kernel: &Arc<Kernel>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        arguments: &[&[u8]],
+    ) -> Result<Launch, LaunchError> {
         let mut parameters = vec![0; kernel.parameter_bytes as usize];
         if arguments.len() != kernel.parameters.len() {
             let (given, wanted) = (arguments.len(), kernel.parameters.len());
-            return Err(LaunchError::Refused(format!("{given} arguments, and {} takes {wanted}", kernel.name)));
+            return Err(LaunchError::Refused(format!(
+                "{given} arguments, and {} takes {wanted}",
+                kernel.name
+            )));
         }
         for ((variable, at), argument) in kernel.parameters.iter().zip(arguments) {
             if argument.len() != variable.bytes as usize {
                 let (given, wanted) = (argument.len(), variable.bytes);
-                return Err(LaunchError::Refused(format!("{given} bytes for {}, which takes {wanted}", variable.name)));
+                return Err(LaunchError::Refused(format!(
+                    "{given} bytes for {}, which takes {wanted}",
+                    variable.name
+                )));
             }
             parameters[*at as usize..][..argument.len()].copy_from_slice(argument);
         }
@@ -76,16 +87,21 @@ impl Launch {
         let threads = product(block);
         let shared = u64::from(self.kernel.static_shared) + u64::from(self.dynamic_shared);
         if threads == 0 || threads > 1024 || block[0] > 1024 || block[1] > 1024 || block[2] > 64 {
-            return Some(format!("a block of {block:?}: a device has up to 1024 threads, 64 of them along z"));
+            return Some(format!(
+                "a block of {block:?}: a device has up to 1024 threads, 64 of them along z"
+            ));
         }
         if product(grid) == 0 || grid[0] > i32::MAX as u32 || grid[1] > 65535 || grid[2] > 65535 {
-            return Some(format!("a grid of {grid:?}: a device has up to 2147483647, 65535 and 65535 blocks"));
+            return Some(format!(
+                "a grid of {grid:?}: a device has up to 2147483647, 65535 and 65535 blocks"
+            ));
         }
         if let Some(most) = kernel.most_threads.filter(|&most| threads > u64::from(most)) {
             return Some(format!("{threads} threads in a block, and {} is built for {most}", kernel.name));
         }
         let limit = u64::from(self.dynamic_shared_limit.clamp(SHARED_LIMIT, SHARED_MOST));
-        (shared > limit).then(|| format!("{shared} bytes of shared memory, and {} may have {limit}", kernel.name))
+        (shared > limit)
+            .then(|| format!("{shared} bytes of shared memory, and {} may have {limit}", kernel.name))
     }
 
     /// Executes all blocks.
@@ -150,8 +166,9 @@ impl<'a> Block<'a> {
         let threads: u32 = launch.block.iter().product();
         let kernel = &launch.kernel;
         let shared = kernel.static_shared + launch.dynamic_shared;
-        let warps: Vec<Warp> =
-            (0..threads.div_ceil(LANES as u32)).map(|number| Warp::new(kernel, number as usize, threads)).collect();
+        let warps: Vec<Warp> = (0..threads.div_ceil(LANES as u32))
+            .map(|number| Warp::new(kernel, number as usize, threads))
+            .collect();
         let books = check.then(|| Books::new(shared, kernel.granule, warps.len()));
         let (parameters, shared) = (&launch.parameters[..], vec![0; shared as usize]);
         Block { launch, memory: Memory { view, parameters, shared, books, hint: 0 }, warps }
@@ -192,7 +209,9 @@ impl<'a> Block<'a> {
                     Err((lane, fault)) => return Err(self.error(block, number, lane, *fault)),
                 };
             }
-            let Some(first) = states.iter().position(|state| matches!(state, State::Waits(_))) else { return Ok(()) };
+            let Some(first) = states.iter().position(|state| matches!(state, State::Waits(_))) else {
+                return Ok(());
+            };
             if let Some(fault) = self.missing(number, first, &states) {
                 return Err(self.error(block, first, self.warps[first].first_lane(), fault));
             }

@@ -179,7 +179,9 @@ pub fn allocate(kernel: Virtual) -> Placed {
         // Values that a kernel is born with keep their places.
         place[register] = places[file(register)].take();
         match origin {
-            Origin::Constant(value) if file(register) == 0 => constants32.push((place[register], value as u32)),
+            Origin::Constant(value) if file(register) == 0 => {
+                constants32.push((place[register], value as u32))
+            }
             Origin::Constant(value) if file(register) == 2 => {
                 if value != 0 {
                     true_predicates.push(place[register]);
@@ -206,7 +208,8 @@ pub fn allocate(kernel: Virtual) -> Placed {
     }
     let mut code = kernel.code;
     for (instr, guard) in code.iter_mut().zip(&kernel.guards) {
-        instr.guard = instr.guard.zip(*guard).map(|((_, inverted), register)| (place[register as usize], inverted));
+        instr.guard =
+            instr.guard.zip(*guard).map(|((_, inverted), register)| (place[register as usize], inverted));
     }
     Placed {
         code,

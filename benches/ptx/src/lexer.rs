@@ -29,7 +29,8 @@ pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, ParseError> {
         } else if rest.starts_with(b"//") {
             at += rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len());
         } else if rest.starts_with(b"/*") {
-            let length = text[at..].find("*/").ok_or_else(|| ParseError::new(line, "a comment without end"))?;
+            let length =
+                text[at..].find("*/").ok_or_else(|| ParseError::new(line, "a comment without end"))?;
             line += rest[..length].iter().filter(|&&b| b == b'\n').count() as u32;
             at += length + 2;
         } else if rest[0] == b'"' {

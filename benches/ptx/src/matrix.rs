@@ -21,7 +21,9 @@ pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half
     match matrix {
         Matrix::A => (group + 8 * (register % 2), thread * halves + half + along * (register / 2)),
         Matrix::B => (thread * halves + half + along * (register % 2), group + 8 * (register / 2)),
-        Matrix::Accumulator => (group + 8 * (register / 2 % 2), 2 * thread + register % 2 + 8 * (register / 4)),
+        Matrix::Accumulator => {
+            (group + 8 * (register / 2 % 2), 2 * thread + register % 2 + 8 * (register / 4))
+        }
     }
 }
 
@@ -41,7 +43,12 @@ pub fn halves(kind: Kind) -> usize {
 
 /// `D = A · B + C` of 16 × k, k × 8 and 16 × 8, with K at least k.
 #[inline(always)]
-fn sums<const K: usize>(k: usize, a: &[[f32; K]; ROWS], b: &[[f32; COLUMNS]; K], c: &mut [[f32; COLUMNS]; ROWS]) {
+fn sums<const K: usize>(
+    k: usize,
+    a: &[[f32; K]; ROWS],
+    b: &[[f32; COLUMNS]; K],
+    c: &mut [[f32; COLUMNS]; ROWS],
+) {
     for (row, sums) in a.iter().zip(c) {
         for (&a, b) in row.iter().zip(b).take(k) {
             for (sum, &b) in sums.iter_mut().zip(b) {

@@ -8,6 +8,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::{Fault, Space};
 
+/// Blocks make no promises to each other on the order of their accesses.
+const ORDER: Ordering = Ordering::Relaxed;
+
 /// Bits at the top of a generic address that say in which space it is. No pointer of this process has them.
 pub const SHARED_WINDOW: u64 = 0x5ead << 48;
 pub const LOCAL_WINDOW: u64 = 0x10ca << 48;
@@ -136,7 +139,9 @@ impl View {
                 *hint = self.allocations.partition_point(|allocation| allocation.start <= address) - 1;
                 Ok(Place { allocation, offset, bytes })
             }
-            None => Err(Fault::OutOfBounds { space: Space::Global, address, bytes, limits: self.limits(address) }),
+            None => {
+                Err(Fault::OutOfBounds { space: Space::Global, address, bytes, limits: self.limits(address) })
+            }
         }
     }
 }
@@ -209,20 +214,26 @@ impl Place<'_> {
         self.allocation.mark(self.offset, u64::from(self.bytes));
     }
 
-    /// Changes 4 or 8 bytes at once, and returns what was there.
+    /// Changes 2, 4 or 8 bytes at once, and returns what was there.
     pub fn update(&self, f: impl Fn(u64) -> u64) -> u64 {
+        let address = self.address();
         // SAFETY: as in `read`.
         let before = unsafe {
-            if self.bytes == 8 {
-                let atomic = AtomicU64::from_ptr(self.address() as *mut u64);
-                atomic.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |value| Some(f(value)))
-            } else {
-                let atomic = AtomicU32::from_ptr(self.address() as *mut u32);
-                let f = |value| Some(f(u64::from(value)) as u32);
-                atomic.fetch_update(Ordering::Relaxed, Ordering::Relaxed, f).map(u64::from).map_err(u64::from)
+            match self.bytes {
+                2 => AtomicU16::from_ptr(address as *mut u16)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value.into()) as u16))
+                    .map(u64::from)
+                    .unwrap_or_else(u64::from),
+                4 => AtomicU32::from_ptr(address as *mut u32)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value.into()) as u32))
+                    .map(u64::from)
+                    .unwrap_or_else(u64::from),
+                _ => AtomicU64::from_ptr(address as *mut u64)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value)))
+                    .unwrap_or_else(|value| value),
             }
         };
         self.allocation.mark(self.offset, u64::from(self.bytes));
-        before.unwrap_or_else(|value| value)
+        before
     }
 }

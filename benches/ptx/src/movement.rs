@@ -90,8 +90,28 @@ fn space(flags: &mut Flags<'_>) -> Space {
 /// Says nothing about what a lane reads or writes: caches, order, scope.
 fn take_hints(flags: &mut Flags<'_>) {
     let known = [
-        "nc", "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "ca", "cg", "cs", "lu",
-        "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last", "L2::64B", "L2::128B", "L2::256B",
+        "nc",
+        "volatile",
+        "weak",
+        "relaxed",
+        "acquire",
+        "release",
+        "acq_rel",
+        "cta",
+        "gpu",
+        "sys",
+        "ca",
+        "cg",
+        "cs",
+        "lu",
+        "cv",
+        "wb",
+        "wt",
+        "L1::no_allocate",
+        "L1::evict_last",
+        "L2::64B",
+        "L2::128B",
+        "L2::256B",
     ];
     for hint in known {
         flags.take(hint);
@@ -99,7 +119,9 @@ fn take_hints(flags: &mut Flags<'_>) {
 }
 
 fn count(flags: &mut Flags<'_>) -> u8 {
-    flags.first(|flag| [("v2", 2), ("v4", 4)].into_iter().find(|(name, _)| *name == flag)).map_or(1, |(_, n)| n)
+    flags
+        .first(|flag| [("v2", 2), ("v4", 4)].into_iter().find(|(name, _)| *name == flag))
+        .map_or(1, |(_, n)| n)
 }
 
 fn load(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
@@ -127,7 +149,11 @@ fn store(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand])
     Ok(known)
 }
 
-fn converted_address(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
+fn converted_address(
+    builder: &mut Builder<'_>,
+    flags: &mut Flags<'_>,
+    operands: &[Operand],
+) -> Decoded<bool> {
     let [to, from] = builder.counted(operands)?;
     let back = flags.take("to");
     let space = space(flags);
@@ -196,13 +222,17 @@ fn load_matrix(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Ope
     let (Some(count), Some(ty), true) = (matrices, ty, shape && flags.done()) else { return Ok(false) };
     let access = Access { space, ty, count, offset, wide };
     builder.push(Op::LoadMatrix { transposed, access }, &results, &[base]);
-    Ok(results.len() == usize::from(count) && ty.bits == 16 && matches!(space, Space::Shared | Space::Generic))
+    Ok(results.len() == usize::from(count)
+        && ty.bits == 16
+        && matches!(space, Space::Shared | Space::Generic))
 }
 
 /// The kind of products whose sums are f32: `types` are those of D, A, B, C.
 fn kind_of_product(types: &[Type]) -> Option<Kind> {
     match types {
-        [Type::F32, a, b, Type::F32] if a == b && matches!(a.kind, Kind::F16 | Kind::BF16 | Kind::TF32) => Some(a.kind),
+        [Type::F32, a, b, Type::F32] if a == b && matches!(a.kind, Kind::F16 | Kind::BF16 | Kind::TF32) => {
+            Some(a.kind)
+        }
         _ => None,
     }
 }
@@ -210,9 +240,12 @@ fn kind_of_product(types: &[Type]) -> Option<Kind> {
 fn multiply(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
     let all = builder.counted::<4>(operands)?;
     let form = flags.take("sync") & flags.take("aligned") & flags.take("row") & flags.take("col");
-    let k = ["m16n8k4", "m16n8k8", "m16n8k16"].iter().position(|shape| flags.take(shape)).map(|power| 4 << power);
+    let k =
+        ["m16n8k4", "m16n8k8", "m16n8k16"].iter().position(|shape| flags.take(shape)).map(|power| 4 << power);
     let types: Vec<Type> = std::iter::from_fn(|| flags.ty()).collect();
-    let (Some(k), Some(kind), true) = (k, kind_of_product(&types), form && flags.done()) else { return Ok(false) };
+    let (Some(k), Some(kind), true) = (k, kind_of_product(&types), form && flags.done()) else {
+        return Ok(false);
+    };
     let (a, b) = match (kind, k) {
         (Kind::TF32, 4) | (Kind::F16 | Kind::BF16, 8) => (2, 1),
         (Kind::TF32, 8) | (Kind::F16 | Kind::BF16, 16) => (4, 2),
@@ -241,7 +274,9 @@ fn wmma(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) 
     });
     let form = flags.take("sync") & flags.take("aligned");
     let k = ["m16n16k8", "m16n16k16"].iter().position(|shape| flags.take(shape)).map(|power| 8 << power);
-    let layout = |flags: &mut Flags<'_>| flags.first(|flag| [("row", true), ("col", false)].into_iter().find(|l| l.0 == flag)).map(|l| l.1);
+    let layout = |flags: &mut Flags<'_>| {
+        flags.first(|flag| [("row", true), ("col", false)].into_iter().find(|l| l.0 == flag)).map(|l| l.1)
+    };
     let (Some(k), true) = (k, form) else { return Ok(false) };
     let row_major = layout(flags);
     if act == Some("mma") {
@@ -289,7 +324,12 @@ fn wmma(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) 
     }
 }
 
-fn across_lanes(builder: &mut Builder<'_>, head: &str, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
+fn across_lanes(
+    builder: &mut Builder<'_>,
+    head: &str,
+    flags: &mut Flags<'_>,
+    operands: &[Operand],
+) -> Decoded<bool> {
     if head == "activemask" {
         let [to] = builder.counted(operands)?;
         let to = builder.result(to, Width::Bits32)?;
@@ -311,7 +351,8 @@ fn across_lanes(builder: &mut Builder<'_>, head: &str, flags: &mut Flags<'_>, op
             })
         });
         let Some(vote) = vote else { return Ok(false) };
-        let (ballot, width) = (vote == Vote::Ballot, if vote == Vote::Ballot { Width::Bits32 } else { Width::Predicate });
+        let (ballot, width) =
+            (vote == Vote::Ballot, if vote == Vote::Ballot { Width::Bits32 } else { Width::Predicate });
         let known = flags.take(if ballot { "b32" } else { "pred" }) && flags.done();
         let from = builder.source(from, Width::Predicate)?;
         let mask = builder.source(mask, Width::Bits32)?;
@@ -341,7 +382,12 @@ fn across_lanes(builder: &mut Builder<'_>, head: &str, flags: &mut Flags<'_>, op
     Ok(true)
 }
 
-fn atomic(builder: &mut Builder<'_>, returns: bool, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
+fn atomic(
+    builder: &mut Builder<'_>,
+    returns: bool,
+    flags: &mut Flags<'_>,
+    operands: &[Operand],
+) -> Decoded<bool> {
     let space = space(flags);
     take_hints(flags);
     let op = flags.first(|flag| {
@@ -360,6 +406,7 @@ fn atomic(builder: &mut Builder<'_>, returns: bool, flags: &mut Flags<'_>, opera
     let (Some(op), Some(ty)) = (op, flags.ty()) else { return Ok(false) };
     let known = match ty.kind {
         Kind::F32 => matches!(op, Atomic::Add | Atomic::Exchange),
+        Kind::F16 | Kind::BF16 => op == Atomic::Add && flags.take("noftz"),
         _ => ty.bits >= 32 && !ty.is_float(),
     };
     let (results, operands) = operands.split_at(usize::from(returns).min(operands.len()));

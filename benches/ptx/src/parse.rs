@@ -119,7 +119,8 @@ impl<'a> Parser<'a> {
     }
 
     fn next(&mut self) -> Parsed<&'a str> {
-        let token = self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "the text ends here"))?;
+        let token =
+            self.tokens.get(self.at).ok_or_else(|| ParseError::new(self.line(), "the text ends here"))?;
         self.at += 1;
         Ok(token.text)
     }
@@ -389,7 +390,8 @@ impl<'a> Parser<'a> {
             return Ok(Operand::Register(register));
         }
         if text.starts_with(|c: char| c.is_ascii_digit()) {
-            return integer(text).map_or_else(|| self.fail(format!("`{text}` is no number")), |v| Ok(Operand::Immediate(v)));
+            return integer(text)
+                .map_or_else(|| self.fail(format!("`{text}` is no number")), |v| Ok(Operand::Immediate(v)));
         }
         Ok(Operand::Name(text.to_owned()))
     }

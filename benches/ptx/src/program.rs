@@ -138,6 +138,8 @@ pub enum Float2 {
     /// Of which the result is no number where an operand is none.
     MinNan,
     MaxNan,
+    /// The second with the sign of the first.
+    CopySign,
 }
 
 /// A comparison; those of floats that end in `OrNan` are true where an operand is no number.
@@ -246,7 +248,11 @@ pub enum Op {
     Int1(Int1, Type),
     Int2(Int2, Type),
     /// a · b in twice the bits, plus c if there is one
-    MulWide { signed: bool, bits: u32, add: bool },
+    MulWide {
+        signed: bool,
+        bits: u32,
+        add: bool,
+    },
     /// a · b + c
     MulAdd(Type),
     /// bits to insert, target, place, length
@@ -257,36 +263,75 @@ pub enum Op {
     Half2(Float2, Kind),
     HalfMulAdd(Kind),
     /// predicate, perhaps its opposite; a, b, perhaps another predicate
-    Compare { compare: Compare, ty: Type, flush: bool, with: Option<Logic>, opposite: bool },
+    Compare {
+        compare: Compare,
+        ty: Type,
+        flush: bool,
+        with: Option<Logic>,
+        opposite: bool,
+    },
     Select32,
     Select64,
     Logic(Logic),
     NotPredicate,
-    Convert { to: Type, from: Type, mode: Mode, integral: bool },
+    Convert {
+        to: Type,
+        from: Type,
+        mode: Mode,
+        integral: bool,
+    },
     /// Two floats to one register of two halves: high, low
-    ConvertPair { kind: Kind, mode: Mode },
+    ConvertPair {
+        kind: Kind,
+        mode: Mode,
+    },
     /// Parts of so many bits, the lowest first, to or from one register.
-    Pack { bits: u32 },
-    Unpack { bits: u32 },
+    Pack {
+        bits: u32,
+    },
+    Unpack {
+        bits: u32,
+    },
     Load(Access),
     Store(Access),
     /// target, source, bytes of the source
-    CopyAsync { bytes: u8, target: i32, source: i32, wide_target: bool },
+    CopyAsync {
+        bytes: u8,
+        target: i32,
+        source: i32,
+        wide_target: bool,
+    },
     CopyCommit,
     /// Waits for all groups but so many.
-    CopyWait { left: u32, uncommitted: bool },
-    LoadMatrix { transposed: bool, access: Access },
+    CopyWait {
+        left: u32,
+        uncommitted: bool,
+    },
+    LoadMatrix {
+        transposed: bool,
+        access: Access,
+    },
     /// d; a, b, c
-    Mma { k: u8, kind: Kind },
+    Mma {
+        k: u8,
+        kind: Kind,
+    },
     WmmaLoad(Fragment, Access),
     WmmaStore(Access, bool),
-    WmmaMma { k: u8, kind: Kind },
+    WmmaMma {
+        k: u8,
+        kind: Kind,
+    },
     /// d, perhaps a predicate; a, b, limits, mask
     Shuffle(Shuffle),
     Vote(Vote),
     ActiveMask,
     /// perhaps what was there; address, a, perhaps b
-    Atomic { op: Atomic, access: Access, returns: bool },
+    Atomic {
+        op: Atomic,
+        access: Access,
+        returns: bool,
+    },
 }
 
 /// One instruction: its registers are `operands[first..]`, results first.

@@ -56,8 +56,14 @@ impl Warp {
     pub fn new(kernel: &Kernel, number: usize, threads: u32) -> Warp {
         let lanes = (threads - (number * LANES) as u32).min(LANES as u32);
         let mut registers = Registers::new(kernel.registers);
-        kernel.constants32.iter().for_each(|&(register, value)| registers.set_narrow(register, &[value; LANES], ALL));
-        kernel.constants64.iter().for_each(|&(register, value)| registers.set_wide(register, &[value; LANES], ALL));
+        kernel
+            .constants32
+            .iter()
+            .for_each(|&(register, value)| registers.set_narrow(register, &[value; LANES], ALL));
+        kernel
+            .constants64
+            .iter()
+            .for_each(|&(register, value)| registers.set_wide(register, &[value; LANES], ALL));
         kernel.true_predicates.iter().for_each(|&register| registers.set_predicate(register, ALL, ALL));
         Warp {
             number,
@@ -340,7 +346,11 @@ impl Warp {
         let same = each(mask).all(|lane| masks[lane] == members);
         // Lanes that have ended, or that the block does not have, are not waited for.
         let expected = members & self.live;
-        if same && mask & !members == 0 && expected == mask { Ok(expected) } else { self.divergent(mask, expected) }
+        if same && mask & !members == 0 && expected == mask {
+            Ok(expected)
+        } else {
+            self.divergent(mask, expected)
+        }
     }
 
     fn shuffle(&mut self, shuffle: Shuffle, o: &[u16], members: u32, mask: u32) -> Lane<()> {
@@ -349,7 +359,8 @@ impl Warp {
         let (mut values, mut there) = (from, 0);
         for lane in each(mask) {
             let number = lane as i32;
-            let (by, limit, segment) = ((by[lane] & 31) as i32, (limits[lane] & 31) as i32, (limits[lane] >> 8 & 31) as i32);
+            let (by, limit, segment) =
+                ((by[lane] & 31) as i32, (limits[lane] & 31) as i32, (limits[lane] >> 8 & 31) as i32);
             let (lowest, highest) = (number & segment, number & segment | limit & !segment);
             let (source, inside) = match shuffle {
                 Shuffle::Up => (number - by, number - by >= highest),
