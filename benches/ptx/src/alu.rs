@@ -69,6 +69,10 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
                 r.set_predicate(o[1], opposite_bits, mask);
             }
         }
+        Op::Set { compare, ty, flush, yes } => {
+            let bits = compared(r, compare, ty, flush, &o[1..]);
+            r.set_narrow(o[0], &std::array::from_fn(|i| if bits >> i & 1 == 1 { yes } else { 0 }), mask);
+        }
         Op::Select32 => {
             let (a, b, p) = (*r.narrow(o[1]), *r.narrow(o[2]), r.predicate(o[3]));
             r.set_narrow(o[0], &std::array::from_fn(|i| if p >> i & 1 == 1 { a[i] } else { b[i] }), mask);

@@ -1,6 +1,7 @@
 //! Decodes what computes: integers, floats, comparisons, conversions.
 
 use crate::builder::{Builder, Decoded, Flags, width_of};
+use crate::float;
 use crate::parse::{Instruction, Operand, Width};
 use crate::program::{Compare, Float1, Float2, Int1, Int2, Kind, Logic, Mode, Op, Round, Type};
 
@@ -79,6 +80,21 @@ fn operation(head: &str, flags: &mut Flags<'_>) -> Option<(Op, Vec<Width>)> {
             let (flush, ty) = (flags.take("ftz"), flags.ty()?);
             let compare = for_type(compare, ty)?;
             return Some((Op::Compare { compare, ty, flush, with, opposite: false }, vec![width_of(ty)]));
+        }
+        "set" => {
+            let compare = flags.first(comparison)?;
+            let (flush, to, ty) = (flags.take("ftz"), flags.ty()?, flags.ty()?);
+            let yes = match to.kind {
+                Kind::F16 | Kind::BF16 => float::one(to.kind),
+                Kind::F32 => 1f32.to_bits(),
+                _ if to.bits == 32 && !to.is_float() => u32::MAX,
+                _ => return None,
+            };
+            let compare = for_type(compare, ty)?;
+            return Some((
+                Op::Set { compare, ty, flush, yes },
+                vec![width_of(to), width_of(ty), width_of(ty)],
+            ));
         }
         "selp" => {
             let width = width_of(flags.ty()?);

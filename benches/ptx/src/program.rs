@@ -270,6 +270,13 @@ pub enum Op {
         with: Option<Logic>,
         opposite: bool,
     },
+    /// 1.0, or all bits of an integer, where the comparison holds; a, b
+    Set {
+        compare: Compare,
+        ty: Type,
+        flush: bool,
+        yes: u32,
+    },
     Select32,
     Select64,
     Logic(Logic),

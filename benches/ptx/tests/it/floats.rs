@@ -220,6 +220,16 @@ fn comparisons_of_what_is_no_number() {
     assert_eq!(truths("nan"), [0, 0, 0, 1, 1, 1, 0]);
 }
 
+#[test]
+fn comparisons_that_give_numbers() {
+    let (a, b) = ([1.0, 2.0, f32::NAN], [2.0, 1.0, 1.0]);
+    let bits = |body: &str| floats(&[&a, &b], body).iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits("set.lt.f32.f32 %r0, %r1, %r2;"), [0x3f80_0000, 0, 0]);
+    assert_eq!(bits("set.geu.u32.f32 %r0, %r1, %r2;"), [0, u32::MAX, u32::MAX]);
+    let halves = "cvt.rn.f16.f32 %h1, %r1;\nset.nan.f16.f16 %h2, %h1, %h1;\ncvt.u32.u16 %r0, %h2;";
+    assert_eq!(bits(halves), [0, 0, 0x3c00]);
+}
+
 /// Halves: the exact result, rounded once to 8 or 11 bits, even where f32 and f64 would round before.
 #[test]
 fn arithmetic_on_halves_is_rounded_once() {
