@@ -453,6 +453,7 @@ fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u6
         };
         return match to.kind {
             Kind::F32 | Kind::TF32 => u64::from(float::from_int(value, mode.round).to_bits()),
+            Kind::F64 => (value as f64).to_bits(),
             Kind::F16 | Kind::BF16 => u64::from(float::to_half(value as f64, to.kind)),
             Kind::Signed if mode.saturate => {
                 let limit = i128::from(keep >> 1);
@@ -463,23 +464,23 @@ fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u6
         };
     }
     let mut float = match from.kind {
-        Kind::F32 => f32::from_bits(value as u32),
-        kind => float::from_half(value as u32, kind),
+        Kind::F64 => f64::from_bits(value),
+        Kind::F32 if mode.flush => f64::from(float::flushed(f32::from_bits(value as u32))),
+        Kind::F32 => f64::from(f32::from_bits(value as u32)),
+        kind => f64::from(float::from_half(value as u32, kind)),
     };
-    if mode.flush {
-        float = float::flushed(float);
-    }
-    if integral && to.is_float() {
+    if integral {
         float = float::integral(float, mode.round);
     }
     if mode.saturate && to.is_float() {
         float = float::saturated(float);
     }
     match to.kind {
-        Kind::F32 => u64::from(float::canonical(float).to_bits()),
-        Kind::TF32 => u64::from(float::to_tf32(float).to_bits()),
-        Kind::F16 | Kind::BF16 => u64::from(float::to_half(f64::from(float), to.kind)),
-        kind => float::to_int(float, mode.round, kind == Kind::Signed, to.bits) & keep,
+        Kind::F64 => float.to_bits(),
+        Kind::F32 => u64::from(float::canonical(float as f32).to_bits()),
+        Kind::TF32 => u64::from(float::to_tf32(float as f32).to_bits()),
+        Kind::F16 | Kind::BF16 => u64::from(float::to_half(float, to.kind)),
+        kind => float::to_int(float, kind == Kind::Signed, to.bits) & keep,
     }
 }
 

@@ -258,7 +258,7 @@ fn conversion(flags: &mut Flags<'_>) -> Option<(Op, Vec<Width>)> {
         return known.then_some((Op::ConvertPair { kind, mode }, vec![Width::Bits32; 3]));
     }
     let (to, from) = (flags.ty()?, flags.ty()?);
-    if [to, from].iter().any(|ty| ty.kind == Kind::F64) || from.kind == Kind::TF32 {
+    if from.kind == Kind::TF32 || (from.kind == Kind::F64 && mode.round != Round::Nearest && to.is_float()) {
         return None;
     }
     let integral = integral.is_some();

@@ -224,26 +224,25 @@ pub fn with_mode<const N: usize>(values: [f32; N], mode: Mode, operation: impl F
 
 /// Between 0 and 1; what is no number is 0.
 #[inline(always)]
-pub fn saturated(value: f32) -> f32 {
-    if value > 0.0 { value.min(1.0) } else { 0.0 }
+pub fn saturated<T: PartialOrd + From<u8>>(value: T) -> T {
+    let (zero, one) = (T::from(0), T::from(1));
+    if value >= one {
+        one
+    } else if value > zero {
+        value
+    } else {
+        zero
+    }
 }
 
-/// An integer from a float: rounded, and the nearest that there is.
-pub fn to_int(value: f32, round: Round, signed: bool, bits: u32) -> u64 {
-    let value = f64::from(value);
-    let whole = match round {
-        Round::Nearest => value.round_ties_even(),
-        Round::NearestAway => value.round(),
-        Round::Zero => value.trunc(),
-        Round::Down => value.floor(),
-        Round::Up => value.ceil(),
-    };
+/// An integer from a number without a fraction: the nearest that there is.
+pub fn to_int(whole: f64, signed: bool, bits: u32) -> u64 {
     if signed {
         let limit = i64::MAX >> (64 - bits);
-        // A cast of Rust keeps to the limits of i64.
-        (if value.is_nan() { 0 } else { (whole as i64).clamp(-limit - 1, limit) }) as u64
+        // A cast of Rust keeps to the limits of i64, and makes 0 of what is no number.
+        (whole as i64).clamp(-limit - 1, limit) as u64
     } else {
-        (if value.is_nan() { 0 } else { whole as u64 }).min(u64::MAX >> (64 - bits))
+        (whole as u64).min(u64::MAX >> (64 - bits))
     }
 }
 
@@ -253,8 +252,8 @@ pub fn from_int(value: i128, round: Round) -> f32 {
     rounded(high, (value - high as i128) as f64, round)
 }
 
-/// An f32 without a fraction.
-pub fn integral(value: f32, round: Round) -> f32 {
+/// A number without a fraction.
+pub fn integral(value: f64, round: Round) -> f64 {
     match round {
         Round::Nearest => value.round_ties_even(),
         Round::NearestAway => value.round(),

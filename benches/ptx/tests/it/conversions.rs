@@ -68,6 +68,27 @@ fn f32_to_halves_is_the_nearest() {
     }
 }
 
+/// From f64 without a detour over f32, which would round twice.
+#[test]
+fn f64_to_halves_is_rounded_once() {
+    // Middles of two halves, and what is beside them by the last bit of f64.
+    for (kind, middle, low, high) in
+        [("bf16", 1.0 + 1.0 / 256.0, 0x3f80, 0x3f81), ("f16", 1.0 + 1.0 / 2048.0, 0x3c00, 0x3c01)]
+    {
+        for (value, wanted) in
+            [(f64::next_down(middle), low), (middle, low), (f64::next_up(middle), high), (1e300, 0)]
+        {
+            let body = format!(
+                ".reg .f64 %fd;\nmov.f64 %fd, 0d{:016X};\ncvt.rn.{kind}.f64 %h1, %fd;\ncvt.u32.u16 %r0, %h1;",
+                value.to_bits()
+            );
+            let wanted = if value == 1e300 { if kind == "f16" { 0x7c00 } else { 0x7f80 } } else { wanted };
+            assert_eq!(lanes(&[&[0]], &body), [wanted], "{kind} of {value:e}");
+        }
+    }
+    assert_eq!(lanes(&[&[3]], "cvt.rn.f64.u32 %rd1, %r1;\ncvt.rn.f32.f64 %r0, %rd1;"), [3f32.to_bits()]);
+}
+
 #[test]
 fn two_floats_to_one_register_of_halves() {
     let values = values();
