@@ -7,6 +7,7 @@ use crate::lanes::{LANES, Registers, each};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
 use crate::program::{Access, Atomic, Fragment, Kind, Type};
+use crate::races::Party;
 
 /// What a lane did wrong.
 pub type Lane<T> = Result<T, (usize, Box<Fault>)>;
@@ -20,6 +21,8 @@ pub struct Memory<'a> {
     pub books: Option<Books>,
     /// Where in `view` the last access was.
     pub hint: usize,
+    /// Launch, block and barriers, for accesses to device memory.
+    pub party: Party,
 }
 
 /// The part of a warp that memory needs to know: its number, its local memory, the line.
@@ -85,7 +88,7 @@ impl Memory<'_> {
             Space::Global | Space::Generic => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
                 if self.books.is_some() {
-                    place.initialised()?;
+                    place.check_read(Party { warp: local.warp as u32, ..self.party })?;
                 }
                 return Ok(place.read(size));
             }
@@ -119,7 +122,11 @@ impl Memory<'_> {
         let (space, address) = resolved(space, address);
         let to = match space {
             Space::Global | Space::Generic | Space::Param => {
-                self.view.reach(address, bytes, &mut self.hint)?.write(value, size);
+                let place = self.view.reach(address, bytes, &mut self.hint)?;
+                if self.books.is_some() {
+                    place.check_write(Party { warp: local.warp as u32, ..self.party }, false)?;
+                }
+                place.write(value, size);
                 return Ok(());
             }
             Space::Shared => {
@@ -246,14 +253,13 @@ pub fn atomic(
             }),
             (_, at) => memory.view.reach(at, bits / 8, &mut memory.hint).and_then(|place| {
                 if memory.books.is_some() {
-                    place.initialised()?;
+                    place.check_update(Party { warp: local.warp as u32, ..memory.party })?;
                 }
                 Ok(place.update(changed))
             }),
         };
         before[lane] = result.map_err(|fault| (lane, Box::new(fault)))?;
     }
-    let _ = local;
     match results {
         [] => {}
         [result, ..] if wide => r.set_wide(*result, &before, mask),

@@ -9,6 +9,7 @@ use crate::error::{Error, Fault, LaunchError};
 use crate::lanes::LANES;
 use crate::memory::{DeviceMemory, View};
 use crate::program::Kernel;
+use crate::races::Party;
 use crate::warp::{Place, Stop, Warp, unfolded};
 
 /// Shared memory that a block has without asking for more, and that it can ask for: those of an H100.
@@ -109,14 +110,14 @@ impl Launch {
         if let Some(reason) = self.refused() {
             return Err(LaunchError::Refused(reason));
         }
-        let view = memory.view();
+        let (view, number) = (memory.view(), launch_number());
         let blocks = self.grid.iter().map(|&size| u64::from(size)).product::<u64>();
         let threads = u64::from(self.block.iter().product::<u32>());
         let next = AtomicU64::new(0);
         // Of several blocks that fail, the first one is told.
         let failed: Mutex<Option<(u64, Box<Error>)>> = Mutex::new(None);
         let worker = || {
-            let mut block = Block::new(self, &view, options.check);
+            let mut block = Block::new(self, &view, number, options.check);
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= blocks {
@@ -153,6 +154,13 @@ struct Block<'a> {
     warps: Vec<Warp>,
 }
 
+/// A number for each launch.
+fn launch_number() -> u64 {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    // They fit into their place in the books, and begin again when all have been used.
+    1 + LAUNCHES.fetch_add(1, Ordering::Relaxed) % ((1 << 20) - 1)
+}
+
 /// What a warp of a block does at the moment.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
@@ -162,16 +170,17 @@ enum State {
 }
 
 impl<'a> Block<'a> {
-    fn new(launch: &'a Launch, view: &'a View, check: bool) -> Block<'a> {
+    fn new(launch: &'a Launch, view: &'a View, number: u64, check: bool) -> Block<'a> {
         let threads: u32 = launch.block.iter().product();
         let kernel = &launch.kernel;
         let shared = kernel.static_shared + launch.dynamic_shared;
         let warps: Vec<Warp> = (0..threads.div_ceil(LANES as u32))
             .map(|number| Warp::new(kernel, number as usize, threads))
             .collect();
+        let party = Party { launch: number, block: 0, warp: 0, barriers: 0 };
         let books = check.then(|| Books::new(shared, kernel.granule, warps.len()));
         let (parameters, shared) = (&launch.parameters[..], vec![0; shared as usize]);
-        Block { launch, memory: Memory { view, parameters, shared, books, hint: 0 }, warps }
+        Block { launch, memory: Memory { view, parameters, shared, books, hint: 0, party }, warps }
     }
 
     fn error(&self, block: [u32; 3], warp: usize, lane: usize, fault: Fault) -> Box<Error> {
@@ -196,6 +205,8 @@ impl<'a> Block<'a> {
         if let Some(books) = &mut self.memory.books {
             books.begin(number);
         }
+        self.memory.party.block = number;
+        self.memory.party.barriers = 0;
         self.warps.iter_mut().for_each(|warp| warp.begin(&launch.kernel, &place));
         let mut states = vec![State::Goes; self.warps.len()];
         loop {
@@ -218,6 +229,7 @@ impl<'a> Block<'a> {
             if let Some(books) = &mut self.memory.books {
                 books.barrier();
             }
+            self.memory.party.barriers += 1;
             self.warps.iter_mut().for_each(Warp::release);
             states.fill(State::Goes);
         }

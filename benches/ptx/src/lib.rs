@@ -10,7 +10,8 @@
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
 //! | `alu`, `float`, `matrix` | what computes |
-//! | `access`, `memory`, `check` | what reads and writes; what is allocated; who wrote what, when |
+//! | `access`, `memory` | what reads and writes; what is allocated and has been written |
+//! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
 //! | `driver` | the functions that the stand-in calls |
 //!
 //! Floats are those of PTX's manual: f32 operations and conversions are exactly rounded, and so is what the
@@ -35,6 +36,7 @@ mod memory;
 mod movement;
 mod parse;
 mod program;
+mod races;
 mod warp;
 
 pub use decode::{module, unknown};

@@ -2,11 +2,13 @@
 //!
 //! Device memory is memory of this process, given by its addresses, as in the stand-in for the driver.
 
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::{Fault, Space};
+use crate::races::{Party, Word};
 
 /// Blocks make no promises to each other on the order of their accesses.
 const ORDER: Ordering = Ordering::Relaxed;
@@ -22,6 +24,8 @@ struct Allocation {
     bytes: u64,
     /// A byte per byte: whether it has been written.
     written: Vec<AtomicU8>,
+    /// A word per four bytes: who wrote and read it last.
+    words: Vec<Word>,
 }
 
 /// What is allocated. Clones are the same memory.
@@ -30,12 +34,25 @@ pub struct DeviceMemory {
     table: Arc<RwLock<BTreeMap<u64, Arc<Allocation>>>>,
 }
 
+/// A type whose values of all zeros are values.
+trait Zeroed {}
+impl Zeroed for AtomicU8 {}
+impl Zeroed for Word {}
+
 /// Zeros that the system hands out when they are touched.
-fn zeros(len: usize) -> Vec<AtomicU8> {
-    let mut zeros = std::mem::ManuallyDrop::new(vec![0u8; len]);
-    // SAFETY: pointer, length and capacity are those of a vector that nothing else owns, and `AtomicU8` has the
-    // size, alignment and representation of `u8`.
-    unsafe { Vec::from_raw_parts(zeros.as_mut_ptr().cast::<AtomicU8>(), zeros.len(), zeros.capacity()) }
+fn zeros<T: Zeroed>(len: usize) -> Vec<T> {
+    let Ok(layout) = Layout::array::<T>(len) else { return Vec::new() };
+    if len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the layout has a size, and is that of a vector of so many values, of which zeros are some.
+    unsafe {
+        let start = alloc_zeroed(layout).cast::<T>();
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        Vec::from_raw_parts(start, len, len)
+    }
 }
 
 impl DeviceMemory {
@@ -44,8 +61,9 @@ impl DeviceMemory {
     /// # Safety
     /// Until [`DeviceMemory::remove`], they must be memory of this process that may be read and written.
     pub unsafe fn add(&self, start: u64, bytes: u64, checked: bool) {
-        let written = zeros(if checked { bytes as usize } else { 0 });
-        let allocation = Arc::new(Allocation { start, bytes, written });
+        let checked = if checked { bytes as usize } else { 0 };
+        let (written, words) = (zeros(checked), zeros(checked.div_ceil(4)));
+        let allocation = Arc::new(Allocation { start, bytes, written, words });
         self.table.write().unwrap_or_else(PoisonError::into_inner).insert(start, allocation);
     }
 
@@ -158,19 +176,50 @@ impl Place<'_> {
         self.allocation.start + self.offset
     }
 
+    /// The words of the bytes, with their addresses and the bytes in them.
+    fn words(&self) -> impl Iterator<Item = (&Word, u64, u64)> {
+        let bytes = if self.bytes >= 4 { 0xf } else { ((1 << self.bytes) - 1) << (self.offset % 4) };
+        let first = self.offset / 4;
+        let words = self.allocation.words.get(first as usize..).unwrap_or_default();
+        let start = self.address() / 4 * 4;
+        words
+            .iter()
+            .take(self.bytes.div_ceil(4) as usize)
+            .zip(0..)
+            .map(move |(word, n)| (word, start + 4 * n, bytes))
+    }
+
     /// Fails if a byte has not been written.
     #[inline]
-    pub fn initialised(&self) -> Result<(), Fault> {
-        if self.allocation.written.is_empty() {
-            return Ok(());
-        }
-        let written = &self.allocation.written[self.offset as usize..][..self.bytes as usize];
-        match written.iter().position(|byte| byte.load(Ordering::Relaxed) == 0) {
+    fn initialised(&self) -> Result<(), Fault> {
+        let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
+        let mut written = written.iter().take(self.bytes as usize);
+        match written.position(|byte| byte.load(Ordering::Relaxed) == 0) {
             Some(at) => {
                 Err(Fault::Uninitialised { space: Space::Global, address: self.address() + at as u64 })
             }
             None => Ok(()),
         }
+    }
+
+    /// Fails if a byte has not been written, or was by others; keeps books of a read.
+    #[inline]
+    pub fn check_read(&self, party: Party) -> Result<(), Fault> {
+        self.initialised()?;
+        self.words().try_for_each(|(word, address, bytes)| word.read(address, party, bytes))
+    }
+
+    /// Fails if a byte has not been written, or if others have read or written it otherwise than by an atomic
+    /// operation; keeps books of one.
+    pub fn check_update(&self, party: Party) -> Result<(), Fault> {
+        self.initialised()?;
+        self.check_write(party, true)
+    }
+
+    /// Fails if others have written or read the bytes; keeps books of a write.
+    #[inline]
+    pub fn check_write(&self, party: Party, atomic: bool) -> Result<(), Fault> {
+        self.words().try_for_each(|(word, address, bytes)| word.write(address, party, bytes, atomic))
     }
 
     /// The bytes, the lowest first, in parts of `size`, each of which is read at once.

@@ -101,9 +101,16 @@ pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[us
         };
         let actual = on_wgpu(&all);
         assert_close(&actual.output, &expected.output, bound, &format!("{dtype:?} output"));
+        let largest = expected.gradients.iter().flatten().flatten().fold(0.0f64, |max, v| max.max(v.abs()));
         for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
             let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
-            assert_close(a, e, bound, &format!("{dtype:?} gradient {i}"));
+            let what = format!("{dtype:?} gradient {i}");
+            if e.iter().all(|v| *v == 0.0) {
+                // It has no largest value. One score has no slope, which two rounded sums cancel to.
+                assert!(a.iter().all(|v| v.abs() <= bound * largest), "{what}: {a:?} instead of zeros");
+            } else {
+                assert_close(a, e, bound, &what);
+            }
         }
         // What is tracked chooses kernels, not dtypes.
         let subsets = if dtype == FloatDType::F32 { 1usize << sizes.len() } else { 0 };
@@ -403,7 +410,8 @@ pub fn assert_decoder_on_wgpu(config: &ModelConfig) {
     assert_eq!(gradients.len(), expected.len());
     assert!(expected.iter().flatten().any(|&g| g != 0.0));
     for (i, (gradient, expected)) in gradients.iter().zip(&expected).enumerate() {
-        let bound = f32_bound().max(1e-4);
+        // On NVIDIA GPUs, the products of attention with narrow heads may round to TF32, one behind the other.
+        let bound = if on_cuda() { 4.0 * CUDA_F32_BOUND } else { 1e-4 };
         assert_close(gradient, expected, bound, &format!("gradient of parameter {i}"));
     }
 }

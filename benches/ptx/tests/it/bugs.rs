@@ -191,6 +191,66 @@ fn reads_of_what_nothing_has_written() {
     launch(&kernel(&text), &memory, [1, 64], &[&data]).unwrap();
 }
 
+/// The fault of a grid of two blocks, each with two warps; `%r1` is the block.
+#[track_caller]
+fn between_blocks(body: &str) -> Fault {
+    let memory = DeviceMemory::default();
+    let data = Buffer::new(&memory, &[0; 64]);
+    let run = |body: &str| {
+        let text = planted(&format!("mov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p, %r1, 0;\n{body}"));
+        launch(&kernel(&text), &memory, [2, 64], &[&data])
+    };
+    // One launch after the other is in order, and so is what each block has for itself.
+    run("@%p st.global.u32 [%g], %t;").unwrap();
+    run("@%p st.global.u32 [%g], %t;\n@%p ld.global.u32 %r2, [%g];").unwrap();
+    match run(body) {
+        Err(kiln_ptx::LaunchError::Failed(error)) => error.fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn blocks_that_write_and_read_the_same_place() {
+    let global = Space::Global;
+    let fault = between_blocks("st.global.u32 [%g], %t;");
+    assert!(matches!(fault, Fault::WriteAfterWrite { space, .. } if space == global), "{fault}");
+    let fault = between_blocks("@%p st.global.u32 [%g], %t;\n@!%p ld.global.u32 %r2, [%g];");
+    // Which block is first depends on the threads of the host.
+    let race = |fault: &Fault| matches!(fault, Fault::ReadAfterWrite { .. } | Fault::WriteAfterRead { .. });
+    assert!(race(&fault), "{fault}");
+    let fault = between_blocks("ld.global.u32 %r2, [%g];\n@!%p st.global.u32 [%g], %t;");
+    assert!(race(&fault), "{fault}");
+}
+
+/// Halves of a word are places of their own.
+#[test]
+fn threads_that_write_the_halves_of_a_word() {
+    let memory = DeviceMemory::default();
+    let data = Buffer::new(&memory, &[0; 64]);
+    let body = |second: u32| {
+        planted(&format!(
+            "mov.u32 %r1, %ctaid.x;\nmul.wide.u32 %y, %r1, {second};\nadd.s64 %g, %g, %y;\nst.global.u16 [%g], 5;"
+        ))
+    };
+    launch(&kernel(&body(2)), &memory, [2, 64], &[&data]).unwrap();
+    assert_eq!(data.values(), [5 << 16 | 5; 64]);
+    let error = fault(&body(0), [2, 64], &memory, &[&data]);
+    assert!(matches!(error.fault, Fault::WriteAfterWrite { .. }), "{error}");
+}
+
+#[test]
+fn warps_that_write_and_read_device_memory_without_a_barrier() {
+    let error = found(
+        "xor.b32 %r1, %t, 32;\nmul.wide.u32 %y, %r1, 4;\nadd.s64 %b, %b, %y;
+        st.global.u32 [%g], %t;
+        // mended:bar.sync 0;
+        setp.ge.u32 %p, %t, 32;
+        @%p ld.global.u32 %r2, [%b]; // here",
+    );
+    let Fault::ReadAfterWrite { space: Space::Global, other, .. } = error.fault else { panic!("{error}") };
+    assert_eq!((other.thread, error.thread), (0, [32, 0, 0]));
+}
+
 #[test]
 fn memory_that_was_given_back() {
     let memory = DeviceMemory::default();
