@@ -3,7 +3,7 @@
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
 use crate::float;
-use crate::lanes::{LANES, Registers, each};
+use crate::lanes::{LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
 use crate::program::{Access, Atomic, Fragment, Kind, Type};
@@ -365,7 +365,7 @@ pub fn load_matrix(
                 memory.read(local, lane, access.space, at, 16, 8).map_err(|fault| (lane, Box::new(fault)))?;
         }
         let element = |row: usize, column: usize| (rows[row] >> (16 * column)) as u32 & 0xffff;
-        let values = std::array::from_fn(|lane| {
+        let values = lanes(|lane| {
             let (group, pair) = (lane / 4, 2 * (lane % 4));
             match transposed {
                 false => element(group, pair) | element(group, pair + 1) << 16,

@@ -2,7 +2,7 @@
 //! their results are not kept.
 
 use crate::float;
-use crate::lanes::{LANES, Lanes, Registers};
+use crate::lanes::{LANES, Lanes, Registers, lanes, lanes_of};
 use crate::program::{Compare, Float1, Float2, Int1, Int2, Kind, Logic, Mode, Op, Round, Type};
 
 const HALF: u32 = 0xffff;
@@ -26,7 +26,7 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
         Op::MulWide { signed, bits, add } => mul_wide(r, signed, bits, add, o, mask),
         Op::MulAdd(ty) if ty.bits == 64 => {
             let (a, b, c) = (*r.wide(o[1]), *r.wide(o[2]), *r.wide(o[3]));
-            let value = std::array::from_fn(|i| a[i].wrapping_mul(b[i]).wrapping_add(c[i]));
+            let value = lanes(|i| a[i].wrapping_mul(b[i]).wrapping_add(c[i]));
             r.set_wide(o[0], &value, mask);
         }
         Op::MulAdd(ty) => {
@@ -36,7 +36,7 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
         Op::Insert32 => {
             let (place, length) = (*r.narrow(o[3]), *r.narrow(o[4]));
             let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
-            r.set_narrow(o[0], &std::array::from_fn(|i| inserted(a[i], b[i], place[i], length[i])), mask);
+            r.set_narrow(o[0], &lanes(|i| inserted(a[i], b[i], place[i], length[i])), mask);
         }
         Op::Float1(op, mode) => float1(r, op, mode, o, mask),
         Op::Float2(op, mode) => float2(r, op, mode, o, mask),
@@ -71,15 +71,15 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
         }
         Op::Set { compare, ty, flush, yes } => {
             let bits = compared(r, compare, ty, flush, &o[1..]);
-            r.set_narrow(o[0], &std::array::from_fn(|i| if bits >> i & 1 == 1 { yes } else { 0 }), mask);
+            r.set_narrow(o[0], &lanes(|i| if bits >> i & 1 == 1 { yes } else { 0 }), mask);
         }
         Op::Select32 => {
             let (a, b, p) = (*r.narrow(o[1]), *r.narrow(o[2]), r.predicate(o[3]));
-            r.set_narrow(o[0], &std::array::from_fn(|i| if p >> i & 1 == 1 { a[i] } else { b[i] }), mask);
+            r.set_narrow(o[0], &lanes(|i| if p >> i & 1 == 1 { a[i] } else { b[i] }), mask);
         }
         Op::Select64 => {
             let (a, b, p) = (*r.wide(o[1]), *r.wide(o[2]), r.predicate(o[3]));
-            r.set_wide(o[0], &std::array::from_fn(|i| if p >> i & 1 == 1 { a[i] } else { b[i] }), mask);
+            r.set_wide(o[0], &lanes(|i| if p >> i & 1 == 1 { a[i] } else { b[i] }), mask);
         }
         Op::Convert { to, from, mode, integral } => convert(r, to, from, mode, integral, o, mask),
         Op::ConvertPair { kind, .. } => map2(r, o, mask, |high, low| {
@@ -96,25 +96,25 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
 #[inline(always)]
 fn map1(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32) -> u32) {
     let a = *r.narrow(o[1]);
-    r.set_narrow(o[0], &std::array::from_fn(|i| f(a[i])), mask);
+    r.set_narrow(o[0], &lanes(|i| f(a[i])), mask);
 }
 
 #[inline(always)]
 fn map2(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32) -> u32) {
     let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
-    r.set_narrow(o[0], &std::array::from_fn(|i| f(a[i], b[i])), mask);
+    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i])), mask);
 }
 
 #[inline(always)]
 fn map3(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32, u32) -> u32) {
     let (a, b, c) = (*r.narrow(o[1]), *r.narrow(o[2]), *r.narrow(o[3]));
-    r.set_narrow(o[0], &std::array::from_fn(|i| f(a[i], b[i], c[i])), mask);
+    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i], c[i])), mask);
 }
 
 #[inline(always)]
 fn map2_wide(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u64, u64) -> u64) {
     let (a, b) = (*r.wide(o[1]), *r.wide(o[2]));
-    r.set_wide(o[0], &std::array::from_fn(|i| f(a[i], b[i])), mask);
+    r.set_wide(o[0], &lanes(|i| f(a[i], b[i])), mask);
 }
 
 fn combined(logic: Logic, a: u32, b: u32) -> u32 {
@@ -156,10 +156,10 @@ fn int1(r: &mut Registers, op: Int1, ty: Type, o: &[u16], mask: u32) {
         map1(r, o, mask, |a| f(u64::from(a)) as u32);
     } else if count {
         let a = *r.wide(o[1]);
-        r.set_narrow(o[0], &a.map(|a| f(a) as u32), mask);
+        r.set_narrow(o[0], &lanes_of(&a, |a| f(a) as u32), mask);
     } else {
         let a = *r.wide(o[1]);
-        r.set_wide(o[0], &a.map(f), mask);
+        r.set_wide(o[0], &lanes_of(&a, f), mask);
     }
 }
 
@@ -237,7 +237,7 @@ fn int2_wide(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
         Int2::Add => map2_wide(r, o, mask, u64::wrapping_add),
         Int2::ShiftLeft | Int2::ShiftRight => {
             let (a, b) = (*r.wide(o[1]), *r.narrow(o[2]));
-            let value = std::array::from_fn(|i| match (op, sign) {
+            let value = lanes(|i| match (op, sign) {
                 (Int2::ShiftRight, true) => (a[i] as i64 >> b[i].min(63)) as u64,
                 _ if b[i] > 63 => 0,
                 (Int2::ShiftLeft, _) => a[i] << b[i],
@@ -268,15 +268,13 @@ fn mul_wide(r: &mut Registers, sign: bool, bits: u32, add: bool, o: &[u16], mask
     if bits == 16 {
         let extend = |value: u32| if sign { value as u16 as i16 as u32 } else { value };
         let c = if add { *r.narrow(o[3]) } else { [0; LANES] };
-        let value = std::array::from_fn(|i| extend(a[i]).wrapping_mul(extend(b[i])).wrapping_add(c[i]));
+        let value = lanes(|i| extend(a[i]).wrapping_mul(extend(b[i])).wrapping_add(c[i]));
         return r.set_narrow(o[0], &value, mask);
     }
     let c: Lanes<u64> = if add { *r.wide(o[3]) } else { [0; LANES] };
     let value = match sign {
-        false => std::array::from_fn(|i| (u64::from(a[i]) * u64::from(b[i])).wrapping_add(c[i])),
-        true => std::array::from_fn(|i| {
-            ((i64::from(a[i] as i32) * i64::from(b[i] as i32)) as u64).wrapping_add(c[i])
-        }),
+        false => lanes(|i| (u64::from(a[i]) * u64::from(b[i])).wrapping_add(c[i])),
+        true => lanes(|i| ((i64::from(a[i] as i32) * i64::from(b[i] as i32)) as u64).wrapping_add(c[i])),
     };
     r.set_wide(o[0], &value, mask);
 }
@@ -410,12 +408,12 @@ fn convert(r: &mut Registers, to: Type, from: Type, mode: Mode, integral: bool, 
         (64, 32) if int(to) && int(from) && !mode.saturate => {
             let a = *r.narrow(o[1]);
             let sign = from.kind == Kind::Signed;
-            let value = a.map(|a| if sign { a as i32 as i64 as u64 } else { u64::from(a) });
+            let value = lanes_of(&a, |a| if sign { a as i32 as i64 as u64 } else { u64::from(a) });
             return r.set_wide(o[0], &value, mask);
         }
         (32, 64) if int(to) && int(from) && !mode.saturate => {
             let a = *r.wide(o[1]);
-            return r.set_narrow(o[0], &a.map(|a| a as u32), mask);
+            return r.set_narrow(o[0], &lanes_of(&a, |a| a as u32), mask);
         }
         _ => {}
     }
@@ -429,15 +427,15 @@ fn convert(r: &mut Registers, to: Type, from: Type, mode: Mode, integral: bool, 
     match (to.bits, from.bits) {
         (64, 64) => {
             let a = *r.wide(o[1]);
-            r.set_wide(o[0], &a.map(f), mask);
+            r.set_wide(o[0], &lanes_of(&a, f), mask);
         }
         (64, _) => {
             let a = *r.narrow(o[1]);
-            r.set_wide(o[0], &a.map(|a| f(u64::from(a))), mask);
+            r.set_wide(o[0], &lanes_of(&a, |a| f(u64::from(a))), mask);
         }
         (_, 64) => {
             let a = *r.wide(o[1]);
-            r.set_narrow(o[0], &a.map(|a| f(a) as u32), mask);
+            r.set_narrow(o[0], &lanes_of(&a, |a| f(a) as u32), mask);
         }
         _ => map1(r, o, mask, |a| f(u64::from(a)) as u32),
     }
@@ -487,14 +485,14 @@ fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u6
 fn pack(r: &mut Registers, bits: u32, o: &[u16], mask: u32) {
     let parts = &o[1..];
     if bits * parts.len() as u32 == 64 {
-        let value = std::array::from_fn(|i| {
+        let value = lanes(|i| {
             let part = |(n, &part): (usize, &u16)| u64::from(r.narrow(part)[i]) << (bits * n as u32);
             parts.iter().enumerate().map(part).fold(0, |all, part| all | part)
         });
         r.set_wide(o[0], &value, mask);
     } else {
         let (low, high) = (*r.narrow(o[1]), *r.narrow(o[2]));
-        r.set_narrow(o[0], &std::array::from_fn(|i| low[i] & HALF | high[i] << 16), mask);
+        r.set_narrow(o[0], &lanes(|i| low[i] & HALF | high[i] << 16), mask);
     }
 }
 

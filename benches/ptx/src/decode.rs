@@ -1,6 +1,6 @@
 //! Statements to instructions with registers: names are looked up, constants get registers of their own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::arithmetic;
@@ -20,17 +20,16 @@ pub fn module(text: &str) -> Result<Module, ParseError> {
 }
 
 /// Kinds of instructions in `text` that are not known, each with the first line that has it.
-pub fn unknown(text: &str) -> Result<Vec<(String, ParseError)>, ParseError> {
-    let mut found: Vec<(String, ParseError)> = Vec::new();
+pub fn unknown(text: &str) -> Result<Vec<ParseError>, ParseError> {
+    let (mut found, mut names) = (Vec::new(), HashSet::new());
     for source in parse(text)? {
         let mut builder = Builder::new(&source);
         for statement in &source.statements {
             let Statement::Instruction(instruction) = statement else { continue };
-            let name = &instruction.name;
             if let Err(error) = decode(&mut builder, instruction)
-                && found.iter().all(|(known, _)| known != name)
+                && names.insert(instruction.name.clone())
             {
-                found.push((name.clone(), error));
+                found.push(error);
             }
         }
     }

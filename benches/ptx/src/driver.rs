@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::decode::module;
 use crate::error::LaunchError;
-use crate::grid::{Launch, Options};
+use crate::grid::{Checks, Launch, Options};
 use crate::memory::DeviceMemory;
 use crate::program::{Kernel, Module};
 
@@ -31,7 +31,12 @@ fn options() -> Options {
     *OPTIONS.get_or_init(|| {
         let otherwise = Options::default();
         Options {
-            check: number("FAKE_CUDA_CHECK").map_or(otherwise.check, |check| check != 0),
+            checks: match number("FAKE_CUDA_CHECK") {
+                None => otherwise.checks,
+                Some(0) => Checks::Off,
+                Some(1) => Checks::On,
+                Some(_) => Checks::Strict,
+            },
             threads: number("FAKE_CUDA_THREADS").unwrap_or(otherwise.threads),
         }
     })
@@ -50,7 +55,7 @@ pub struct Function {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_allocated(start: u64, bytes: u64) {
     // SAFETY: as above.
-    unsafe { memory().add(start, bytes, options().check) };
+    unsafe { memory().add(start, bytes, options().checks > Checks::Off) };
 }
 
 #[unsafe(no_mangle)]

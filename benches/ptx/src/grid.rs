@@ -16,19 +16,28 @@ use crate::warp::{Place, Stop, Warp, unfolded};
 const SHARED_LIMIT: u32 = 48 << 10;
 const SHARED_MOST: u32 = 227 << 10;
 
+/// What is checked while a kernel runs. What would end this process, such as an address out of bounds, always is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub enum Checks {
+    Off,
+    /// Races, memory that nothing has written, and copies that nothing has waited for.
+    On,
+    /// Also reads of device memory that other blocks or warps write. Kernels of CubeCL that write to their input
+    /// do that: where an index is outside, they read the first element, and throw it away.
+    Strict,
+}
+
 /// How a launch is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Whether reads and writes are checked for races and for memory that nothing has written. What would end
-    /// this process, such as an address out of bounds, is always an error.
-    pub check: bool,
+    pub checks: Checks,
     /// Threads of the host that execute blocks.
     pub threads: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { check: true, threads: std::thread::available_parallelism().map_or(1, usize::from) }
+        Options { checks: Checks::On, threads: std::thread::available_parallelism().map_or(1, usize::from) }
     }
 }
 
@@ -50,6 +59,8 @@ pub struct Launch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     pub threads: u64,
+    /// Instructions of all threads.
+    pub instructions: u64,
 }
 
 impl Launch {
@@ -113,14 +124,16 @@ impl Launch {
         let (view, number) = (memory.view(), launch_number());
         let blocks = self.grid.iter().map(|&size| u64::from(size)).product::<u64>();
         let threads = u64::from(self.block.iter().product::<u32>());
-        let next = AtomicU64::new(0);
+        let (next, instructions) = (AtomicU64::new(0), AtomicU64::new(0));
         // Of several blocks that fail, the first one is told.
         let failed: Mutex<Option<(u64, Box<Error>)>> = Mutex::new(None);
         let worker = || {
-            let mut block = Block::new(self, &view, number, options.check);
+            let mut block = Block::new(self, &view, number, options.checks);
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= blocks {
+                    let executed = block.warps.iter().map(|warp| warp.executed).sum();
+                    instructions.fetch_add(executed, Ordering::Relaxed);
                     return;
                 }
                 if let Err(error) = block.run(number as u32) {
@@ -142,7 +155,7 @@ impl Launch {
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, error)) => Err(LaunchError::Failed(error)),
-            None => Ok(Work { threads: blocks * threads }),
+            None => Ok(Work { threads: blocks * threads, instructions: instructions.into_inner() }),
         }
     }
 }
@@ -170,15 +183,16 @@ enum State {
 }
 
 impl<'a> Block<'a> {
-    fn new(launch: &'a Launch, view: &'a View, number: u64, check: bool) -> Block<'a> {
+    fn new(launch: &'a Launch, view: &'a View, number: u64, checks: Checks) -> Block<'a> {
         let threads: u32 = launch.block.iter().product();
         let kernel = &launch.kernel;
         let shared = kernel.static_shared + launch.dynamic_shared;
         let warps: Vec<Warp> = (0..threads.div_ceil(LANES as u32))
             .map(|number| Warp::new(kernel, number as usize, threads))
             .collect();
-        let party = Party { launch: number, block: 0, warp: 0, barriers: 0 };
-        let books = check.then(|| Books::new(shared, kernel.granule, warps.len()));
+        let party =
+            Party { launch: number, block: 0, warp: 0, barriers: 0, strict: checks == Checks::Strict };
+        let books = (checks > Checks::Off).then(|| Books::new(shared, kernel.granule, warps.len()));
         let (parameters, shared) = (&launch.parameters[..], vec![0; shared as usize]);
         Block { launch, memory: Memory { view, parameters, shared, books, hint: 0, party }, warps }
     }

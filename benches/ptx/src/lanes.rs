@@ -7,6 +7,23 @@ pub const ALL: u32 = u32::MAX;
 /// Values of one register in all lanes.
 pub type Lanes<T> = [T; LANES];
 
+/// The values that `f` has for the lanes. Unlike `std::array::from_fn`, it becomes a loop over vectors where it
+/// is called.
+#[inline(always)]
+pub fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> Lanes<T> {
+    let mut values = [T::default(); LANES];
+    for (lane, value) in values.iter_mut().enumerate() {
+        *value = f(lane);
+    }
+    values
+}
+
+/// The values that `f` makes of those of the lanes.
+#[inline(always)]
+pub fn lanes_of<T: Copy, U: Copy + Default>(values: &Lanes<T>, f: impl Fn(T) -> U) -> Lanes<U> {
+    lanes(|lane| f(values[lane]))
+}
+
 /// The registers of a warp. Those of 16 bits are the low halves of others, whose high halves are zero.
 pub struct Registers {
     pub narrow: Vec<Lanes<u32>>,

@@ -41,6 +41,6 @@ mod warp;
 
 pub use decode::{module, unknown};
 pub use error::{Error, Fault, LaunchError, Other, ParseError, Space};
-pub use grid::{Launch, Options, Work};
+pub use grid::{Checks, Launch, Options, Work};
 pub use memory::DeviceMemory;
 pub use program::{Kernel, Module};

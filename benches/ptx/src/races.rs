@@ -16,6 +16,8 @@ pub struct Party {
     pub warp: u32,
     /// Barriers that the block has come to.
     pub barriers: u32,
+    /// Whether reads count: see [`Checks::Strict`](crate::Checks::Strict).
+    pub strict: bool,
 }
 
 /// How bits of a record are used, from the lowest: bytes of the word, a flag, barriers, warp, block, launch.
@@ -96,21 +98,31 @@ impl Word {
     /// Keeps a read of `bytes` of the word at `address`, which must not have been written by others.
     #[inline]
     pub fn read(&self, address: u64, party: Party, bytes: u64) -> Result<(), Fault> {
+        if !party.strict {
+            return Ok(());
+        }
         let new = Record::new(party, bytes, false);
         let write = Record(self.write.load(Ordering::Relaxed));
         if write.unordered(new, false) {
             return Err(Fault::ReadAfterWrite { space: Space::Global, address, other: write.other() });
         }
         let old = Record(self.read.load(Ordering::Relaxed));
+        // One record cannot keep all reads: those that meet are kept, of others the last.
+        let both = old.0 & new.0 & BYTES;
         let merged = if !old.same_launch(new) {
             new.0
-        } else if old.block() != new.block() {
-            new.0 | SEVERAL << BLOCK | old.0 & BYTES
+        } else if old.block() == SEVERAL {
+            old.0
+        } else if old.block() != new.block() && both != 0 {
+            new.0 & !BYTES | SEVERAL << BLOCK | both
         } else if !old.same_block_and_time(new) {
             new.0
+        } else if old.warp() == new.warp() {
+            new.0 | old.0 & (BYTES | FLAG)
+        } else if both != 0 {
+            new.0 & !BYTES | FLAG | both
         } else {
-            let several = old.flag() || old.warp() != new.warp();
-            new.0 | old.0 & BYTES | if several { FLAG } else { 0 }
+            new.0
         };
         if merged != old.0 {
             self.read.store(merged, Ordering::Relaxed);

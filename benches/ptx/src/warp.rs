@@ -6,7 +6,7 @@
 use crate::access::{self, Copied, Copy, Lane, Local, Memory};
 use crate::alu;
 use crate::error::{Fault, Space};
-use crate::lanes::{ALL, LANES, Registers, each};
+use crate::lanes::{ALL, LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote};
@@ -36,6 +36,8 @@ pub struct Warp {
     copies: Vec<Copy>,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
+    /// Instructions that lanes have executed, in all blocks.
+    pub executed: u64,
 }
 
 /// The numbers that special registers have.
@@ -76,6 +78,7 @@ impl Warp {
             waiting: Vec::new(),
             copies: Vec::new(),
             groups: [0; LANES],
+            executed: 0,
         }
     }
 
@@ -101,7 +104,7 @@ impl Warp {
                 Special::LanesAbove => !(ALL >> (31 - lane)),
                 Special::DynamicSharedSize => place.dynamic_shared,
             };
-            self.registers.set_narrow(register, &std::array::from_fn(|lane| value(lane as u32)), ALL);
+            self.registers.set_narrow(register, &lanes(|lane| value(lane as u32)), ALL);
         }
     }
 
@@ -145,17 +148,19 @@ impl Warp {
                 }
             }
             let o = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
+            if instr.op == Op::Label {
+                if !self.waiting.is_empty() {
+                    self.meet();
+                }
+                self.at += 1;
+                continue;
+            }
+            self.executed += u64::from(mask.count_ones());
             if alu::execute(&mut self.registers, instr.op, o, mask) {
                 self.at += 1;
                 continue;
             }
             match instr.op {
-                Op::Label => {
-                    if !self.waiting.is_empty() {
-                        self.meet();
-                    }
-                    self.at += 1;
-                }
                 Op::Branch(target) => self.branch(target as usize, mask),
                 Op::Mma { k, kind } => {
                     self.whole(mask)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kiln_ptx::{DeviceMemory, Error, Kernel, Launch, LaunchError, Options, module};
+use kiln_ptx::{Checks, DeviceMemory, Error, Kernel, Launch, LaunchError, Options, module};
 
 /// Device memory of 32-bit words.
 pub struct Buffer {
@@ -73,7 +73,9 @@ pub fn launch(
 ) -> Result<(), LaunchError> {
     let addresses: Vec<_> = buffers.iter().map(|buffer| buffer.address().to_le_bytes()).collect();
     let arguments: Vec<&[u8]> = addresses.iter().map(|address| &address[..]).collect();
-    Launch::new(kernel, [grid, 1, 1], [block, 1, 1], &arguments)?.run(memory, Options::default()).map(|_| ())
+    Launch::new(kernel, [grid, 1, 1], [block, 1, 1], &arguments)?
+        .run(memory, Options { checks: Checks::Strict, ..Options::default() })
+        .map(|_| ())
 }
 
 /// The registers of [`lanes`] and [`lanes64`].

@@ -222,6 +222,19 @@ fn blocks_that_write_and_read_the_same_place() {
     assert!(race(&fault), "{fault}");
 }
 
+/// A block may read a half and write it, while another one does the same with the other half.
+#[test]
+fn blocks_that_change_the_halves_of_a_word() {
+    let memory = DeviceMemory::default();
+    let data = Buffer::new(&memory, &[0; 64]);
+    let text = planted(
+        "mov.u32 %r1, %ctaid.x;\nmul.wide.u32 %y, %r1, 2;\nadd.s64 %g, %g, %y;
+        .reg .b16 h;\nld.global.u16 h, [%g];\nadd.s16 h, h, 3;\nst.global.u16 [%g], h;",
+    );
+    launch(&kernel(&text), &memory, [2, 64], &[&data]).unwrap();
+    assert_eq!(data.values(), [3 << 16 | 3; 64]);
+}
+
 /// Halves of a word are places of their own.
 #[test]
 fn threads_that_write_the_halves_of_a_word() {
