@@ -65,10 +65,28 @@ fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usize, F
     Ok(address as usize)
 }
 
-fn value_of(bytes: &[u8]) -> u128 {
-    let mut all = [0; 16];
-    all[..bytes.len()].copy_from_slice(bytes);
-    u128::from_le_bytes(all)
+/// The bytes of a number, the lowest first: 1, 2, 4, 8 or 16 of them, each as one access of the host.
+#[inline(always)]
+fn value_of(from: &[u8], bytes: u32) -> u128 {
+    match (bytes, from) {
+        (1, [a, ..]) => u128::from(*a),
+        (2, [a, b, ..]) => u128::from(u16::from_le_bytes([*a, *b])),
+        (4, _) => from.first_chunk().map_or(0, |four| u128::from(u32::from_le_bytes(*four))),
+        (8, _) => from.first_chunk().map_or(0, |eight| u128::from(u64::from_le_bytes(*eight))),
+        _ => from.first_chunk().map_or(0, |all| u128::from_le_bytes(*all)),
+    }
+}
+
+#[inline(always)]
+fn put(to: &mut [u8], bytes: u32, value: u128) {
+    let all = value.to_le_bytes();
+    match bytes {
+        1 => to[..1].copy_from_slice(&all[..1]),
+        2 => to[..2].copy_from_slice(&all[..2]),
+        4 => to[..4].copy_from_slice(&all[..4]),
+        8 => to[..8].copy_from_slice(&all[..8]),
+        _ => to[..16].copy_from_slice(&all),
+    }
 }
 
 impl Memory<'_> {
@@ -105,7 +123,7 @@ impl Memory<'_> {
             }
             Space::Param => &self.parameters[inside(space, self.parameters.len(), address, bytes)?..],
         };
-        Ok(value_of(&from[..bytes as usize]))
+        Ok(value_of(from, bytes))
     }
 
     #[inline]
@@ -142,7 +160,7 @@ impl Memory<'_> {
                 &mut all[at..]
             }
         };
-        to[..bytes as usize].copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
+        put(to, bytes, value);
         Ok(())
     }
 }
@@ -247,7 +265,7 @@ pub fn atomic(
                     books.atomic(at as u32, bits / 8)?;
                 }
                 let place = &mut memory.shared[at..][..bits as usize / 8];
-                let value = value_of(place) as u64;
+                let value = value_of(place, bits / 8) as u64;
                 place.copy_from_slice(&changed(value).to_le_bytes()[..bits as usize / 8]);
                 Ok(value)
             }),

@@ -284,6 +284,7 @@ fn map_float(r: &mut Registers, o: &[u16], mask: u32, mode: Mode, f: impl Fn(f32
     map1(r, o, mask, |a| float::with_mode([f32::from_bits(a)], mode, |[a]| f(a)).to_bits());
 }
 
+#[inline(always)]
 fn float1(r: &mut Registers, op: Float1, mode: Mode, o: &[u16], mask: u32) {
     let double = |f: fn(f64) -> f64| move |a: f32| f(f64::from(a)) as f32;
     match op {
