@@ -3,14 +3,29 @@
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
 use crate::float;
-use crate::lanes::{LANES, Registers, each, lanes};
-use crate::matrix;
+use crate::lanes::{LANES, Registers, each};
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
-use crate::program::{Access, Atomic, Fragment, Kind, Type};
+use crate::program::{Access, Atomic, Kind, Type};
 use crate::races::Party;
 
 /// What a lane did wrong.
 pub type Lane<T> = Result<T, (usize, Box<Fault>)>;
+
+/// Bytes that a lane reads or writes, and how many of them at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    pub space: Space,
+    pub address: u64,
+    pub bytes: u32,
+    pub part: u32,
+}
+
+impl Span {
+    fn of(access: &Access, address: u64) -> Span {
+        let part = access.ty.bits / 8;
+        Span { space: access.space, address, bytes: part * u32::from(access.count), part }
+    }
+}
 
 /// The memory of one block while it runs.
 pub struct Memory<'a> {
@@ -33,7 +48,7 @@ pub struct Local<'a> {
 }
 
 impl Local<'_> {
-    fn who(&self, lane: usize) -> Who {
+    pub fn who(&self, lane: usize) -> Who {
         Who { thread: (self.warp * LANES + lane) as u32, line: self.line }
     }
 
@@ -55,7 +70,7 @@ fn resolved(space: Space, address: u64) -> (Space, u64) {
 
 /// `bytes` at `address` of a memory that begins at 0.
 #[inline]
-fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usize, Fault> {
+pub fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usize, Fault> {
     if address & u64::from(bytes - 1) != 0 {
         return Err(Fault::Misaligned { space, address, bytes });
     }
@@ -92,23 +107,16 @@ fn put(to: &mut [u8], bytes: u32, value: u128) {
 impl Memory<'_> {
     /// Reads `bytes` in parts of `size` bytes.
     #[inline]
-    fn read(
-        &mut self,
-        local: &mut Local<'_>,
-        lane: usize,
-        space: Space,
-        address: u64,
-        bytes: u32,
-        size: u32,
-    ) -> Result<u128, Fault> {
-        let (space, address) = resolved(space, address);
+    pub fn read(&mut self, local: &mut Local<'_>, lane: usize, span: Span) -> Result<u128, Fault> {
+        let Span { bytes, part, .. } = span;
+        let (space, address) = resolved(span.space, span.address);
         let from = match space {
             Space::Global | Space::Generic => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
                 if self.books.is_some() {
                     place.check_read(Party { warp: local.warp as u32, ..self.party })?;
                 }
-                return Ok(place.read(size));
+                return Ok(place.read(part));
             }
             Space::Shared => {
                 let at = inside(space, self.shared.len(), address, bytes)?;
@@ -127,24 +135,22 @@ impl Memory<'_> {
     }
 
     #[inline]
-    fn write(
+    pub fn write(
         &mut self,
         local: &mut Local<'_>,
         lane: usize,
-        space: Space,
-        address: u64,
+        span: Span,
         value: u128,
-        bytes: u32,
-        size: u32,
     ) -> Result<(), Fault> {
-        let (space, address) = resolved(space, address);
+        let Span { bytes, part, .. } = span;
+        let (space, address) = resolved(span.space, span.address);
         let to = match space {
             Space::Global | Space::Generic | Space::Param => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
                 if self.books.is_some() {
                     place.check_write(Party { warp: local.warp as u32, ..self.party }, false)?;
                 }
-                place.write(value, size);
+                place.write(value, part);
                 return Ok(());
             }
             Space::Shared => {
@@ -167,16 +173,12 @@ impl Memory<'_> {
 
 /// The address of a lane.
 #[inline(always)]
-fn address(r: &Registers, base: u16, offset: i32, wide: bool, lane: usize) -> u64 {
+pub fn address(r: &Registers, base: u16, offset: i32, wide: bool, lane: usize) -> u64 {
     if wide {
         r.wide(base)[lane].wrapping_add_signed(i64::from(offset))
     } else {
         u64::from(r.narrow(base)[lane].wrapping_add_signed(offset))
     }
-}
-
-fn sized(access: &Access) -> (u32, u32) {
-    (access.ty.bits / 8 * u32::from(access.count), access.ty.bits / 8)
 }
 
 pub fn load(
@@ -188,14 +190,12 @@ pub fn load(
     mask: u32,
 ) -> Lane<()> {
     let (results, base) = o.split_at(usize::from(access.count));
-    let (bytes, size) = sized(access);
     let bits = access.ty.bits;
     let mut values = [[0u64; LANES]; 4];
     for lane in each(mask) {
         let at = address(r, base[0], access.offset, access.wide, lane);
-        let value = memory
-            .read(local, lane, access.space, at, bytes, size)
-            .map_err(|fault| (lane, Box::new(fault)))?;
+        let value =
+            memory.read(local, lane, Span::of(access, at)).map_err(|fault| (lane, Box::new(fault)))?;
         for (n, values) in values.iter_mut().take(results.len()).enumerate() {
             values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
         }
@@ -220,7 +220,6 @@ pub fn store(
     o: &[u16],
     mask: u32,
 ) -> Lane<()> {
-    let (bytes, size) = sized(access);
     let bits = access.ty.bits;
     for lane in each(mask) {
         let at = address(r, o[0], access.offset, access.wide, lane);
@@ -229,9 +228,7 @@ pub fn store(
             let part = if bits == 64 { r.wide(part)[lane] } else { u64::from(r.narrow(part)[lane]) };
             value |= u128::from(part & (u64::MAX >> (64 - bits))) << (bits * n as u32);
         }
-        memory
-            .write(local, lane, access.space, at, value, bytes, size)
-            .map_err(|fault| (lane, Box::new(fault)))?;
+        memory.write(local, lane, Span::of(access, at), value).map_err(|fault| (lane, Box::new(fault)))?;
     }
     Ok(())
 }
@@ -242,11 +239,11 @@ pub fn atomic(
     r: &mut Registers,
     op: Atomic,
     access: &Access,
-    returns: bool,
     o: &[u16],
     mask: u32,
 ) -> Lane<()> {
-    let (results, operands) = o.split_at(usize::from(returns));
+    let sources = if op == Atomic::CompareAndSwap { 3 } else { 2 };
+    let (results, operands) = o.split_at(o.len() - sources);
     let bits = access.ty.bits;
     let wide = bits == 64;
     let mut before = [0; LANES];
@@ -307,162 +304,6 @@ fn changed(op: Atomic, ty: Type, value: u64, a: u64, b: u64) -> u64 {
         Atomic::CompareAndSwap if value == a => b,
         Atomic::CompareAndSwap => value,
     }
-}
-
-/// A copy to shared memory that has begun and not ended.
-#[derive(Debug, Clone, Copy)]
-pub struct Copy {
-    pub lane: u8,
-    pub group: u32,
-    target: u32,
-    bytes: u8,
-    value: u128,
-}
-
-/// Where a `cp.async` copies to and from, and what registers have its addresses.
-pub struct Copied {
-    pub bytes: u8,
-    pub target: i32,
-    pub source: i32,
-    pub wide_target: bool,
-}
-
-pub fn begin_copy(
-    memory: &mut Memory<'_>,
-    local: &mut Local<'_>,
-    r: &Registers,
-    copied: &Copied,
-    o: &[u16],
-    lane: usize,
-    group: u32,
-) -> Lane<Copy> {
-    let bytes = u32::from(copied.bytes);
-    let to = address(r, o[0], copied.target, copied.wide_target, lane);
-    let from = address(r, o[1], copied.source, true, lane);
-    let wanted = o.get(2).map_or(bytes, |&register| r.narrow(register)[lane]).min(bytes);
-    let fail = |fault| (lane, Box::new(fault));
-    let target = inside(Space::Shared, memory.shared.len(), to, bytes).map_err(fail)? as u32;
-    let mut value = 0;
-    if wanted > 0 && !wanted.is_power_of_two() || from & u64::from(bytes - 1) != 0 && wanted > 0 {
-        return Err(fail(Fault::Misaligned { space: Space::Global, address: from, bytes }));
-    }
-    if wanted > 0 {
-        value = memory.read(local, lane, Space::Global, from, wanted, wanted.min(8)).map_err(fail)?;
-    }
-    if let Some(books) = &mut memory.books {
-        books.begin_copy(target, bytes, local.who(lane)).map_err(fail)?;
-    }
-    Ok(Copy { lane: lane as u8, group, target, bytes: copied.bytes, value })
-}
-
-/// Puts the bytes of a copy in their place.
-pub fn end_copy(memory: &mut Memory<'_>, copy: &Copy) {
-    let bytes = usize::from(copy.bytes);
-    memory.shared[copy.target as usize..][..bytes].copy_from_slice(&copy.value.to_le_bytes()[..bytes]);
-    if let Some(books) = &mut memory.books {
-        books.end_copy(copy.target, u32::from(copy.bytes));
-    }
-}
-
-/// `ldmatrix`: eight lanes have the addresses of the rows of a matrix.
-pub fn load_matrix(
-    memory: &mut Memory<'_>,
-    local: &mut Local<'_>,
-    r: &mut Registers,
-    transposed: bool,
-    access: &Access,
-    o: &[u16],
-) -> Lane<()> {
-    let (results, base) = o.split_at(usize::from(access.count));
-    for (matrix, &result) in results.iter().enumerate() {
-        let mut rows = [0u128; 8];
-        for (row, value) in rows.iter_mut().enumerate() {
-            let lane = 8 * matrix + row;
-            let at = address(r, base[0], access.offset, access.wide, lane);
-            *value =
-                memory.read(local, lane, access.space, at, 16, 8).map_err(|fault| (lane, Box::new(fault)))?;
-        }
-        let element = |row: usize, column: usize| (rows[row] >> (16 * column)) as u32 & 0xffff;
-        let values = lanes(|lane| {
-            let (group, pair) = (lane / 4, 2 * (lane % 4));
-            match transposed {
-                false => element(group, pair) | element(group, pair + 1) << 16,
-                true => element(pair, group) | element(pair + 1, group) << 16,
-            }
-        });
-        r.set_narrow(result, &values, u32::MAX);
-    }
-    Ok(())
-}
-
-/// Registers of a fragment, halves in each, and the offset in elements of the one that a lane holds.
-fn offset(fragment: &Fragment, stride: u32, lane: usize, register: usize, half: usize) -> u64 {
-    let halves = if fragment.ty.bits == 16 { 2 } else { 1 };
-    let (row, column) = matrix::element(fragment.matrix, halves, lane, register, half);
-    let (line, place) = if fragment.row_major { (row, column) } else { (column, row) };
-    line as u64 * u64::from(stride) + place as u64
-}
-
-/// Checks what PTX asks of the start and the stride of a matrix in memory.
-fn matrix_at(r: &Registers, access: &Access, base: u16, stride: u16, lane: usize) -> Lane<(u64, u32)> {
-    let stride = r.narrow(stride)[lane];
-    let bytes = access.ty.bits / 8;
-    if !(stride * bytes).is_multiple_of(16) {
-        return Err((lane, Box::new(Fault::Stride { stride })));
-    }
-    let at = address(r, base, access.offset, access.wide, lane);
-    if at & 31 != 0 {
-        return Err((lane, Box::new(Fault::Misaligned { space: access.space, address: at, bytes: 32 })));
-    }
-    Ok((at, stride))
-}
-
-pub fn wmma_load(
-    memory: &mut Memory<'_>,
-    local: &mut Local<'_>,
-    r: &mut Registers,
-    fragment: &Fragment,
-    access: &Access,
-    o: &[u16],
-) -> Lane<()> {
-    let (results, operands) = o.split_at(o.len() - 2);
-    let bytes = access.ty.bits / 8;
-    for (register, &result) in results.iter().enumerate() {
-        let mut values = [0; LANES];
-        for (lane, value) in values.iter_mut().enumerate() {
-            let (start, stride) = matrix_at(r, access, operands[0], operands[1], lane)?;
-            for half in 0..(4 / bytes) as usize {
-                // Fragments of f16 have eight registers, of which four say all.
-                let register = if access.ty.kind == Kind::F16 { register % 4 } else { register };
-                let at = start + offset(fragment, stride, lane, register, half) * u64::from(bytes);
-                let read = memory.read(local, lane, access.space, at, bytes, bytes);
-                *value |= (read.map_err(|fault| (lane, Box::new(fault)))? as u32) << (16 * half);
-            }
-        }
-        r.set_narrow(result, &values, u32::MAX);
-    }
-    Ok(())
-}
-
-pub fn wmma_store(
-    memory: &mut Memory<'_>,
-    local: &mut Local<'_>,
-    r: &Registers,
-    fragment: &Fragment,
-    access: &Access,
-    o: &[u16],
-) -> Lane<()> {
-    for (register, &values) in o[2..].iter().enumerate() {
-        for lane in 0..LANES {
-            let (start, stride) = matrix_at(r, access, o[0], o[1], lane)?;
-            let at = start + offset(fragment, stride, lane, register, 0) * 4;
-            let value = u128::from(r.narrow(values)[lane]);
-            memory
-                .write(local, lane, access.space, at, value, 4, 4)
-                .map_err(|fault| (lane, Box::new(fault)))?;
-        }
-    }
-    Ok(())
 }
 
 /// The thread of a lane, for a message.

@@ -1,9 +1,11 @@
 //! Executes what computes, for all lanes of a warp at once. The lanes that take no part compute as well, and
 //! their results are not kept.
 
+use crate::conversion::{convert, pack, unpack};
 use crate::float;
-use crate::lanes::{LANES, Lanes, Registers, lanes, lanes_of};
-use crate::program::{Compare, Float1, Float2, Int1, Int2, Kind, Logic, Mode, Op, Round, Type};
+use crate::integers::{int1, int2, int2_half, int2_wide, mul_wide};
+use crate::lanes::{LANES, Registers, lanes, map1, map2, map3};
+use crate::program::{Compare, Float1, Float2, Kind, Logic, Mode, Op, Round, Type};
 
 const HALF: u32 = 0xffff;
 
@@ -93,30 +95,6 @@ pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
     true
 }
 
-#[inline(always)]
-fn map1(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32) -> u32) {
-    let a = *r.narrow(o[1]);
-    r.set_narrow(o[0], &lanes(|i| f(a[i])), mask);
-}
-
-#[inline(always)]
-fn map2(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32) -> u32) {
-    let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
-    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i])), mask);
-}
-
-#[inline(always)]
-fn map3(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32, u32) -> u32) {
-    let (a, b, c) = (*r.narrow(o[1]), *r.narrow(o[2]), *r.narrow(o[3]));
-    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i], c[i])), mask);
-}
-
-#[inline(always)]
-fn map2_wide(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u64, u64) -> u64) {
-    let (a, b) = (*r.wide(o[1]), *r.wide(o[2]));
-    r.set_wide(o[0], &lanes(|i| f(a[i], b[i])), mask);
-}
-
 fn combined(logic: Logic, a: u32, b: u32) -> u32 {
     match logic {
         Logic::And => a & b,
@@ -132,151 +110,6 @@ fn inserted(a: u32, b: u32, place: u32, length: u32) -> u32 {
     }
     let field = (u32::MAX >> (32 - length.min(32))) << place;
     (b & !field) | (a << place & field)
-}
-
-/// The value of `bits` bits as a signed one.
-#[inline(always)]
-fn signed(value: u64, bits: u32) -> i64 {
-    (value << (64 - bits)) as i64 >> (64 - bits)
-}
-
-fn int1(r: &mut Registers, op: Int1, ty: Type, o: &[u16], mask: u32) {
-    let bits = ty.bits;
-    let keep = u64::MAX >> (64 - bits);
-    let f = |value: u64| match op {
-        Int1::Not => !value & keep,
-        Int1::Neg => value.wrapping_neg() & keep,
-        Int1::Abs => signed(value, bits).unsigned_abs() & keep,
-        Int1::CountOnes => u64::from(value.count_ones()),
-        Int1::LeadingZeros => u64::from(value.leading_zeros() + bits - 64),
-        Int1::Reverse => value.reverse_bits() >> (64 - bits),
-    };
-    let count = matches!(op, Int1::CountOnes | Int1::LeadingZeros);
-    if bits < 64 {
-        map1(r, o, mask, |a| f(u64::from(a)) as u32);
-    } else if count {
-        let a = *r.wide(o[1]);
-        r.set_narrow(o[0], &lanes_of(&a, |a| f(a) as u32), mask);
-    } else {
-        let a = *r.wide(o[1]);
-        r.set_wide(o[0], &lanes_of(&a, f), mask);
-    }
-}
-
-/// What is divided by zero is not defined; here it is all bits, and what is left the dividend.
-macro_rules! divided {
-    ($unsigned:ty, $signed:ty, $sign:expr, $remainder:expr, $a:expr, $b:expr) => {{
-        let (a, b) = ($a, $b);
-        match ($remainder, $sign) {
-            (false, _) if b == 0 => <$unsigned>::MAX,
-            (true, _) if b == 0 => a,
-            (false, false) => a / b,
-            (true, false) => a % b,
-            (false, true) => (a as $signed).wrapping_div(b as $signed) as $unsigned,
-            (true, true) => (a as $signed).wrapping_rem(b as $signed) as $unsigned,
-        }
-    }};
-}
-
-#[inline(always)]
-fn int2(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
-    match (op, sign) {
-        (Int2::Add, _) => map2(r, o, mask, u32::wrapping_add),
-        (Int2::Sub, _) => map2(r, o, mask, u32::wrapping_sub),
-        (Int2::Mul, _) => map2(r, o, mask, u32::wrapping_mul),
-        (Int2::MulHigh, false) => map2(r, o, mask, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
-        (Int2::MulHigh, true) => {
-            map2(r, o, mask, |a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32);
-        }
-        (Int2::Div | Int2::Rem, _) => {
-            map2(r, o, mask, |a, b| divided!(u32, i32, sign, op == Int2::Rem, a, b));
-        }
-        (Int2::Min, false) => map2(r, o, mask, u32::min),
-        (Int2::Max, false) => map2(r, o, mask, u32::max),
-        (Int2::Min, true) => map2(r, o, mask, |a, b| (a as i32).min(b as i32) as u32),
-        (Int2::Max, true) => map2(r, o, mask, |a, b| (a as i32).max(b as i32) as u32),
-        (Int2::And, _) => map2(r, o, mask, |a, b| a & b),
-        (Int2::Or, _) => map2(r, o, mask, |a, b| a | b),
-        (Int2::Xor, _) => map2(r, o, mask, |a, b| a ^ b),
-        (Int2::ShiftLeft, _) => map2(r, o, mask, |a, b| if b > 31 { 0 } else { a << b }),
-        (Int2::ShiftRight, false) => map2(r, o, mask, |a, b| if b > 31 { 0 } else { a >> b }),
-        (Int2::ShiftRight, true) => map2(r, o, mask, |a, b| (a as i32 >> b.min(31)) as u32),
-    }
-}
-
-fn int2_half(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
-    // As numbers of 32 bits, of which the low half stays.
-    let extend = |value: u32| if sign { value as u16 as i16 as u32 } else { value };
-    let shift = matches!(op, Int2::ShiftLeft | Int2::ShiftRight);
-    map2(r, o, mask, |a, b| {
-        let (a, b) = (extend(a), if shift { b.min(31) } else { extend(b) });
-        let value = match op {
-            Int2::Add => a.wrapping_add(b),
-            Int2::Sub => a.wrapping_sub(b),
-            Int2::Mul => a.wrapping_mul(b),
-            Int2::MulHigh => a.wrapping_mul(b) >> 16,
-            Int2::Div | Int2::Rem => divided!(u32, i32, sign, op == Int2::Rem, a, b),
-            Int2::Min if sign => (a as i32).min(b as i32) as u32,
-            Int2::Max if sign => (a as i32).max(b as i32) as u32,
-            Int2::Min => a.min(b),
-            Int2::Max => a.max(b),
-            Int2::And => a & b,
-            Int2::Or => a | b,
-            Int2::Xor => a ^ b,
-            Int2::ShiftLeft => a << b,
-            Int2::ShiftRight if sign => (a as i32 >> b) as u32,
-            Int2::ShiftRight => a >> b,
-        };
-        value & HALF
-    });
-}
-
-#[inline(always)]
-fn int2_wide(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
-    match op {
-        Int2::Add => map2_wide(r, o, mask, u64::wrapping_add),
-        Int2::ShiftLeft | Int2::ShiftRight => {
-            let (a, b) = (*r.wide(o[1]), *r.narrow(o[2]));
-            let value = lanes(|i| match (op, sign) {
-                (Int2::ShiftRight, true) => (a[i] as i64 >> b[i].min(63)) as u64,
-                _ if b[i] > 63 => 0,
-                (Int2::ShiftLeft, _) => a[i] << b[i],
-                _ => a[i] >> b[i],
-            });
-            r.set_wide(o[0], &value, mask);
-        }
-        _ => map2_wide(r, o, mask, |a, b| match (op, sign) {
-            (Int2::Sub, _) => a.wrapping_sub(b),
-            (Int2::Mul, _) => a.wrapping_mul(b),
-            (Int2::MulHigh, false) => ((u128::from(a) * u128::from(b)) >> 64) as u64,
-            (Int2::MulHigh, true) => ((i128::from(a as i64) * i128::from(b as i64)) >> 64) as u64,
-            (Int2::Div | Int2::Rem, _) => divided!(u64, i64, sign, op == Int2::Rem, a, b),
-            (Int2::Min, false) => a.min(b),
-            (Int2::Max, false) => a.max(b),
-            (Int2::Min, true) => (a as i64).min(b as i64) as u64,
-            (Int2::Max, true) => (a as i64).max(b as i64) as u64,
-            (Int2::And, _) => a & b,
-            (Int2::Or, _) => a | b,
-            _ => a ^ b,
-        }),
-    }
-}
-
-#[inline(always)]
-fn mul_wide(r: &mut Registers, sign: bool, bits: u32, add: bool, o: &[u16], mask: u32) {
-    let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
-    if bits == 16 {
-        let extend = |value: u32| if sign { value as u16 as i16 as u32 } else { value };
-        let c = if add { *r.narrow(o[3]) } else { [0; LANES] };
-        let value = lanes(|i| extend(a[i]).wrapping_mul(extend(b[i])).wrapping_add(c[i]));
-        return r.set_narrow(o[0], &value, mask);
-    }
-    let c: Lanes<u64> = if add { *r.wide(o[3]) } else { [0; LANES] };
-    let value = match sign {
-        false => lanes(|i| (u64::from(a[i]) * u64::from(b[i])).wrapping_add(c[i])),
-        true => lanes(|i| ((i64::from(a[i] as i32) * i64::from(b[i] as i32)) as u64).wrapping_add(c[i])),
-    };
-    r.set_wide(o[0], &value, mask);
 }
 
 #[inline(always)]
@@ -399,110 +232,5 @@ fn ordered<T: PartialOrd>(compare: Compare, a: &T, b: &T) -> bool {
         Compare::GreaterEqualOrNan => order.is_none_or(|order| order.is_ge()),
         Compare::Numbers => order.is_some(),
         Compare::Nan => order.is_none(),
-    }
-}
-
-#[inline(always)]
-fn convert(r: &mut Registers, to: Type, from: Type, mode: Mode, integral: bool, o: &[u16], mask: u32) {
-    let int = |ty: Type| !ty.is_float();
-    match (to.bits, from.bits) {
-        (64, 32) if int(to) && int(from) && !mode.saturate => {
-            let a = *r.narrow(o[1]);
-            let sign = from.kind == Kind::Signed;
-            let value = lanes_of(&a, |a| if sign { a as i32 as i64 as u64 } else { u64::from(a) });
-            return r.set_wide(o[0], &value, mask);
-        }
-        (32, 64) if int(to) && int(from) && !mode.saturate => {
-            let a = *r.wide(o[1]);
-            return r.set_narrow(o[0], &lanes_of(&a, |a| a as u32), mask);
-        }
-        _ => {}
-    }
-    if from == Type::F32 && to.kind == Kind::BF16 && mode == Mode::PLAIN {
-        return map1(r, o, mask, |a| float::to_bf16(f32::from_bits(a)));
-    }
-    if from == Type::F32 && to.kind == Kind::F16 && mode == Mode::PLAIN {
-        return map1(r, o, mask, |a| float::to_f16(f32::from_bits(a)));
-    }
-    let f = |value: u64| converted(value, to, from, mode, integral);
-    match (to.bits, from.bits) {
-        (64, 64) => {
-            let a = *r.wide(o[1]);
-            r.set_wide(o[0], &lanes_of(&a, f), mask);
-        }
-        (64, _) => {
-            let a = *r.narrow(o[1]);
-            r.set_wide(o[0], &lanes_of(&a, |a| f(u64::from(a))), mask);
-        }
-        (_, 64) => {
-            let a = *r.wide(o[1]);
-            r.set_narrow(o[0], &lanes_of(&a, |a| f(a) as u32), mask);
-        }
-        _ => map1(r, o, mask, |a| f(u64::from(a)) as u32),
-    }
-}
-
-/// One value of another type.
-fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u64 {
-    let keep = u64::MAX >> (64 - to.bits);
-    if !from.is_float() {
-        let value = match from.kind {
-            Kind::Signed => i128::from(signed(value, from.bits)),
-            _ => i128::from(value & (u64::MAX >> (64 - from.bits))),
-        };
-        return match to.kind {
-            Kind::F32 | Kind::TF32 => u64::from(float::from_int(value, mode.round).to_bits()),
-            Kind::F64 => (value as f64).to_bits(),
-            Kind::F16 | Kind::BF16 => u64::from(float::to_half(value as f64, to.kind)),
-            Kind::Signed if mode.saturate => {
-                let limit = i128::from(keep >> 1);
-                value.clamp(-limit - 1, limit) as u64 & keep
-            }
-            _ if mode.saturate => value.clamp(0, i128::from(keep)) as u64,
-            _ => value as u64 & keep,
-        };
-    }
-    let mut float = match from.kind {
-        Kind::F64 => f64::from_bits(value),
-        Kind::F32 if mode.flush => f64::from(float::flushed(f32::from_bits(value as u32))),
-        Kind::F32 => f64::from(f32::from_bits(value as u32)),
-        kind => f64::from(float::from_half(value as u32, kind)),
-    };
-    if integral {
-        float = float::integral(float, mode.round);
-    }
-    if mode.saturate && to.is_float() {
-        float = float::saturated(float);
-    }
-    match to.kind {
-        Kind::F64 => float.to_bits(),
-        Kind::F32 => u64::from(float::canonical(float as f32).to_bits()),
-        Kind::TF32 => u64::from(float::to_tf32(float as f32).to_bits()),
-        Kind::F16 | Kind::BF16 => u64::from(float::to_half(float, to.kind)),
-        kind => float::to_int(float, kind == Kind::Signed, to.bits) & keep,
-    }
-}
-
-fn pack(r: &mut Registers, bits: u32, o: &[u16], mask: u32) {
-    let parts = &o[1..];
-    if bits * parts.len() as u32 == 64 {
-        let value = lanes(|i| {
-            let part = |(n, &part): (usize, &u16)| u64::from(r.narrow(part)[i]) << (bits * n as u32);
-            parts.iter().enumerate().map(part).fold(0, |all, part| all | part)
-        });
-        r.set_wide(o[0], &value, mask);
-    } else {
-        let (low, high) = (*r.narrow(o[1]), *r.narrow(o[2]));
-        r.set_narrow(o[0], &lanes(|i| low[i] & HALF | high[i] << 16), mask);
-    }
-}
-
-fn unpack(r: &mut Registers, bits: u32, o: &[u16], mask: u32) {
-    let (parts, from) = o.split_at(o.len() - 1);
-    let wide = bits as usize * parts.len() == 64;
-    let value: Lanes<u64> = if wide { *r.wide(from[0]) } else { r.narrow(from[0]).map(u64::from) };
-    for (n, &part) in parts.iter().enumerate() {
-        let keep = u64::MAX >> (64 - bits);
-        r.set_narrow(part, &value.map(|value| (value >> (bits * n as u32) & keep) as u32), mask);
     }
 }

@@ -224,11 +224,11 @@ impl<'a> Block<'a> {
         self.warps.iter_mut().for_each(|warp| warp.begin(&launch.kernel, &place));
         let mut states = vec![State::Goes; self.warps.len()];
         loop {
-            for number in 0..self.warps.len() {
-                if states[number] != State::Goes {
+            for (number, state) in states.iter_mut().enumerate() {
+                if *state != State::Goes {
                     continue;
                 }
-                states[number] = match self.warps[number].run(&launch.kernel, &mut self.memory) {
+                *state = match self.warps[number].run(&launch.kernel, &mut self.memory) {
                     Ok(Stop::Barrier(barrier)) => State::Waits(barrier),
                     Ok(Stop::End) => State::Ended,
                     Err((lane, fault)) => return Err(self.error(block, number, lane, *fault)),

@@ -84,6 +84,31 @@ fn blend<T: Copy>(to: &mut Lanes<T>, values: &Lanes<T>, mask: u32) {
     }
 }
 
+/// Computes a register from one, two or three others, in all lanes.
+#[inline(always)]
+pub fn map1(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32) -> u32) {
+    let a = *r.narrow(o[1]);
+    r.set_narrow(o[0], &lanes(|i| f(a[i])), mask);
+}
+
+#[inline(always)]
+pub fn map2(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32) -> u32) {
+    let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
+    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i])), mask);
+}
+
+#[inline(always)]
+pub fn map3(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32, u32) -> u32) {
+    let (a, b, c) = (*r.narrow(o[1]), *r.narrow(o[2]), *r.narrow(o[3]));
+    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i], c[i])), mask);
+}
+
+#[inline(always)]
+pub fn map2_wide(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u64, u64) -> u64) {
+    let (a, b) = (*r.wide(o[1]), *r.wide(o[2]));
+    r.set_wide(o[0], &lanes(|i| f(a[i], b[i])), mask);
+}
+
 /// The lanes of a mask, from the lowest.
 pub fn each(mask: u32) -> impl Iterator<Item = usize> {
     let mut left = mask;

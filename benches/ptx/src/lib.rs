@@ -9,8 +9,9 @@
 //! | `decode`, `builder`, `arithmetic`, `movement` | statements to the instructions of `program` |
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
-//! | `alu`, `float`, `matrix` | what computes |
-//! | `access`, `memory` | what reads and writes; what is allocated and has been written |
+//! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
+//! | `access`, `copies`, `fragments` | what reads and writes |
+//! | `memory` | what is allocated and has been written |
 //! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
 //! | `driver` | the functions that the stand-in calls |
 //!
@@ -23,11 +24,15 @@ mod alu;
 mod arithmetic;
 mod builder;
 mod check;
+mod conversion;
+mod copies;
 mod decode;
 mod driver;
 mod error;
 mod float;
+mod fragments;
 mod grid;
+mod integers;
 mod lanes;
 mod layout;
 mod lexer;

@@ -423,6 +423,6 @@ fn atomic(
         sources.push(builder.source(one, width)?);
     }
     let access = Access { space, ty, count: 1, offset, wide };
-    builder.push(Op::Atomic { op, access, returns }, &results, &sources);
+    builder.push(Op::Atomic { op, access }, &results, &sources);
     Ok(flags.done())
 }

@@ -337,7 +337,6 @@ pub enum Op {
     Atomic {
         op: Atomic,
         access: Access,
-        returns: bool,
     },
 }
 

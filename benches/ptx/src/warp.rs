@@ -3,9 +3,11 @@
 //! Where lanes branch differently, the paths go on one after the other. The path whose next instruction stands
 //! first in the text goes first, and paths that come to one label become one again.
 
-use crate::access::{self, Copied, Copy, Lane, Local, Memory};
+use crate::access::{self, Lane, Local, Memory};
 use crate::alu;
+use crate::copies::{self, Copied, Copy};
 use crate::error::{Fault, Space};
+use crate::fragments;
 use crate::lanes::{ALL, LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
@@ -253,9 +255,7 @@ impl Warp {
         match instr.op {
             Op::Load(access) => access::load(memory, &mut local, r, &access, o, mask),
             Op::Store(access) => access::store(memory, &mut local, r, &access, o, mask),
-            Op::Atomic { op, access, returns } => {
-                access::atomic(memory, &mut local, r, op, &access, returns, o, mask)
-            }
+            Op::Atomic { op, access } => access::atomic(memory, &mut local, r, op, &access, o, mask),
             Op::ToGeneric(space) | Op::FromGeneric(space) => {
                 let window = match space {
                     Space::Shared => SHARED_WINDOW,
@@ -272,7 +272,7 @@ impl Warp {
                 let copied = Copied { bytes, target, source, wide_target };
                 for lane in each(mask) {
                     let group = self.groups[lane];
-                    self.copies.push(access::begin_copy(memory, &mut local, r, &copied, o, lane, group)?);
+                    self.copies.push(copies::begin_copy(memory, &mut local, r, &copied, o, lane, group)?);
                 }
                 Ok(())
             }
@@ -287,7 +287,7 @@ impl Warp {
                     let over = uncommitted || copy.group + left < groups[lane];
                     let ends = mask >> lane & 1 == 1 && over;
                     if ends {
-                        access::end_copy(memory, copy);
+                        copies::end_copy(memory, copy);
                     }
                     !ends
                 });
@@ -296,18 +296,18 @@ impl Warp {
             Op::LoadMatrix { transposed, access } => {
                 self.whole(mask)?;
                 let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
-                access::load_matrix(memory, &mut local, &mut self.registers, transposed, &access, o)
+                fragments::load_matrix(memory, &mut local, &mut self.registers, transposed, &access, o)
             }
             Op::WmmaLoad(fragment, access) => {
                 self.whole(mask)?;
                 let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
-                access::wmma_load(memory, &mut local, &mut self.registers, &fragment, &access, o)
+                fragments::wmma_load(memory, &mut local, &mut self.registers, &fragment, &access, o)
             }
             Op::WmmaStore(access, row_major) => {
                 self.whole(mask)?;
                 let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
                 let fragment = Fragment { matrix: Matrix::Accumulator, k: 0, ty: Type::F32, row_major };
-                access::wmma_store(memory, &mut local, &mut self.registers, &fragment, &access, o)
+                fragments::wmma_store(memory, &mut local, &self.registers, &fragment, &access, o)
             }
             Op::WarpBarrier => {
                 self.together(o[0], mask)?;

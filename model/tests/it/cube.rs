@@ -20,8 +20,9 @@ use crate::ops_support::*;
 const F32_BOUND: f64 = 1e-5;
 const F16_BOUND: f64 = 2e-2;
 
-/// The same on an NVIDIA GPU, whose matrix products may round f32 to fewer bits.
-const CUDA_F32_BOUND: f64 = 1e-3;
+/// The same on an NVIDIA GPU, where burn's matrix products may round f32 to TF32, by up to 2⁻¹¹ of each operand.
+/// Attention with heads that no tile fits has three of them behind one another.
+const CUDA_F32_BOUND: f64 = 4e-3;
 const CUDA_BF16_BOUND: f64 = 1e-2;
 
 /// The bound in f32 on the device of these tests.
@@ -410,8 +411,7 @@ pub fn assert_decoder_on_wgpu(config: &ModelConfig) {
     assert_eq!(gradients.len(), expected.len());
     assert!(expected.iter().flatten().any(|&g| g != 0.0));
     for (i, (gradient, expected)) in gradients.iter().zip(&expected).enumerate() {
-        // On NVIDIA GPUs, the products of attention with narrow heads may round to TF32, one behind the other.
-        let bound = if on_cuda() { 4.0 * CUDA_F32_BOUND } else { 1e-4 };
+        let bound = f32_bound().max(1e-4);
         assert_close(gradient, expected, bound, &format!("gradient of parameter {i}"));
     }
 }

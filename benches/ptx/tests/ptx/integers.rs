@@ -40,8 +40,8 @@ fn sums_and_products_wrap() {
     check("add.s32 %r0, %r1, %r2;", |a, b, _| (u64::from(a) + u64::from(b)) as u32);
     check("sub.s32 %r0, %r1, %r2;", |a, b, _| (i64::from(a) - i64::from(b)) as u32);
     check("mul.lo.s32 %r0, %r1, %r2;", |a, b, _| (u64::from(a) * u64::from(b)) as u32);
-    check("mul.hi.u32 %r0, %r1, %r2;", |a, b, _| (u64::from(a) * u64::from(b) >> 32) as u32);
-    check("mul.hi.s32 %r0, %r1, %r2;", |a, b, _| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32);
+    check("mul.hi.u32 %r0, %r1, %r2;", |a, b, _| ((u64::from(a) * u64::from(b)) >> 32) as u32);
+    check("mul.hi.s32 %r0, %r1, %r2;", |a, b, _| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32);
     check("mad.lo.s32 %r0, %r1, %r2, %r3;", |a, b, c| a.wrapping_mul(b).wrapping_add(c));
     check("neg.s32 %r0, %r1;", |a, _, _| a.wrapping_neg());
     check("abs.s32 %r0, %r1;", |a, _, _| (a as i32).wrapping_abs() as u32);

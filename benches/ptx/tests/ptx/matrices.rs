@@ -200,7 +200,7 @@ fn with_shared(words: usize, body: &str) -> String {
 fn ldmatrix_hands_out_rows_and_columns() {
     for (count, transposed) in [(1, false), (2, false), (4, false), (1, true), (2, true), (4, true)] {
         // Four matrices of 8 × 8, one behind the other; element (row, column) of matrix m is 64 m + 8 row + column.
-        let words: Vec<u32> = (0..128).map(|i| 2 * i | (2 * i + 1) << 16).collect();
+        let words: Vec<u32> = (0..128).map(|i| (2 * i) | (2 * i + 1) << 16).collect();
         let registers = ["%r10", "%r11", "%r12", "%r13"][..count].join(", ");
         let trans = if transposed { ".trans" } else { "" };
         let mut body = format!(
