@@ -10,7 +10,7 @@ use crate::lanes::LANES;
 use crate::memory::{DeviceMemory, View};
 use crate::program::Kernel;
 use crate::races::Party;
-use crate::warp::{Place, Stop, Warp, unfolded};
+use crate::warp::{Position, Stop, Warp, unfolded};
 
 /// Shared memory that a block has without asking for more, and that it can ask for: those of an H100.
 const SHARED_LIMIT: u32 = 48 << 10;
@@ -208,7 +208,7 @@ impl<'a> Block<'a> {
     fn run(&mut self, number: u32) -> Result<(), Box<Error>> {
         let launch = self.launch;
         let block = unfolded(number, launch.grid);
-        let place = Place {
+        let place = Position {
             block,
             grid_size: launch.grid,
             block_size: launch.block,

@@ -4,7 +4,7 @@ use crate::error::ParseError;
 
 /// A word, a sign or a string, with the line that it stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token<'a> {
+pub struct Lexeme<'a> {
     pub text: &'a str,
     pub line: u32,
 }
@@ -14,7 +14,7 @@ fn is_word(byte: u8) -> bool {
 }
 
 /// The tokens of `text`, without comments. Two colons are part of a word, as in `shared::cta`; one is a sign.
-pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, ParseError> {
+pub fn tokens(text: &str) -> Result<Vec<Lexeme<'_>>, ParseError> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
     let (mut at, mut line) = (0, 1);
@@ -36,15 +36,15 @@ pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, ParseError> {
         } else if rest[0] == b'"' {
             let length = rest[1..].iter().position(|&b| b == b'"');
             at += length.ok_or_else(|| ParseError::new(line, "a string without end"))? + 2;
-            found.push(Token { text: &text[start..at], line });
+            found.push(Lexeme { text: &text[start..at], line });
         } else if is_word(rest[0]) {
             while at < bytes.len() && (is_word(bytes[at]) || bytes[at..].starts_with(b"::")) {
                 at += if bytes[at] == b':' { 2 } else { 1 };
             }
-            found.push(Token { text: &text[start..at], line });
+            found.push(Lexeme { text: &text[start..at], line });
         } else if rest[0].is_ascii() {
             at += 1;
-            found.push(Token { text: &text[start..at], line });
+            found.push(Lexeme { text: &text[start..at], line });
         } else {
             return Err(ParseError::new(line, "a character that PTX does not have"));
         }

@@ -142,20 +142,20 @@ impl View {
     /// Finds `bytes` at `address` for an access that has to be aligned.
     /// `hint` is where the last one was found.
     #[inline]
-    pub fn reach(&self, address: u64, bytes: u32, hint: &mut usize) -> Result<Place<'_>, Fault> {
+    pub fn reach(&self, address: u64, bytes: u32, hint: &mut usize) -> Result<Region<'_>, Fault> {
         if address & u64::from(bytes - 1) != 0 {
             return Err(Fault::Misaligned { space: Space::Global, address, bytes });
         }
         if let Some(allocation) = self.allocations.get(*hint) {
             let offset = address.wrapping_sub(allocation.start);
             if offset < allocation.bytes && u64::from(bytes) <= allocation.bytes - offset {
-                return Ok(Place { allocation, offset, bytes });
+                return Ok(Region { allocation, offset, bytes });
             }
         }
         match self.find(address, u64::from(bytes)) {
             Some((allocation, offset)) => {
                 *hint = self.allocations.partition_point(|allocation| allocation.start <= address) - 1;
-                Ok(Place { allocation, offset, bytes })
+                Ok(Region { allocation, offset, bytes })
             }
             None => {
                 Err(Fault::OutOfBounds { space: Space::Global, address, bytes, limits: self.limits(address) })
@@ -165,13 +165,13 @@ impl View {
 }
 
 /// Bytes of an allocation, aligned to their number, which is 1, 2, 4, 8 or 16.
-pub struct Place<'a> {
+pub struct Region<'a> {
     allocation: &'a Allocation,
     offset: u64,
     bytes: u32,
 }
 
-impl Place<'_> {
+impl Region<'_> {
     fn address(&self) -> u64 {
         self.allocation.start + self.offset
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::error::{ParseError, Space};
-use crate::lexer::{Token, tokens};
+use crate::lexer::{Lexeme, tokens};
 
 /// How many bits a register has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ pub fn parse(text: &str) -> Result<Vec<Source>, ParseError> {
 }
 
 struct Parser<'a> {
-    tokens: &'a [Token<'a>],
+    tokens: &'a [Lexeme<'a>],
     at: usize,
     /// Shared variables of the module.
     shared: Vec<Variable>,

@@ -43,14 +43,14 @@ pub struct Warp {
 }
 
 /// The numbers that special registers have.
-pub struct Place {
+pub struct Position {
     pub block: [u32; 3],
     pub grid_size: [u32; 3],
     pub block_size: [u32; 3],
     pub dynamic_shared: u32,
 }
 
-/// Place of a thread, counted along x, then y, then z.
+/// Position of a thread, counted along x, then y, then z.
 pub fn unfolded(number: u32, size: [u32; 3]) -> [u32; 3] {
     [number % size[0], number / size[0] % size[1], number / size[0] / size[1]]
 }
@@ -85,7 +85,7 @@ impl Warp {
     }
 
     /// Begins a block.
-    pub fn begin(&mut self, kernel: &Kernel, place: &Place) {
+    pub fn begin(&mut self, kernel: &Kernel, place: &Position) {
         (self.at, self.active, self.live) = (0, self.all, self.all);
         self.waiting.clear();
         self.copies.clear();
