@@ -44,5 +44,7 @@ for capability in 8.0 9.0; do
     )
     folders+=("$folder")
 done
+# What executes kernels without a GPU knows all of their instructions.
+find "${folders[@]}" -name '*.ptx' -exec "$target/release/ptx" {} +
 # shellcheck disable=SC2086
 "$table" --ptxas "$target/fakecuda/python/nvidia/cu13/bin/ptxas" ${KERNELS_ARGS:-} "${folders[@]}"

@@ -1,8 +1,9 @@
 /* A stand-in for cuBLASLt, libcublasLt.so.13. Products leave a line in the trace. They are held to the rules
  * of the library (sizes that fit, types that go together, an algorithm that was chosen for them), and computed
- * if FAKE_CUBLASLT_COMPUTE asks for it: the memory of the stand-in for a GPU is the host's. */
+ * if FAKE_CUBLASLT_COMPUTE or FAKE_CUDA_EXECUTE asks for it: the memory of the stand-in for a GPU is the host's. */
 #include "trace.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -205,7 +206,7 @@ static void compute(Description of, float alpha, const void *a, Layout of_a, con
     uint64_t row_a = of->transposed[0] ? (uint64_t)of_a->leading : 1;
     uint64_t step_b = of->transposed[1] ? (uint64_t)of_b->leading : 1;
     uint64_t column_b = of->transposed[1] ? 1 : (uint64_t)of_b->leading;
-    for (uint64_t column = 0; column < of_d->columns; column++)
+    for (uint64_t column = 0; column < of_d->columns; column++) {
         for (uint64_t row = 0; row < of_d->rows; row++) {
             double sum = 0;
             for (uint64_t i = 0; i < inner; i++)
@@ -219,6 +220,9 @@ static void compute(Description of, float alpha, const void *a, Layout of_a, con
                 value += load(of->bias, of_d->type, row);
             store(d, of_d->type, row + column * (uint64_t)of_d->leading, (float)value);
         }
+        uint64_t size = of_d->type == R_32F ? 4 : 2;
+        wrote((char *)d + size * column * (uint64_t)of_d->leading, size * of_d->rows);
+    }
 }
 
 static const char *letter(int transposed) { return transposed ? "T" : "N"; }
@@ -249,7 +253,7 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
           letter(of->transposed[1]), of_a->leading, of_b->leading, of_d->leading, of_a->type, of_d->type,
           of->compute, *alpha, *beta, of->epilogue, (unsigned long)a, (unsigned long)b, (unsigned long)c,
           (unsigned long)d, (unsigned long)of->bias, workspace_size, (unsigned long)workspace, result);
-    if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= setting("FAKE_CUBLASLT_COMPUTE", 0))
+    if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= setting("FAKE_CUBLASLT_COMPUTE", setting("FAKE_CUDA_EXECUTE", 0) != 0 ? INFINITY : 0))
         compute(of, *alpha, a, of_a, b, of_b, *beta, c, of_c, d, of_d);
     return result;
 }

@@ -1,10 +1,12 @@
-/* A stand-in for NVIDIA's driver, libcuda.so.1: memory, order, and no computation.
+/* A stand-in for NVIDIA's driver, libcuda.so.1: memory, order, and computation if it is asked for.
  *
- * Device memory is the host's, and copies copy. Kernels are loaded and launched, and do nothing: what
- * they should have written is what was there before. Everything has happened when a call returns, so
- * streams and events only leave lines in the trace. See README.md for the settings.
+ * Device memory is the host's, and copies copy. Kernels are loaded and launched. With FAKE_CUDA_EXECUTE,
+ * benches/ptx executes them; without, they do nothing: what they should have written is what was there
+ * before. Everything has happened when a call returns, so streams and events only leave lines in the
+ * trace. See README.md for the settings.
  *
  * Only what CubeCL, cudarc and Kiln call is here; another call fails as a missing symbol, by name. */
+#include "ptx.h"
 #include "trace.h"
 
 #include <pthread.h>
@@ -25,6 +27,7 @@ enum {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_PTX = 218,
     NOT_FOUND = 500,
     NOT_SUPPORTED = 801,
 };
@@ -32,6 +35,9 @@ enum {
 #define GIB (1024.0 * 1024.0 * 1024.0)
 
 static unsigned long streams, events, modules, files;
+
+/* Whether kernels compute. */
+static int executes(void) { return setting("FAKE_CUDA_EXECUTE", 0) != 0; }
 static __thread Device current;
 static __thread void *context;
 
@@ -120,6 +126,8 @@ Result cuGetErrorName(int error, const char **name) {
     case NO_DEVICE:      *name = "CUDA_ERROR_NO_DEVICE"; break;
     case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
     case NOT_SUPPORTED:  *name = "CUDA_ERROR_NOT_SUPPORTED"; break;
+    case INVALID_PTX:    *name = "CUDA_ERROR_INVALID_PTX"; break;
+    case 719:            *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
     case 803:            *name = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"; break;
     default:             *name = "CUDA_ERROR_UNKNOWN";
     }
@@ -277,6 +285,8 @@ static Result allocate(DevicePointer *pointer, size_t size) {
             used += (double)size;
             *pointer = (DevicePointer)(uintptr_t)start;
             result = SUCCESS;
+            if (executes())
+                kiln_ptx_allocated(*pointer, size);
         }
     }
     pthread_mutex_unlock(&lock);
@@ -292,6 +302,8 @@ static Result give_back(DevicePointer pointer) {
         struct block *block = *at;
         if ((DevicePointer)(uintptr_t)block->start == pointer) {
             *at = block->next;
+            if (executes())
+                kiln_ptx_freed(pointer);
             used -= (double)block->size;
             munmap(block->start, block->size > 0 ? block->size : 1);
             free(block);
@@ -368,9 +380,16 @@ Result cuMemHostUnregister(void *pointer) {
 
 static void *at(DevicePointer pointer) { return (void *)(uintptr_t)pointer; }
 
+/* For libraries of this folder as well: device memory that something other than a kernel has written. */
+void fake_cuda_wrote(DevicePointer to, size_t size) {
+    if (executes())
+        kiln_ptx_wrote(to, size);
+}
+
 Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void *from, size_t size, void *stream) {
     trace("memcpy_htod stream=%lu bytes=%zu to=%llx", (unsigned long)stream, size, to);
     memcpy(at(to), from, size);
+    fake_cuda_wrote(to, size);
     return SUCCESS;
 }
 
@@ -383,6 +402,8 @@ Result cuMemcpyDtoHAsync_v2(void *to, DevicePointer from, size_t size, void *str
 Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, size_t size, void *stream) {
     trace("memcpy_dtod stream=%lu bytes=%zu to=%llx from=%llx", (unsigned long)stream, size, to, from);
     memmove(at(to), at(from), size);
+    if (executes())
+        kiln_ptx_copied(to, from, size);
     return SUCCESS;
 }
 
@@ -390,6 +411,7 @@ Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, size_t size, v
 Result cuMemcpyHtoD_v2(DevicePointer to, const void *from, size_t size) {
     trace("memcpy_htod_synchronous bytes=%zu to=%llx", size, to);
     memcpy(at(to), from, size);
+    fake_cuda_wrote(to, size);
     return SUCCESS;
 }
 
@@ -420,15 +442,18 @@ Result cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream) {
     trace("memcpy_2d stream=%lu bytes=%zu", (unsigned long)stream, copy->width * copy->height);
     const char *from = copy->from_kind == 1 ? copy->from_host : at(copy->from_device);
     char *to = copy->to_kind == 1 ? copy->to_host : at(copy->to_device);
-    for (size_t row = 0; row < copy->height; row++)
-        memmove(to + (copy->to_y + row) * copy->to_pitch + copy->to_x,
-                from + (copy->from_y + row) * copy->from_pitch + copy->from_x, copy->width);
+    for (size_t row = 0; row < copy->height; row++) {
+        char *target = to + (copy->to_y + row) * copy->to_pitch + copy->to_x;
+        memmove(target, from + (copy->from_y + row) * copy->from_pitch + copy->from_x, copy->width);
+        fake_cuda_wrote((DevicePointer)(uintptr_t)target, copy->width);
+    }
     return SUCCESS;
 }
 
 Result cuMemsetD8Async(DevicePointer to, unsigned char value, size_t count, void *stream) {
     trace("memset stream=%lu bytes=%zu", (unsigned long)stream, count);
     memset(at(to), value, count);
+    fake_cuda_wrote(to, count);
     return SUCCESS;
 }
 
@@ -436,10 +461,11 @@ Result cuMemsetD32Async(DevicePointer to, unsigned value, size_t count, void *st
     trace("memset stream=%lu bytes=%zu", (unsigned long)stream, 4 * count);
     for (size_t i = 0; i < count; i++)
         ((unsigned *)at(to))[i] = value;
+    fake_cuda_wrote(to, 4 * count);
     return SUCCESS;
 }
 
-/* -- Kernels: kept, and not executed ---------------------------------------------------------------- */
+/* -- Kernels: kept, and executed if that is asked for -------------------------------------------------- */
 
 /* Writes PTX to a file of its own in the folder that FAKE_CUDA_PTX_DIR names. */
 static void keep(const char *ptx) {
@@ -455,37 +481,60 @@ static void keep(const char *ptx) {
     }
 }
 
+/* A number, or what benches/ptx has made of the text. */
 Result cuModuleLoadData(void **module, const void *image) {
     trace("module_load bytes=%zu", strlen(image));
     keep(image);
-    *module = next_handle(&modules);
-    return SUCCESS;
+    *module = executes() ? kiln_ptx_module(image) : next_handle(&modules);
+    return *module != NULL ? SUCCESS : INVALID_PTX;
 }
 
 Result cuModuleUnload(void *module) {
-    (void)module;
+    if (executes())
+        kiln_ptx_unload(module);
     return SUCCESS;
 }
 
-/* A function is its name. */
-Result cuModuleGetFunction(void **function, void *module, const char *name) {
-    (void)module;
-    *function = strdup(name);
-    return *function != NULL ? SUCCESS : OUT_OF_MEMORY;
+/* A function has its name, for the trace, and what executes it, if kernels are executed. */
+struct function {
+    char *name;
+    void *kernel;
+};
+
+Result cuModuleGetFunction(void **made, void *module, const char *name) {
+    struct function *function = malloc(sizeof *function);
+    if (function == NULL)
+        return OUT_OF_MEMORY;
+    *function = (struct function){strdup(name), executes() ? kiln_ptx_function(module, name) : NULL};
+    if (function->name == NULL || (executes() && function->kernel == NULL)) {
+        free(function->name);
+        free(function);
+        return NOT_FOUND;
+    }
+    *made = function;
+    return SUCCESS;
 }
 
+/* Of the attributes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES has an effect. */
 Result cuFuncSetAttribute(void *function, int attribute, int value) {
-    (void)function, (void)attribute, (void)value;
+    void *kernel = ((struct function *)function)->kernel;
+    if (attribute == 8 && kernel != NULL)
+        kiln_ptx_allow_shared(kernel, (unsigned)value);
     return SUCCESS;
 }
 
-Result cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+Result cuLaunchKernel(void *launched, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
                       void **extra) {
-    (void)arguments, (void)extra;
+    const struct function *function = launched;
     trace("launch stream=%lu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long)stream,
-          (const char *)function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared);
-    return SUCCESS;
+          function->name, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared);
+    if (function->kernel == NULL)
+        return SUCCESS;
+    if (extra != NULL)
+        return NOT_SUPPORTED;
+    const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+    return kiln_ptx_launch(function->kernel, grid, block, shared, (const void *const *)arguments);
 }
 
 /* A tensor map is opaque, and kernels do not run. */

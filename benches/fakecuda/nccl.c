@@ -247,6 +247,7 @@ Result ncclAllGather(const void *from, void *to, size_t count, int type, Communi
         if (slot != comm->rank)
             memmove((char *)to + (size_t)slot * bytes, from, bytes);
     memmove((char *)to + (size_t)comm->rank * bytes, from, bytes);
+    wrote(to, bytes * (size_t)comm->ranks);
     return begin(comm);
 }
 
@@ -256,6 +257,7 @@ Result ncclReduceScatter(const void *from, void *to, size_t count, int type, int
     size_t bytes = count * width(type);
     tell("reduce_scatter", comm, stream, bytes * (size_t)comm->ranks);
     memmove(to, (const char *)from + (size_t)comm->rank * bytes, bytes);
+    wrote(to, bytes);
     return begin(comm);
 }
 
@@ -264,6 +266,7 @@ Result ncclAllReduce(const void *from, void *to, size_t count, int type, int ope
     (void)operation;
     tell("all_reduce", comm, stream, count * width(type));
     memmove(to, from, count * width(type));
+    wrote(to, count * width(type));
     return begin(comm);
 }
 
@@ -272,6 +275,7 @@ Result ncclBroadcast(const void *from, void *to, size_t count, int type, int roo
     tell("broadcast", comm, stream, count * width(type));
     if (root == comm->rank)
         memmove(to, from, count * width(type));
+    wrote(to, count * width(type));
     return begin(comm);
 }
 
@@ -281,6 +285,7 @@ Result ncclReduce(const void *from, void *to, size_t count, int type, int operat
     tell("reduce", comm, stream, count * width(type));
     if (root == comm->rank)
         memmove(to, from, count * width(type));
+    wrote(to, count * width(type));
     return begin(comm);
 }
 

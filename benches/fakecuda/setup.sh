@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes target/fakecuda (or where CARGO_TARGET_DIR says): the stand-ins of this folder, built with cc, and
-# NVIDIA's compiler and headers from PyPI. Nothing of it needs a GPU or a driver.
+# with cargo what executes kernels (benches/ptx); and NVIDIA's compiler and headers from PyPI. Nothing of it
+# needs a GPU or a driver.
 #
 #     benches/fakecuda/setup.sh            # all of it; what is there already stays
 #     benches/fakecuda/setup.sh --drivers  # the stand-ins alone: needs no network
@@ -12,7 +13,7 @@ set -eu
 case "${1:-}" in
 "" | --drivers) ;;
 *)
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
@@ -24,12 +25,15 @@ out=$(cd "${CARGO_TARGET_DIR:-target}/fakecuda" && pwd)
 
 # The names by which programs look for the libraries, in their files and inside of them.
 build() {
+    name=$1
+    shift
     "${CC:-cc}" -O1 -g -std=gnu11 -Wall -Wextra -Werror -fPIC -shared -pthread \
-        -Wl,-soname,"$1" -o "$out/lib/$1" "$sources/trace.c" "$sources/$2"
+        -Wl,-soname,"$name" -o "$out/lib/$name" "$sources/trace.c" "$@"
 }
-build libcuda.so.1 cuda.c
-build libnccl.so.2 nccl.c
-build libcublasLt.so.13 cublaslt.c
+cargo build --quiet --release -p kiln-ptx
+build libcuda.so.1 "$sources/cuda.c" "$out/../release/libkiln_ptx.a" -Wl,--exclude-libs,ALL -ldl -lm
+build libnccl.so.2 "$sources/nccl.c"
+build libcublasLt.so.13 "$sources/cublaslt.c"
 
 cat >"$out/env.sh" <<END
 # Programs that are started with these variables find the stand-ins in place of a driver. Not for cargo.

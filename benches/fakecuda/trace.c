@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -40,4 +41,19 @@ double setting(const char *name, double otherwise) {
 
 void *next_handle(unsigned long *counter) {
     return (void *)__atomic_add_fetch(counter, 1, __ATOMIC_RELAXED);
+}
+
+static void (*told)(unsigned long long, size_t);
+static pthread_once_t looked_up = PTHREAD_ONCE_INIT;
+
+static void look_up(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver != NULL)
+        told = (void (*)(unsigned long long, size_t))dlsym(driver, "fake_cuda_wrote");
+}
+
+void wrote(const void *to, size_t size) {
+    pthread_once(&looked_up, look_up);
+    if (told != NULL)
+        told((unsigned long long)to, size);
 }

@@ -17,5 +17,8 @@ double setting(const char *name, double otherwise);
 /* A handle that is not zero, counted from 1 per kind, so that traces of two runs can be compared. */
 void *next_handle(unsigned long *counter);
 
+/* Tells the stand-in for the driver that a library has written `size` bytes of device memory. */
+void wrote(const void *to, size_t size);
+
 #pragma GCC visibility pop
 #endif

@@ -20,8 +20,9 @@ use crate::ops_support::*;
 const F32_BOUND: f64 = 1e-5;
 const F16_BOUND: f64 = 2e-2;
 
-/// The same on an NVIDIA GPU, whose matrix products may round f32 to fewer bits.
-const CUDA_F32_BOUND: f64 = 1e-3;
+/// The same on an NVIDIA GPU, where burn's matrix products may round f32 to TF32, by up to 2⁻¹¹ of each operand.
+/// Attention with heads that no tile fits has three of them behind one another.
+const CUDA_F32_BOUND: f64 = 4e-3;
 const CUDA_BF16_BOUND: f64 = 1e-2;
 
 /// The bound in f32 on the device of these tests.
@@ -101,9 +102,16 @@ pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[us
         };
         let actual = on_wgpu(&all);
         assert_close(&actual.output, &expected.output, bound, &format!("{dtype:?} output"));
+        let largest = expected.gradients.iter().flatten().flatten().fold(0.0f64, |max, v| max.max(v.abs()));
         for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
             let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
-            assert_close(a, e, bound, &format!("{dtype:?} gradient {i}"));
+            let what = format!("{dtype:?} gradient {i}");
+            if e.iter().all(|v| *v == 0.0) {
+                // It has no largest value. One score has no slope, which two rounded sums cancel to.
+                assert!(a.iter().all(|v| v.abs() <= bound * largest), "{what}: {a:?} instead of zeros");
+            } else {
+                assert_close(a, e, bound, &what);
+            }
         }
         // What is tracked chooses kernels, not dtypes.
         let subsets = if dtype == FloatDType::F32 { 1usize << sizes.len() } else { 0 };

@@ -1,0 +1,196 @@
+//! Books of the shared memory of a block: who wrote and read each part of it last, and when.
+//!
+//! Time is counted in barriers. An access comes before another one if it is by the same thread, if a barrier of
+//! the block is between them, or, in one warp, a barrier of that warp.
+
+use crate::error::{Fault, Other, Space};
+
+/// Who makes an access: a thread of the block and the line that it executes.
+#[derive(Debug, Clone, Copy)]
+pub struct Who {
+    pub thread: u32,
+    pub line: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    Unwritten,
+    Written,
+    /// `cp.async` has begun to write, and the thread has not waited.
+    Pending,
+}
+
+/// Stands for threads of several warps. With the highest bit alone, a number stands for threads of that warp.
+const MANY: u16 = u16::MAX;
+const MANY_OF_WARP: u16 = 1 << 15;
+
+fn warp_of(thread: u16) -> u32 {
+    match thread {
+        MANY => u32::MAX,
+        thread if thread >= MANY_OF_WARP => u32::from(thread - MANY_OF_WARP),
+        thread => u32::from(thread) / 32,
+    }
+}
+
+/// The last write, and the last read, of some bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    write_time: u32,
+    write_line: u32,
+    read_time: u32,
+    read_line: u32,
+    write_thread: u16,
+    read_thread: u16,
+    state: State,
+}
+
+/// The books of one block.
+#[derive(Debug)]
+pub struct Books {
+    block: u32,
+    granule: u32,
+    cells: Vec<Cell>,
+    clock: u32,
+    /// Times of the last barrier of the block, and of each warp.
+    block_barrier: u32,
+    warp_barriers: Vec<u32>,
+}
+
+impl Books {
+    pub fn new(bytes: u32, granule: u32, warps: usize) -> Books {
+        Books {
+            block: 0,
+            granule,
+            cells: vec![Cell::default(); bytes.div_ceil(granule) as usize],
+            clock: 1,
+            block_barrier: 0,
+            warp_barriers: vec![0; warps],
+        }
+    }
+
+    /// Begins a block, whose shared memory nothing has written.
+    pub fn begin(&mut self, block: u32) {
+        self.block = block;
+        self.cells.fill(Cell::default());
+        self.clock = 1;
+        self.block_barrier = 0;
+        self.warp_barriers.fill(0);
+    }
+
+    pub fn barrier(&mut self) {
+        self.clock += 1;
+        self.block_barrier = self.clock;
+    }
+
+    pub fn warp_barrier(&mut self, warp: usize) {
+        self.clock += 1;
+        self.warp_barriers[warp] = self.clock;
+    }
+
+    /// Whether an access of another thread comes before one that `who` makes now.
+    #[inline]
+    fn before(&self, thread: u16, time: u32, who: Who) -> bool {
+        if u32::from(thread) == who.thread || time < self.block_barrier {
+            return true;
+        }
+        warp_of(thread) == who.thread / 32 && time < self.warp_barriers[who.thread as usize / 32]
+    }
+
+    fn cells(&self, address: u32, bytes: u32) -> std::ops::Range<usize> {
+        (address / self.granule) as usize..(address + bytes).div_ceil(self.granule) as usize
+    }
+
+    fn other(&self, thread: u16, line: u32) -> Other {
+        // Of several threads, the first of the warp stands for all.
+        let thread = if thread >= MANY_OF_WARP { warp_of(thread).min(31) * 32 } else { u32::from(thread) };
+        Other { block: self.block, thread, line }
+    }
+
+    #[inline]
+    pub fn read(&mut self, address: u32, bytes: u32, who: Who) -> Result<(), Fault> {
+        for at in self.cells(address, bytes) {
+            let cell = self.cells[at];
+            let place = u64::from(at as u32 * self.granule);
+            match cell.state {
+                State::Unwritten => {
+                    return Err(Fault::Uninitialised { space: Space::Shared, address: place });
+                }
+                State::Pending => {
+                    let copy = self.other(cell.write_thread, cell.write_line);
+                    return Err(Fault::Pending { address: place, copy });
+                }
+                State::Written => {}
+            }
+            if !self.before(cell.write_thread, cell.write_time, who) {
+                let other = self.other(cell.write_thread, cell.write_line);
+                return Err(Fault::ReadAfterWrite { space: Space::Shared, address: place, other });
+            }
+            let reader = match cell.read_time > 0 && !self.before(cell.read_thread, cell.read_time, who) {
+                false => who.thread as u16,
+                true if warp_of(cell.read_thread) == who.thread / 32 => {
+                    MANY_OF_WARP + (who.thread / 32) as u16
+                }
+                true => MANY,
+            };
+            let cell = &mut self.cells[at];
+            cell.read_thread = reader;
+            cell.read_time = self.clock;
+            cell.read_line = who.line;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub fn write(&mut self, address: u32, bytes: u32, who: Who) -> Result<(), Fault> {
+        self.change(address, bytes, who, State::Written)
+    }
+
+    /// `cp.async` begins to write.
+    pub fn begin_copy(&mut self, address: u32, bytes: u32, who: Who) -> Result<(), Fault> {
+        self.change(address, bytes, who, State::Pending)
+    }
+
+    /// The thread has waited for a copy, which is its write from now on.
+    pub fn end_copy(&mut self, address: u32, bytes: u32) {
+        for at in self.cells(address, bytes) {
+            self.cells[at].state = State::Written;
+            self.cells[at].write_time = self.clock;
+        }
+    }
+
+    fn change(&mut self, address: u32, bytes: u32, who: Who, state: State) -> Result<(), Fault> {
+        for at in self.cells(address, bytes) {
+            let cell = self.cells[at];
+            let place = u64::from(at as u32 * self.granule);
+            let writer = self.other(cell.write_thread, cell.write_line);
+            if cell.state == State::Pending {
+                return Err(Fault::Pending { address: place, copy: writer });
+            }
+            if cell.state == State::Written && !self.before(cell.write_thread, cell.write_time, who) {
+                return Err(Fault::WriteAfterWrite { space: Space::Shared, address: place, other: writer });
+            }
+            if cell.read_time > 0 && !self.before(cell.read_thread, cell.read_time, who) {
+                let other = self.other(cell.read_thread, cell.read_line);
+                return Err(Fault::WriteAfterRead { space: Space::Shared, address: place, other });
+            }
+            let cell = &mut self.cells[at];
+            cell.write_thread = who.thread as u16;
+            cell.write_time = self.clock;
+            cell.write_line = who.line;
+            cell.state = state;
+        }
+        Ok(())
+    }
+
+    /// Atomic changes do not race with each other.
+    pub fn atomic(&mut self, address: u32, bytes: u32) -> Result<(), Fault> {
+        for at in self.cells(address, bytes) {
+            if self.cells[at].state == State::Unwritten {
+                let address = u64::from(at as u32 * self.granule);
+                return Err(Fault::Uninitialised { space: Space::Shared, address });
+            }
+        }
+        Ok(())
+    }
+}

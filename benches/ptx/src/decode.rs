@@ -1,0 +1,106 @@
+//! Statements to instructions with registers: names are looked up, constants get registers of their own.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::arithmetic;
+use crate::builder::{Builder, Decoded};
+use crate::error::{ParseError, Space};
+use crate::layout::allocate;
+use crate::movement;
+use crate::parse::{Instruction, Source, Statement, parse};
+use crate::program::{Kernel, Module, Op};
+
+/// The kernels of `text`, ready to be executed.
+pub fn module(text: &str) -> Result<Module, ParseError> {
+    let shared: Arc<str> = Arc::from(text);
+    let sources = parse(text)?;
+    let kernels = sources.iter().map(|source| kernel(source, &shared).map(Arc::new));
+    Ok(Module { kernels: kernels.collect::<Result<_, _>>()? })
+}
+
+/// Kinds of instructions in `text` that are not known, each with the first line that has it.
+pub fn unknown(text: &str) -> Result<Vec<ParseError>, ParseError> {
+    let (mut found, mut names) = (Vec::new(), HashSet::new());
+    for source in parse(text)? {
+        let mut builder = Builder::new(&source);
+        for statement in &source.statements {
+            let Statement::Instruction(instruction) = statement else { continue };
+            if let Err(error) = decode(&mut builder, instruction)
+                && names.insert(instruction.name.clone())
+            {
+                found.push(error);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<()> {
+    builder.begin(instruction);
+    if !arithmetic::decode(builder, instruction)? && !movement::decode(builder, instruction)? {
+        return builder.fail(format!("the instruction `{}` is not known", instruction.name));
+    }
+    Ok(())
+}
+
+fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
+    let mut builder = Builder::new(source);
+    let mut labels = HashMap::new();
+    for statement in &source.statements {
+        match statement {
+            Statement::Label(name) => {
+                labels.insert(name.clone(), builder.code.len() as u32);
+                builder.label();
+            }
+            Statement::Instruction(instruction) => {
+                decode(&mut builder, instruction)?;
+                // A path that did not branch may meet others behind the branch.
+                if instruction.name.starts_with("bra") && instruction.guard.is_some() {
+                    builder.label();
+                }
+            }
+        }
+    }
+    // The end of the text is an end of the kernel.
+    builder.plain(Op::Return);
+    for (at, label, line) in std::mem::take(&mut builder.branches) {
+        let Some(&target) = labels.get(&label) else {
+            return Err(ParseError::new(line, format!("no label `{label}`")));
+        };
+        builder.code[at].op = Op::Branch(target);
+    }
+    let granule = builder.code.iter().filter_map(|instr| shared_bytes(&instr.op)).min().unwrap_or(4).min(16);
+    let (static_shared, local_bytes) = (builder.static_shared, builder.local_bytes);
+    let (parameters, parameter_bytes) = builder.parameters();
+    let placed = allocate(builder.into_virtual());
+    Ok(Kernel {
+        name: source.name.clone(),
+        code: placed.code,
+        operands: placed.operands,
+        parameters,
+        parameter_bytes,
+        most_threads: source.most_threads,
+        static_shared,
+        local_bytes,
+        registers: placed.registers,
+        constants32: placed.constants32,
+        constants64: placed.constants64,
+        true_predicates: placed.true_predicates,
+        specials: placed.specials,
+        granule,
+        text: text.clone(),
+    })
+}
+
+/// Bytes of the smallest part of shared memory that an instruction reads or writes on its own.
+fn shared_bytes(op: &Op) -> Option<u32> {
+    let (access, elements) = match op {
+        Op::Load(access) | Op::Store(access) => (access, u32::from(access.count)),
+        Op::Atomic { access, .. } => (access, 1),
+        Op::WmmaLoad(_, access) | Op::WmmaStore(access, _) => (access, 1),
+        Op::CopyAsync { bytes, .. } => return Some(u32::from(*bytes)),
+        _ => return None,
+    };
+    matches!(access.space, Space::Shared | Space::Generic).then_some(access.ty.bits / 8 * elements)
+}

@@ -1,0 +1,232 @@
+//! What is wrong with a module, or with a kernel that runs.
+
+use std::error::Error as StdError;
+use std::fmt::{Display, Formatter, Result as FmtResult};
+
+/// PTX that could not be read: a line, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseError {
+    pub line: u32,
+    pub reason: String,
+}
+
+impl ParseError {
+    pub(crate) fn new(line: u32, reason: impl Into<String>) -> ParseError {
+        ParseError { line, reason: reason.into() }
+    }
+}
+
+impl Display for ParseError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        write!(f, "line {}: {}", self.line, self.reason)
+    }
+}
+
+impl StdError for ParseError {}
+
+/// A kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Space {
+    Global,
+    Shared,
+    Local,
+    Param,
+    /// Any of the first three: the address says which.
+    Generic,
+}
+
+impl Display for Space {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        f.write_str(match self {
+            Space::Global => "global",
+            Space::Shared => "shared",
+            Space::Local => "local",
+            Space::Param => "parameter",
+            Space::Generic => "generic",
+        })
+    }
+}
+
+/// Another thread of the block or grid, and the line of what it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Other {
+    /// Block, counted along x, then y, then z.
+    pub block: u32,
+    /// Thread in its block, counted alike.
+    pub thread: u32,
+    /// Line of the access; 0 if it is not known.
+    pub line: u32,
+}
+
+/// What a thread did wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// An access that is not inside of an allocation.
+    OutOfBounds {
+        space: Space,
+        address: u64,
+        bytes: u32,
+        limits: Option<(u64, u64)>,
+    },
+    /// An address that is no multiple of the size of the access.
+    Misaligned {
+        space: Space,
+        address: u64,
+        bytes: u32,
+    },
+    /// A read of memory that nothing has written.
+    Uninitialised {
+        space: Space,
+        address: u64,
+    },
+    /// A read or write of what `cp.async` is still copying.
+    Pending {
+        address: u64,
+        copy: Other,
+    },
+    /// A read of what another thread has written, without a barrier between them.
+    ReadAfterWrite {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
+    /// A write of what another thread has read or written, without a barrier between them.
+    WriteAfterRead {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
+    WriteAfterWrite {
+        space: Space,
+        address: u64,
+        other: Other,
+    },
+    /// `bar.sync` or another instruction of a whole warp, executed by some of its threads.
+    Divergent {
+        active: u32,
+        expected: u32,
+    },
+    /// A barrier that another thread has ended without reaching, or where it waits at another one.
+    Barrier {
+        other: Other,
+        ended: bool,
+    },
+    /// A lane that takes a value from a lane which takes no part.
+    InactiveLane {
+        lane: u32,
+    },
+    /// Rows of a matrix that do not have the distance that the instruction asks for.
+    Stride {
+        stride: u32,
+    },
+    /// `trap`, which kernels call themselves.
+    Trap,
+}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        match self {
+            Fault::OutOfBounds { space, address, bytes, limits } => {
+                write!(f, "out of bounds: {bytes} bytes of {space} memory at {address:#x}")?;
+                match limits {
+                    Some((start, end)) => write!(f, ", beside {start:#x}..{end:#x}"),
+                    None => write!(f, ", where nothing is allocated"),
+                }
+            }
+            Fault::Misaligned { space, address, bytes } => {
+                write!(f, "misaligned: {bytes} bytes of {space} memory at {address:#x}")
+            }
+            Fault::Uninitialised { space, address } => {
+                write!(f, "uninitialised: nothing has written {space} memory at {address:#x}")
+            }
+            Fault::Pending { address, copy } => write!(
+                f,
+                "not waited for: cp.async in line {} (thread {}) still copies to shared memory at {address:#x}",
+                copy.line, copy.thread
+            ),
+            Fault::ReadAfterWrite { space, address, other } => {
+                write!(
+                    f,
+                    "race: {space} memory at {address:#x} was written by {other}, and no barrier is between"
+                )
+            }
+            Fault::WriteAfterRead { space, address, other } => {
+                write!(
+                    f,
+                    "race: {space} memory at {address:#x} was read by {other}, and no barrier is between"
+                )
+            }
+            Fault::WriteAfterWrite { space, address, other } => write!(
+                f,
+                "race: {space} memory at {address:#x} was written by {other} as well, and no barrier is between"
+            ),
+            Fault::Divergent { active, expected } => {
+                write!(f, "divergent: lanes {active:#010x} are here, and {expected:#010x} have to be")
+            }
+            Fault::Barrier { other, ended: true } => {
+                write!(f, "barrier: thread {} has ended and never comes", other.thread)
+            }
+            Fault::Barrier { other, ended: false } => {
+                write!(f, "barrier: thread {} waits at another one, in line {}", other.thread, other.line)
+            }
+            Fault::InactiveLane { lane } => write!(f, "inactive: lane {lane} takes no part"),
+            Fault::Stride { stride } => {
+                write!(f, "a stride of {stride} elements, which is not a multiple of 16 bytes")
+            }
+            Fault::Trap => f.write_str("trap"),
+        }
+    }
+}
+
+impl Display for Other {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        write!(f, "thread {} of block {}", self.thread, self.block)?;
+        if self.line > 0 {
+            write!(f, " in line {}", self.line)?;
+        }
+        Ok(())
+    }
+}
+
+/// A fault with its place: kernel, line with its text, block and thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub kernel: String,
+    pub line: u32,
+    pub text: String,
+    pub block: [u32; 3],
+    pub thread: [u32; 3],
+    pub fault: Fault,
+}
+
+impl Display for Error {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        let Error { kernel, line, text, block, thread, fault } = self;
+        write!(f, "{fault}\n  kernel {kernel}, line {line}: {text}\n  block {block:?}, thread {thread:?}")
+    }
+}
+
+impl StdError for Error {}
+
+/// A launch that did not reach its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LaunchError {
+    /// The module has no kernel of this name.
+    NoKernel(String),
+    /// A size that the device does not have, or arguments that do not fit the kernel.
+    Refused(String),
+    /// A thread did something wrong.
+    Failed(Box<Error>),
+}
+
+impl Display for LaunchError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> FmtResult {
+        match self {
+            LaunchError::NoKernel(name) => write!(f, "no kernel {name}"),
+            LaunchError::Refused(reason) => write!(f, "refused: {reason}"),
+            LaunchError::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl StdError for LaunchError {}

@@ -1,0 +1,121 @@
+//! Products of matrices whose elements are spread over the lanes of a warp, as PTX's manual says.
+//!
+//! Products are exact in f32, and are added to the accumulator one after the other, in the order of k, each sum
+//! rounded to the nearest. Tensor cores add several at once and cut instead: results differ in the last bits.
+
+use crate::float;
+use crate::lanes::{LANES, Registers};
+use crate::program::{Kind, Matrix};
+
+const ROWS: usize = 16;
+const COLUMNS: usize = 8;
+
+/// Row and column, in its matrix, of an element that a lane holds: the element `half` of a register that has
+/// `2` halves, or the whole of one that has `1` element.
+///
+/// For `mma`, `B` has 8 columns; the registers of `wmma` are those of two such products side by side.
+pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half: usize) -> (usize, usize) {
+    let (group, thread) = (lane / 4, lane % 4);
+    // Elements along k that a register of all four threads has together.
+    let along = 4 * halves;
+    match matrix {
+        Matrix::A => (group + 8 * (register % 2), thread * halves + half + along * (register / 2)),
+        Matrix::B => (thread * halves + half + along * (register % 2), group + 8 * (register / 2)),
+        Matrix::Accumulator => {
+            (group + 8 * (register / 2 % 2), 2 * thread + register % 2 + 8 * (register / 4))
+        }
+    }
+}
+
+/// The number that a register's bits stand for.
+#[inline(always)]
+fn number(bits: u32, half: usize, kind: Kind) -> f32 {
+    match kind {
+        // The lowest bits do not count.
+        Kind::TF32 => f32::from_bits(bits & 0xffff_e000),
+        kind => float::from_half(bits >> (16 * half) & 0xffff, kind),
+    }
+}
+
+pub fn halves(kind: Kind) -> usize {
+    if kind == Kind::TF32 { 1 } else { 2 }
+}
+
+/// `D = A · B + C` of 16 × k, k × 8 and 16 × 8, with K at least k.
+#[inline(always)]
+fn sums<const K: usize>(
+    k: usize,
+    a: &[[f32; K]; ROWS],
+    b: &[[f32; COLUMNS]; K],
+    c: &mut [[f32; COLUMNS]; ROWS],
+) {
+    for (row, sums) in a.iter().zip(c) {
+        for (&a, b) in row.iter().zip(b).take(k) {
+            for (sum, &b) in sums.iter_mut().zip(b) {
+                *sum = a.mul_add(b, *sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16], b: &[u16], c: &[u16]) {
+    let halves = halves(kind);
+    let mut left = [[0.0; 16]; ROWS];
+    let mut right = [[0.0; COLUMNS]; 16];
+    let mut sum = [[0.0; COLUMNS]; ROWS];
+    for (register, &name) in a.iter().enumerate() {
+        let values = r.narrow(name);
+        for half in 0..halves {
+            for (lane, &bits) in values.iter().enumerate() {
+                let (row, column) = element(Matrix::A, halves, lane, register, half);
+                left[row][column] = number(bits, half, kind);
+            }
+        }
+    }
+    for (register, &name) in b.iter().enumerate() {
+        let values = r.narrow(name);
+        for half in 0..halves {
+            for (lane, &bits) in values.iter().enumerate() {
+                let (row, column) = element(Matrix::B, halves, lane, register, half);
+                right[row][column] = number(bits, half, kind);
+            }
+        }
+    }
+    for (register, &name) in c.iter().enumerate() {
+        for (lane, &bits) in r.narrow(name).iter().enumerate() {
+            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
+            sum[row][column] = f32::from_bits(bits);
+        }
+    }
+    sums(k, &left, &right, &mut sum);
+    for (register, &name) in d.iter().enumerate() {
+        let mut values = [0; LANES];
+        for (lane, value) in values.iter_mut().enumerate() {
+            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
+            *value = float::canonical(sum[row][column]).to_bits();
+        }
+        r.set_narrow(name, &values, u32::MAX);
+    }
+}
+
+/// `mma`: registers of D, A, B and C one after the other.
+#[inline(always)]
+pub fn mma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
+    let (d, rest) = o.split_at(4);
+    let (ab, c) = rest.split_at(rest.len() - 4);
+    let (a, b) = ab.split_at(ab.len() / 3 * 2);
+    multiply_lanes(r, usize::from(k), kind, d, a, b, c);
+}
+
+/// `wmma.mma`: two products side by side. Fragments of f16 have every register twice.
+#[inline(always)]
+pub fn wmma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
+    let (d, rest) = o.split_at(8);
+    let (ab, c) = rest.split_at(rest.len() - 8);
+    let (a, b) = ab.split_at(ab.len() / 2);
+    for half in 0..2 {
+        let (four, two) = (4 * half..4 * half + 4, 2 * half..2 * half + 2);
+        multiply_lanes(r, usize::from(k), kind, &d[four.clone()], &a[..4], &b[two], &c[four]);
+    }
+}

@@ -1,0 +1,288 @@
+//! Device memory: which addresses are allocated, and which of their bytes have been written.
+//!
+//! Device memory is memory of this process, given by its addresses, as in the stand-in for the driver.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::error::{Fault, Space};
+use crate::races::{Party, Word};
+
+/// Blocks make no promises to each other on the order of their accesses.
+const ORDER: Ordering = Ordering::Relaxed;
+
+/// Bits at the top of a generic address that say in which space it is. No pointer of this process has them.
+pub const SHARED_WINDOW: u64 = 0x5ead << 48;
+pub const LOCAL_WINDOW: u64 = 0x10ca << 48;
+
+/// A range of device memory.
+#[derive(Debug)]
+struct Allocation {
+    start: u64,
+    bytes: u64,
+    /// A byte per byte: whether it has been written.
+    written: Vec<AtomicU8>,
+    /// A word per four bytes: who wrote and read it last.
+    words: Vec<Word>,
+}
+
+/// What is allocated. Clones are the same memory.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceMemory {
+    table: Arc<RwLock<BTreeMap<u64, Arc<Allocation>>>>,
+}
+
+/// A type whose values of all zeros are values.
+trait Zeroed {}
+impl Zeroed for AtomicU8 {}
+impl Zeroed for Word {}
+
+/// Zeros that the system hands out when they are touched.
+fn zeros<T: Zeroed>(len: usize) -> Vec<T> {
+    let Ok(layout) = Layout::array::<T>(len) else { return Vec::new() };
+    if len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the layout has a size, and is that of a vector of so many values, of which zeros are some.
+    unsafe {
+        let start = alloc_zeroed(layout).cast::<T>();
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        Vec::from_raw_parts(start, len, len)
+    }
+}
+
+impl DeviceMemory {
+    /// Says that `bytes` at `start` are device memory, none of them written.
+    ///
+    /// # Safety
+    /// Until [`DeviceMemory::remove`], they must be memory of this process that may be read and written.
+    pub unsafe fn add(&self, start: u64, bytes: u64, checked: bool) {
+        let checked = if checked { bytes as usize } else { 0 };
+        let (written, words) = (zeros(checked), zeros(checked.div_ceil(4)));
+        let allocation = Arc::new(Allocation { start, bytes, written, words });
+        self.table.write().unwrap_or_else(PoisonError::into_inner).insert(start, allocation);
+    }
+
+    /// Says that the memory at `start` is no longer device memory.
+    pub fn remove(&self, start: u64) {
+        self.table.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
+    }
+
+    /// Says that the host or a library has written.
+    pub fn wrote(&self, start: u64, bytes: u64) {
+        let view = self.view();
+        if let Some((allocation, offset)) = view.find(start, bytes) {
+            allocation.mark(offset, bytes);
+        }
+    }
+
+    /// Says that bytes were copied from one place to another: what was not written there is not here.
+    pub fn copied(&self, to: u64, from: u64, bytes: u64) {
+        let view = self.view();
+        let Some((target, at)) = view.find(to, bytes) else { return };
+        let Some((source, from)) = view.find(from, bytes) else { return target.mark(at, bytes) };
+        if target.written.is_empty() || source.written.is_empty() {
+            return;
+        }
+        let written: Vec<u8> = source.written[from as usize..][..bytes as usize]
+            .iter()
+            .map(|byte| byte.load(Ordering::Relaxed))
+            .collect();
+        for (byte, written) in target.written[at as usize..].iter().zip(written) {
+            byte.store(written, Ordering::Relaxed);
+        }
+    }
+
+    /// What is allocated now.
+    pub fn view(&self) -> View {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        View { allocations: table.values().cloned().collect() }
+    }
+}
+
+impl Allocation {
+    fn mark(&self, offset: u64, bytes: u64) {
+        if !self.written.is_empty() {
+            for byte in &self.written[offset as usize..][..bytes as usize] {
+                byte.store(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// What is allocated while a kernel runs.
+#[derive(Debug, Clone)]
+pub struct View {
+    allocations: Vec<Arc<Allocation>>,
+}
+
+impl View {
+    /// The allocation that has all of these bytes, and where in it they are.
+    fn find(&self, start: u64, bytes: u64) -> Option<(&Allocation, u64)> {
+        let at = self.allocations.partition_point(|allocation| allocation.start <= start);
+        let allocation = &**self.allocations.get(at.checked_sub(1)?)?;
+        let offset = start - allocation.start;
+        (offset < allocation.bytes && bytes <= allocation.bytes - offset).then_some((allocation, offset))
+    }
+
+    /// The nearest allocation, for a message.
+    fn limits(&self, address: u64) -> Option<(u64, u64)> {
+        let distance = |a: &Allocation| match address {
+            _ if address < a.start => a.start - address,
+            _ => address.saturating_sub(a.start + a.bytes),
+        };
+        let nearest = self.allocations.iter().min_by_key(|allocation| distance(allocation))?;
+        Some((nearest.start, nearest.start + nearest.bytes))
+    }
+
+    /// Finds `bytes` at `address` for an access that has to be aligned.
+    /// `hint` is where the last one was found.
+    #[inline]
+    pub fn reach(&self, address: u64, bytes: u32, hint: &mut usize) -> Result<Region<'_>, Fault> {
+        if address & u64::from(bytes - 1) != 0 {
+            return Err(Fault::Misaligned { space: Space::Global, address, bytes });
+        }
+        if let Some(allocation) = self.allocations.get(*hint) {
+            let offset = address.wrapping_sub(allocation.start);
+            if offset < allocation.bytes && u64::from(bytes) <= allocation.bytes - offset {
+                return Ok(Region { allocation, offset, bytes });
+            }
+        }
+        match self.find(address, u64::from(bytes)) {
+            Some((allocation, offset)) => {
+                *hint = self.allocations.partition_point(|allocation| allocation.start <= address) - 1;
+                Ok(Region { allocation, offset, bytes })
+            }
+            None => {
+                Err(Fault::OutOfBounds { space: Space::Global, address, bytes, limits: self.limits(address) })
+            }
+        }
+    }
+}
+
+/// Bytes of an allocation, aligned to their number, which is 1, 2, 4, 8 or 16.
+pub struct Region<'a> {
+    allocation: &'a Allocation,
+    offset: u64,
+    bytes: u32,
+}
+
+impl Region<'_> {
+    fn address(&self) -> u64 {
+        self.allocation.start + self.offset
+    }
+
+    /// The words of the bytes, with their addresses and the bytes in them.
+    fn words(&self) -> impl Iterator<Item = (&Word, u64, u64)> {
+        let bytes = if self.bytes >= 4 { 0xf } else { ((1 << self.bytes) - 1) << (self.offset % 4) };
+        let first = self.offset / 4;
+        let words = self.allocation.words.get(first as usize..).unwrap_or_default();
+        let start = self.address() / 4 * 4;
+        words
+            .iter()
+            .take(self.bytes.div_ceil(4) as usize)
+            .zip(0..)
+            .map(move |(word, n)| (word, start + 4 * n, bytes))
+    }
+
+    /// Fails if a byte has not been written.
+    #[inline]
+    fn initialised(&self) -> Result<(), Fault> {
+        let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
+        let mut written = written.iter().take(self.bytes as usize);
+        match written.position(|byte| byte.load(Ordering::Relaxed) == 0) {
+            Some(at) => {
+                Err(Fault::Uninitialised { space: Space::Global, address: self.address() + at as u64 })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if a byte has not been written, or was by others; keeps books of a read.
+    #[inline]
+    pub fn check_read(&self, party: Party) -> Result<(), Fault> {
+        self.initialised()?;
+        self.words().try_for_each(|(word, address, bytes)| word.read(address, party, bytes))
+    }
+
+    /// Fails if a byte has not been written, or if others have read or written it otherwise than by an atomic
+    /// operation; keeps books of one.
+    pub fn check_update(&self, party: Party) -> Result<(), Fault> {
+        self.initialised()?;
+        self.check_write(party, true)
+    }
+
+    /// Fails if others have written or read the bytes; keeps books of a write.
+    #[inline]
+    pub fn check_write(&self, party: Party, atomic: bool) -> Result<(), Fault> {
+        self.words().try_for_each(|(word, address, bytes)| word.write(address, party, bytes, atomic))
+    }
+
+    /// The bytes, the lowest first, in parts of `size`, each of which is read at once.
+    #[inline]
+    pub fn read(&self, size: u32) -> u128 {
+        let mut value = 0;
+        for at in (0..self.bytes).step_by(size as usize) {
+            let address = self.address() + u64::from(at);
+            // SAFETY: the bytes are inside of an allocation, which whoever added it keeps readable and writable,
+            // and aligned to `size`, which divides `bytes`. Other blocks of the kernel may write to them at the
+            // same time, which atomic accesses allow.
+            let part = unsafe {
+                match size {
+                    1 => u64::from(AtomicU8::from_ptr(address as *mut u8).load(Ordering::Relaxed)),
+                    2 => u64::from(AtomicU16::from_ptr(address as *mut u16).load(Ordering::Relaxed)),
+                    4 => u64::from(AtomicU32::from_ptr(address as *mut u32).load(Ordering::Relaxed)),
+                    _ => AtomicU64::from_ptr(address as *mut u64).load(Ordering::Relaxed),
+                }
+            };
+            value |= u128::from(part) << (8 * at);
+        }
+        value
+    }
+
+    /// Writes the bytes of `value`, the lowest first, in parts of `size`.
+    #[inline]
+    pub fn write(&self, value: u128, size: u32) {
+        for at in (0..self.bytes).step_by(size as usize) {
+            let address = self.address() + u64::from(at);
+            let part = (value >> (8 * at)) as u64;
+            // SAFETY: as in `read`.
+            unsafe {
+                match size {
+                    1 => AtomicU8::from_ptr(address as *mut u8).store(part as u8, Ordering::Relaxed),
+                    2 => AtomicU16::from_ptr(address as *mut u16).store(part as u16, Ordering::Relaxed),
+                    4 => AtomicU32::from_ptr(address as *mut u32).store(part as u32, Ordering::Relaxed),
+                    _ => AtomicU64::from_ptr(address as *mut u64).store(part, Ordering::Relaxed),
+                }
+            }
+        }
+        self.allocation.mark(self.offset, u64::from(self.bytes));
+    }
+
+    /// Changes 2, 4 or 8 bytes at once, and returns what was there.
+    pub fn update(&self, f: impl Fn(u64) -> u64) -> u64 {
+        let address = self.address();
+        // SAFETY: as in `read`.
+        let before = unsafe {
+            match self.bytes {
+                2 => AtomicU16::from_ptr(address as *mut u16)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value.into()) as u16))
+                    .map(u64::from)
+                    .unwrap_or_else(u64::from),
+                4 => AtomicU32::from_ptr(address as *mut u32)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value.into()) as u32))
+                    .map(u64::from)
+                    .unwrap_or_else(u64::from),
+                _ => AtomicU64::from_ptr(address as *mut u64)
+                    .fetch_update(ORDER, ORDER, |value| Some(f(value)))
+                    .unwrap_or_else(|value| value),
+            }
+        };
+        self.allocation.mark(self.offset, u64::from(self.bytes));
+        before
+    }
+}

@@ -1,0 +1,415 @@
+//! Kernels as they are executed: instructions with numbers of registers in place of names.
+
+use std::sync::Arc;
+
+use crate::error::Space;
+use crate::parse::Variable;
+
+/// What the bits of a value mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Signed,
+    Unsigned,
+    Bits,
+    F16,
+    BF16,
+    F32,
+    TF32,
+    F64,
+}
+
+/// A type of a value, such as `u16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Type {
+    pub kind: Kind,
+    pub bits: u32,
+}
+
+impl Type {
+    pub const F32: Type = Type { kind: Kind::F32, bits: 32 };
+
+    /// The type of this name, without a dot.
+    pub fn named(name: &str) -> Option<Type> {
+        let (kind, bits) = match name {
+            "f16" => (Kind::F16, 16),
+            "bf16" => (Kind::BF16, 16),
+            "f32" => (Kind::F32, 32),
+            "tf32" => (Kind::TF32, 32),
+            "f64" => (Kind::F64, 64),
+            _ => {
+                let kind = match name.as_bytes().first()? {
+                    b'u' => Kind::Unsigned,
+                    b's' => Kind::Signed,
+                    b'b' => Kind::Bits,
+                    _ => return None,
+                };
+                match &name[1..] {
+                    "8" => (kind, 8),
+                    "16" => (kind, 16),
+                    "32" => (kind, 32),
+                    "64" => (kind, 64),
+                    _ => return None,
+                }
+            }
+        };
+        Some(Type { kind, bits })
+    }
+
+    pub fn is_float(self) -> bool {
+        !matches!(self.kind, Kind::Signed | Kind::Unsigned | Kind::Bits)
+    }
+}
+
+/// Where a result goes that a float cannot hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Round {
+    /// To the nearest, of two to the even one.
+    Nearest,
+    /// To the nearest, of two to the one that is further from zero.
+    NearestAway,
+    Zero,
+    Down,
+    Up,
+}
+
+/// How a float operation treats its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mode {
+    pub round: Round,
+    /// Subnormal operands and results are zero.
+    pub flush: bool,
+    /// Results are between 0 and 1, and what is no number is 0.
+    pub saturate: bool,
+}
+
+impl Mode {
+    pub const PLAIN: Mode = Mode { round: Round::Nearest, flush: false, saturate: false };
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Int1 {
+    Not,
+    Neg,
+    Abs,
+    CountOnes,
+    LeadingZeros,
+    Reverse,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Int2 {
+    Add,
+    Sub,
+    Mul,
+    MulHigh,
+    Div,
+    Rem,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRight,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Float1 {
+    Neg,
+    Abs,
+    Reciprocal,
+    Sqrt,
+    ReciprocalSqrt,
+    Exp2,
+    Log2,
+    Sin,
+    Cos,
+    Tanh,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Float2 {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Min,
+    Max,
+    /// Of which the result is no number where an operand is none.
+    MinNan,
+    MaxNan,
+    /// The second with the sign of the first.
+    CopySign,
+}
+
+/// A comparison; those of floats that end in `OrNan` are true where an operand is no number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    Equal,
+    NotEqual,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    EqualOrNan,
+    NotEqualOrNan,
+    LessOrNan,
+    LessEqualOrNan,
+    GreaterOrNan,
+    GreaterEqualOrNan,
+    /// Both are numbers.
+    Numbers,
+    /// One is none.
+    Nan,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logic {
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomic {
+    Add,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    CompareAndSwap,
+}
+
+/// Which matrix of `D = A · B + C`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    A,
+    B,
+    Accumulator,
+}
+
+/// An access to memory at a register plus `offset`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    pub space: Space,
+    pub ty: Type,
+    /// Elements one after the other, as in `.v4`.
+    pub count: u8,
+    pub offset: i32,
+    /// Whether the address is in a register of 64 bits.
+    pub wide: bool,
+}
+
+/// Elements of `wmma`: 16 rows and columns, and `k` of them along the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fragment {
+    pub matrix: Matrix,
+    pub k: u8,
+    pub ty: Type,
+    pub row_major: bool,
+}
+
+/// What an instruction does. In the comments: results, then operands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// Where branches go to and paths may meet.
+    Label,
+    Branch(u32),
+    Return,
+    Trap,
+    /// number
+    Barrier,
+    /// mask
+    WarpBarrier,
+    Move32,
+    Move64,
+    MovePredicate,
+    /// The address of a variable of this space, as a generic one, and back.
+    ToGeneric(Space),
+    FromGeneric(Space),
+    Int1(Int1, Type),
+    Int2(Int2, Type),
+    /// a · b in twice the bits, plus c if there is one
+    MulWide {
+        signed: bool,
+        bits: u32,
+        add: bool,
+    },
+    /// a · b + c
+    MulAdd(Type),
+    /// bits to insert, target, place, length
+    Insert32,
+    Float1(Float1, Mode),
+    Float2(Float2, Mode),
+    MulAddFloat(Mode),
+    Half2(Float2, Kind),
+    HalfMulAdd(Kind),
+    /// predicate, perhaps its opposite; a, b, perhaps another predicate
+    Compare {
+        compare: Compare,
+        ty: Type,
+        flush: bool,
+        with: Option<Logic>,
+        opposite: bool,
+    },
+    /// 1.0, or all bits of an integer, where the comparison holds; a, b
+    Set {
+        compare: Compare,
+        ty: Type,
+        flush: bool,
+        yes: u32,
+    },
+    Select32,
+    Select64,
+    Logic(Logic),
+    NotPredicate,
+    Convert {
+        to: Type,
+        from: Type,
+        mode: Mode,
+        integral: bool,
+    },
+    /// Two floats to one register of two halves: high, low
+    ConvertPair {
+        kind: Kind,
+        mode: Mode,
+    },
+    /// Parts of so many bits, the lowest first, to or from one register.
+    Pack {
+        bits: u32,
+    },
+    Unpack {
+        bits: u32,
+    },
+    Load(Access),
+    Store(Access),
+    /// target, source, bytes of the source
+    CopyAsync {
+        bytes: u8,
+        target: i32,
+        source: i32,
+        wide_target: bool,
+    },
+    CopyCommit,
+    /// Waits for all groups but so many.
+    CopyWait {
+        left: u32,
+        uncommitted: bool,
+    },
+    LoadMatrix {
+        transposed: bool,
+        access: Access,
+    },
+    /// d; a, b, c
+    Mma {
+        k: u8,
+        kind: Kind,
+    },
+    WmmaLoad(Fragment, Access),
+    WmmaStore(Access, bool),
+    WmmaMma {
+        k: u8,
+        kind: Kind,
+    },
+    /// d, perhaps a predicate; a, b, limits, mask
+    Shuffle(Shuffle),
+    Vote(Vote),
+    ActiveMask,
+    /// perhaps what was there; address, a, perhaps b
+    Atomic {
+        op: Atomic,
+        access: Access,
+    },
+}
+
+/// One instruction: its registers are `operands[first..]`, results first.
+#[derive(Debug, Clone, Copy)]
+pub struct Instr {
+    pub op: Op,
+    /// The predicate that lets it happen, and whether it has to be false.
+    pub guard: Option<(u16, bool)>,
+    pub results: u8,
+    pub operands: u8,
+    pub first: u32,
+    pub line: u32,
+}
+
+/// A value that a kernel is born with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Special {
+    Thread(u8),
+    Block(u8),
+    BlockSize(u8),
+    GridSize(u8),
+    Lane,
+    Warp,
+    /// Masks of lanes: below, up to, this one, from, above.
+    LanesBelow,
+    LanesUpTo,
+    LaneMask,
+    LanesFrom,
+    LanesAbove,
+    DynamicSharedSize,
+}
+
+/// A kernel that can be executed.
+#[derive(Debug)]
+pub struct Kernel {
+    pub name: String,
+    pub code: Vec<Instr>,
+    pub operands: Vec<u16>,
+    /// Parameters with their places in the bytes that `ld.param` reads.
+    pub parameters: Vec<(Variable, u32)>,
+    pub parameter_bytes: u32,
+    pub most_threads: Option<u32>,
+    /// Bytes of shared memory whose size is in the text. What the launch asks for comes behind.
+    pub static_shared: u32,
+    pub local_bytes: u32,
+    /// Registers of 32 and of 64 bits, and predicates.
+    pub registers: [usize; 3],
+    pub constants32: Vec<(u16, u32)>,
+    pub constants64: Vec<(u16, u64)>,
+    /// Predicates that are always true.
+    pub true_predicates: Vec<u16>,
+    pub specials: Vec<(u16, Special)>,
+    /// Bytes of the smallest access to shared memory, for which checks keep books.
+    pub granule: u32,
+    pub text: Arc<str>,
+}
+
+impl Kernel {
+    /// A line of the text.
+    pub fn line(&self, number: u32) -> &str {
+        self.text.lines().nth(number.saturating_sub(1) as usize).unwrap_or_default().trim()
+    }
+}
+
+/// The kernels of a module.
+#[derive(Debug)]
+pub struct Module {
+    pub kernels: Vec<Arc<Kernel>>,
+}
+
+impl Module {
+    pub fn kernel(&self, name: &str) -> Option<&Arc<Kernel>> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+}
