@@ -66,7 +66,7 @@ impl Engine {
     }
 
     /// What the loss and with it the gradients are multiplied with.
-    fn gradient_scale(&self) -> Result<f64, ShardError> {
+    pub(super) fn gradient_scale(&self) -> Result<f64, ShardError> {
         #[cfg(feature = "cube")]
         if let (Some(scale), crate::buffers::Placement::Device(client)) =
             (self.loss_scale(), self.context.state_placement())

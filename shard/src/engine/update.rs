@@ -163,9 +163,10 @@ impl Engine {
 
     /// The 2-norm of the reduced gradient of all trainable parameters. Collective.
     pub fn grad_norm(&self) -> Result<f64, ShardError> {
+        let scale = self.gradient_scale()?;
         let (squares, ()) = self.squares(&self.host_step())?;
         self.context.check()?;
-        Ok(norm(&squares)?)
+        Ok(norm(&squares)? / scale)
     }
 
     /// The first trainable parameter, in layout order, whose reduced gradient holds a value that

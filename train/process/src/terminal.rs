@@ -27,8 +27,11 @@ fn give(terminal: &File, group: Pid) {
     let _ = blocked.thread_unblock();
 }
 
-/// Makes this process the one that the terminal's keys go to.
+/// Makes this process the one that the terminal's keys go to. Ctrl-Z does not stop it: the shell, which waits for
+/// the run, would not start it again.
 pub fn take() {
+    // SAFETY: no handler is set; the signal is ignored from here on.
+    unsafe { libc::signal(libc::SIGTSTP, libc::SIG_IGN) };
     if let Some(terminal) = terminal() {
         give(&terminal, getpgrp());
     }

@@ -52,15 +52,21 @@ impl AttachArgs {
         if self.take_terminal {
             terminal::take();
         }
-        let (connection, first, focus) = find(&self.run, self.rank)?;
-        converse(connection, first, focus).map_err(TrainError::io("talk to the run in", &self.run))?;
+        converse(find(&self.run, self.rank)?).map_err(TrainError::io("talk to the run in", &self.run))?;
         Ok(0)
     }
 }
 
-/// A connection to the process that has the prompt, what it has said first, and the rank that is to be looked at
-/// there.
-fn find(run: &Path, rank: Option<usize>) -> Result<(Connection, ToPrompt, Option<usize>)> {
+/// The prompts of a run that lines may go to.
+struct Prompts {
+    /// That of rank 0's process, which has those of all ranks while all are held; and before it that of a rank that
+    /// may be held alone, if it has another process. Each with what it has said first.
+    connections: Vec<(Connection, ToPrompt)>,
+    /// The rank that is to be looked at where all are held.
+    focus: Option<usize>,
+}
+
+fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let folder = Folder::open(run).ok();
     let owners = folder.as_ref().map(Folder::owners).unwrap_or_default();
     let Some(folder) = folder.filter(|_| !owners.is_empty()) else {
@@ -82,18 +88,28 @@ fn find(run: &Path, rank: Option<usize>) -> Result<(Connection, ToPrompt, Option
         Ok((_, Reply::Status(_))) => Err(TrainError::usage("the run answers something else")),
         Err(error) => Err(TrainError::io("reach the run in", run)(error)),
     };
-    // A rank that is held alone has a prompt of its own; where all are held, rank 0 has it.
-    if let Some(rank) = rank {
-        let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
-            return Err(TrainError::usage(format!("rank {rank} of the run has no process on this machine")));
-        };
-        let (connection, first) = talk(own, Some(rank))?;
-        if first != ToPrompt::Running {
-            return Ok((connection, first, None));
+    let first = talk(&owners[0], None)?;
+    let mut connections = Vec::new();
+    match rank {
+        // A rank that is held alone has a prompt of its own; where all are held, rank 0 has it.
+        Some(rank) => {
+            let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
+                let text = format!("rank {rank} of the run has no process on this machine");
+                return Err(TrainError::usage(text));
+            };
+            if own.ranks != owners[0].ranks {
+                connections.push(talk(own, Some(rank))?);
+            }
         }
+        // One that is held alone in another process. A process that does not answer is none to look at.
+        None if first.1 == ToPrompt::Running => {
+            let held = |owner| talk(owner, None).ok().filter(|(_, first)| *first != ToPrompt::Running);
+            connections.extend(owners[1..].iter().find_map(held));
+        }
+        None => {}
     }
-    let (connection, first) = talk(&owners[0], None)?;
-    Ok((connection, first, rank))
+    connections.push(first);
+    Ok(Prompts { connections, focus: rank })
 }
 
 /// What the terminal was like before a prompt was shown.
@@ -101,32 +117,38 @@ fn terminal_state() -> Option<Termios> {
     termios::tcgetattr(stdin()).ok()
 }
 
-fn converse(connection: Connection, first: ToPrompt, focus: Option<usize>) -> std::io::Result<()> {
+fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     let other = std::io::Error::other::<ReadlineError>;
-    let (stream, mut replies) = connection.split()?;
     let mut editor = DefaultEditor::new().map_err(other)?;
-    let mut printer = editor.create_external_printer().ok();
     let before = terminal_state();
     let is_terminal = stdin().is_terminal();
     let (asks, asked) = mpsc::channel();
-    let _ = handle(first, &mut printer, &asks, before.as_ref());
-    // Ends with the process, if the run says nothing more.
-    thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
-        while let Ok(Reply::Prompt(message)) = replies.next() {
-            if handle(message, &mut printer, &asks, before.as_ref()).is_none() {
-                break;
+    let mut streams = Vec::new();
+    for (index, (connection, first)) in connections.into_iter().enumerate() {
+        let (stream, mut replies) = connection.split()?;
+        streams.push(stream);
+        let (asks, mut printer, before) =
+            (asks.clone(), editor.create_external_printer().ok(), before.clone());
+        handle(first, index, &mut printer, &asks, before.as_ref());
+        // Ends with the process, if the run says nothing more.
+        thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
+            while let Ok(Reply::Prompt(message)) = replies.next() {
+                if handle(message, index, &mut printer, &asks, before.as_ref()).is_none() {
+                    break;
+                }
             }
-        }
-        leave("the connection to the run is gone", before.as_ref());
-    })?;
-    let mut prompt = next_prompt(&asked);
-    if let Some(rank) = focus.filter(|_| prompt.as_deref().is_some_and(|prompt| prompt != RUNNING)) {
-        send(&stream, &Typed { typed: format!("rank {rank}") })?;
-        prompt = next_prompt(&asked);
+            leave("the connection to the run is gone", before.as_ref());
+        })?;
     }
-    while let Some(text) = &prompt {
+    let mut prompts = Asked { texts: vec![RUNNING.to_owned(); streams.len()], asked };
+    prompts.wait();
+    if let Some(rank) = focus.filter(|_| prompts.is_held()) {
+        send(&streams[prompts.index()], &Typed { typed: format!("rank {rank}") })?;
+        prompts.wait();
+    }
+    loop {
         // Somebody who pipes commands in sees the answers alone.
-        let shown = if is_terminal { text.as_str() } else { "" };
+        let shown = if is_terminal { prompts.text() } else { "" };
         let line = match editor.readline(shown) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
@@ -140,47 +162,79 @@ fn converse(connection: Connection, first: ToPrompt, focus: Option<usize>) -> st
             let _ = editor.add_history_entry(&line);
         }
         // What came while the line was typed.
-        while let Ok(newer) = asked.try_recv() {
-            prompt = Some(newer);
-        }
-        if line.trim().is_empty() && prompt.as_deref() == Some(RUNNING) {
+        prompts.catch_up();
+        let was_held = prompts.is_held();
+        if line.trim().is_empty() && !was_held {
             continue;
         }
-        let was_held = prompt.as_deref() != Some(RUNNING);
-        send(&stream, &Typed { typed: line })?;
+        send(&streams[prompts.index()], &Typed { typed: line })?;
         if was_held {
-            prompt = next_prompt(&asked);
+            prompts.wait();
+            let mut is_told = !is_terminal;
             // The next line is for ranks that are held again.
-            while prompt.as_deref() == Some(RUNNING) {
-                prompt = match asked.recv_timeout(SOON) {
-                    Err(mpsc::RecvTimeoutError::Timeout) => {
-                        if is_terminal {
-                            say("the run goes on; Ctrl-C leaves it alone");
-                        }
-                        next_prompt(&asked)
-                    }
-                    newer => newer.ok(),
-                };
+            while !prompts.is_held() {
+                if !is_told && !prompts.wait_for(SOON) {
+                    say("the run goes on; Ctrl-C leaves it alone");
+                    is_told = true;
+                } else if is_told {
+                    prompts.wait();
+                }
             }
         }
     }
-    Ok(())
 }
 
-/// What is in front of the next line, once it is known; `None` if there is none.
-fn next_prompt(asked: &Receiver<String>) -> Option<String> {
-    let mut prompt = asked.recv().ok()?;
-    while let Ok(newer) = asked.try_recv() {
-        prompt = newer;
+/// What is in front of the next line at each prompt.
+struct Asked {
+    texts: Vec<String>,
+    asked: Receiver<(usize, String)>,
+}
+
+impl Asked {
+    /// The first prompt at which a rank is held; the last one, rank 0's, without.
+    fn index(&self) -> usize {
+        let held = self.texts.iter().position(|text| text != RUNNING);
+        held.unwrap_or(self.texts.len() - 1)
     }
-    Some(prompt)
+
+    fn text(&self) -> &str {
+        &self.texts[self.index()]
+    }
+
+    fn is_held(&self) -> bool {
+        self.text() != RUNNING
+    }
+
+    /// Waits until a prompt says something. The process ends when the run does.
+    fn wait(&mut self) {
+        if let Ok((index, text)) = self.asked.recv() {
+            self.texts[index] = text;
+        }
+        self.catch_up();
+    }
+
+    /// Whether a prompt says something within `patience`.
+    fn wait_for(&mut self, patience: Duration) -> bool {
+        let said = self.asked.recv_timeout(patience);
+        let is_said = said.is_ok();
+        said.into_iter().for_each(|(index, text)| self.texts[index] = text);
+        self.catch_up();
+        is_said
+    }
+
+    fn catch_up(&mut self) {
+        while let Ok((index, text)) = self.asked.try_recv() {
+            self.texts[index] = text;
+        }
+    }
 }
 
 /// Shows what a prompt is sent. `None` at the end.
 fn handle<P: ExternalPrinter>(
     message: ToPrompt,
+    index: usize,
     printer: &mut Option<P>,
-    asks: &mpsc::Sender<String>,
+    asks: &mpsc::Sender<(usize, String)>,
     before: Option<&Termios>,
 ) -> Option<()> {
     match message {
@@ -190,8 +244,8 @@ fn handle<P: ExternalPrinter>(
                 say(&text);
             }
         }
-        ToPrompt::Ask(prompt) => asks.send(prompt).ok()?,
-        ToPrompt::Running => asks.send(RUNNING.to_owned()).ok()?,
+        ToPrompt::Ask(prompt) => asks.send((index, prompt)).ok()?,
+        ToPrompt::Running => asks.send((index, RUNNING.to_owned())).ok()?,
         ToPrompt::End => leave("the run is over", before),
     }
     Some(())

@@ -43,7 +43,7 @@ pub(crate) use status::About;
 
 use hash::{HashedRun, Hasher};
 
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::run::Observer;
 use prompt::Debugger;
 
@@ -53,6 +53,18 @@ pub(crate) fn observers(
     run: HashedRun<'_>,
     rank: DebuggedRank,
 ) -> Result<Vec<Box<dyn Observer>>> {
+    let objection = options.breakpoints.iter().find_map(|breakpoint| match breakpoint.rank {
+        Some(held) if held >= rank.ranks => {
+            Some(format!("there is no rank {held}: there are {}", rank.ranks))
+        }
+        Some(_) if rank.with_mpi && breakpoint.others == Others::Run => {
+            Some("with MPI, the other ranks would time out: leave out `run`, or --others".to_owned())
+        }
+        _ => None,
+    });
+    if let Some(objection) = objection {
+        return Err(TrainError::usage(format!("--break: {objection}")));
+    }
     let hasher = options.hash.clone().map(|options| Box::new(Hasher::new(options, run)) as Box<dyn Observer>);
     let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, rank));
     Ok(hasher.into_iter().chain([debugger]).collect())

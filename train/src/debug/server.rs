@@ -50,7 +50,8 @@ struct Shared {
 impl Server {
     /// Answers for `ranks` of the run in `out`, which this process has.
     pub(crate) fn start(out: &Path, ranks: Vec<usize>, about: About) -> Self {
-        let kept = Kept::start(out, ranks, about).map_err(|error| {
+        let desk = about.desk.clone();
+        let kept = Kept::start(out, ranks, about).inspect(|_| desk.open()).map_err(|error| {
             let out = out.display();
             tracing::warn!(%out, %error, "no socket for kiln status, which will know less of this process");
         });

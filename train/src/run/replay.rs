@@ -123,7 +123,7 @@ impl ReplayArgs {
         let of = |breakpoint: &Breakpoint| Breakpoint {
             step: breakpoint.step.or(Some(self.step)),
             rank: breakpoint.rank.or(self.rank),
-            others: if self.rank.is_some() { self.others } else { breakpoint.others },
+            others: if breakpoint.rank.is_none() { self.others } else { breakpoint.others },
             on: breakpoint.on.clone(),
         };
         self.breakpoints.iter().map(of).collect()

@@ -37,6 +37,11 @@ pub trait MicroBatches {
     /// If the ranks cannot agree.
     fn go_on(&mut self, last: bool) -> Result<bool>;
 
+    /// The learning rates of the update, if they are not those that the step was begun with.
+    fn learning_rates(&self) -> Option<LearningRates> {
+        None
+    }
+
     /// The norm that the gradient is clipped to, if it is not the one of the configuration.
     fn grad_clip(&self) -> Option<f64> {
         None
@@ -74,6 +79,7 @@ pub fn optimizer_step(
     engine.set_activity("optimizer");
     batches.before_update(engine)?;
     let grad_clip = batches.grad_clip().unwrap_or(config.optim.grad_clip);
+    let lr = batches.learning_rates().unwrap_or_else(|| lr.into());
     let update = engine.update(lr, grad_clip)?;
     Ok(Some(update))
 }

@@ -201,18 +201,55 @@ fn a_prompt_is_left_killed_and_taken_up_again_and_two_breakpoints_hold_one_after
 }
 
 #[test]
+fn what_holds_all_ranks_goes_before_what_holds_one() {
+    let run = Run::new();
+    let places = ["--break", "forward:layers.1@3 rank 1 run", "--break", "forward:layers.1@3"];
+    let more = ["--break", "backward:layers.1.ffn@3 rank 1 run", "--break", "optimizer@3"];
+    let process = start_alone(&run, "2", &[&places[..], &more].concat());
+    let mut prompt = Prompt::of(&run, &[]);
+    prompt.enter("ranks");
+    prompt.expect("rank 1 is at step 3, micro-batch 0, forward: layers.1 input");
+    prompt.enter("delete 1");
+    prompt.enter("delete 2");
+    prompt.expect("4: optimizer@3");
+    // All ranks are to be held at the end of the block; rank 1 is held inside of it before.
+    prompt.enter("c");
+    prompt.expect("rank 1 is held at step 3, micro-batch 0, backward: the gradient of layers.1.ffn output");
+    prompt.enter("q");
+    prompt.leave();
+    let ended = end(process);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 3]);
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_while_all_are_held_stops_the_run() {
+    config();
+    let run = Run::new();
+    let process = run.launcher(2, &[], &["--break", "optimizer@3"]).spawn().expect("kiln starts");
+    let prompt = Prompt::of(&run, &[]);
+    let stopped = std::process::Command::new("kill").args(["-USR1", &pid_of(&run, 1)]).status();
+    assert!(stopped.expect("kill").success());
+    let ended = end(process);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 3]);
+    prompt.leave();
+}
+
+/// The process of a rank.
+fn pid_of(run: &Run, rank: usize) -> String {
+    let text = std::fs::read_to_string(run.out().join(format!("debug/rank_{rank}.json"))).expect("a file");
+    let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    value["process"]["pid"].to_string()
+}
+
+#[test]
 fn a_rank_that_dies_while_others_are_held_ends_the_run() {
     config();
     let run = Run::new();
     let process = run.launcher(4, &[], &["--break", "optimizer@3"]).spawn().expect("kiln starts");
     let prompt = Prompt::of(&run, &[]);
-    let pid = |rank: usize| {
-        let text =
-            std::fs::read_to_string(run.out().join(format!("debug/rank_{rank}.json"))).expect("a file");
-        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        value["process"]["pid"].to_string()
-    };
-    let killed = std::process::Command::new("kill").args(["-9", &pid(2)]).status();
+    let killed = std::process::Command::new("kill").args(["-9", &pid_of(&run, 2)]).status();
     assert!(killed.expect("kill").success());
     let ended = end(process);
     assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -1,6 +1,6 @@
 //! When a rank is held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,6 +44,10 @@ macro_rules! breakpoint {
 /// What the debugger of a rank has to know of it.
 pub(crate) struct DebuggedRank {
     pub(crate) rank: usize,
+    /// Ranks of the run.
+    pub(crate) ranks: usize,
+    /// Whether they talk through MPI.
+    pub(crate) with_mpi: bool,
     pub(crate) desk: Arc<Desk>,
     pub(crate) controls: Controls,
     /// Asks the run to stop.
@@ -74,6 +78,8 @@ pub(crate) struct Debugger {
     pub(super) rank: usize,
     /// By number, the same on all ranks.
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
+    /// Those that hold this rank alone, and do so no more. The other ranks do not know of it.
+    pub(super) muted: BTreeSet<usize>,
     /// The number of the next one.
     pub(super) next_number: usize,
     /// Where all ranks are held next, besides.
@@ -129,7 +135,7 @@ struct Reason {
 impl Debugger {
     /// The debugger of a rank.
     pub(crate) fn new(options: &DebugOptions, of: DebuggedRank) -> Self {
-        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out } = of;
+        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, .. } = of;
         Debugger {
             desk,
             controls,
@@ -139,6 +145,7 @@ impl Debugger {
             out,
             has_prompt: options.has_prompt,
             rank,
+            muted: BTreeSet::new(),
             next_number: options.breakpoints.len() + 1,
             breakpoints: (1..).zip(options.breakpoints.iter().cloned()).collect(),
             going: Going::Free,
@@ -158,20 +165,27 @@ impl Debugger {
         point: &Point,
         mut happens: impl FnMut(&Breakpoint) -> Result<bool>,
     ) -> Result<Option<Reason>> {
-        let mut reason = None;
-        for breakpoint in self.breakpoints.values().filter(|breakpoint| breakpoint.is_in(point.step)) {
+        let (mut common, mut own) = (None, None);
+        for (number, breakpoint) in self.breakpoints.iter().filter(|(_, of)| of.is_in(point.step)) {
             // All ranks ask about all breakpoints, so that they communicate alike.
-            if happens(breakpoint)? && reason.is_none() {
-                let alone = breakpoint.rank.is_some() && breakpoint.others == Others::Run;
-                if !alone || breakpoint.rank == Some(self.rank) {
-                    let (text, focus) = (breakpoint.to_string(), breakpoint.rank);
-                    reason = Some(Reason { text, alone, focus });
+            if !happens(breakpoint)? {
+                continue;
+            }
+            let alone = breakpoint.rank.is_some() && breakpoint.others == Others::Run;
+            let reason = Reason { text: breakpoint.to_string(), alone, focus: breakpoint.rank };
+            match alone {
+                false => _ = common.get_or_insert(reason),
+                true if breakpoint.rank == Some(self.rank) && !self.muted.contains(number) => {
+                    own.get_or_insert(reason);
                 }
+                true => {}
             }
         }
         let stepped = |alone| Reason { text: "stepped".to_owned(), alone, focus: None };
-        Ok(reason
+        // What holds all ranks goes before what holds this one: the others are held already.
+        Ok(common
             .or_else(|| self.going.is_over(point).then(|| stepped(false)))
+            .or(own)
             .or_else(|| self.alone.is_over(point).then(|| stepped(true))))
     }
 
@@ -191,9 +205,12 @@ impl Debugger {
         now.push(point.clone());
         let Some(Reason { text, alone, focus }) = reason else { return Ok(()) };
         if !alone {
-            self.focus = focus.unwrap_or(self.focus).min(engine.world().world_size() - 1);
+            self.focus = focus.unwrap_or(self.focus);
         }
-        (self.going, self.alone) = (Going::Free, Going::Free);
+        if !alone {
+            self.going = Going::Free;
+        }
+        self.alone = Going::Free;
         self.hold(engine, &point, tensor(), &text, alone)
     }
 

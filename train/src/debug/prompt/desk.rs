@@ -36,6 +36,8 @@ struct State {
     held: BTreeMap<usize, Held>,
     /// Lines for a rank, in the order in which they came.
     lines: BTreeMap<usize, VecDeque<String>>,
+    /// Whether prompts can reach it.
+    is_open: bool,
     is_over: bool,
 }
 
@@ -82,6 +84,16 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on, prompts can reach it.
+    pub(in crate::debug) fn open(&self) {
+        self.lock().is_open = true;
+    }
+
+    /// Whether prompts can reach it.
+    pub(super) fn is_open(&self) -> bool {
+        self.lock().is_open
+    }
+
     /// A prompt for `rank`, or for whichever rank is held. It is told where that is.
     pub fn attach(&self, rank: Option<usize>) -> (u64, Receiver<ToPrompt>) {
         let (out, messages) = mpsc::channel();
@@ -110,7 +122,9 @@ impl Desk {
     pub fn line(&self, prompt: u64, line: &str) {
         let mut state = self.lock();
         let Some(rank) = state.prompts.get(&prompt).map(|prompt| state.rank_of(prompt)) else { return };
-        state.lines.entry(rank).or_default().push_back(line.to_owned());
+        // A line with a byte that cannot be typed is none of a person.
+        let line = line.replace('\0', "");
+        state.lines.entry(rank).or_default().push_back(line);
         drop(state);
         self.changed.notify_all();
     }
@@ -128,6 +142,10 @@ impl Desk {
     /// `rank` is held at `place`, and asks for a line with `ask`.
     pub(super) fn hold(&self, rank: usize, place: &str, ask: &str) {
         let mut state = self.lock();
+        // Lines that came while the run went on are for rank 0, which has read them.
+        if rank != 0 {
+            state.lines.remove(&rank);
+        }
         state.held.insert(rank, Held { place: place.to_owned(), ask: ask.to_owned() });
         state.send(rank, &ToPrompt::Text(place.to_owned()));
         state.send(rank, &ToPrompt::Ask(ask.to_owned()));

@@ -5,7 +5,7 @@
 //! waiting. A rank that is held alone reads its lines itself, and sees its own shard.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kiln_collectives::{Buffer, DType, Label, Phase};
 use kiln_shard::{Engine, ShardError};
@@ -24,6 +24,27 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Points that are listed before and after the one that a rank is at.
 const AROUND: usize = 6;
+
+/// How often ranks that are processes ask each other whether the run is to stop.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
+// Lines that nobody can type: they have a byte that no terminal sends.
+
+/// The ranks ask each other whether the run is to stop.
+const ASK: &str = "\0ask";
+
+/// The run is to stop.
+const STOP: &str = "\0stop";
+
+/// Nobody can reach the prompt.
+const UNREACHABLE: &str = "\0unreachable";
+
+/// What is said where other ranks would time out.
+const NO_TIME_WITH_MPI: &str = "with MPI, all ranks are held together: the others would time out";
+
+fn is_mpi(engine: &Engine) -> bool {
+    engine.world().backend() == "mpi"
+}
 
 /// What becomes of a rank that is held.
 enum Next {
@@ -74,7 +95,11 @@ impl Debugger {
             let line = self.read(engine, reader, alone)?;
             let line = if line.trim().is_empty() { self.last_line.clone() } else { line };
             let view = View { engine, point, tensor: tensor.as_ref(), alone };
-            let (text, next) = self.obey(&view, &line)?;
+            let (text, next) = match line.as_str() {
+                STOP => (self.let_go(alone, "asked to stop: the run goes on, saves and ends"), Next::Go),
+                UNREACHABLE => (self.let_go(alone, ""), Next::Go),
+                line => self.obey(&view, line)?,
+            };
             self.last_line = if ["n", "s", "u"].contains(&line.trim()) { line } else { String::new() };
             let text = self.carry(engine, text, alone)?;
             let is_reader = reader == self.rank;
@@ -113,7 +138,10 @@ impl Debugger {
                 return self.hold(engine, point, None, "paused", false);
             }
             let view = View { engine, point, tensor: None, alone: false };
-            let (text, _) = self.obey(&view, &line)?;
+            let (text, _) = match line.parse() {
+                Ok(Command::Clear) => ("no rank is held".to_owned(), Next::Stay),
+                _ => self.obey(&view, &line)?,
+            };
             let text = self.carry(engine, text, false)?;
             if self.rank == 0 {
                 self.desk.say(0, &text, None);
@@ -163,23 +191,59 @@ impl Debugger {
 
     /// The next line, which `reader` reads and all ranks that are held get. Collective unless `alone`.
     fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
-        let mut line = Vec::new();
-        if reader == self.rank {
-            line = loop {
-                if let Some(line) = self.desk.next(reader, LOOK) {
-                    break line.into_bytes();
-                }
-                if let Some(error) = engine.world().failure() {
-                    return Err(ShardError::from(error).into());
-                }
-                // Whoever asks for a stop wants the run to save and end, and not to wait for a prompt.
-                if self.stop.load(Ordering::Relaxed) {
-                    break b"go".to_vec();
-                }
+        // Threads of one process are asked to stop together.
+        let asks_others = !alone && engine.world().backend() != "local";
+        loop {
+            let line = match reader == self.rank {
+                true => self.wait_for_line(engine, asks_others)?,
+                false => String::new(),
             };
+            let line = match alone {
+                true => line,
+                false => String::from_utf8_lossy(&share(engine, line.into_bytes(), reader)?).into_owned(),
+            };
+            if line != ASK {
+                return Ok(line);
+            }
+            let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
+            if engine.sum_over_ranks("debugger", &[asked])?[0] > 0.0 {
+                return Ok(STOP.to_owned());
+            }
         }
-        let line = if alone { line } else { share(engine, line, reader)? };
-        Ok(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// The next line for this rank. With `asks_others`, [`ASK`] once in a while.
+    fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
+        if !self.desk.is_open() {
+            tracing::warn!("a breakpoint holds nothing: this process has no socket for kiln attach");
+            return Ok(UNREACHABLE.to_owned());
+        }
+        let begun = Instant::now();
+        loop {
+            if let Some(line) = self.desk.next(self.rank, LOOK) {
+                return Ok(line);
+            }
+            if let Some(error) = engine.world().failure() {
+                return Err(ShardError::from(error).into());
+            }
+            // Whoever asks for a stop wants the run to save and end, and not to wait for a prompt.
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(STOP.to_owned());
+            }
+            if asks_others && begun.elapsed() > ASK_EVERY {
+                return Ok(ASK.to_owned());
+            }
+        }
+    }
+
+    /// Holds this rank no more: with all others, or `alone`. Returns `text`.
+    fn let_go(&mut self, alone: bool, text: &str) -> String {
+        match alone {
+            // The others keep their breakpoints, and this rank keeps those that it shares with them.
+            true => self.muted.extend(self.breakpoints.keys()),
+            false => self.breakpoints.clear(),
+        }
+        text.to_owned()
     }
 
     /// What the rank that is looked at has said, on the rank that has the prompt. Collective unless `alone`.
@@ -192,10 +256,6 @@ impl Debugger {
 
     /// Does what `line` says. Errors of the user are part of the text.
     fn obey(&mut self, view: &View<'_>, line: &str) -> Result<(String, Next)> {
-        if line == "go" {
-            self.breakpoints.clear();
-            return Ok(("asked to stop: the run goes on, saves and ends".to_owned(), Next::Go));
-        }
         if line.trim().is_empty() {
             return Ok((String::new(), Next::Stay));
         }
@@ -221,6 +281,15 @@ impl Debugger {
             Command::Step => Ok(self.go(view, Going::ToNext)),
             Command::UntilEnd => Ok(self.go(view, Going::ToEndOf(view.point.clone()))),
             Command::Continue => Ok((String::new(), Next::Go)),
+            Command::Clear if is_mpi(view.engine) => stay(NO_TIME_WITH_MPI.to_owned()),
+            Command::Break(Breakpoint { others: Others::Run, rank: Some(_), .. }) if is_mpi(view.engine) => {
+                stay(NO_TIME_WITH_MPI.to_owned())
+            }
+            Command::Break(Breakpoint { rank: Some(rank), .. })
+                if rank >= view.engine.world().world_size() =>
+            {
+                stay(format!("there is no rank {rank}"))
+            }
             Command::Clear if view.alone => stay("the others are not held".to_owned()),
             Command::Clear => match self.focus == self.rank {
                 true => Ok((
@@ -248,16 +317,21 @@ impl Debugger {
                 stay(text)
             }
             Command::Delete(number) => stay(self.delete(number, false)),
-            Command::Set(key, value) => stay(self.controls.set(&key, &value)),
+            Command::Set(key, value) => {
+                let text = self.controls.set(&key, &value);
+                if self.rank == 0 {
+                    say(&format!("step {}, at the prompt: {text}", view.point.step));
+                }
+                stay(text)
+            }
             Command::Checkpoint => {
                 self.controls.save();
                 stay("a checkpoint is saved after this step".to_owned())
             }
             Command::Pause => stay("the run is held already".to_owned()),
             Command::Quit => {
-                self.breakpoints.clear();
                 self.stop.store(true, Ordering::Relaxed);
-                Ok(("the run saves and ends".to_owned(), Next::Go))
+                Ok((self.let_go(view.alone, "the run saves and ends"), Next::Go))
             }
         }
     }
@@ -334,23 +408,25 @@ impl Debugger {
     }
 
     fn list_breakpoints(&self) -> String {
-        let lines = self.breakpoints.iter();
+        let is_there =
+            |number: &usize, of: &Breakpoint| of.others == Others::Hold || !self.muted.contains(number);
+        let lines = self.breakpoints.iter().filter(|(number, breakpoint)| is_there(number, breakpoint));
         let lines: Vec<_> = lines.map(|(number, breakpoint)| format!("{number}: {breakpoint}")).collect();
         if lines.is_empty() { "there are no breakpoints".to_owned() } else { lines.join("\n") }
     }
 
-    /// Takes breakpoint `number` away, or all with 0; those that hold other ranks as well stay if this one is held
-    /// `alone`.
+    /// Takes breakpoint `number` away, or all with 0. A rank that is held `alone` is not held by those any more that
+    /// hold no other rank.
     fn delete(&mut self, number: usize, alone: bool) -> String {
         if number != 0 && !self.breakpoints.contains_key(&number) {
             return format!("there is no breakpoint {number}");
         }
-        let is_own =
-            |breakpoint: &Breakpoint| breakpoint.others == Others::Run && breakpoint.rank == Some(self.rank);
-        let stays = |of: &usize, breakpoint: &mut Breakpoint| {
-            (number != 0 && *of != number) || (alone && !is_own(breakpoint))
-        };
-        self.breakpoints.retain(stays);
+        match (alone, number) {
+            (false, 0) => self.breakpoints.clear(),
+            (false, number) => drop(self.breakpoints.remove(&number)),
+            (true, 0) => self.muted.extend(self.breakpoints.keys()),
+            (true, number) => _ = self.muted.insert(number),
+        }
         self.list_breakpoints()
     }
 }

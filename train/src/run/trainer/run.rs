@@ -21,7 +21,7 @@ use crate::run::evaluate::evaluate_while;
 use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
 use crate::run::plan::Plan;
-use crate::run::step::optimizer_step;
+use crate::run::step::{MicroBatches, optimizer_step};
 use crate::schedule::learning_rates;
 use crate::values::Values;
 use crate::words::number_of;
@@ -167,13 +167,14 @@ impl Trainer<'_> {
             grad_norms: Values::default(),
             controls: &self.controls,
         };
-        let mut optim = config.optim.clone();
-        optim.lr = self.controls.changes().lr.unwrap_or(optim.lr);
-        let rates = learning_rates(&optim, step, config.train.steps);
-        let lr = rates.of(0);
-        tracing::debug!(of = step, lr, first_sample = self.state.next_sample, "a step begins");
+        let rates = learning_rates(&config.optim, step, config.train.steps);
+        let first_lr = rates.of(0);
+        let first_sample = self.state.next_sample;
+        tracing::debug!(of = step, lr = first_lr, first_sample, "a step begins");
         let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
         let Some(update) = update else { return Ok(None) };
+        // Perhaps changed meanwhile, at a prompt.
+        let lr = batches.learning_rates().map_or(first_lr, |rates| rates.of(0));
         let grad_norms = batches.grad_norms;
         let recorded =
             records.map(|records| RecordedStep::start(self.model.engine(), &records)).transpose()?;

@@ -180,6 +180,8 @@ impl<'a> Trainer<'a> {
             plan.hashed(),
             DebuggedRank {
                 rank,
+                ranks,
+                with_mpi: model.engine().world().backend() == "mpi",
                 desk: plan.desk.clone(),
                 controls: controls.clone(),
                 stop: plan.stop.clone(),

@@ -7,14 +7,14 @@ use std::time::Instant;
 use kiln_collectives::Phase;
 use kiln_model::Context;
 use kiln_model::layers::Records;
-use kiln_shard::{Engine, LossScale, Outcome};
+use kiln_shard::{Engine, LearningRates, LossScale, Outcome};
 
 use super::grace::Grace;
 use super::issued::{Issued, StepLog};
 use super::pace::Pace;
 use super::state::Trainer;
 use crate::checkpoint::Progress;
-use crate::config::NonFinite;
+use crate::config::{NonFinite, OptimSection};
 use crate::data::{BatchSource, slice_for};
 use crate::debug::{NonFiniteFinder, Pass};
 use crate::error::{Result, TrainError, in_gradient};
@@ -25,6 +25,7 @@ use crate::process::position::{Present, StepOutcome};
 use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::step::run_passes;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
+use crate::schedule::learning_rates;
 use crate::values::Values;
 
 /// What the ranks tell each other after every step.
@@ -110,6 +111,12 @@ impl MicroBatches for DataBatches<'_> {
             self.grace.mind(longest, None, self.engine.world().rank());
         }
         Ok(!stop)
+    }
+
+    fn learning_rates(&self) -> Option<LearningRates> {
+        let lr = self.controls.changes().lr?;
+        let optim = OptimSection { lr, ..self.plan.config.optim.clone() };
+        Some(learning_rates(&optim, self.step, self.plan.config.train.steps))
     }
 
     fn grad_clip(&self) -> Option<f64> {
