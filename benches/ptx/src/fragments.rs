@@ -17,15 +17,19 @@ pub fn load_matrix(
 ) -> Lane<()> {
     let (results, base) = o.split_at(usize::from(access.count));
     for (matrix, &result) in results.iter().enumerate() {
-        let mut rows = [0u128; 8];
+        let mut rows = [[0u32; 8]; 8];
         for (row, value) in rows.iter_mut().enumerate() {
             let lane = 8 * matrix + row;
             let at = address(r, base[0], access.offset, access.wide, lane);
-            *value = memory
+            let bytes = memory
                 .read(local, lane, Span { space: access.space, address: at, bytes: 16, part: 8 })
-                .map_err(|fault| (lane, Box::new(fault)))?;
+                .map_err(|fault| (lane, Box::new(fault)))?
+                .to_le_bytes();
+            for (value, pair) in value.iter_mut().zip(bytes.chunks_exact(2)) {
+                *value = u32::from(pair[0]) | u32::from(pair[1]) << 8;
+            }
         }
-        let element = |row: usize, column: usize| (rows[row] >> (16 * column)) as u32 & 0xffff;
+        let element = |row: usize, column: usize| rows[row][column];
         let values = lanes(|lane| {
             let (group, pair) = (lane / 4, 2 * (lane % 4));
             match transposed {

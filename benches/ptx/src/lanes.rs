@@ -88,19 +88,31 @@ fn blend<T: Copy>(to: &mut Lanes<T>, values: &Lanes<T>, mask: u32) {
 #[inline(always)]
 pub fn map1(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32) -> u32) {
     let a = *r.narrow(o[1]);
-    r.set_narrow(o[0], &lanes(|i| f(a[i])), mask);
+    let mut values = [0; LANES];
+    for lane in 0..LANES {
+        values[lane] = f(a[lane]);
+    }
+    r.set_narrow(o[0], &values, mask);
 }
 
 #[inline(always)]
 pub fn map2(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32) -> u32) {
     let (a, b) = (*r.narrow(o[1]), *r.narrow(o[2]));
-    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i])), mask);
+    let mut values = [0; LANES];
+    for lane in 0..LANES {
+        values[lane] = f(a[lane], b[lane]);
+    }
+    r.set_narrow(o[0], &values, mask);
 }
 
 #[inline(always)]
 pub fn map3(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32, u32, u32) -> u32) {
     let (a, b, c) = (*r.narrow(o[1]), *r.narrow(o[2]), *r.narrow(o[3]));
-    r.set_narrow(o[0], &lanes(|i| f(a[i], b[i], c[i])), mask);
+    let mut values = [0; LANES];
+    for lane in 0..LANES {
+        values[lane] = f(a[lane], b[lane], c[lane]);
+    }
+    r.set_narrow(o[0], &values, mask);
 }
 
 #[inline(always)]

@@ -4,7 +4,7 @@
 //! rounded to the nearest. Tensor cores add several at once and cut instead: results differ in the last bits.
 
 use crate::float;
-use crate::lanes::{LANES, Registers};
+use crate::lanes::{LANES, Lanes, Registers, lanes_of};
 use crate::program::{Kind, Matrix};
 
 const ROWS: usize = 16;
@@ -27,13 +27,15 @@ pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half
     }
 }
 
-/// The number that a register's bits stand for.
+/// The numbers that the bits of a register stand for.
 #[inline(always)]
-fn number(bits: u32, half: usize, kind: Kind) -> f32 {
+fn numbers(values: &Lanes<u32>, half: usize, kind: Kind) -> Lanes<f32> {
+    let shift = 16 * half as u32;
     match kind {
         // The lowest bits do not count.
-        Kind::TF32 => f32::from_bits(bits & 0xffff_e000),
-        kind => float::from_half(bits >> (16 * half) & 0xffff, kind),
+        Kind::TF32 => lanes_of(values, |bits| f32::from_bits(bits & 0xffff_e000)),
+        Kind::F16 => lanes_of(values, |bits| float::from_f16(bits >> shift & 0xffff)),
+        _ => lanes_of(values, |bits| float::from_bf16(bits >> shift & 0xffff)),
     }
 }
 
@@ -67,18 +69,18 @@ fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16],
     for (register, &name) in a.iter().enumerate() {
         let values = r.narrow(name);
         for half in 0..halves {
-            for (lane, &bits) in values.iter().enumerate() {
+            for (lane, &number) in numbers(values, half, kind).iter().enumerate() {
                 let (row, column) = element(Matrix::A, halves, lane, register, half);
-                left[row][column] = number(bits, half, kind);
+                left[row % ROWS][column % 16] = number;
             }
         }
     }
     for (register, &name) in b.iter().enumerate() {
         let values = r.narrow(name);
         for half in 0..halves {
-            for (lane, &bits) in values.iter().enumerate() {
+            for (lane, &number) in numbers(values, half, kind).iter().enumerate() {
                 let (row, column) = element(Matrix::B, halves, lane, register, half);
-                right[row][column] = number(bits, half, kind);
+                right[row % 16][column % COLUMNS] = number;
             }
         }
     }
