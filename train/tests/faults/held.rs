@@ -3,7 +3,7 @@
 //! Held for three minutes with a deadline of 20 seconds: `… -- --ignored held`.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{Ended, Run, config, kiln, signal, undisturbed};
 use crate::terminal::Terminal;
 
 /// The prompt of a run, as a program has it.
-struct Prompt {
+pub struct Prompt {
     process: Child,
     lines: ChildStdin,
     said: BufReader<ChildStdout>,
@@ -22,10 +22,16 @@ impl Prompt {
     fn of(run: &Run, more: &[&str]) -> Prompt {
         let out = run.out().display().to_string();
         let arguments = [&["attach", &out][..], more].concat();
+        Prompt::started(|| kiln(&arguments))
+    }
+
+    /// The prompt that `command` opens, as often as it takes.
+    pub fn started(command: impl Fn() -> Command) -> Prompt {
         let started = std::time::Instant::now();
         loop {
-            let mut process =
-                kiln(&arguments).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("kiln starts");
+            let mut command = command();
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let mut process = command.spawn().expect("the program starts");
             let mut said = BufReader::new(process.stdout.take().expect("its output"));
             let lines = process.stdin.take().expect("its input");
             let mut first = String::new();
@@ -39,12 +45,12 @@ impl Prompt {
         }
     }
 
-    fn enter(&mut self, line: &str) {
+    pub fn enter(&mut self, line: &str) {
         writeln!(self.lines, "{line}").expect("it is read");
     }
 
     /// The next line that has `text` in it.
-    fn expect(&mut self, text: &str) -> String {
+    pub fn expect(&mut self, text: &str) -> String {
         let mut all = String::new();
         loop {
             let mut line = String::new();
@@ -57,7 +63,7 @@ impl Prompt {
     }
 
     /// Leaves the prompt, and the ranks as they are.
-    fn leave(mut self) {
+    pub fn leave(mut self) {
         drop(self.lines);
         self.process.wait().expect("an end");
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::held::Prompt;
 use crate::support::{Ended, Run, config};
 
 /// Ranks on each machine.
@@ -179,5 +180,36 @@ fn netns_a_cut_cable_is_noticed_everywhere() {
         let ended = machines.run(&run, "0", &[&sets[..], resume].concat());
         assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{place}: {ended:#?}");
         assert_eq!(run.losses(), expected, "{place}");
+    }
+}
+
+#[test]
+#[ignore = "needs root and iproute2"]
+fn netns_ranks_of_another_machine_are_held_for_longer_than_the_deadline() {
+    config();
+    let machines = Machines::new("b");
+    for (at, node) in [("backward:layers.1@3 rank 3 run", 1), ("backward:layers.1@3 rank 3", 0)] {
+        let run = Run::new();
+        let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--set", "comm.timeout_s=4", "--break", at];
+        let children = [0, 1].map(|node| machines.start(&run, node, "0", &sets));
+        let out = run.out().display().to_string();
+        // Rank 3 is on machine b. Where all ranks are held, it is looked at from machine a as well.
+        let mut prompt = Prompt::started(|| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &machines.names[node], env!("CARGO_BIN_EXE_kiln")]);
+            command.args(["attach", &out, "--rank", "3"]);
+            command
+        });
+        // Three deadlines.
+        std::thread::sleep(Duration::from_secs(12));
+        prompt.enter("w");
+        prompt.expect("rank 3 is at step 3");
+        prompt.enter("delete all");
+        prompt.expect("there are no breakpoints");
+        prompt.enter("c");
+        prompt.leave();
+        let ended = children.map(|child| Ended::from(child.wait_with_output().expect("an end")));
+        assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{at}: {ended:#?}");
+        assert_eq!(run.losses(), threads().losses(), "{at}");
     }
 }
