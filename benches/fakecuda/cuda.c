@@ -37,7 +37,7 @@ enum {
 static unsigned long streams, events, modules, files;
 
 /* Whether kernels compute. */
-static int executes(void) { return setting("FAKE_CUDA_EXECUTE", 0) != 0; }
+static int executes(void) { return HAS_PTX && setting("FAKE_CUDA_EXECUTE", 0) != 0; }
 static __thread Device current;
 static __thread void *context;
 

@@ -1,6 +1,20 @@
-/* What benches/ptx has for the driver: see benches/ptx/src/driver.rs. */
+/* What benches/ptx has for the driver: see benches/ptx/src/driver.rs. Without HAS_PTX, which setup.sh defines,
+ * the driver is built from C alone, and kernels compute nothing. */
 #ifndef PTX_H
 #define PTX_H
+
+#ifndef HAS_PTX
+#define HAS_PTX 0
+#pragma weak kiln_ptx_allocated
+#pragma weak kiln_ptx_freed
+#pragma weak kiln_ptx_wrote
+#pragma weak kiln_ptx_copied
+#pragma weak kiln_ptx_module
+#pragma weak kiln_ptx_unload
+#pragma weak kiln_ptx_function
+#pragma weak kiln_ptx_allow_shared
+#pragma weak kiln_ptx_launch
+#endif
 
 void kiln_ptx_allocated(unsigned long long start, unsigned long long size);
 void kiln_ptx_freed(unsigned long long start);

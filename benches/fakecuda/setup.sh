@@ -31,7 +31,7 @@ build() {
         -Wl,-soname,"$name" -o "$out/lib/$name" "$sources/trace.c" "$@"
 }
 cargo build --quiet --release -p kiln-ptx
-build libcuda.so.1 "$sources/cuda.c" "$out/../release/libkiln_ptx.a" -Wl,--exclude-libs,ALL -ldl -lm
+build libcuda.so.1 -DHAS_PTX=1 "$sources/cuda.c" "$out/../release/libkiln_ptx.a" -Wl,--exclude-libs,ALL -ldl -lm
 build libnccl.so.2 "$sources/nccl.c"
 build libcublasLt.so.13 "$sources/cublaslt.c"
 
