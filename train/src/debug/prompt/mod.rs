@@ -4,6 +4,7 @@ mod breakpoint;
 mod command;
 mod debugger;
 mod desk;
+mod line;
 mod look;
 mod point;
 mod session;

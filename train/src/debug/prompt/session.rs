@@ -5,39 +5,22 @@
 //! waiting. A rank that is held alone reads its lines itself, and sees its own shard.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use kiln_collectives::{Buffer, DType, Label, Phase};
-use kiln_shard::{Engine, ShardError};
+use kiln_collectives::Phase;
+use kiln_shard::Engine;
 
 use super::breakpoint::{Breakpoint, Others};
 use super::command::{Command, HELP, Name};
 use super::debugger::{Debugger, Going};
+use super::line::{STOP, UNREACHABLE, share};
 use super::point::Point;
 use super::show::Shown;
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use crate::metrics::say;
 use crate::process::terminal;
 
-/// How often a rank that waits for a line looks whether the others are still there.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// Points that are listed before and after the one that a rank is at.
 const AROUND: usize = 6;
-
-/// How often ranks that are processes ask each other whether the run is to stop.
-const ASK_EVERY: Duration = Duration::from_secs(2);
-
-// Lines that nobody can type: they have a byte that no terminal sends.
-
-/// The ranks ask each other whether the run is to stop.
-const ASK: &str = "\0ask";
-
-/// The run is to stop.
-const STOP: &str = "\0stop";
-
-/// Nobody can reach the prompt.
-const UNREACHABLE: &str = "\0unreachable";
 
 /// What is said where other ranks would time out.
 const NO_TIME_WITH_MPI: &str = "with MPI, all ranks are held together: the others would time out";
@@ -187,53 +170,6 @@ impl Debugger {
             command.arg(format!("--rank={}", self.rank));
         }
         terminal::lend(command)
-    }
-
-    /// The next line, which `reader` reads and all ranks that are held get. Collective unless `alone`.
-    fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
-        // Threads of one process are asked to stop together.
-        let asks_others = !alone && engine.world().backend() != "local";
-        loop {
-            let line = match reader == self.rank {
-                true => self.wait_for_line(engine, asks_others)?,
-                false => String::new(),
-            };
-            let line = match alone {
-                true => line,
-                false => String::from_utf8_lossy(&share(engine, line.into_bytes(), reader)?).into_owned(),
-            };
-            if line != ASK {
-                return Ok(line);
-            }
-            let asked = f64::from(u8::from(self.stop.load(Ordering::Relaxed)));
-            if engine.sum_over_ranks("debugger", &[asked])?[0] > 0.0 {
-                return Ok(STOP.to_owned());
-            }
-        }
-    }
-
-    /// The next line for this rank. With `asks_others`, [`ASK`] once in a while.
-    fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
-        if !self.desk.is_open() {
-            tracing::warn!("a breakpoint holds nothing: this process has no socket for kiln attach");
-            return Ok(UNREACHABLE.to_owned());
-        }
-        let begun = Instant::now();
-        loop {
-            if let Some(line) = self.desk.next(self.rank, LOOK) {
-                return Ok(line);
-            }
-            if let Some(error) = engine.world().failure() {
-                return Err(ShardError::from(error).into());
-            }
-            // Whoever asks for a stop wants the run to save and end, and not to wait for a prompt.
-            if self.stop.load(Ordering::Relaxed) {
-                return Ok(STOP.to_owned());
-            }
-            if asks_others && begun.elapsed() > ASK_EVERY {
-                return Ok(ASK.to_owned());
-            }
-        }
     }
 
     /// Holds this rank no more: with all others, or `alone`. Returns `text`.
@@ -429,25 +365,4 @@ impl Debugger {
         }
         self.list_breakpoints()
     }
-}
-
-/// What rank `root` has, on all ranks. Waits for as long as it takes. Collective.
-fn share(engine: &Engine, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
-    let world = engine.world();
-    if world.world_size() == 1 {
-        return Ok(bytes);
-    }
-    let is_root = world.rank() == root;
-    let send = |buffer: Buffer| {
-        let work = world.broadcast(Label::new("debugger", Phase::Other), buffer, root);
-        work.wait(Duration::MAX).map_err(|error| TrainError::from(ShardError::from(error)))
-    };
-    let length = if is_root { bytes.len() as u64 } else { 0 };
-    let length = send(Buffer::from_slice(&length.to_le_bytes()))?;
-    let length = length.as_bytes().try_into().map_or(0, u64::from_le_bytes) as usize;
-    if length == 0 {
-        return Ok(Vec::new());
-    }
-    let mine = if is_root { Buffer::from_slice(&bytes) } else { Buffer::zeros(DType::U8, length) };
-    Ok(send(mine)?.as_bytes().to_vec())
 }
