@@ -34,7 +34,7 @@ const RUNNING: &str = "(running) ";
 pub struct AttachArgs {
     /// Run folder.
     run: PathBuf,
-    /// The rank to look at [default: the first one that is held].
+    /// The rank to look at, once it is held [default: the first one that is held].
     #[arg(long, value_name = "N")]
     rank: Option<usize>,
     /// Take the terminal from the process that has started this one.
@@ -142,7 +142,8 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     }
     let mut prompts = Asked { texts: vec![RUNNING.to_owned(); streams.len()], asked };
     prompts.wait();
-    if let Some(rank) = focus.filter(|_| prompts.is_held()) {
+    if let Some(rank) = focus {
+        prompts.wait_until_held();
         send(&streams[prompts.index()], &Typed { typed: format!("rank {rank}") })?;
         prompts.wait();
     }
@@ -163,6 +164,10 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         }
         // What came while the line was typed.
         prompts.catch_up();
+        if focus.is_some() {
+            // A line for a rank is none for a run that goes on.
+            prompts.wait_until_held();
+        }
         let was_held = prompts.is_held();
         if line.trim().is_empty() && !was_held {
             continue;
@@ -211,6 +216,12 @@ impl Asked {
             self.texts[index] = text;
         }
         self.catch_up();
+    }
+
+    fn wait_until_held(&mut self) {
+        while !self.is_held() {
+            self.wait();
+        }
     }
 
     /// Whether a prompt says something within `patience`.
