@@ -21,11 +21,11 @@ use crate::run::{Controls, MicroBatch, Moment, Observer};
 const IN_CODE: &str = "breakpoint: ";
 
 /// Whether breakpoints in the code of layers hold a run.
-pub const BREAKPOINTS_IN_CODE: bool = cfg!(any(debug_assertions, feature = "breakpoints"));
+pub const BREAKPOINTS_IN_CODE: bool = cfg!(feature = "breakpoints");
 
 /// Holds a run in the code of a layer, where `$tensor` can be looked at; the value is the tensor. All ranks are
-/// held, so all of them must come here. Does nothing, and costs nothing, in a build with optimisation, unless
-/// it has the feature `breakpoints`.
+/// held, so all of them must come here. Does nothing, and costs nothing, in a build without the feature
+/// `breakpoints`.
 ///
 /// ```ignore
 /// let mixed = kiln::breakpoint!(context, "after attention", mixed);
