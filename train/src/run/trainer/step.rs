@@ -287,8 +287,11 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
-        // Once is enough for steps in a row that go wrong.
-        let origin = if self.skipped_in_a_row == 1 { self.find_non_finite(step)? } else { String::new() };
+        // Once is enough for steps in a row that go wrong. A GPU, which is not waited for, is only asked if the run
+        // ends for it.
+        let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
+        let is_looked_for = self.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
+        let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };
         match self.plan.config.train.nonfinite {
             NonFinite::Skip if self.skipped_in_a_row < MAX_SKIPPED => {
                 Ok(Some(format!("{what} is {value}{}{origin}", in_gradient(&parameter))))
