@@ -7,7 +7,7 @@
 //! ended is read from its folder (`ended.rs`).
 //!
 //! A request is one line of JSON, and so is a reply (`message.rs`). A new kind of request is a variant of
-//! [`message::Request`] and an arm of `answer` in `server.rs`. `prompt/` has breakpoints and what is typed at
+//! `message::Request` and an arm of `answer` in `server.rs`. `prompt/` has breakpoints and what is typed at
 //! the prompt of `kiln attach`.
 
 mod attach;
