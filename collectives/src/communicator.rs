@@ -5,7 +5,7 @@ use crate::error::CommError;
 use crate::flight::Flight;
 use crate::holds::Holds;
 use crate::label::Label;
-use crate::observer::Observer;
+use crate::rank_view::RankView;
 use crate::recorder::Recorder;
 use crate::work::Work;
 use std::fmt;
@@ -115,7 +115,7 @@ pub trait Communicator: Send + Sync {
     fn recorder(&self) -> &Arc<Recorder>;
 
     /// A look at this rank and its world from outside, for what tells people about a run that goes on.
-    fn observer(&self) -> Observer;
+    fn view(&self) -> RankView;
 }
 
 impl fmt::Debug for dyn Communicator + '_ {

@@ -8,8 +8,8 @@ use crate::error::{Abort, CommError};
 use crate::flight::Flight;
 use crate::holds::Holds;
 use crate::label::{Label, Phase};
-use crate::observer::Observer;
 use crate::payload::Payload;
+use crate::rank_view::RankView;
 use crate::recorder::{DEFAULT_CAPACITY, GroupId, Recorder};
 use crate::sync::lock;
 use crate::work::Work;
@@ -217,8 +217,8 @@ impl Communicator for FakeCommunicator {
         &self.identity.shared.recorder
     }
 
-    fn observer(&self) -> Observer {
-        Observer::new(Arc::clone(&self.identity.shared), self.backend(), None)
+    fn view(&self) -> RankView {
+        RankView::new(Arc::clone(&self.identity.shared), self.backend(), None)
     }
 }
 

@@ -14,9 +14,9 @@ use crate::holds::Holds;
 use crate::label::{Label, Phase};
 #[cfg(feature = "cuda")]
 use crate::nccl::transport::Nccl;
-use crate::observer::Observer;
 use crate::operation::Operation;
 use crate::payload::Payload;
+use crate::rank_view::RankView;
 use crate::recorder::{GroupId, RecordId, Recorder};
 use crate::sync::{lock, spawn};
 use crate::work::{Completer, Work};
@@ -312,9 +312,9 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
         &self.backend.identity().shared.recorder
     }
 
-    fn observer(&self) -> Observer {
+    fn view(&self) -> RankView {
         let shared = Arc::clone(&self.backend.identity().shared);
-        Observer::new(shared, self.backend(), self.backend.ask_all())
+        RankView::new(shared, self.backend(), self.backend.ask_all())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backend;
 use crate::support::*;
-use kiln_collectives::{Buffer, CommError, DType, Observer, Witness, WorkerStart, waits_for};
+use kiln_collectives::{Buffer, CommError, DType, RankView, Witness, WorkerStart, waits_for};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -128,28 +128,28 @@ fn communicators_describe_themselves() {
 }
 
 #[test]
-fn observers_see_who_waits_for_whom_and_outlive_the_ranks() {
+fn views_see_who_waits_for_whom_and_outlive_the_ranks() {
     let world = world(3);
     let pending = world[0].barrier(label("seen"));
-    let observers: Vec<_> = world.iter().map(|member| member.observer()).collect();
-    for (rank, observer) in observers.iter().enumerate() {
-        assert_eq!((observer.rank(), observer.world_size(), observer.flight(1).rank), (rank, 3, rank));
+    let views: Vec<_> = world.iter().map(|member| member.view()).collect();
+    for (rank, view) in views.iter().enumerate() {
+        assert_eq!((view.rank(), view.world_size(), view.flight(1).rank), (rank, 3, rank));
     }
     // MPI's ranks can only be asked where they are.
-    if let Some(witnesses) = observers[0].ask_all(PATIENCE) {
+    if let Some(witnesses) = views[0].ask_all(PATIENCE) {
         assert!(witnesses.iter().all(|witness| matches!(witness, Witness::Answered(_))), "{witnesses:?}");
         assert_eq!([0, 1, 2].map(|rank| waits_for(&witnesses, rank)), [vec![1, 2], vec![], vec![]]);
     }
     let others: Vec<_> = world[1..].iter().map(|member| member.barrier(label("seen"))).collect();
     pending.wait(PATIENCE).unwrap();
     others.into_iter().for_each(|other| drop(other.wait(PATIENCE).unwrap()));
-    assert!(observers.iter().all(|observer| waits(observer) == 0));
+    assert!(views.iter().all(|view| waits(view) == 0));
     // Rank 0 last: it keeps the rendezvous.
     world.into_iter().rev().for_each(drop);
-    assert_eq!(observers[2].flight(9).records.len(), 1);
-    observers[0].ask_all(std::time::Duration::ZERO);
+    assert_eq!(views[2].flight(9).records.len(), 1);
+    views[0].ask_all(std::time::Duration::ZERO);
 }
 
-fn waits(observer: &Observer) -> usize {
-    observer.flight(0).groups.iter().map(|group| group.pending.len()).sum()
+fn waits(view: &RankView) -> usize {
+    view.flight(0).groups.iter().map(|group| group.pending.len()).sum()
 }

@@ -8,7 +8,7 @@ use kiln_model::{Context, Key, ModelConfig, PRESETS};
 
 use crate::ops_support::decoder;
 
-fn tiny(tied: bool) -> ModelConfig {
+pub fn tiny(tied: bool) -> ModelConfig {
     ModelConfig {
         vocab_size: 50,
         d_model: 16,

@@ -4,24 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_model::ops::{Probe, Seen};
-use kiln_model::{Context, Key, ModelConfig, decoder};
+use kiln_model::{Context, Key, decoder};
+
+use crate::decoder::tiny;
 
 /// The values of the loss and of a gradient, with all bits.
 type Bits = (Vec<u32>, Vec<u32>);
 
 /// A step of a small decoder with dropout, which `probe` looks at.
 fn step(probe: Option<Probe>) -> Bits {
-    let config = ModelConfig {
-        vocab_size: 50,
-        d_model: 16,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        d_ff: 24,
-        ..ModelConfig::preset("10m").expect("a preset")
-    };
     let device = Device::flex().autodiff();
-    let model = crate::ops_support::decoder(&config, 3, &device);
+    let model = crate::ops_support::decoder(&tiny(true), 3, &device);
     let tokens = |first: i32| {
         let ids: Vec<i32> = (first..first + 16).map(|id| id % 50).collect();
         Tensor::from_data(TensorData::new(ids, [2, 8]), &device)

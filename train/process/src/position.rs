@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kiln_collectives::Observer;
+use kiln_collectives::RankView;
 
 use super::facts;
 use super::launcher::{self, Word};
@@ -28,7 +28,7 @@ pub(super) struct Position {
     shared: Option<&'static Progress>,
     own: Progress,
     peak_bytes: AtomicU64,
-    observer: Observer,
+    view: RankView,
     settled: Settled,
     /// The folder of crashes of its run.
     pub(super) crashes: Vec<u8>,
@@ -78,7 +78,7 @@ pub struct Whereabouts {
     /// The last step whose outcome is known, if there is one.
     pub settled: Option<StepOutcome>,
     /// Sees what it does.
-    pub observer: Observer,
+    pub view: RankView,
 }
 
 /// Where the ranks of this process are, in rank order.
@@ -106,7 +106,7 @@ impl Position {
             saved: self.progress().saved.load(Ordering::Relaxed),
             peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
             settled,
-            observer: self.observer.clone(),
+            view: self.view.clone(),
         }
     }
 }
@@ -115,17 +115,17 @@ impl Position {
 pub struct Present(Arc<Position>);
 
 impl Present {
-    /// A rank of the run in `out`, of which `observer` sees what it does.
-    pub fn new(out: &Path, observer: Observer, flight: MakeFlight) -> Present {
+    /// A rank of the run in `out`, of which `view` sees what it does.
+    pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> Present {
         let crashes = out.join(CRASHES);
         launcher::tell(Word::Crashes, &crashes.to_string_lossy());
         let crashes = crashes.as_os_str().as_bytes().to_vec();
         let position = Arc::new(Position {
-            rank: observer.rank(),
+            rank: view.rank(),
             shared: page::take(),
             own: Progress::default(),
             peak_bytes: AtomicU64::new(0),
-            observer,
+            view,
             settled: Settled::default(),
             crashes,
             crash: AtomicU64::new(0),
@@ -191,7 +191,7 @@ impl Position {
 
     /// What it does besides communicating, such as `"forward"`. Waits for no lock and allocates nothing.
     pub(super) fn phase(&self) -> &'static str {
-        self.observer.recorder().activity_now().unwrap_or("unknown")
+        self.view.recorder().activity_now().unwrap_or("unknown")
     }
 
     /// Writes the module that it is in, or has been in last. Waits for no lock and allocates nothing.
@@ -201,12 +201,12 @@ impl Position {
 
     /// Writes what it does and what it has called last. Waits for no lock and allocates nothing.
     pub(super) fn write_doing(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        self.observer.recorder().write_now(out)
+        self.view.recorder().write_now(out)
     }
 
     /// Writes the collective that it has called last. Waits for no lock and allocates nothing.
     pub(super) fn write_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        self.observer.recorder().write_last_call(out)
+        self.view.recorder().write_last_call(out)
     }
 
     /// The micro-batch that was fetched last: its number in the step, its first sample in the global order, and

@@ -12,10 +12,10 @@ use rustyline::error::ReadlineError;
 use rustyline::{DefaultEditor, ExternalPrinter};
 
 use super::client::{Connection, say as send};
-use super::ended;
 use super::message::{Reply, Request, Typed};
 use super::prompt::ToPrompt;
 use super::socket::{Folder, Owner};
+use super::status::ended;
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
 use crate::process::terminal;

@@ -1,35 +1,28 @@
 //! Looking into runs that go on: `kiln status`, breakpoints, and the prompt of a rank that is held.
 //!
 //! Each process of a run keeps a socket in the run folder (`socket.rs`), and answers whoever asks there
-//! (`server.rs`) what its ranks are doing (`status.rs`). Nothing is done for it while nobody asks. The one who
-//! asks (`client.rs`) puts the answers of all processes together, with what the machine knows of those that do
-//! not answer (`machine.rs`) and the names of functions (`symbols.rs`), and says whether something is wrong (`opinion.rs`). What is left of a run that has
-//! ended is read from its folder (`ended.rs`).
+//! (`server.rs`). Nothing is done for it while nobody asks. The one who asks (`client.rs`) puts the answers of all
+//! processes together, with what the machine knows of those that do not answer (`machine.rs`) and the names of
+//! functions (`symbols.rs`); `status/` makes something of them.
 //!
 //! A request is one line of JSON, and so is a reply (`message.rs`). A new kind of request is a variant of
-//! `message::Request` and an arm of `answer` in `server.rs`. `prompt/` has breakpoints and what is typed at
-//! the prompt of `kiln attach`.
+//! `message::Request` and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and what is typed at the prompt
+//! of `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN.
 
 mod attach;
 mod client;
-mod command;
-mod ended;
 pub(crate) mod hash;
-mod look;
 mod machine;
 mod message;
 mod nonfinite;
-mod opinion;
 mod options;
 mod prompt;
 mod server;
-mod show;
 mod socket;
 mod status;
 mod symbols;
 
 pub use attach::AttachArgs;
-pub use command::StatusArgs;
 pub use hash::{HashOptions, HashOptionsError, HashedKind};
 pub(crate) use nonfinite::NonFiniteFinder;
 pub use options::DebugOptions;
@@ -40,32 +33,17 @@ pub use prompt::{
 pub(crate) use server::Server;
 pub(crate) use socket::clear;
 pub(crate) use status::About;
+pub use status::StatusArgs;
 
-use hash::{HashedRun, Hasher};
+use hash::Hasher;
 
-use crate::error::{Result, TrainError};
 use crate::run::Observer;
 use prompt::Debugger;
 
-/// What looks at the steps of one rank of `run`, in the order in which it is called.
-pub(crate) fn observers(
-    options: &DebugOptions,
-    run: HashedRun<'_>,
-    rank: DebuggedRank,
-) -> Result<Vec<Box<dyn Observer>>> {
-    let objection = options.breakpoints.iter().find_map(|breakpoint| match breakpoint.rank {
-        Some(held) if held >= rank.ranks => {
-            Some(format!("there is no rank {held}: there are {}", rank.ranks))
-        }
-        Some(_) if rank.with_mpi && breakpoint.others == Others::Run => {
-            Some("with MPI, the other ranks would time out: leave out `run`, or --others".to_owned())
-        }
-        _ => None,
-    });
-    if let Some(objection) = objection {
-        return Err(TrainError::usage(format!("--break: {objection}")));
-    }
-    let hasher = options.hash.clone().map(|options| Box::new(Hasher::new(options, run)) as Box<dyn Observer>);
-    let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, rank));
-    Ok(hasher.into_iter().chain([debugger]).collect())
+/// What looks at the steps of a rank, in the order in which it is called.
+pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn Observer>> {
+    let hasher = |options: HashOptions| Box::new(Hasher::new(options, &of.out, of.rows)) as Box<dyn Observer>;
+    let hasher = options.hash.clone().map(hasher);
+    let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, of));
+    hasher.into_iter().chain([debugger]).collect()
 }

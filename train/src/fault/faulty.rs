@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_collectives::{
-    Buffer, CommError, Communicator, DType, Flight, Holds, Label, Observer, Phase, Recorder, Work,
+    Buffer, CommError, Communicator, DType, Flight, Holds, Label, Phase, RankView, Recorder, Work,
 };
 
 use super::drill::Drill;
@@ -230,7 +230,7 @@ impl Communicator for Faulty {
         self.inner.recorder()
     }
 
-    fn observer(&self) -> Observer {
-        self.inner.observer()
+    fn view(&self) -> RankView {
+        self.inner.view()
     }
 }

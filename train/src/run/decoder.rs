@@ -264,6 +264,7 @@ fn run_as_threads(
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
+    options.debug.check(config.train.ranks, false).map_err(TrainError::usage)?;
     let plan = plan::make(&config, options, device)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
@@ -290,6 +291,8 @@ fn run_as_process(
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
+        let with_mpi = world.backend() == "mpi";
+        options.debug.check(world.world_size(), with_mpi).map_err(TrainError::usage)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }

@@ -16,7 +16,6 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
-use crate::debug::hash::HashedRun;
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -389,11 +388,6 @@ impl Plan {
     /// What shows whether the run folder is still this run's.
     pub(crate) fn held(&self) -> Option<HeldFolder> {
         self.lock.held()
-    }
-
-    /// What hashes of its tensors are of.
-    pub(super) fn hashed(&self) -> HashedRun<'_> {
-        HashedRun { out: &self.out, rows: self.config.micro_batch() }
     }
 
     /// Key of everything random in the run.

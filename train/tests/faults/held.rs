@@ -79,6 +79,13 @@ fn end(process: Child) -> Ended {
     process.wait_with_output().expect("an end").into()
 }
 
+/// A run that was held before the update of step 3 has saved that step and ended as one that was asked to stop.
+fn assert_stopped(run: &Run, process: Child) {
+    let ended = end(process);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 3]);
+}
+
 /// What a person types who looks at rank 1 in the backward pass of block 1 in step 3, and what they see.
 fn look_around(terminal: &mut Terminal, file: &str) {
     terminal.expect("held at step 3, micro-batch 0, backward: the gradient of layers.1 output");
@@ -223,9 +230,7 @@ fn what_holds_all_ranks_goes_before_what_holds_one() {
     prompt.expect("rank 1 is held at step 3, micro-batch 0, backward: the gradient of layers.1.ffn output");
     prompt.enter("q");
     prompt.leave();
-    let ended = end(process);
-    assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert_eq!(run.check_checkpoints(), [2, 3]);
+    assert_stopped(&run, process);
 }
 
 #[test]
@@ -234,19 +239,17 @@ fn a_rank_that_is_asked_to_stop_while_all_are_held_stops_the_run() {
     let run = Run::new();
     let process = run.launcher(2, &[], &["--break", "optimizer@3"]).spawn().expect("kiln starts");
     let prompt = Prompt::of(&run, &[]);
-    let stopped = std::process::Command::new("kill").args(["-USR1", &pid_of(&run, 1)]).status();
-    assert!(stopped.expect("kill").success());
-    let ended = end(process);
-    assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert_eq!(run.check_checkpoints(), [2, 3]);
+    send("USR1", &run, 1);
+    assert_stopped(&run, process);
     prompt.leave();
 }
 
-/// The process of a rank.
-fn pid_of(run: &Run, rank: usize) -> String {
+/// Sends a signal to the process of a rank.
+fn send(name: &str, run: &Run, rank: usize) {
     let text = std::fs::read_to_string(run.out().join(format!("debug/rank_{rank}.json"))).expect("a file");
     let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    value["process"]["pid"].to_string()
+    let sent = Command::new("kill").args(["-s", name, &value["process"]["pid"].to_string()]).status();
+    assert!(sent.expect("kill").success());
 }
 
 #[test]
@@ -255,8 +258,7 @@ fn a_rank_that_dies_while_others_are_held_ends_the_run() {
     let run = Run::new();
     let process = run.launcher(4, &[], &["--break", "optimizer@3"]).spawn().expect("kiln starts");
     let prompt = Prompt::of(&run, &[]);
-    let killed = std::process::Command::new("kill").args(["-9", &pid_of(&run, 2)]).status();
-    assert!(killed.expect("kill").success());
+    send("KILL", &run, 2);
     let ended = end(process);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("rank 2"), "{ended:?}");
@@ -269,10 +271,23 @@ fn a_run_that_is_held_saves_and_ends_when_it_is_asked_to() {
     let process = start_alone(&run, "2", &["--break", "optimizer@3"]);
     let prompt = Prompt::of(&run, &[]);
     signal("TERM", &process);
-    let ended = end(process);
-    assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert_eq!(run.check_checkpoints(), [2, 3]);
+    assert_stopped(&run, process);
     prompt.leave();
+}
+
+#[test]
+fn a_breakpoint_that_cannot_come_is_refused_or_told() {
+    config();
+    let run = Run::new();
+    let ended = end(start_alone(&run, "2", &["--break", "step rank 2"]));
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("there is no rank 2: there are 2"), "{ended:?}");
+    assert!(!run.out().exists());
+    let ended = end(start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "step@9"]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for never in ["the breakpoint forward:layers.7 has never come", "the breakpoint step@9 has never come"] {
+        assert!(ended.stderr.contains(never), "{ended:?}");
+    }
 }
 
 #[test]

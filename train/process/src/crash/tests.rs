@@ -29,7 +29,7 @@ fn crashes() {
     crate::keep_crashes(facts());
     let world = FakeCommunicator::new(3, 4);
     world.recorder().set_activity("backward");
-    let present = Present::new(Path::new(&out), world.observer(), Box::new(|| b"{\"rank\":3}".to_vec()));
+    let present = Present::new(Path::new(&out), world.view(), Box::new(|| b"{\"rank\":3}".to_vec()));
     present.begin_step(17);
     present.begin_micro_batch(1, 24, 2);
     match way.to_str() {

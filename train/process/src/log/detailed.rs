@@ -95,7 +95,7 @@ mod tests {
         let mut line = String::new();
         let world = FakeCommunicator::new(70, 71);
         world.recorder().set_activity("data loading");
-        let present = Present::new(Path::new("run"), world.observer(), Box::new(Vec::new));
+        let present = Present::new(Path::new("run"), world.view(), Box::new(Vec::new));
         present.begin_step(3);
         clock::write_now(&mut line).unwrap();
         line.push_str(" host=node7");

@@ -17,15 +17,6 @@ use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
 use crate::run::{MicroBatch, Moment, Observer};
 
-/// The run that is hashed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HashedRun<'a> {
-    /// The run folder.
-    pub(crate) out: &'a Path,
-    /// Sequences of a micro-batch.
-    pub(crate) rows: usize,
-}
-
 /// Ranks that have hashes of their own at most.
 const MOST_RANKS: usize = 64;
 
@@ -99,10 +90,10 @@ fn unreadable(error: &impl std::fmt::Debug) -> TrainError {
 }
 
 impl Hasher {
-    /// One for this rank.
-    pub(crate) fn new(options: HashOptions, run: HashedRun<'_>) -> Self {
-        let path = run.out.join(HASHES_FILE);
-        Hasher { options, path, rows: run.rows, file: None, has_begun: false, step: Collected::default() }
+    /// One for a rank of the run in `out`, whose micro-batches have so many `rows`.
+    pub(crate) fn new(options: HashOptions, out: &Path, rows: usize) -> Self {
+        let path = out.join(HASHES_FILE);
+        Hasher { options, path, rows, file: None, has_begun: false, step: Collected::default() }
     }
 
     /// This rank's chunk of a group, parameter by parameter.

@@ -10,7 +10,7 @@ mod options;
 mod record;
 mod sums;
 
-pub(crate) use hasher::{HashedRun, Hasher, split};
+pub(crate) use hasher::{Hasher, split};
 pub use options::{HashOptions, HashOptionsError, HashedKind};
 pub use record::{Entry, HASHES_FILE, StepHashes, StepPhase};
 pub(crate) use record::{HashesError, read};

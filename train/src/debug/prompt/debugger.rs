@@ -17,9 +17,6 @@ use crate::error::Result;
 use crate::metrics::StepMetrics;
 use crate::run::{Controls, MicroBatch, Moment, Observer};
 
-/// The name of a tensor that [`breakpoint!`](crate::breakpoint) shows begins so.
-const IN_CODE: &str = "breakpoint: ";
-
 /// Whether breakpoints in the code of layers hold a run.
 pub const BREAKPOINTS_IN_CODE: bool = cfg!(feature = "breakpoints");
 
@@ -44,10 +41,6 @@ macro_rules! breakpoint {
 /// What the debugger of a rank has to know of it.
 pub(crate) struct DebuggedRank {
     pub(crate) rank: usize,
-    /// Ranks of the run.
-    pub(crate) ranks: usize,
-    /// Whether they talk through MPI.
-    pub(crate) with_mpi: bool,
     pub(crate) desk: Arc<Desk>,
     pub(crate) controls: Controls,
     /// Asks the run to stop.
@@ -56,6 +49,8 @@ pub(crate) struct DebuggedRank {
     pub(crate) tokenizer: Arc<[u8]>,
     /// Tokens of a sample.
     pub(crate) seq_len: usize,
+    /// Samples of a micro-batch.
+    pub(crate) rows: usize,
     /// The run folder.
     pub(crate) out: PathBuf,
 }
@@ -80,6 +75,8 @@ pub(crate) struct Debugger {
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
     /// Those that hold this rank alone, and do so no more. The other ranks do not know of it.
     pub(super) muted: BTreeSet<usize>,
+    /// Those that have come.
+    reached: BTreeSet<usize>,
     /// The number of the next one.
     pub(super) next_number: usize,
     /// Where all ranks are held next, besides.
@@ -135,7 +132,7 @@ struct Reason {
 impl Debugger {
     /// The debugger of a rank.
     pub(crate) fn new(options: &DebugOptions, of: DebuggedRank) -> Self {
-        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, .. } = of;
+        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, rows: _ } = of;
         Debugger {
             desk,
             controls,
@@ -146,6 +143,7 @@ impl Debugger {
             has_prompt: options.has_prompt,
             rank,
             muted: BTreeSet::new(),
+            reached: BTreeSet::new(),
             next_number: options.breakpoints.len() + 1,
             breakpoints: (1..).zip(options.breakpoints.iter().cloned()).collect(),
             going: Going::Free,
@@ -161,16 +159,18 @@ impl Debugger {
     /// Why this rank is held at `point`, if it is. `happens` says whether what a breakpoint waits for has
     /// happened; it may communicate.
     fn reason(
-        &self,
+        &mut self,
         point: &Point,
         mut happens: impl FnMut(&Breakpoint) -> Result<bool>,
     ) -> Result<Option<Reason>> {
-        let (mut common, mut own) = (None, None);
+        let in_code = point.in_code().map(|name| Reason { text: name.to_owned(), alone: false, focus: None });
+        let (mut common, mut own) = (in_code, None);
         for (number, breakpoint) in self.breakpoints.iter().filter(|(_, of)| of.is_in(point.step)) {
             // All ranks ask about all breakpoints, so that they communicate alike.
             if !happens(breakpoint)? {
                 continue;
             }
+            self.reached.insert(*number);
             let alone = breakpoint.rank.is_some() && breakpoint.others == Others::Run;
             let reason = Reason { text: breakpoint.to_string(), alone, focus: breakpoint.rank };
             match alone {
@@ -206,8 +206,6 @@ impl Debugger {
         let Some(Reason { text, alone, focus }) = reason else { return Ok(()) };
         if !alone {
             self.focus = focus.unwrap_or(self.focus);
-        }
-        if !alone {
             self.going = Going::Free;
         }
         self.alone = Going::Free;
@@ -268,15 +266,9 @@ impl Observer for Debugger {
     }
 
     fn seen(&mut self, engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
-        let point = Point::of(at, seen);
-        let in_code = seen.name.strip_prefix(IN_CODE).filter(|_| !seen.is_gradient).map(str::to_owned);
-        if let Some(name) = in_code {
-            self.points[0].push(point.clone());
-            return self.hold(engine, &point, Some(Shown::of(seen)), &name, false);
-        }
         self.come_to(
             engine,
-            point,
+            Point::of(at, seen),
             || Some(Shown::of(seen)),
             |breakpoint| {
                 Ok(match &breakpoint.on {
@@ -314,8 +306,13 @@ impl Observer for Debugger {
 
 impl Drop for Debugger {
     fn drop(&mut self) {
-        if self.rank == 0 {
-            self.desk.end();
+        if self.rank != 0 {
+            return;
+        }
+        self.desk.end();
+        // A place that is not there, or a step that the run does not have, most likely.
+        for (_, breakpoint) in self.breakpoints.iter().filter(|(number, _)| !self.reached.contains(number)) {
+            tracing::warn!("the breakpoint {breakpoint} has never come");
         }
     }
 }

@@ -5,7 +5,11 @@ use std::fmt;
 use kiln_model::ops::Seen;
 
 use super::breakpoint::{Part, Pass, written};
+use crate::debug::hash::split;
 use crate::run::Moment;
+
+/// The name of a tensor that [`breakpoint!`](crate::breakpoint) shows begins so.
+const IN_CODE: &str = "breakpoint: ";
 
 /// A point of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,11 +49,18 @@ impl Point {
     pub(super) fn depth(&self) -> usize {
         match &self.what {
             What::Part(_) => 0,
-            What::Tensor { place, .. } => {
-                let parts = place.split('.').count();
-                // A block's name has a number behind it.
-                parts.saturating_sub(if place.starts_with("layers.") { 2 } else { 1 })
-            }
+            What::Tensor { place, .. } => match split(place) {
+                (_, "") => 0,
+                (_, inside) => inside.split('.').count(),
+            },
+        }
+    }
+
+    /// The name of a breakpoint in the code of a layer, if this is one.
+    pub(super) fn in_code(&self) -> Option<&str> {
+        match &self.what {
+            What::Tensor { pass: Pass::Forward | Pass::Recompute, name, .. } => name.strip_prefix(IN_CODE),
+            _ => None,
         }
     }
 

@@ -116,7 +116,7 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         world.recorder().set_activity("start");
         keep_crashes();
-        let position = position::Present::new(&plan.out, world.observer(), flight::made_later(&world));
+        let position = position::Present::new(&plan.out, world.view(), flight::made_later(&world));
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
@@ -177,19 +177,17 @@ impl<'a> Trainer<'a> {
         let controls = Controls::default();
         let observers = debug::observers(
             &plan.debug,
-            plan.hashed(),
             DebuggedRank {
                 rank,
-                ranks,
-                with_mpi: model.engine().world().backend() == "mpi",
                 desk: plan.desk.clone(),
                 controls: controls.clone(),
                 stop: plan.stop.clone(),
                 tokenizer: plan.tokenizer.clone(),
                 seq_len: config.data.seq_len,
+                rows: config.micro_batch(),
                 out: plan.out.clone(),
             },
-        )?;
+        );
         let mut trainer = Trainer {
             plan,
             rank,

@@ -12,15 +12,15 @@ use std::time::Duration;
 ///
 /// It may outlive the communicator that it is of, which leaves its group all the same.
 #[derive(Clone)]
-pub struct Observer {
+pub struct RankView {
     shared: Arc<RankShared>,
     backend: &'static str,
     ask_all: Option<AskAll>,
 }
 
-impl Observer {
-    pub(crate) fn new(shared: Arc<RankShared>, backend: &'static str, ask_all: Option<AskAll>) -> Observer {
-        Observer { shared, backend, ask_all }
+impl RankView {
+    pub(crate) fn new(shared: Arc<RankShared>, backend: &'static str, ask_all: Option<AskAll>) -> RankView {
+        RankView { shared, backend, ask_all }
     }
 
     /// The rank in the world.
@@ -56,8 +56,8 @@ impl Observer {
     }
 }
 
-impl fmt::Debug for Observer {
+impl fmt::Debug for RankView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observer").field("rank", &self.rank()).field("backend", &self.backend).finish()
+        f.debug_struct("RankView").field("rank", &self.rank()).field("backend", &self.backend).finish()
     }
 }

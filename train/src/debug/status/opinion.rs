@@ -186,7 +186,7 @@ mod tests {
     fn ranks(seconds: f64, activity: &str) -> Vec<Seen> {
         let group = LocalGroup::new(2);
         let _work = group[0].barrier(Label::new("step", Phase::Other));
-        let mut flights: Vec<_> = group.iter().map(|rank| rank.observer().flight(8)).collect();
+        let mut flights: Vec<_> = group.iter().map(|rank| rank.view().flight(8)).collect();
         flights[0].groups[0].pending[0].seconds = seconds;
         flights[1].activity.name = activity.to_owned();
         flights.into_iter().map(|flight| Seen::Witness(Witness::Answered(Box::new(flight)))).collect()

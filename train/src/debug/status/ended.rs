@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::look::{Look, ProcessLook};
-use super::machine::{self, threads_of};
 use super::opinion::State;
+use crate::debug::machine::{self, threads_of};
 use crate::error::{Result, TrainError};
 use crate::flight;
 use crate::inspect;
@@ -16,7 +16,7 @@ use crate::run::{Progress, Standing, progress, standing};
 /// # Errors
 ///
 /// If there is no run.
-pub(super) fn look(out: &Path, stacks: bool) -> Result<Look> {
+pub(in crate::debug) fn look(out: &Path, stacks: bool) -> Result<Look> {
     let standing = match standing(out)? {
         Standing::NoRun(why) => {
             return Err(TrainError::usage(format!(
@@ -51,7 +51,7 @@ pub(super) fn look(out: &Path, stacks: bool) -> Result<Look> {
 
 /// What the ranks of a run that fails have found, by the flight recorders that they have left. Those of earlier starts
 /// are elsewhere.
-pub(super) fn verdict(out: &Path) -> Option<String> {
+pub(in crate::debug) fn verdict(out: &Path) -> Option<String> {
     let is_there = !flight::files_in(&flight::folder_of_run(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use kiln_collectives::{Activity, Flight, Operation, Phase, Witness, waits_for};
 use serde::Serialize;
 
-use super::client::{Answer, Answers, Process};
-use super::message::{ProcessStatus, RankStatus, Thread};
 use super::opinion::{Opinion, Seen, State, opinion, ranks_of};
+use crate::debug::client::{Answer, Answers, Process};
+use crate::debug::message::{ProcessStatus, RankStatus, Thread};
 
 /// A run at one moment.
 #[derive(Debug, Serialize)]
-pub(super) struct Look {
+pub(in crate::debug) struct Look {
     /// The run folder.
     pub(super) run: String,
     pub(super) state: State,

@@ -1,9 +1,9 @@
 //! A look at a run as text of 80 columns.
 
 use super::look::{Look, ProcessLook, RankLook};
-use super::message::Thread;
 use super::opinion::State;
 use crate::checkpoint::size;
+use crate::debug::message::Thread;
 use crate::words::{in_ranges, number_of};
 
 /// Columns of a line.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::client::ask_all;
 use super::ended;
 use super::look::{Look, look};
 use super::opinion::State;
 use super::show::text;
+use crate::debug::client::ask_all;
 use crate::error::{Result, TrainError};
 use crate::process::output::{complain, printable};
 use crate::run::{Progress, progress};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kiln_shard::memory;
 
-use super::message::{Known, ProcessStatus, RankStatus, Thread};
-use super::prompt::Desk;
+use crate::debug::message::{Known, ProcessStatus, RankStatus, Thread};
+use crate::debug::prompt::Desk;
 use crate::process::position::{self, Whereabouts};
 use crate::process::stacks;
 
@@ -33,24 +33,24 @@ pub(crate) struct About {
 impl About {
     /// What `ranks` of this process are doing; with `stacks`, what its threads are in the middle of, and with
     /// `all`, what other processes say.
-    pub(super) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
+    pub(in crate::debug) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
         let mut here = position::all();
         here.retain(|whereabouts| ranks.contains(&whereabouts.rank));
-        let asked = all.then(|| here.iter().find_map(|whereabouts| whereabouts.observer.ask_all(PATIENCE)));
+        let asked = all.then(|| here.iter().find_map(|whereabouts| whereabouts.view.ask_all(PATIENCE)));
         ProcessStatus {
             world_size: self.world_size,
             steps: self.steps,
             deadline_s: Some(self.deadline.as_secs_f64()).filter(|_| self.deadline < Duration::MAX),
             all: asked.flatten().map(|all| all.into_iter().map(Known::from).collect()),
             threads: stacks.then(threads),
-            held: here.first().map_or_else(Vec::new, |whereabouts| whereabouts.observer.held()),
+            held: here.first().map_or_else(Vec::new, |whereabouts| whereabouts.view.held()),
             held_at: self.desk.held(),
             ranks: here.into_iter().map(|whereabouts| self.rank(&whereabouts)).collect(),
         }
     }
 
     fn rank(&self, whereabouts: &Whereabouts) -> RankStatus {
-        let Whereabouts { rank, step, saved, peak_bytes, settled, ref observer } = *whereabouts;
+        let Whereabouts { rank, step, saved, peak_bytes, settled, ref view } = *whereabouts;
         let counted = |bytes: usize| Some(bytes as u64).filter(|bytes| *bytes > 0 && !self.on_gpu);
         let peak_on_gpu = Some(peak_bytes).filter(|peak| *peak > 0 && self.on_gpu);
         RankStatus {
@@ -62,7 +62,7 @@ impl About {
             longest_step_s: settled.map(|settled| settled.step_s),
             bytes: counted(memory::live_bytes(rank)),
             peak_bytes: peak_on_gpu.or_else(|| counted(memory::peak_bytes(rank))),
-            flight: observer.flight(RECORDS),
+            flight: view.flight(RECORDS),
         }
     }
 }
