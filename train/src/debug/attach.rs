@@ -267,7 +267,9 @@ fn leave(why: &str, before: Option<&Termios>) -> ! {
     if let Some(before) = before {
         // A terminal that is gone needs nothing.
         let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
+        // Behind the prompt, which waits for a line.
+        say("");
     }
-    say(&format!("\r{why}"));
+    say(why);
     std::process::exit(0)
 }
