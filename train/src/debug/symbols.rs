@@ -6,12 +6,13 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use object::{File, Object, ObjectSegment, ObjectSymbol, Segment, Symbol, SymbolKind};
 use rustc_demangle::demangle;
 
 /// The functions of a process.
 pub(super) struct Symbols {
     mappings: Vec<Mapping>,
-    files: HashMap<PathBuf, Option<Elf>>,
+    files: HashMap<PathBuf, Option<Functions>>,
 }
 
 /// A part of a file in the memory of the process.
@@ -22,13 +23,12 @@ struct Mapping {
     path: PathBuf,
 }
 
-/// A program or library of 64 bits, little end first.
-struct Elf {
-    bytes: Vec<u8>,
+/// The functions of a program or library.
+struct Functions {
     /// Parts that are loaded: where they are in the file, and their first address.
     loaded: Vec<(Range<u64>, u64)>,
-    /// Functions by their address, each with its size and the place of its name.
-    functions: Vec<(u64, u64, usize)>,
+    /// By their address, each with its size and name.
+    functions: Vec<(u64, u64, String)>,
 }
 
 impl Symbols {
@@ -62,81 +62,60 @@ impl Symbols {
     fn find(&mut self, address: u64) -> Option<String> {
         let mapping = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address))?;
         let place = address - mapping.addresses.start + mapping.offset;
-        let read = || Elf::read(fs::read(&mapping.path).ok()?);
+        let read = || Functions::read(&fs::read(&mapping.path).ok()?);
         let file = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref()?;
-        Some(format!("{:#}", demangle(file.function_at(place)?)))
+        Some(format!("{:#}", demangle(file.at(place)?)))
     }
 }
 
-impl Elf {
-    fn read(bytes: Vec<u8>) -> Option<Self> {
-        /// Kinds of entries in the file.
-        const LOADED: u64 = 1;
-        const ALL_SYMBOLS: u64 = 2;
-        const SYMBOLS_FOR_OTHERS: u64 = 11;
-        if bytes.get(..6)? != b"\x7fELF\x02\x01" {
-            return None;
-        }
-        let at = |place: u64, size: usize| number(&bytes, place, size);
-        let table = |begin: u64, size: u64, count: u64| (0..count).map(move |index| begin + index * size);
-        let mut loaded = Vec::new();
-        for entry in table(at(32, 8)?, at(54, 2)?, at(56, 2)?) {
-            if at(entry, 4)? == LOADED {
-                let (offset, address, size) = (at(entry + 8, 8)?, at(entry + 16, 8)?, at(entry + 32, 8)?);
-                loaded.push((offset..offset.checked_add(size)?, address));
-            }
-        }
-        let (sections, size) = (at(40, 8)?, at(58, 2)?);
-        let all: Vec<u64> = table(sections, size, at(60, 2)?).collect();
-        let of_kind = |kind| all.iter().copied().find(|section| at(section + 4, 4) == Some(kind));
-        let symbols = of_kind(ALL_SYMBOLS).or_else(|| of_kind(SYMBOLS_FOR_OTHERS))?;
-        let names = at(sections + at(symbols + 40, 4)? * size + 24, 8)?;
-        let (begin, each) = (at(symbols + 24, 8)?, at(symbols + 56, 8)?.max(1));
-        let mut functions = Vec::new();
-        for entry in table(begin, each, at(symbols + 32, 8)? / each) {
-            // Functions, and those that are chosen when the program starts, if they are in this file.
-            if matches!(at(entry + 4, 1)? & 0xf, 2 | 10) && at(entry + 6, 2)? != 0 {
-                let name = usize::try_from(names + at(entry, 4)?).ok()?;
-                functions.push((at(entry + 8, 8)?, at(entry + 16, 8)?, name));
-            }
+impl Functions {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let file = File::parse(bytes).ok()?;
+        let part = |segment: Segment<'_, '_>| {
+            let (offset, size) = segment.file_range();
+            Some((offset..offset.checked_add(size)?, segment.address()))
+        };
+        let loaded = file.segments().filter_map(part).collect();
+        let function = |symbol: Symbol<'_, '_>| {
+            let is_one = symbol.kind() == SymbolKind::Text && symbol.is_definition();
+            is_one.then(|| Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned())))?
+        };
+        let mut functions: Vec<_> = file.symbols().filter_map(function).collect();
+        if functions.is_empty() {
+            // Those that a library tells others of.
+            functions.extend(file.dynamic_symbols().filter_map(function));
         }
         functions.sort_unstable();
-        Some(Elf { bytes, loaded, functions })
+        Some(Functions { loaded, functions })
     }
 
     /// The name of the function at a place in the file.
-    fn function_at(&self, place: u64) -> Option<&str> {
+    fn at(&self, place: u64) -> Option<&str> {
         let (part, first) = self.loaded.iter().find(|(part, _)| part.contains(&place))?;
         let address = place - part.start + first;
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
-        let (begin, size, name) = *self.functions.get(after.checked_sub(1)?)?;
+        let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
         // Between functions that a library tells of are others that it does not. What was written by hand, in
         // assembler, may have no size.
-        if size > 0 && address - begin >= size {
-            return None;
-        }
-        let name = self.bytes.get(name..)?;
-        std::str::from_utf8(&name[..name.iter().position(|byte| *byte == 0)?]).ok()
+        (*size == 0 || address - begin < *size).then_some(name)
     }
-}
-
-/// The number of `size` bytes at a place.
-fn number(bytes: &[u8], place: u64, size: usize) -> Option<u64> {
-    let place = usize::try_from(place).ok()?;
-    let bytes = bytes.get(place..place.checked_add(size)?)?;
-    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[inline(never)]
+    fn a_function(count: usize) -> usize {
+        std::hint::black_box(count) + 17
+    }
+
     #[test]
     fn functions_of_a_process_are_found_by_their_addresses() {
         let pid = std::process::id().cast_signed();
         let mut symbols = Symbols::of(pid);
-        let name = symbols.name(super::number as *const () as u64);
-        assert!(name.ends_with("debug::symbols::number"), "{name}");
+        let name = symbols.name(a_function as *const () as u64);
+        assert!(name.ends_with("debug::symbols::tests::a_function"), "{name}");
         assert_eq!(symbols.name(0), "0x0");
         assert_eq!(Symbols::of(-1).name(17), "0x11");
     }
@@ -144,10 +123,10 @@ mod tests {
     #[test]
     fn files_that_are_no_programs_have_no_functions() {
         let own = fs::read("/proc/self/exe").unwrap();
-        assert!(Elf::read(own.clone()).is_some());
+        assert!(Functions::read(&own).is_some());
         for length in [0, 5, 6, 40, 63, 64, 200, own.len() / 2] {
-            assert!(Elf::read(own[..length].to_vec()).is_none(), "{length}");
+            assert!(Functions::read(&own[..length]).is_none(), "{length}");
         }
-        assert!(Elf::read(vec![0xff; 4096]).is_none());
+        assert!(Functions::read(&[0xff; 4096]).is_none());
     }
 }
