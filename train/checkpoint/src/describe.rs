@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use kiln_model::{ModelConfig, MoeConfig};
-use kiln_process::words::number_of;
+use kiln_process::words::{number_of, size};
 
 use super::{Checkpoint, Saved, TensorEntry};
 
@@ -74,14 +74,4 @@ fn experts_words(moe: &MoeConfig) -> String {
     let shared =
         moe.shared_expert_d_ff.map_or_else(String::new, |width| format!(" and a shared one of {width}"));
     format!(", {experts} experts of width {expert_d_ff}{shared}, {experts_per_token} per token")
-}
-
-/// Bytes as a person reads them.
-pub fn size(bytes: u64) -> String {
-    let units = [(1u64 << 50, "PiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
-        None if bytes == 1 => "1 byte".to_owned(),
-        None => format!("{bytes} bytes"),
-    }
 }

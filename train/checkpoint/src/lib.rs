@@ -63,7 +63,7 @@ use serde::{Deserialize, Serialize};
 pub use context::SaveContext;
 pub use convert::convert;
 pub(crate) use describe::model_line;
-pub use describe::{describe, shape_line, size};
+pub use describe::{describe, shape_line};
 pub use error::CheckpointError;
 use error::Result;
 pub use folder::{

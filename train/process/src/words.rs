@@ -10,6 +10,16 @@ pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> Str
     format!("{count} {noun}{plural}")
 }
 
+/// Bytes as a person reads them.
+pub fn size(bytes: u64) -> String {
+    let units = [(1u64 << 50, "PiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        None if bytes == 1 => "1 byte".to_owned(),
+        None => format!("{bytes} bytes"),
+    }
+}
+
 /// The time that it is, in UTC, such as `2026-11-24T18:03:59.042Z`.
 pub fn time_now() -> String {
     let mut text = String::new();

@@ -16,7 +16,6 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase};
 use kiln_shard::{ShardError, Strategy};
 
 use super::{default_config, median, settle};
-use crate::checkpoint::size;
 use crate::config::{self, Config};
 use crate::device::{DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -25,6 +24,7 @@ use crate::links::{Link, Links};
 use crate::place::{self, Role};
 use crate::process::output::say;
 use crate::words::number_of;
+use crate::words::size;
 use crate::world::{self, Ranks};
 
 /// The smallest and the largest size, in bytes of the whole tensor; each is twice the one before.

@@ -7,9 +7,10 @@ use kiln_shard::Optimizer;
 use super::machine::nearest;
 use super::model::Trained;
 use super::report::{Checks, Stage};
-use crate::checkpoint::{self, Keep, size};
+use crate::checkpoint::{self, Keep};
 use crate::config::{CheckpointSection, Config};
 use crate::sharded::Shapes;
+use crate::words::size;
 
 const SAVE: Stage = Stage::Save;
 

@@ -7,7 +7,6 @@ use kiln_collectives::tcp::JoinError;
 
 use super::arguments::CheckArgs;
 use super::report::{Checks, Stage};
-use crate::checkpoint::size;
 use crate::config::{self, Backend, CommBackend, Config};
 use crate::device::{Memory, ResolvedDevice};
 use crate::doctor;
@@ -15,6 +14,7 @@ use crate::place::{Master, RankEnv};
 use crate::registry::Registry;
 use crate::run::{self, RunOptions};
 use crate::words::number_of;
+use crate::words::size;
 
 const ENV: Stage = Stage::Env;
 

@@ -172,7 +172,7 @@ impl Shrunk {
             )));
         }
         let seconds = |time: Duration| time.as_secs_f64();
-        let bytes = crate::checkpoint::size(checkpoint.manifest().bytes());
+        let bytes = crate::words::size(checkpoint.manifest().bytes());
         Ok(format!(
             "{bytes} saved in {:.2} s and loaded in {:.2} s, {}",
             seconds(saved),

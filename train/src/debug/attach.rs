@@ -11,14 +11,11 @@ use rustix::termios::{self, OptionalActions, Termios};
 use rustyline::error::ReadlineError;
 use rustyline::{DefaultEditor, ExternalPrinter};
 
-use super::client::{Connection, say as send};
-use super::message::{Reply, Request, Typed};
-use super::prompt::ToPrompt;
-use super::socket::{Folder, Owner};
 use super::status::ended;
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
 use crate::process::terminal;
+use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
 
 /// How long a process may take to take a line.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -132,7 +129,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         handle(first, index, &mut printer, &asks, before.as_ref());
         // Ends with the process, if the run says nothing more.
         thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
-            while let Ok(Reply::Prompt(message)) = replies.next() {
+            while let Ok(Reply::Prompt(message)) = replies.receive() {
                 if handle(message, index, &mut printer, &asks, before.as_ref()).is_none() {
                     break;
                 }

@@ -1,37 +1,28 @@
 //! Looking into runs that go on: `kiln status`, breakpoints, and the prompt of a rank that is held.
 //!
-//! Each process of a run keeps a socket in the run folder (`socket.rs`), and answers whoever asks there
-//! (`server.rs`). Nothing is done for it while nobody asks. The one who asks (`client.rs`) puts the answers of all
-//! processes together, with what the machine knows of those that do not answer (`machine.rs`) and the names of
-//! functions (`symbols.rs`); `status/` makes something of them.
-//!
-//! A request is one line of JSON, and so is a reply (`message.rs`). A new kind of request is a variant of
-//! `message::Request` and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and what is typed at the prompt
-//! of `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN.
+//! Each process of a run answers whoever asks at its socket (`server.rs`). Nothing is done for it while nobody asks.
+//! What is asked and said, and the one who asks, are in `kiln_observe::ask`: a new kind of request is a variant of
+//! `Request` there and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and what is typed at the prompt of
+//! `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN.
 
 mod attach;
-mod client;
 pub(crate) mod hash;
-mod machine;
-mod message;
 mod nonfinite;
 mod options;
 mod prompt;
 mod server;
-mod socket;
 mod status;
-mod symbols;
 
 pub use attach::AttachArgs;
 pub use hash::{HashOptions, HashOptionsError, HashedKind};
+pub(crate) use kiln_observe::ask::clear;
 pub(crate) use nonfinite::NonFiniteFinder;
 pub use options::DebugOptions;
 pub(crate) use prompt::DebuggedRank;
 pub use prompt::{
-    BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Desk, Number, Others, Part, Pass, ToPrompt, Trigger,
+    BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Desk, Number, Others, Part, Pass, Trigger,
 };
 pub(crate) use server::Server;
-pub(crate) use socket::clear;
 pub(crate) use status::About;
 pub use status::StatusArgs;
 

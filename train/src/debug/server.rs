@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::message::{Reply, Request, Typed};
-use super::socket::{Folder, Owner, remove_if_empty, stranger};
 use super::status::About;
 use crate::process::ProcessId;
+use kiln_observe::ask::{Folder, Owner, Reply, Request, Typed, remove_if_empty, stranger};
 
 /// Clients that are served at a time.
 const MOST_CLIENTS: usize = 8;
@@ -206,6 +205,8 @@ fn say(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kiln_observe::ask::{Answer, Thread, ask_all};
+
     use super::*;
 
     fn about() -> About {
@@ -257,5 +258,36 @@ mod tests {
         std::fs::write(out.path().join("debug"), "in the way").unwrap();
         drop(Server::start(out.path(), vec![0], about()));
         assert_eq!(std::fs::read(out.path().join("debug")).unwrap(), b"in the way");
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_silent_and_one_that_ends_takes_its_files_along() {
+        let out = tempfile::tempdir().unwrap();
+        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
+        let desk = std::sync::Arc::default();
+        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, desk };
+        let server = Server::start(out.path(), vec![0], about);
+        let folder = Folder::open(out.path()).unwrap();
+        // This process, which does not accept whoever comes here.
+        let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
+        let listener = folder.listen(&owner).unwrap();
+        let answers = ask_all(out.path(), true).unwrap();
+        let [first, second] = &answers.processes[..] else { panic!("{answers:?}") };
+        let Answer::Status(status) = &first.answer else { panic!("{first:?}") };
+        assert_eq!((status.world_size, status.steps, status.deadline_s), (2, 9, None));
+        let threads = status.threads.as_ref().unwrap();
+        let is_accepting = |thread: &&Thread| thread.name == "kiln-debug";
+        let calls = &threads.iter().find(is_accepting).expect("the thread that accepts").calls;
+        assert!(calls.iter().any(|call| call.contains("accept")), "{calls:?}");
+        let silent = "it says nothing in time";
+        assert!(matches!(&second.answer, Answer::Silent(why) if why == silent), "{second:?}");
+        assert!(second.threads.as_ref().unwrap().len() > 1);
+        // One that cannot be reached.
+        drop(listener);
+        let answers = ask_all(out.path(), false).unwrap();
+        assert!(matches!(&answers.processes[1].answer, Answer::Silent(why) if why != silent), "{answers:?}");
+        folder.remove_of(&owner);
+        drop(server);
+        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
     }
 }

@@ -58,7 +58,7 @@ impl InspectArgs {
                     let problems = problems.iter().map(ToString::to_string).collect();
                     return Err(InspectError::Damaged { folder, problems }.into());
                 }
-                let size = checkpoint::size(bytes);
+                let size = crate::words::size(bytes);
                 Ok(format!("{folder} is whole: {files} files, {size}, every checksum is right"))
             }
             ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),

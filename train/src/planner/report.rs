@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::table::PlanRow;
 use super::target::{Hardware, Target};
-use crate::checkpoint::size;
 use crate::words::number_of;
+use crate::words::size;
 
 /// A plan.
 #[derive(Clone, Debug, Serialize)]

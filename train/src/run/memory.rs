@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use kiln_model::{Decoder, ModelConfig};
 use kiln_shard::{Optimizer, Recompute, Strategy};
 
-use crate::checkpoint::size;
 use crate::config::{Choice, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
 use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks};
+use crate::words::size;
 
 /// Whose memory it is, for people.
 const MACHINE: &str = "this machine";

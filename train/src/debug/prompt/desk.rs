@@ -5,21 +5,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-/// What a prompt is sent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ToPrompt {
-    /// Something to show.
-    Text(String),
-    /// A line is waited for; this comes before it.
-    Ask(String),
-    /// The run goes on; lines are read at the end of a step.
-    Running,
-    /// The run is over.
-    End,
-}
+use kiln_observe::ask::ToPrompt;
 
 /// The prompts of one process, and the ranks that are held there.
 #[derive(Debug, Default)]

@@ -14,5 +14,5 @@ mod slice;
 pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Pass, Trigger};
 pub use debugger::BREAKPOINTS_IN_CODE;
 pub(crate) use debugger::{DebuggedRank, Debugger};
-pub use desk::{Desk, ToPrompt};
+pub use desk::Desk;
 pub(super) use show::Statistics;

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::ended;
-use super::look::{Look, look};
-use super::opinion::State;
-use super::show::text;
-use crate::debug::client::ask_all;
 use crate::error::{Result, TrainError};
 use crate::process::output::{complain, printable};
 use crate::run::{Progress, progress};
+use kiln_observe::ask::ask_all;
+use kiln_observe::status::{Look, State, look, text};
 
 /// Time between two looks of `--follow`.
 const EVERY: Duration = Duration::from_secs(1);

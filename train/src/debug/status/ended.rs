@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use super::look::{Look, ProcessLook};
-use super::opinion::State;
-use crate::debug::machine::{self, threads_of};
 use crate::error::{Result, TrainError};
 use crate::flight;
 use crate::inspect;
 use crate::process::ProcessId;
 use crate::run::{Progress, Standing, progress, standing};
+use kiln_observe::ask::{ProcessState, state_of, threads_of};
+use kiln_observe::status::{Look, ProcessLook, State};
 
 /// The run in the folder `out`, by what is in it.
 ///
@@ -77,8 +76,8 @@ fn judge(
     match standing {
         Standing::Held(Some(process)) => {
             let is_here = process.is_gone() == Some(false);
-            match machine::state_of(process.pid) {
-                machine::State::Stopped if is_here => {
+            match state_of(process.pid) {
+                ProcessState::Stopped if is_here => {
                     let by = "as by Ctrl-Z, SIGSTOP or a debugger";
                     (State::Trouble, format!("its process {} is stopped, {by}", process.pid))
                 }

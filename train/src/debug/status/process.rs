@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use kiln_shard::memory;
 
-use crate::debug::message::{Known, ProcessStatus, RankStatus, Thread};
 use crate::debug::prompt::Desk;
 use crate::process::position::{self, Whereabouts};
 use crate::process::stacks;
+use kiln_observe::ask::{Known, ProcessStatus, RankStatus, Thread};
 
 /// Operations of each rank that are told: some steps of most models.
 const RECORDS: usize = 256;

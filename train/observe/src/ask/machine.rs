@@ -6,7 +6,7 @@ use super::message::Thread;
 
 /// State of a process of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub enum ProcessState {
     /// It runs, or sleeps.
     Running,
     /// A signal or a debugger has stopped it.
@@ -18,21 +18,21 @@ pub(super) enum State {
 }
 
 /// The state of process `pid` of this machine.
-pub(super) fn state_of(pid: i32) -> State {
+pub fn state_of(pid: i32) -> ProcessState {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name before it, in brackets, may hold anything.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     match state {
-        None | Some('Z' | 'X' | 'x') => State::Gone,
-        Some('T' | 't') => State::Stopped,
-        Some('D') => State::Stuck,
-        Some(_) => State::Running,
+        None | Some('Z' | 'X' | 'x') => ProcessState::Gone,
+        Some('T' | 't') => ProcessState::Stopped,
+        Some('D') => ProcessState::Stuck,
+        Some(_) => ProcessState::Running,
     }
 }
 
 /// The threads of process `pid`, and what the kernel says of each: it is all that can be known of a process
 /// that does not answer.
-pub(super) fn threads_of(pid: i32) -> Vec<Thread> {
+pub fn threads_of(pid: i32) -> Vec<Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
     ids.sort_unstable();
@@ -69,15 +69,15 @@ mod tests {
     fn a_process_is_running_stopped_or_gone() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id().cast_signed();
-        assert_eq!(state_of(pid), State::Running);
+        assert_eq!(state_of(pid), ProcessState::Running);
         let id = Pid::from_raw(pid).unwrap();
         kill_process(id, Signal::STOP).unwrap();
         waitid(WaitId::Pid(id), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
-        assert_eq!(state_of(pid), State::Stopped);
+        assert_eq!(state_of(pid), ProcessState::Stopped);
         let [thread] = &threads_of(pid)[..] else { panic!("one thread") };
         assert_eq!((thread.name.as_str(), thread.calls[0].as_str()), ("sleep", "state T"));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(state_of(pid), State::Gone);
+        assert_eq!(state_of(pid), ProcessState::Gone);
     }
 }

@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::files;
-use crate::process::ProcessId;
+use kiln_process::ProcessId;
+use kiln_storage::files;
 
 /// Name of the folder in the run folder.
 const FOLDER: &str = "debug";
@@ -27,15 +27,15 @@ const MAX_BYTES: u64 = 64 * 1024;
 
 /// What the file beside a socket says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Owner {
-    pub(super) process: ProcessId,
+pub struct Owner {
+    pub process: ProcessId,
     /// Its ranks, ascending.
-    pub(super) ranks: Vec<usize>,
+    pub ranks: Vec<usize>,
 }
 
 /// The folder of the sockets of a run, open: it stays the same one when the run folder is moved.
 #[derive(Debug)]
-pub(super) struct Folder(OwnedFd);
+pub struct Folder(OwnedFd);
 
 /// The folder of the sockets of the run in `out`.
 fn path_of(out: &Path) -> PathBuf {
@@ -44,13 +44,13 @@ fn path_of(out: &Path) -> PathBuf {
 
 impl Folder {
     /// The folder of the run in `out`, which is there.
-    pub(super) fn open(out: &Path) -> io::Result<Self> {
+    pub fn open(out: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Folder(open(path_of(out), flags, Mode::empty())?))
     }
 
     /// Makes the folder, for this user alone.
-    pub(super) fn make(out: &Path) -> io::Result<Self> {
+    pub fn make(out: &Path) -> io::Result<Self> {
         match fs::create_dir(path_of(out)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -66,7 +66,7 @@ impl Folder {
     }
 
     /// Listens at the socket of `owner`, in the place of one that an earlier process has left.
-    pub(super) fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
+    pub fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
         let name = owner.name();
         let _ = self.remove(&format!("{name}.sock"));
         let listener = UnixListener::bind(self.path(&format!("{name}.sock")))?;
@@ -79,7 +79,7 @@ impl Folder {
     }
 
     /// Removes what belongs to `owner`.
-    pub(super) fn remove_of(&self, owner: &Owner) {
+    pub fn remove_of(&self, owner: &Owner) {
         let name = owner.name();
         for name in [format!("{name}.json"), format!("{name}.sock")] {
             // It is of no use to anybody, and the next start replaces it.
@@ -92,7 +92,7 @@ impl Folder {
     }
 
     /// The processes that have a socket here, by their first rank.
-    pub(super) fn owners(&self) -> Vec<Owner> {
+    pub fn owners(&self) -> Vec<Owner> {
         let entries = fs::read_dir(self.path("")).into_iter().flatten().flatten();
         let mut owners: Vec<Owner> = entries
             .filter_map(|entry| {
@@ -108,7 +108,7 @@ impl Folder {
     }
 
     /// Connects to the process `owner`. Does not wait: a process that takes no connections is an error.
-    pub(super) fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
+    pub fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(self.path(&format!("{}.sock", owner.name())))?)?;
@@ -126,7 +126,7 @@ impl Owner {
 }
 
 /// Removes the sockets that earlier processes of the run in `out` have left.
-pub(crate) fn clear(out: &Path) {
+pub fn clear(out: &Path) {
     let Ok(folder) = Folder::open(out) else { return };
     let entries = fs::read_dir(folder.path("")).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -137,12 +137,12 @@ pub(crate) fn clear(out: &Path) {
 }
 
 /// Removes the folder of sockets if nothing is in it.
-pub(super) fn remove_if_empty(out: &Path) {
+pub fn remove_if_empty(out: &Path) {
     let _ = fs::remove_dir(path_of(out));
 }
 
 /// The user at the other end of a connection, if it is neither this process's user nor root.
-pub(super) fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
+pub fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
     let user = socket_peercred(stream)?.uid;
     Ok((user != geteuid() && !user.is_root()).then(|| user.as_raw()))
 }

@@ -6,73 +6,73 @@ use kiln_collectives::{Activity, Flight, Operation, Phase, Witness, waits_for};
 use serde::Serialize;
 
 use super::opinion::{Opinion, Seen, State, opinion, ranks_of};
-use crate::debug::client::{Answer, Answers, Process};
-use crate::debug::message::{ProcessStatus, RankStatus, Thread};
+use crate::ask::{Answer, Answers, Process};
+use crate::ask::{ProcessStatus, RankStatus, Thread};
 
 /// A run at one moment.
 #[derive(Debug, Serialize)]
-pub(in crate::debug) struct Look {
+pub struct Look {
     /// The run folder.
-    pub(super) run: String,
-    pub(super) state: State,
+    pub run: String,
+    pub state: State,
     /// What there is to say about the state.
-    pub(super) text: String,
+    pub text: String,
     /// World ranks to look at first.
-    pub(super) culprits: Vec<usize>,
+    pub culprits: Vec<usize>,
     /// The step that the foremost rank is in, or the last that was logged.
-    pub(super) step: Option<u64>,
-    pub(super) steps: Option<u64>,
+    pub step: Option<u64>,
+    pub steps: Option<u64>,
     /// The step of the newest checkpoint.
-    pub(super) saved: Option<u64>,
-    pub(super) loss: Option<f64>,
-    pub(super) tokens_per_s: Option<f64>,
+    pub saved: Option<u64>,
+    pub loss: Option<f64>,
+    pub tokens_per_s: Option<f64>,
     /// Seconds that a rank may wait for the others in one collective.
-    pub(super) deadline_s: Option<f64>,
-    pub(super) ranks: Vec<RankLook>,
-    pub(super) processes: Vec<ProcessLook>,
+    pub deadline_s: Option<f64>,
+    pub ranks: Vec<RankLook>,
+    pub processes: Vec<ProcessLook>,
 }
 
 /// A rank at one moment.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct RankLook {
-    pub(super) rank: usize,
+pub struct RankLook {
+    pub rank: usize,
     /// Why it says nothing, if it does not.
-    pub(super) silent: Option<String>,
-    pub(super) step: Option<u64>,
-    pub(super) activity: Option<Activity>,
+    pub silent: Option<String>,
+    pub step: Option<u64>,
+    pub activity: Option<Activity>,
     /// The first collective that it is in.
-    pub(super) pending: Option<Call>,
+    pub pending: Option<Call>,
     /// The collective that it has called last.
-    pub(super) last: Option<Call>,
-    pub(super) waits_for: Vec<usize>,
-    pub(super) bytes: Option<u64>,
-    pub(super) peak_bytes: Option<u64>,
+    pub last: Option<Call>,
+    pub waits_for: Vec<usize>,
+    pub bytes: Option<u64>,
+    pub peak_bytes: Option<u64>,
 }
 
 /// A collective as a rank has called it.
 #[derive(Debug, Serialize)]
-pub(super) struct Call {
-    pub(super) group: String,
-    pub(super) sequence: u64,
-    pub(super) operation: Operation,
-    pub(super) unit: String,
-    pub(super) phase: Phase,
+pub struct Call {
+    pub group: String,
+    pub sequence: u64,
+    pub operation: Operation,
+    pub unit: String,
+    pub phase: Phase,
     /// Seconds since it was called.
-    pub(super) seconds: f64,
+    pub seconds: f64,
 }
 
 /// A process at one moment.
 #[derive(Debug, Serialize)]
-pub(super) struct ProcessLook {
-    pub(super) host: String,
-    pub(super) process: i32,
-    pub(super) ranks: Vec<usize>,
+pub struct ProcessLook {
+    pub host: String,
+    pub process: i32,
+    pub ranks: Vec<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) threads: Option<Vec<Thread>>,
+    pub threads: Option<Vec<Thread>>,
 }
 
 /// The run in the folder `run`, as its processes say.
-pub(super) fn look(run: String, answers: Answers) -> Look {
+pub fn look(run: String, answers: Answers) -> Look {
     let Answers { processes, all } = answers;
     let statuses = || processes.iter().filter_map(|process| status_of(&process.answer));
     let (world_size, steps, deadline_s) = match statuses().next() {

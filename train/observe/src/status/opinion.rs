@@ -3,7 +3,7 @@
 use kiln_collectives::{Lag, Wait, Witness};
 use serde::Serialize;
 
-use crate::words::in_ranges;
+use kiln_process::words::in_ranges;
 
 /// Waits of less than this are nothing to talk about, in seconds.
 const SHORT: f64 = 1.0;
@@ -23,7 +23,7 @@ const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"
 /// How a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
+pub enum State {
     /// It goes on.
     Healthy,
     /// Somebody holds ranks of it, to look into them.
@@ -48,19 +48,19 @@ pub(super) enum State {
 
 impl State {
     /// Whether there is nothing more to see.
-    pub(super) fn is_over(self) -> bool {
+    pub fn is_over(self) -> bool {
         matches!(self, State::Finished | State::Stopped | State::Failed | State::Dead)
     }
 
     /// Whether somebody should look after it.
-    pub(super) fn is_bad(self) -> bool {
+    pub fn is_bad(self) -> bool {
         matches!(self, State::Suspicion | State::Trouble | State::Failed | State::Dead)
     }
 }
 
 /// What is known of a rank.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub enum Seen {
     Witness(Witness),
     /// Nothing, for this reason; it may be well.
     Unknown(String),
@@ -68,7 +68,7 @@ pub(super) enum Seen {
 
 impl Seen {
     /// The witness of a rank for comparisons with others. Of an unknown rank nothing can be said.
-    pub(super) fn witness(&self) -> Witness {
+    pub fn witness(&self) -> Witness {
         match self {
             Seen::Witness(witness) => witness.clone(),
             Seen::Unknown(reason) => Witness::Gone { reason: reason.clone() },
@@ -78,16 +78,16 @@ impl Seen {
 
 /// What there is to say about a run.
 #[derive(Debug, PartialEq)]
-pub(super) struct Opinion {
-    pub(super) state: State,
-    pub(super) text: String,
+pub struct Opinion {
+    pub state: State,
+    pub text: String,
     /// World ranks to look at first.
-    pub(super) culprits: Vec<usize>,
+    pub culprits: Vec<usize>,
 }
 
 /// Compares the ranks; `seen` has all of them. `longest_step_s` is the longest step of late, `deadline_s` the time
 /// after which a wait ends the run.
-pub(super) fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f64>) -> Opinion {
+pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f64>) -> Opinion {
     let unknown: Vec<usize> =
         (0..seen.len()).filter(|rank| matches!(seen[*rank], Seen::Unknown(_))).collect();
     let witnesses: Vec<Witness> = seen.iter().map(Seen::witness).collect();
@@ -172,7 +172,7 @@ fn patience(
 }
 
 /// Such as `rank 1` or `ranks 0, 2-3`.
-pub(super) fn ranks_of(ranks: &[usize]) -> String {
+pub fn ranks_of(ranks: &[usize]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, in_ranges(ranks))
 }
 

@@ -10,7 +10,7 @@ use object::{File, Object, ObjectSegment, ObjectSymbol, Segment, Symbol, SymbolK
 use rustc_demangle::demangle;
 
 /// The functions of a process.
-pub(super) struct Symbols {
+pub struct Symbols {
     mappings: Vec<Mapping>,
     files: HashMap<PathBuf, Option<Functions>>,
 }
@@ -33,7 +33,7 @@ struct Functions {
 
 impl Symbols {
     /// Those of process `pid` of this machine.
-    pub(super) fn of(pid: i32) -> Self {
+    pub fn of(pid: i32) -> Self {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         // A program that was built again since is still there by this name.
         let program = PathBuf::from(format!("/proc/{pid}/exe"));
@@ -51,7 +51,7 @@ impl Symbols {
     }
 
     /// The function at an address; if there is no name for it, the address, and the file that it is in.
-    pub(super) fn name(&mut self, address: u64) -> String {
+    pub fn name(&mut self, address: u64) -> String {
         let Some(mapping) = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address)) else {
             return format!("{address:#x}");
         };
@@ -115,7 +115,7 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let mut symbols = Symbols::of(pid);
         let name = symbols.name(a_function as *const () as u64);
-        assert!(name.ends_with("debug::symbols::tests::a_function"), "{name}");
+        assert!(name.ends_with("ask::symbols::tests::a_function"), "{name}");
         assert_eq!(symbols.name(0), "0x0");
         assert_eq!(Symbols::of(-1).name(17), "0x11");
     }

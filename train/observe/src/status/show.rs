@@ -2,9 +2,9 @@
 
 use super::look::{Look, ProcessLook, RankLook};
 use super::opinion::State;
-use crate::checkpoint::size;
-use crate::debug::message::Thread;
-use crate::words::{in_ranges, number_of};
+use crate::ask::Thread;
+use kiln_process::words::size;
+use kiln_process::words::{in_ranges, number_of};
 
 /// Columns of a line.
 const WIDTH: usize = 80;
@@ -13,7 +13,7 @@ const WIDTH: usize = 80;
 const MOST_CALLS: usize = 24;
 
 /// The text of a look.
-pub(super) fn text(look: &Look) -> String {
+pub fn text(look: &Look) -> String {
     let mut lines = wrapped(&headline(look), "", "  ");
     if !look.ranks.is_empty() {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));

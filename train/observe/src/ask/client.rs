@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::machine::{State, state_of, threads_of};
+use super::machine::{ProcessState, state_of, threads_of};
 use super::message::{Known, ProcessStatus, Reply, Request, Thread};
 use super::socket::{Folder, Owner};
 use super::symbols::Symbols;
@@ -27,11 +27,11 @@ const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 const MOST_REPLY: u64 = 1 << 30;
 
 /// A connection to a process of a run.
-pub(super) struct Connection(BufReader<UnixStream>);
+pub struct Connection(BufReader<UnixStream>);
 
 impl Connection {
     /// Connects to the process `owner`, whose answers may take `patience` each.
-    pub(super) fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
+    pub fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
         let stream = folder.connect(owner)?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
@@ -39,20 +39,20 @@ impl Connection {
     }
 
     /// Asks, and waits for the reply.
-    pub(super) fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+    pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         say(self.0.get_ref(), request)?;
-        self.next()
+        self.receive()
     }
 
     /// What writes to the process, and a connection that reads from it without end.
-    pub(super) fn split(self) -> io::Result<(UnixStream, Self)> {
+    pub fn split(self) -> io::Result<(UnixStream, Self)> {
         let stream = self.0.get_ref().try_clone()?;
         stream.set_read_timeout(None)?;
         Ok((stream, self))
     }
 
     /// Waits for the next reply.
-    pub(super) fn next(&mut self) -> io::Result<Reply> {
+    pub fn receive(&mut self) -> io::Result<Reply> {
         let mut reply = String::new();
         if self.0.by_ref().take(MOST_REPLY).read_line(&mut reply)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -62,7 +62,7 @@ impl Connection {
 }
 
 /// Sends a line of JSON.
-pub(super) fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+pub fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
@@ -70,7 +70,7 @@ pub(super) fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Resu
 
 /// What a process says, or what is known of it instead.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub enum Answer {
     Status(Box<ProcessStatus>),
     /// A signal or a debugger has stopped it.
     Stopped,
@@ -84,19 +84,19 @@ pub(super) enum Answer {
 
 /// A process of a run.
 #[derive(Debug)]
-pub(super) struct Process {
-    pub(super) owner: Owner,
-    pub(super) answer: Answer,
+pub struct Process {
+    pub owner: Owner,
+    pub answer: Answer,
     /// Its threads, as far as the kernel tells, if they were asked for and it did not answer.
-    pub(super) threads: Option<Vec<Thread>>,
+    pub threads: Option<Vec<Thread>>,
 }
 
 /// What the processes of a run say.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
-    pub(super) processes: Vec<Process>,
+pub struct Answers {
+    pub processes: Vec<Process>,
     /// What rank 0 knows of the ranks, if there are some that have no process here.
-    pub(super) all: Option<Vec<Known>>,
+    pub all: Option<Vec<Known>>,
 }
 
 /// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they have
@@ -105,7 +105,7 @@ pub(super) struct Answers {
 /// # Errors
 ///
 /// If this user may not ask them.
-pub(super) fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
+pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
     let folder = match Folder::open(out) {
         Ok(folder) => folder,
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
@@ -154,7 +154,7 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
     let is_gone = owner.process.is_gone();
     let answer = match is_gone {
         Some(true) => Answer::Gone,
-        Some(false) if state_of(owner.process.pid) == State::Stopped => Answer::Stopped,
+        Some(false) if state_of(owner.process.pid) == ProcessState::Stopped => Answer::Stopped,
         _ => {
             let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
             let request = Request::Status { stacks, all: false };
@@ -203,53 +203,12 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
         return Answer::Gone;
     }
     match state_of(owner.process.pid) {
-        State::Gone => Answer::Gone,
-        State::Stopped => Answer::Stopped,
-        State::Stuck => Answer::Silent("it waits in the kernel, as for a disk".to_owned()),
-        State::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+        ProcessState::Gone => Answer::Gone,
+        ProcessState::Stopped => Answer::Stopped,
+        ProcessState::Stuck => Answer::Silent("it waits in the kernel, as for a disk".to_owned()),
+        ProcessState::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             Answer::Silent("it says nothing in time".to_owned())
         }
-        State::Running => Answer::Silent(error.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::super::server::Server;
-    use super::super::status::About;
-    use super::*;
-    use crate::process::ProcessId;
-
-    #[test]
-    fn a_process_that_says_nothing_is_silent_and_one_that_ends_takes_its_files_along() {
-        let out = tempfile::tempdir().unwrap();
-        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
-        let desk = std::sync::Arc::default();
-        let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, desk };
-        let server = Server::start(out.path(), vec![0], about);
-        let folder = Folder::open(out.path()).unwrap();
-        // This process, which does not accept whoever comes here.
-        let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
-        let listener = folder.listen(&owner).unwrap();
-        let answers = ask_all(out.path(), true).unwrap();
-        let [first, second] = &answers.processes[..] else { panic!("{answers:?}") };
-        let Answer::Status(status) = &first.answer else { panic!("{first:?}") };
-        assert_eq!((status.world_size, status.steps, status.deadline_s), (2, 9, None));
-        let threads = status.threads.as_ref().unwrap();
-        let is_accepting = |thread: &&Thread| thread.name == "kiln-debug";
-        let calls = &threads.iter().find(is_accepting).expect("the thread that accepts").calls;
-        assert!(calls.iter().any(|call| call.contains("accept")), "{calls:?}");
-        let silent = "it says nothing in time";
-        assert!(matches!(&second.answer, Answer::Silent(why) if why == silent), "{second:?}");
-        assert!(second.threads.as_ref().unwrap().len() > 1);
-        // One that cannot be reached.
-        drop(listener);
-        let answers = ask_all(out.path(), false).unwrap();
-        assert!(matches!(&answers.processes[1].answer, Answer::Silent(why) if why != silent), "{answers:?}");
-        folder.remove_of(&owner);
-        drop(server);
-        assert!(ask_all(out.path(), false).unwrap().processes.is_empty());
+        ProcessState::Running => Answer::Silent(error.to_string()),
     }
 }

@@ -1,0 +1,13 @@
+//! Looks at runs of Kiln from outside: at those that go on, by asking their processes, and at all of them by what
+//! is in their folders.
+//!
+//! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
+//! - [`status`]: what is made of all answers together;
+//! - [`run`]: what is in a run folder.
+//!
+//! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
+//! it a file to write.
+
+pub mod ask;
+pub mod run;
+pub mod status;

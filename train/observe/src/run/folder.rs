@@ -1,0 +1,263 @@
+//! A run folder, read as it grows.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use kiln_storage::files;
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::error::RunError;
+use super::find::is_run;
+use super::metrics::Metrics;
+use super::tail::{Change, Tail};
+
+/// Longer files are no configurations.
+const MOST_CONFIG: u64 = 1 << 20;
+
+/// Text that a run has generated: a line of `samples.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Optimizer step after which it was generated.
+    pub step: u64,
+    /// What it begins with.
+    pub prompt: String,
+    /// What the model went on with.
+    pub text: String,
+}
+
+/// Something that happened to a run: a line of `events.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, in seconds since 1970 (UTC).
+    pub time: f64,
+    /// The optimizer step that was done last.
+    pub step: u64,
+    /// What: `start`, `resume`, `checkpoint`, `skipped`, `stop`, `end` or `failure`.
+    pub kind: String,
+    /// The same for people.
+    pub text: String,
+}
+
+/// A run, by what is in its folder.
+#[derive(Debug)]
+pub struct Run {
+    folder: PathBuf,
+    name: String,
+    config: BTreeMap<String, String>,
+    metrics: Metrics,
+    samples: Vec<Sample>,
+    events: Vec<Event>,
+    /// Lines that were none.
+    passed_over: u64,
+    /// Files that could not be read, with the reason.
+    unread: BTreeMap<PathBuf, String>,
+    files: Files,
+}
+
+#[derive(Debug)]
+struct Files {
+    metrics: Tail,
+    samples: Tail,
+    events: Tail,
+}
+
+impl Run {
+    /// Reads the run in `folder`, which is a run folder.
+    ///
+    /// # Errors
+    ///
+    /// If there is no run. What cannot be read of a run is told by [`Run::problems`].
+    pub fn open(folder: &Path) -> Result<Run, RunError> {
+        if !is_run(folder) {
+            let why = if folder.exists() { "it has no run.json" } else { "it is not there" };
+            return Err(RunError::NoRun { path: folder.to_owned(), why: why.to_owned() });
+        }
+        // `.` and `..` have no name of their own.
+        let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        let name =
+            whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+        let tail = |file: &str| Tail::new(folder.join(file));
+        let mut run = Run {
+            folder: folder.to_owned(),
+            name,
+            config: BTreeMap::new(),
+            metrics: Metrics::default(),
+            samples: Vec::new(),
+            events: Vec::new(),
+            passed_over: 0,
+            unread: BTreeMap::new(),
+            files: Files {
+                metrics: tail("metrics.jsonl"),
+                samples: tail("samples.jsonl"),
+                events: tail("events.jsonl"),
+            },
+        };
+        run.refresh();
+        Ok(run)
+    }
+
+    /// Reads what has been added since. Returns whether there is anything new.
+    pub fn refresh(&mut self) -> bool {
+        let Run { metrics, samples, events, passed_over, unread, files, .. } = self;
+        let (metrics, samples, events) = (&mut *metrics, &mut *samples, &mut *events);
+        let mut passed = 0;
+        let mut count = |is_one: bool| passed += u64::from(!is_one);
+        let metrics = std::cell::RefCell::new(metrics);
+        let read = [
+            files.metrics.read(
+                || **metrics.borrow_mut() = Metrics::default(),
+                |line| count(line.is_empty() || metrics.borrow_mut().add(line)),
+            ),
+            read_lines(&mut files.samples, samples, &mut count),
+            read_lines(&mut files.events, events, &mut count),
+        ];
+        *passed_over += passed;
+        let mut is_new = false;
+        for (read, tail) in read.into_iter().zip([&files.metrics, &files.samples, &files.events]) {
+            match read {
+                Ok(change) => {
+                    is_new |= change != Change::None;
+                    unread.remove(tail.path());
+                }
+                Err(error) => is_new |= unread.insert(tail.path().to_owned(), error.to_string()).is_none(),
+            }
+        }
+        is_new | self.read_config()
+    }
+
+    fn read_config(&mut self) -> bool {
+        let path = self.folder.join("config.toml");
+        let read = files::read(&path, MOST_CONFIG).map_err(|error| error.to_string()).and_then(|text| {
+            let text = String::from_utf8(text).map_err(|error| error.to_string())?;
+            toml::from_str::<toml::Table>(&text).map_err(|error| error.message().to_owned())
+        });
+        match read {
+            Ok(table) => {
+                let mut config = BTreeMap::new();
+                flatten("", &Value::Table(table), &mut config);
+                self.unread.remove(&path);
+                let is_new = config != self.config;
+                self.config = config;
+                is_new
+            }
+            Err(why) => self.unread.insert(path, why).is_none(),
+        }
+    }
+
+    /// The folder, as it was named.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The name of the folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The resolved configuration: keys such as `optim.lr`, with their values as in TOML.
+    pub fn config(&self) -> &BTreeMap<String, String> {
+        &self.config
+    }
+
+    /// Optimizer steps of the run, by its configuration.
+    pub fn steps(&self) -> Option<u64> {
+        self.config.get("train.steps")?.parse().ok()
+    }
+
+    /// The numbers of its metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Texts that it has generated, in the order in which it did.
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// What has happened to it, in order.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// What of the folder could not be read, in sentences for people.
+    pub fn problems(&self) -> Vec<String> {
+        let unread = self.unread.iter().map(|(path, why)| format!("{}: {why}", path.display()));
+        let mut problems: Vec<String> = unread.collect();
+        if self.passed_over > 0 {
+            problems.push(format!(
+                "{}: {} passed over that this build cannot read",
+                self.folder.display(),
+                kiln_process::words::number_of(self.passed_over, "line")
+            ));
+        }
+        problems
+    }
+}
+
+/// Reads the new lines of a file of objects.
+fn read_lines<T: for<'a> Deserialize<'a>>(
+    tail: &mut Tail,
+    into: &mut Vec<T>,
+    count: &mut impl FnMut(bool),
+) -> std::io::Result<Change> {
+    let into = std::cell::RefCell::new(into);
+    tail.read(
+        || into.borrow_mut().clear(),
+        |line| match serde_json::from_slice(line) {
+            Ok(one) => into.borrow_mut().push(one),
+            Err(_) => count(line.is_empty()),
+        },
+    )
+}
+
+/// Puts every value under its dotted key.
+fn flatten(key: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+    let below = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+    match value {
+        Value::Table(table) => table.iter().for_each(|(name, value)| flatten(&below(name), value, into)),
+        Value::Array(list) if list.iter().any(Value::is_table) => {
+            let named = list.iter().enumerate();
+            named.for_each(|(index, value)| flatten(&below(&index.to_string()), value, into));
+        }
+        Value::String(text) => {
+            into.insert(key.to_owned(), text.clone());
+        }
+        value => {
+            into.insert(key.to_owned(), value.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::super::find_runs;
+    use super::*;
+
+    #[test]
+    fn a_run_is_read_as_far_as_it_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("one");
+        fs::create_dir(&folder).unwrap();
+        assert!(Run::open(&folder).is_err() && find_runs(std::slice::from_ref(&folder)).is_err());
+        fs::write(folder.join("run.json"), "{").unwrap();
+        let mut run = Run::open(&folder).unwrap();
+        assert_eq!((run.name(), run.steps(), run.problems().len()), ("one", None, 1), "{:?}", run.problems());
+        fs::write(folder.join("config.toml"), "[train]\nsteps = 5\n[[optim.groups]]\nmatch = [\"a\"]\n")
+            .unwrap();
+        fs::write(folder.join("metrics.jsonl"), "{\"step\":1,\"loss\":2.0}\nwhat\n{\"step\":2,\"lo").unwrap();
+        fs::write(folder.join("samples.jsonl"), "{\"step\":1,\"prompt\":\"a\",\"text\":\"b\",\"new\":1}\n")
+            .unwrap();
+        assert!(run.refresh() && !run.refresh());
+        assert_eq!((run.steps(), run.config()["optim.groups.0.match"].as_str()), (Some(5), "[\"a\"]"));
+        assert_eq!((run.metrics().last_step(), run.samples().len(), run.problems().len()), (Some(1), 1, 1));
+        let mut file = fs::OpenOptions::new().append(true).open(folder.join("metrics.jsonl")).unwrap();
+        file.write_all(b"ss\":1.5}\n").unwrap();
+        assert!(run.refresh());
+        assert_eq!(run.metrics().get("loss").unwrap().values(), [2.0, 1.5]);
+        assert_eq!(find_runs(&[root.path().to_owned(), folder.clone()]).unwrap(), [folder]);
+    }
+}

@@ -1,0 +1,122 @@
+//! The numbers of `metrics.jsonl`, by key.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::series::Series;
+
+/// The numbers of a run's metrics: a [`Series`] for each key, such as `loss`, `val_loss` or `layers.3.ffn.rms`.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    series: Vec<(String, Series)>,
+    places: HashMap<String, usize>,
+}
+
+impl Metrics {
+    /// The series of `key`, if any line has it.
+    pub fn get(&self, key: &str) -> Option<&Series> {
+        self.places.get(key).map(|place| &self.series[*place].1)
+    }
+
+    /// Every key with its series, in the order in which keys first came.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Series)> {
+        self.series.iter().map(|(key, series)| (key.as_str(), series))
+    }
+
+    /// The last step of any line.
+    pub fn last_step(&self) -> Option<u64> {
+        self.series.iter().filter_map(|(_, series)| series.steps().last().copied()).max()
+    }
+
+    /// Adds a line. Returns whether it was one: an object with a `step`.
+    pub(super) fn add(&mut self, line: &[u8]) -> bool {
+        let Ok(Line { step: Some(step), numbers }) = serde_json::from_slice(line) else { return false };
+        for (key, value) in numbers {
+            let place = match self.places.get(key.as_ref()) {
+                Some(place) => *place,
+                None => {
+                    self.places.insert(key.clone().into_owned(), self.series.len());
+                    self.series.push((key.into_owned(), Series::default()));
+                    self.series.len() - 1
+                }
+            };
+            self.series[place].1.push(step, value);
+        }
+        true
+    }
+}
+
+/// A line of metrics: its step, and all else that is a number.
+struct Line<'a> {
+    step: Option<u64>,
+    numbers: Vec<(Cow<'a, str>, f64)>,
+}
+
+/// A value of a line.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Value {
+    Number(f64),
+    /// A number that is NaN or infinite is written as `null`.
+    Null(()),
+    Other(IgnoredAny),
+}
+
+/// A key, borrowed where it has no escapes.
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Line<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Numbers;
+        impl<'de> Visitor<'de> for Numbers {
+            type Value = Line<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a line of metrics")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Line<'de>, A::Error> {
+                let mut line = Line { step: None, numbers: Vec::with_capacity(16) };
+                while let Some(Key(key)) = map.next_key()? {
+                    if key == "step" {
+                        line.step = Some(map.next_value()?);
+                        continue;
+                    }
+                    match map.next_value()? {
+                        Value::Number(value) => line.numbers.push((key, value)),
+                        Value::Null(()) => line.numbers.push((key, f64::NAN)),
+                        Value::Other(_) => {}
+                    }
+                }
+                Ok(line)
+            }
+        }
+        from.deserialize_map(Numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_kept_by_key_and_other_lines_refused() {
+        let mut metrics = Metrics::default();
+        assert!(metrics.add(br#"{"step":1,"loss":2.5,"tokens":100,"layers.0.rms":0.5}"#));
+        assert!(metrics.add(br#"{"step":2,"loss":null,"parameter":"lm_head","skipped":1}"#));
+        assert!(metrics.add(br#"{"step":2,"val_loss":2.25,"list":[1,2],"more":{"a":1}}"#));
+        for line in ["", "{\"step\":3,\"lo", "{\"loss\":1.0}", "[1]", "{\"step\":-1}"] {
+            assert!(!metrics.add(line.as_bytes()), "{line}");
+        }
+        let keys: Vec<_> = metrics.iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["loss", "tokens", "layers.0.rms", "skipped", "val_loss"]);
+        let loss = metrics.get("loss").unwrap();
+        assert_eq!((loss.steps(), loss.values()[0], loss.values()[1].is_nan()), (&[1, 2][..], 2.5, true));
+        assert_eq!(metrics.last_step(), Some(2));
+    }
+}

@@ -1,0 +1,110 @@
+//! The values of one quantity over the steps of a run.
+
+use serde::Serialize;
+
+/// Values over steps, which ascend. A value that is not a number is kept as NaN.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    steps: Vec<u64>,
+    values: Vec<f64>,
+}
+
+/// Values over steps, few enough to be drawn. `null` stands for what is not a number.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Points {
+    /// Steps, ascending.
+    pub steps: Vec<u64>,
+    /// The values of those steps.
+    pub values: Vec<Option<f64>>,
+}
+
+impl Series {
+    /// Adds a value. Values of this step and later ones go: a run that went on from an earlier checkpoint has
+    /// written them again.
+    pub(super) fn push(&mut self, step: u64, value: f64) {
+        if self.steps.last().is_some_and(|last| *last >= step) {
+            let stay = self.steps.partition_point(|known| *known < step);
+            self.steps.truncate(stay);
+            self.values.truncate(stay);
+        }
+        self.steps.push(step);
+        self.values.push(value);
+    }
+
+    /// Steps, ascending.
+    pub fn steps(&self) -> &[u64] {
+        &self.steps
+    }
+
+    /// The value of each of [`Series::steps`].
+    pub fn values(&self) -> &[f64] {
+        &self.values
+    }
+
+    /// The last step and its value.
+    pub fn last(&self) -> Option<(u64, f64)> {
+        self.steps.last().copied().zip(self.values.last().copied())
+    }
+
+    /// The value at `step`.
+    pub fn at(&self, step: u64) -> Option<f64> {
+        self.steps.binary_search(&step).ok().map(|index| self.values[index])
+    }
+
+    /// The steps `from` to `to`, reduced to at most `most` points: of each stretch, its smallest and its largest
+    /// value, so that no peak is lost.
+    pub fn points(&self, from: u64, to: u64, most: usize) -> Points {
+        let first = self.steps.partition_point(|step| *step < from);
+        let end = self.steps.partition_point(|step| *step <= to).max(first);
+        let mut points = Points::default();
+        let mut take = |index: usize| {
+            points.steps.push(self.steps[index]);
+            points.values.push(Some(self.values[index]).filter(|value| value.is_finite()));
+        };
+        if end - first <= most {
+            (first..end).for_each(take);
+            return points;
+        }
+        let stretches = (most / 2).max(1);
+        for stretch in 0..stretches {
+            let at = |part: usize| first + (end - first) * part / stretches;
+            let range = at(stretch)..at(stretch + 1);
+            let by_value = |a: &usize, b: &usize| self.values[*a].total_cmp(&self.values[*b]);
+            let (Some(least), Some(most)) = (range.clone().min_by(by_value), range.max_by(by_value)) else {
+                continue;
+            };
+            take(least.min(most));
+            if least != most {
+                take(least.max(most));
+            }
+        }
+        points
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_points_keep_the_peaks() {
+        let mut series = Series::default();
+        (1..=10_000).for_each(|step| series.push(step, if step == 7777 { 50.0 } else { 1.0 / step as f64 }));
+        let points = series.points(0, u64::MAX, 100);
+        assert!(points.steps.len() <= 100 && points.steps.is_sorted());
+        assert_eq!(points.values[points.steps.iter().position(|step| *step == 7777).unwrap()], Some(50.0));
+        assert_eq!(points.values.first(), Some(&Some(1.0)));
+        assert_eq!(series.points(5, 8, 100).steps, [5, 6, 7, 8]);
+        assert_eq!(series.points(20_000, u64::MAX, 100), Points::default());
+    }
+
+    #[test]
+    fn steps_that_come_again_replace_those_that_were_there() {
+        let mut series = Series::default();
+        [(1, 1.0), (2, 2.0), (3, f64::NAN), (2, 5.0)]
+            .into_iter()
+            .for_each(|(step, value)| series.push(step, value));
+        assert_eq!((series.steps(), series.values()), (&[1, 2][..], &[1.0, 5.0][..]));
+        assert_eq!((series.at(2), series.at(3), series.last()), (Some(5.0), None, Some((2, 5.0))));
+    }
+}

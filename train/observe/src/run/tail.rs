@@ -1,0 +1,117 @@
+//! A file that grows by lines, read as it grows.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use kiln_storage::files;
+
+/// Bytes that are read at a time.
+const AT_A_TIME: u64 = 4 << 20;
+
+/// A file of lines, and how far it was read.
+#[derive(Debug)]
+pub(super) struct Tail {
+    path: PathBuf,
+    /// The file that was read: another one may have taken its place.
+    inode: Option<u64>,
+    /// Bytes of the whole lines that were read.
+    read: u64,
+}
+
+/// What has become of a file since it was read last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing.
+    None,
+    /// There are more lines.
+    Grown,
+    /// It is another file, or shorter than before: what was read of it is void, and it was read from its start.
+    Replaced,
+}
+
+impl Tail {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Tail { path, inode: None, read: 0 }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Hands the lines that have been added since the last call to `line`, after `void` if what was read before is
+    /// void. A line without an end stays for the next call. A file that is not there has no lines.
+    pub(super) fn read(&mut self, mut void: impl FnMut(), mut line: impl FnMut(&[u8])) -> io::Result<Change> {
+        let mut file = match files::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Change::None),
+            Err(error) => return Err(error),
+        };
+        let (inode, length) = file.metadata().map(|file| (file.ino(), file.len()))?;
+        let is_replaced = self.inode.is_some_and(|known| known != inode) || length < self.read;
+        if is_replaced {
+            self.read = 0;
+            void();
+        }
+        self.inode = Some(inode);
+        let before = self.read;
+        while self.read < length {
+            let block = self.block(&mut file, length)?;
+            let Some(end) = block.iter().rposition(|byte| *byte == b'\n') else { break };
+            block[..end].split(|byte| *byte == b'\n').for_each(&mut line);
+            self.read += end as u64 + 1;
+        }
+        Ok(match (is_replaced, self.read > before) {
+            (true, _) => Change::Replaced,
+            (false, true) => Change::Grown,
+            (false, false) => Change::None,
+        })
+    }
+
+    /// The next bytes, with the end of a line at least where there is one.
+    fn block(&self, file: &mut File, length: u64) -> io::Result<Vec<u8>> {
+        let mut size = AT_A_TIME;
+        loop {
+            let mut block = Vec::new();
+            file.seek(SeekFrom::Start(self.read))?;
+            file.take(size).read_to_end(&mut block)?;
+            if block.contains(&b'\n') || self.read + size >= length {
+                return Ok(block);
+            }
+            size *= 2;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn lines(tail: &mut Tail) -> (Change, Vec<String>) {
+        let mut lines = Vec::new();
+        let change = tail.read(|| {}, |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
+        (change, lines)
+    }
+
+    #[test]
+    fn lines_come_once_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        let mut tail = Tail::new(path.clone());
+        assert_eq!(lines(&mut tail), (Change::None, vec![]));
+        fs::write(&path, "one\ntwo\nthr").unwrap();
+        assert_eq!(lines(&mut tail), (Change::Grown, vec!["one".into(), "two".into()]));
+        assert_eq!(lines(&mut tail), (Change::None, vec![]));
+        fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        assert_eq!(lines(&mut tail), (Change::Grown, vec!["three".into()]));
+        fs::write(&path, "other\n").unwrap();
+        assert_eq!(lines(&mut tail), (Change::Replaced, vec!["other".into()]));
+        let beside = folder.path().join("beside");
+        fs::write(&beside, "a longer file\nin its place\n").unwrap();
+        fs::rename(&beside, &path).unwrap();
+        assert_eq!(lines(&mut tail).0, Change::Replaced);
+    }
+}
