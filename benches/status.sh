@@ -3,15 +3,56 @@
 # held against 0.5 % of the time of the cores that the run has when it is asked once a second.
 #
 #     benches/status.sh [LOOKS]
+#     benches/status.sh --paired [PAIRS]
 #
 # One rank of the run hangs on purpose, so that the processes take no time of their own. Needs the binary
 # (cargo build --release).
+#
+# With --paired, the other way around: runs of 10m that nobody asks alternate with runs that are asked every second,
+# and the median over all pairs of the ratio of their median step times is told. For a machine that does nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kiln=$(realpath -m "${CARGO_TARGET_DIR:-target}/release/kiln")
 looks=${1:-200}
 [ -x "$kiln" ] || { echo "$kiln is not built: cargo build --release" >&2; exit 2; }
 out=$(mktemp -d)
+
+if [ "${1:-}" = --paired ]; then
+    trap 'rm -rf "$out"' EXIT
+    # The median time of a step of 10m on two ranks; $1 names the run, $2 whether it is asked.
+    median_step() {
+        "$kiln" train configs/10m.toml --ranks 2 --out "$out/$1" --set data.path="$out/data" \
+            --set 'data.text=["docs"]' --set train.steps=60 --set log.every=1 --set eval.samples=8 \
+            --set optim.warmup_steps=5 --set train.global_batch=8 --set sample.prompt= >"$out/log" 2>&1 &
+        local run=$!
+        if [ "$2" = asked ]; then
+            while kill -0 $run 2>/dev/null; do
+                "$kiln" status "$out/$1" >/dev/null 2>&1 || true
+                sleep 1
+            done
+        fi
+        wait $run || { cat "$out/log" >&2; exit 1; }
+        sed -n 's/.*"step_s":\([0-9.e-]*\).*/\1/p' "$out/$1/metrics.jsonl" | tail -n +6 | sort -g |
+            awk '{ step[NR] = $1 } END { print step[int((NR + 1) / 2)] }'
+        rm -rf "${out:?}/$1"
+    }
+    median_step warm alone >/dev/null
+    for pair in $(seq "${2:-15}"); do
+        # Whoever comes first changes from pair to pair.
+        if [ $((pair % 2)) = 0 ]; then
+            alone=$(median_step alone alone) asked=$(median_step asked asked)
+        else
+            asked=$(median_step asked asked) alone=$(median_step alone alone)
+        fi
+        awk -v a="$asked" -v b="$alone" 'BEGIN { printf "%.5f\n", a / b }' | tee -a "$out/ratios" >&2
+    done
+    sort -g "$out/ratios" | awk '{ ratio[NR] = $1 } END {
+        printf "step time asked every second / not asked: median %.4f of %d pairs, middle half %.4f to %.4f\n",
+            ratio[int((NR + 1) / 2)], NR, ratio[int((NR + 3) / 4)], ratio[int((3 * NR + 3) / 4)]
+        exit ratio[int((NR + 1) / 2)] > 1.005 }'
+    exit
+fi
+
 "$kiln" launch --nproc-per-node 4 -- train configs/debug.toml --out "$out/run" --set data.path="$out/data" \
     --set train.micro_batch=1 --set train.steps=1000000 --set device.threads=1 --set comm.timeout_s=100000 \
     --fault slow=100000@backward:60:2 >"$out/log" 2>&1 &

@@ -4,6 +4,7 @@ use crate::backend::{AskAll, RankShared};
 use crate::diagnosis::Witness;
 use crate::flight::Flight;
 use crate::recorder::Recorder;
+use crate::timeline::StepTimeline;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +48,12 @@ impl RankView {
     /// without a verdict.
     pub fn flight(&self, records: usize) -> Flight {
         self.shared.flight(self.backend, records)
+    }
+
+    /// What the rank did in optimizer step `step`, or in the last one that has ended; `None` if that is not known,
+    /// or not any more.
+    pub fn timeline(&self, step: Option<u64>) -> Option<StepTimeline> {
+        self.shared.recorder.timeline(self.rank(), &self.shared.node, step)
     }
 
     /// What is known of every rank of the world right now, in rank order. Ranks that do not answer within

@@ -8,6 +8,8 @@ use crate::flight::{Activity, GroupFlight, Pending, Record};
 use crate::label::{Phase, text};
 use crate::operation::Operation;
 use crate::sync::lock;
+use crate::timeline::{ActivityTime, StepTimeline, Timeline};
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -16,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Number of records that a recorder keeps by default.
 pub const DEFAULT_CAPACITY: usize = 4096;
+
+/// Number of records that are kept while all of them are wanted.
+const CAPACITY_OF_ALL: usize = 1 << 20;
 
 /// How often [`Recorder::write_now`] tries to lock the log. Other threads hold the lock for well below a
 /// microsecond.
@@ -46,8 +51,11 @@ pub struct Total {
 #[derive(Debug)]
 pub struct Recorder {
     created: Instant,
+    /// The same on the clock that all processes of the machine share.
+    created_monotonic: f64,
     capacity: usize,
     log: Mutex<Log>,
+    timeline: Mutex<Timeline>,
 }
 
 type TotalKey = (Operation, Arc<str>, Phase, Arc<str>);
@@ -64,6 +72,8 @@ struct Log {
     groups: Vec<GroupLog>,
     /// What the rank is doing besides communicating, and since when.
     activity: Option<(&'static str, Duration)>,
+    /// Whether no record is dropped.
+    keeps_all: bool,
 }
 
 impl Log {
@@ -101,7 +111,13 @@ pub(crate) struct RecordId {
 impl Recorder {
     /// Makes a recorder that keeps the last `capacity` records. Totals are always kept.
     pub fn new(capacity: usize) -> Recorder {
-        Recorder { created: Instant::now(), capacity, log: Mutex::default() }
+        Recorder {
+            created: Instant::now(),
+            created_monotonic: monotonic(),
+            capacity,
+            log: Mutex::default(),
+            timeline: Mutex::default(),
+        }
     }
 
     /// The last records, oldest first.
@@ -156,6 +172,61 @@ impl Recorder {
     pub fn set_activity(&self, name: &'static str) {
         let now = self.created.elapsed();
         lock(&self.log).activity = Some((name, now));
+        lock(&self.timeline).set_activity(name, now);
+    }
+
+    /// Notes that the rank is in the module `unit` from now on, until the activity changes.
+    pub fn enter_unit(&self, unit: &Arc<str>) {
+        lock(&self.timeline).enter_unit(unit, self.created.elapsed());
+    }
+
+    /// Notes that the rank's thread has waited for operation `sequence` of `group` since `start`.
+    pub fn waited(&self, group: &Arc<str>, sequence: u64, start: Instant) {
+        let start = start.saturating_duration_since(self.created);
+        lock(&self.timeline).waited(group, sequence, start, self.created.elapsed());
+    }
+
+    /// Notes that an optimizer step begins.
+    pub fn begin_step(&self, step: u64) {
+        lock(&self.timeline).begin_step(step, self.created.elapsed());
+    }
+
+    /// Lets spans have the bytes that `held_bytes` tells, which the rank's own thread calls.
+    pub fn count_bytes(&self, held_bytes: fn() -> u64) {
+        lock(&self.timeline).count_bytes(held_bytes);
+    }
+
+    /// Keeps all spans and records from now on, or only the last ones again.
+    pub fn keep_all(&self, all: bool) {
+        lock(&self.timeline).keep_all(all);
+        lock(&self.log).keeps_all = all;
+    }
+
+    /// Where the time of the rank has gone since the recorder was made, by activity.
+    pub fn times(&self) -> Vec<ActivityTime> {
+        lock(&self.timeline).times(self.created.elapsed())
+    }
+
+    /// Time in which the rank has waited for others since the recorder was made.
+    pub fn total_waited(&self) -> Duration {
+        self.times().iter().map(|time| time.waited).sum()
+    }
+
+    /// What the rank did in optimizer step `step`, or in the last one that has ended. `None` if it is not known, or
+    /// not any more.
+    pub(crate) fn timeline(&self, rank: usize, node: &str, step: Option<u64>) -> Option<StepTimeline> {
+        let now = self.created.elapsed();
+        let (step, start, end, spans) = {
+            let timeline = lock(&self.timeline);
+            let step = step.or_else(|| timeline.last_step())?;
+            let (start, end) = timeline.bounds(step, now)?;
+            (step, start, end, timeline.spans(start, end))
+        };
+        let within = |record: &&Record| record.enqueued.is_some_and(|at| at >= start && at < end);
+        let records = lock(&self.log).records.iter().filter(within).cloned().collect();
+        let (start, end) = (start.as_secs_f64(), end.as_secs_f64());
+        let created = self.created_monotonic;
+        Some(StepTimeline { rank, node: node.to_owned(), step, start, end, created, spans, records })
     }
 
     /// The activity that the last [`Recorder::set_activity`] named.
@@ -264,7 +335,8 @@ impl Recorder {
             started: None,
             finished: None,
         });
-        if log.records.len() > self.capacity {
+        let capacity = if log.keeps_all { CAPACITY_OF_ALL } else { self.capacity };
+        while log.records.len() > capacity {
             log.records.pop_front();
         }
         id
@@ -311,6 +383,11 @@ impl Recorder {
             ran * 1e6,
         );
     }
+}
+
+/// Seconds on the machine's monotonic clock; 0 where there is none.
+fn monotonic() -> f64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0.0, |now| Duration::from(now).as_secs_f64())
 }
 
 impl Default for Recorder {

@@ -87,6 +87,14 @@ impl Work {
         }
     }
 
+    /// The call that this is the work of, where waiting for it means waiting on the host.
+    pub fn site(&self) -> Option<&CallSite> {
+        match &self.0 {
+            State::Pending(pending) => Some(&pending.site),
+            _ => None,
+        }
+    }
+
     /// Whether [`Work::wait`] would return at once.
     pub fn is_done(&self) -> bool {
         match &self.0 {

@@ -8,7 +8,6 @@ use burn::tensor::{Device, Tensor};
 
 use crate::comm::{CommContext, Direction};
 use crate::error::ShardError;
-use crate::memory;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
 use crate::policy::Recompute;
 use crate::tape::{BlockOutput, Body, Run, WeightRef, at_input, at_output, gather, order_token, recompute};
@@ -268,7 +267,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
 
     fn materialize(&self, token: &OrderToken, after: After) -> Unsharded<M> {
         let Inner { template, places, groups, .. } = &*self.inner;
-        self.position().into_iter().for_each(memory::enter_module);
+        groups.iter().take(1).for_each(|group| group.enter());
         // All gathers of the module start before the first is waited for.
         for group in groups {
             group.unshard(token.direction);

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use kiln_collectives::ActivityTime;
 use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
@@ -40,9 +41,54 @@ pub struct StepMetrics {
     pub peak_bytes: u64,
     /// Seconds the step took.
     pub step_s: f64,
+    /// Model TFLOP/s of all ranks together.
+    pub tflops: f64,
+    /// Where the time of the step went on this rank.
+    #[serde(flatten)]
+    pub times: StepTimes,
     /// What layers have recorded, and metrics that a program has added.
     #[serde(flatten)]
     pub values: Values,
+}
+
+/// Where the time of a step went on one rank, in seconds, without what it waited for others. On a GPU, these are
+/// times of the host, which only queues work there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepTimes {
+    /// Reading and cutting samples.
+    pub data_s: f64,
+    /// Forward passes.
+    pub forward_s: f64,
+    /// Backward passes.
+    pub backward_s: f64,
+    /// Norm, clipping and update.
+    pub optimizer_s: f64,
+    /// All else.
+    pub other_s: f64,
+    /// Waiting for other ranks: communication that no computation hides.
+    pub wait_s: f64,
+}
+
+impl StepTimes {
+    /// The time from `before` to `now`, which are both of [`Recorder::times`](kiln_collectives::Recorder::times).
+    pub(crate) fn between(before: &[ActivityTime], now: &[ActivityTime]) -> Self {
+        let mut times = StepTimes::default();
+        for ActivityTime { activity, busy, waited } in now {
+            let before = before.iter().find(|before| before.activity == *activity);
+            let since = |now: Duration, then: fn(&ActivityTime) -> Duration| {
+                now.saturating_sub(before.map_or(Duration::ZERO, then)).as_secs_f64()
+            };
+            *match *activity {
+                "data loading" => &mut times.data_s,
+                "forward" => &mut times.forward_s,
+                "backward" => &mut times.backward_s,
+                "optimizer" => &mut times.optimizer_s,
+                _ => &mut times.other_s,
+            } += since(*busy, |then| then.busy);
+            times.wait_s += since(*waited, |then| then.waited);
+        }
+        times
+    }
 }
 
 /// One step whose update was left out.

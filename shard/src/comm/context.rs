@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::Device;
 use kiln_collectives::{Buffer, Communicator, DType, Phase, Work};
@@ -52,7 +52,6 @@ pub(crate) struct CommContext {
     last_micro_batch: AtomicBool,
     /// How far the current forward pass has come; a module that is used a second time lies behind.
     pub(crate) forward_position: AtomicUsize,
-    waited: Mutex<Duration>,
     error: Mutex<Option<ShardError>>,
     pinned: Mutex<Vec<String>>,
 }
@@ -89,7 +88,6 @@ impl CommContext {
             unsharded: Arc::default(),
             last_micro_batch: AtomicBool::new(true),
             forward_position: AtomicUsize::new(0),
-            waited: Mutex::default(),
             error: Mutex::default(),
             pinned: Mutex::default(),
         })
@@ -140,9 +138,11 @@ impl CommContext {
     /// Waits for a collective. On failure the error is kept, the other ranks are told, and `None`
     /// is returned; the caller goes on with zeros until the step is checked.
     pub(crate) fn wait(&self, work: Work) -> Option<Buffer> {
-        let start = Instant::now();
+        let site = work.site().map(|site| (Arc::clone(&site.group), site.sequence, Instant::now()));
         let result = work.wait(self.policy.timeout);
-        *lock(&self.waited) += start.elapsed();
+        if let Some((group, sequence, start)) = site {
+            self.world.recorder().waited(&group, sequence, start);
+        }
         result.map_err(|error| self.fail(error.into())).ok()
     }
 
@@ -203,10 +203,5 @@ impl CommContext {
 
     pub(crate) fn pinned(&self) -> Vec<String> {
         lock(&self.pinned).clone()
-    }
-
-    /// Time spent waiting for collectives since the last call.
-    pub(crate) fn take_waited(&self) -> Duration {
-        std::mem::take(&mut lock(&self.waited))
     }
 }

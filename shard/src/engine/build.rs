@@ -172,6 +172,9 @@ impl EngineBuilder {
     pub fn finish(self) -> Result<Engine, ShardError> {
         let EngineBuilder { context, reducer, groups, optimizer, rules, .. } = self;
         connect(&groups);
+        if context.placement().is_host() {
+            context.world.recorder().count_bytes(memory::bytes_here);
+        }
         memory::name_modules(groups.iter().map(|group| group.layout.name.clone()));
         let engine = Engine::new(context, reducer, groups, optimizer, rules);
         engine.check_rules()?;

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
@@ -189,11 +188,6 @@ impl Engine {
     /// that stay unsharded from forward to backward.
     pub fn take_peak_unsharded(&self) -> usize {
         self.context.unsharded.take_peak()
-    }
-
-    /// Time this rank has waited for communication since the last call.
-    pub fn take_waited(&self) -> Duration {
-        self.context.take_waited()
     }
 
     /// The most bytes that this rank has held, of the memory that it computes with.

@@ -83,6 +83,11 @@ pub fn live_bytes(rank: usize) -> usize {
     COUNTERS[rank.min(MAX_RANKS - 1)].live.load(Ordering::Relaxed)
 }
 
+/// Bytes that the rank of the calling thread holds now, as [`live_bytes`].
+pub(crate) fn bytes_here() -> u64 {
+    COUNTERS[RANK.get()].live.load(Ordering::Relaxed) as u64
+}
+
 /// The most bytes that `rank` has held since the last [`reset_peak`].
 pub fn peak_bytes(rank: usize) -> usize {
     COUNTERS[rank.min(MAX_RANKS - 1)].peak.load(Ordering::Relaxed)

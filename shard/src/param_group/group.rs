@@ -18,7 +18,7 @@ use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered, Unsharde
 use crate::comm::{CommContext, Direction, Reducer};
 use crate::error::ShardError;
 use crate::layout::ParamGroupLayout;
-use crate::memory::Held;
+use crate::memory::{self, Held};
 use crate::sync::lock;
 
 /// A parameter group on one rank.
@@ -99,6 +99,12 @@ impl ParamGroup {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, GroupState> {
         lock(&self.state)
+    }
+
+    /// The calling rank is in the module of this group from now on.
+    pub(crate) fn enter(&self) {
+        memory::enter_module(self.options.position);
+        self.context.world.recorder().enter_unit(&self.label);
     }
 
     pub(crate) fn label(&self, phase: kiln_collectives::Phase) -> Label {

@@ -19,7 +19,6 @@ use burn::tensor::Tensor;
 
 use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
-use crate::memory;
 use crate::param_group::ParamGroups;
 
 /// The groups of a module whose output is a boundary.
@@ -65,7 +64,7 @@ fn enter(groups: &ParamGroups, goes_on: bool) {
         Some(first) => first.context.pool.close(),
         None => {}
     }
-    groups.iter().take(1).for_each(|group| memory::enter_module(group.options.position));
+    groups.iter().take(1).for_each(|group| group.enter());
 }
 
 /// Backward begins at the loss, which the last module, of `groups`, has made.

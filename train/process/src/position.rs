@@ -138,6 +138,7 @@ impl Present {
     /// Says which optimizer step begins.
     pub fn begin_step(&self, step: u64) {
         self.0.progress().step.store(step, Ordering::Relaxed);
+        self.0.view.recorder().begin_step(step);
     }
 
     /// Says which micro-batch of the step is fetched: so many samples from `first` on in the global order.

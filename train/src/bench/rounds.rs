@@ -127,14 +127,15 @@ impl Rounds<'_> {
             let model = ShardedDecoder::new(decoder, builder)?;
             step(config, &model, &device, loss.as_ref(), 1)?;
             world.recorder().reset_totals();
-            model.engine().take_waited();
+            let waited = world.recorder().total_waited();
             settle(&device)?;
             let start = Instant::now();
             for index in 0..steps {
                 step(config, &model, &device, loss.as_ref(), 2 + index as u64)?;
             }
             settle(&device)?;
-            Ok(sample(config, &world, &model, start.elapsed(), steps)?)
+            let (elapsed, waited) = (start.elapsed(), world.recorder().total_waited() - waited);
+            Ok(sample(config, &world, &model, elapsed, waited, steps)?)
         })?;
         // The next way starts with a GPU as empty as this one did.
         kiln_shard::release_unused(&device);
@@ -147,10 +148,10 @@ fn sample(
     world: &Arc<dyn Communicator>,
     model: &ShardedDecoder,
     elapsed: Duration,
+    waited: Duration,
     steps: usize,
 ) -> Result<StrategyRow, ShardError> {
     let engine = model.engine();
-    let waited = engine.take_waited().as_secs_f64();
     let recorder = world.recorder();
     let sent_bytes = recorder.bytes_sent() / steps as u64;
     let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
@@ -172,6 +173,6 @@ fn sample(
         sent_bytes,
         gathers,
         reductions,
-        wait_share: waited / elapsed.as_secs_f64(),
+        wait_share: waited.as_secs_f64() / elapsed.as_secs_f64(),
     })
 }

@@ -154,6 +154,7 @@ impl Shared {
                 Ok(Request::Status { stacks, all }) => {
                     Reply::Status(Box::new(self.about.status(&self.ranks, stacks, all)))
                 }
+                Ok(Request::Timeline) => Reply::Timeline(self.about.timelines(&self.ranks)),
                 Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
             };
             say(stream, &reply)?;

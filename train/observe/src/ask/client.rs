@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use kiln_collectives::StepTimeline;
 use serde::Serialize;
 
 use super::machine::{ProcessState, state_of, threads_of};
@@ -146,8 +147,36 @@ fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     let mut connection = Connection::open(folder, &first.owner, PATIENCE_FOR_ALL).ok()?;
     match connection.ask(&Request::Status { stacks: false, all: true }).ok()? {
         Reply::Status(status) => status.all,
-        Reply::Prompt(_) | Reply::Refused(_) => None,
+        Reply::Timeline(_) | Reply::Prompt(_) | Reply::Refused(_) => None,
     }
+}
+
+/// The last step that has ended, of each rank of the run in `out` whose process can be asked from here, by rank.
+///
+/// # Errors
+///
+/// If this user may not ask them.
+pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
+    let folder = match Folder::open(out) {
+        Ok(folder) => folder,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+        Err(_) => return Ok(Vec::new()),
+    };
+    let mut timelines: Vec<StepTimeline> = thread::scope(|scope| {
+        let ask = |owner: Owner| {
+            let folder = &folder;
+            let ask = move || match Connection::open(folder, &owner, PATIENCE)?.ask(&Request::Timeline)? {
+                Reply::Timeline(timelines) => io::Result::Ok(timelines),
+                _ => Ok(Vec::new()),
+            };
+            thread::Builder::new().spawn_scoped(scope, ask)
+        };
+        let asked: Vec<_> = folder.owners().into_iter().filter_map(|owner| ask(owner).ok()).collect();
+        // One that does not answer in time is not in the picture.
+        asked.into_iter().filter_map(|thread| thread.join().ok()?.ok()).flatten().collect()
+    });
+    timelines.sort_by_key(|timeline| timeline.rank);
+    Ok(timelines)
 }
 
 fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
@@ -168,7 +197,9 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
                     Answer::Status(status)
                 }
                 Ok(Reply::Refused(reason)) => Answer::Silent(reason),
-                Ok(Reply::Prompt(_)) => Answer::Silent("it answers something else".to_owned()),
+                Ok(Reply::Prompt(_) | Reply::Timeline(_)) => {
+                    Answer::Silent("it answers something else".to_owned())
+                }
                 Err(_) if is_gone.is_none() => Answer::Elsewhere,
                 Err(error) => silence(&owner, &error),
             }

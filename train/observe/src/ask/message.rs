@@ -1,6 +1,6 @@
 //! What a process of a run is asked, and what it says.
 
-use kiln_collectives::{Flight, Witness};
+use kiln_collectives::{Flight, StepTimeline, Witness};
 use serde::{Deserialize, Serialize};
 
 /// What a process is asked: one line of JSON.
@@ -14,6 +14,8 @@ pub enum Request {
         /// And the ranks of other processes, as far as you can ask them?
         all: bool,
     },
+    /// What have your ranks done in the last step that has ended?
+    Timeline,
     /// Give me the prompt of a rank. From here on, every line is a [`Typed`], and every reply a prompt's.
     Attach {
         /// The rank; whichever is held without.
@@ -46,6 +48,8 @@ pub struct Typed {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<ProcessStatus>),
+    /// Of each of its ranks that has ended a step.
+    Timeline(Vec<StepTimeline>),
     /// For the prompt.
     Prompt(ToPrompt),
     /// The request is not answered; the reason is for people.

@@ -11,7 +11,7 @@ mod message;
 mod socket;
 mod symbols;
 
-pub use client::{Answer, Answers, Connection, Process, ask_all, say};
+pub use client::{Answer, Answers, Connection, Process, ask_all, say, timelines};
 pub use machine::{ProcessState, state_of, threads_of};
 pub use message::{Known, ProcessStatus, RankStatus, Reply, Request, Thread, ToPrompt, Typed};
 pub use socket::{Folder, Owner, clear, remove_if_empty, stranger};

@@ -8,6 +8,7 @@ use kiln_shard::memory;
 use crate::debug::prompt::Desk;
 use crate::process::position::{self, Whereabouts};
 use crate::process::stacks;
+use kiln_collectives::StepTimeline;
 use kiln_observe::ask::{Known, ProcessStatus, RankStatus, Thread};
 
 /// Operations of each rank that are told: some steps of most models.
@@ -47,6 +48,12 @@ impl About {
             held_at: self.desk.held(),
             ranks: here.into_iter().map(|whereabouts| self.rank(&whereabouts)).collect(),
         }
+    }
+
+    /// The last step that has ended, of each of `ranks` of this process.
+    pub(in crate::debug) fn timelines(&self, ranks: &[usize]) -> Vec<StepTimeline> {
+        let here = position::all().into_iter().filter(|whereabouts| ranks.contains(&whereabouts.rank));
+        here.filter_map(|whereabouts| whereabouts.view.timeline(None)).collect()
     }
 
     fn rank(&self, whereabouts: &Whereabouts) -> RankStatus {

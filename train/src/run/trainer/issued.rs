@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kiln_collectives::ActivityTime;
 use kiln_shard::Update;
 
 use crate::run::RecordedStep;
@@ -13,6 +14,8 @@ pub(super) struct Issued {
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: Instant,
+    /// Where the time of the rank had gone until then.
+    pub(super) times: Vec<ActivityTime>,
     pub(super) peak_bytes: u64,
     /// Tokens trained on up to here.
     pub(super) tokens: u64,

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kiln_collectives::ActivityTime;
 use kiln_model::layers::Records;
 use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
@@ -135,6 +136,11 @@ impl Trainer<'_> {
         self.model.engine().world().holds().total()
     }
 
+    /// Where the time of this rank has gone up to now.
+    pub(super) fn times(&self) -> Vec<ActivityTime> {
+        self.model.engine().world().recorder().times()
+    }
+
     /// The training loss of the last step.
     pub(super) fn loss(&self) -> Option<f64> {
         self.metrics.as_ref().map(|metrics| metrics.loss)
@@ -143,7 +149,7 @@ impl Trainer<'_> {
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
     fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
-        let (start, held) = (Instant::now(), self.held());
+        let (start, times, held) = (Instant::now(), self.times(), self.held());
         let config = &self.plan.config;
         let step = self.state.step + 1;
         if let Some(drill) = &self.drill {
@@ -189,7 +195,7 @@ impl Trainer<'_> {
         self.state.next_sample += config.train.global_batch as u64;
         self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
         let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
-        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens, log }, sync)))
+        Ok(Some((Issued { step, update, lr, start, times, peak_bytes, tokens, log }, sync)))
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if

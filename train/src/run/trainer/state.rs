@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use kiln_collectives::Communicator;
+use kiln_collectives::{ActivityTime, Communicator};
 use kiln_model::decoder::Decoder;
 use kiln_shard::{Engine, EngineBuilder};
 
@@ -71,6 +71,8 @@ pub struct Trainer<'a> {
     pub(super) skipped_in_a_row: u64,
     /// When the values of a step were last known.
     pub(super) settled: Instant,
+    /// Where the time of the rank had gone by then.
+    pub(super) settled_times: Vec<ActivityTime>,
     /// How long ranks had been held by then.
     pub(super) held_before: Duration,
     pub(super) flops_per_token: f64,
@@ -199,6 +201,7 @@ impl<'a> Trainer<'a> {
             state,
             skipped_in_a_row: 0,
             settled: started,
+            settled_times: Vec::new(),
             held_before: Duration::ZERO,
             flops_per_token,
             peak: plan.message.peak,

@@ -20,7 +20,7 @@ use crate::debug::{NonFiniteFinder, Pass};
 use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
-use crate::metrics::{SkipMetrics, StepMetrics};
+use crate::metrics::{SkipMetrics, StepMetrics, StepTimes};
 use crate::process::position::{Present, StepOutcome};
 use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::step::run_passes;
@@ -149,11 +149,19 @@ impl Trainer<'_> {
     /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
     pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
         let Some(issued) = self.issued.take() else { return Ok(()) };
-        let Issued { step, update, lr, start, peak_bytes, tokens, log } = issued;
+        let Issued { step, update, lr, start, times, peak_bytes, tokens, log } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
         let held = self.held();
-        let taken = now - self.settled.max(start);
+        let times_now = self.times();
+        // What lies between two steps, such as an evaluation, is of neither.
+        let (begun, before) = match self.settled > start {
+            true => (self.settled, std::mem::take(&mut self.settled_times)),
+            false => (start, times),
+        };
+        let taken = now - begun;
+        let times = StepTimes::between(&before, &times_now);
+        self.settled_times = times_now;
         let step_s = taken.saturating_sub(held - self.held_before).as_secs_f64();
         (self.settled, self.held_before) = (now, held);
         self.state.loss_scale = outcome.loss_scale;
@@ -174,6 +182,8 @@ impl Trainer<'_> {
             mfu: self.peak.share(tokens_per_s * self.flops_per_token),
             peak_bytes,
             step_s,
+            tflops: tokens_per_s * self.flops_per_token / 1e12,
+            times,
             values: Values::default(),
         };
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });

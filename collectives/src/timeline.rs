@@ -1,0 +1,297 @@
+//! Where the time of a rank goes: what its own thread does, and what it waits for.
+//!
+//! A rank says what it does ([`Recorder::set_activity`](crate::Recorder::set_activity)) and which module it is in
+//! ([`Recorder::enter_unit`](crate::Recorder::enter_unit)); whoever waits for a collective says so
+//! ([`Recorder::waited`](crate::Recorder::waited)). Between two such moments lies a [`Span`]. The sums of a run are
+//! kept for ever, and the last spans for whoever looks.
+//!
+//! The thread of a rank whose tensors are on a GPU only queues work there: its spans are times of the host.
+
+use crate::flight::Record;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Number of spans that are kept: some steps of most models.
+const CAPACITY: usize = 4096;
+
+/// Number of spans that are kept while all of them are wanted, which is a bound for steps without end.
+const CAPACITY_OF_ALL: usize = 1 << 20;
+
+/// Starts of steps that are kept.
+const STEPS: usize = 256;
+
+/// Waits below this leave no span of their own; the sums have them.
+const SHORT: Duration = Duration::from_micros(2);
+
+/// What a rank's own thread did for a while. Times count from the creation of its recorder, in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// Such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
+    pub activity: String,
+    /// The module that it was in, such as `layers.3`; `None` outside of modules.
+    pub unit: Option<String>,
+    /// The collective that it waited for, by group and number; `None` if it did not wait.
+    pub waits_for: Option<(String, u64)>,
+    /// When it began.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+    /// Bytes that the rank held at the end; 0 where nobody counts them.
+    pub bytes: u64,
+}
+
+/// One step of one rank, from its beginning to the beginning of the next one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTimeline {
+    /// Rank in the world.
+    pub rank: usize,
+    /// Machine that the rank runs on.
+    pub node: String,
+    /// The optimizer step.
+    pub step: u64,
+    /// When it began, as in [`Span`].
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+    /// When the recorder was made, in seconds on the machine's monotonic clock: aligns ranks of one machine.
+    pub created: f64,
+    /// What the rank's thread did, in order. The first ones may be missing in very long steps.
+    pub spans: Vec<Span>,
+    /// Its collectives that were issued in the step, in order.
+    pub records: Vec<Record>,
+}
+
+/// The time of a rank by what it was doing, since its recorder was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ActivityTime {
+    /// The activity.
+    pub activity: &'static str,
+    /// Its time, without waits.
+    pub busy: Duration,
+    /// Time in which it waited for other ranks.
+    pub waited: Duration,
+}
+
+/// A [`Span`] as it is kept.
+#[derive(Debug)]
+struct Kept {
+    activity: &'static str,
+    unit: Option<Arc<str>>,
+    waits_for: Option<(Arc<str>, u64)>,
+    start: Duration,
+    end: Duration,
+    bytes: u64,
+}
+
+/// The spans of a rank.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    /// What the rank is doing, since when, and where.
+    activity: &'static str,
+    unit: Option<Arc<str>>,
+    since: Duration,
+    times: Vec<ActivityTime>,
+    spans: VecDeque<Kept>,
+    steps: VecDeque<(u64, Duration)>,
+    keeps_all: bool,
+    /// Tells what the calling thread's rank holds.
+    held_bytes: Option<fn() -> u64>,
+}
+
+impl Default for Timeline {
+    fn default() -> Timeline {
+        Timeline {
+            activity: "start",
+            unit: None,
+            since: Duration::ZERO,
+            times: Vec::new(),
+            spans: VecDeque::new(),
+            steps: VecDeque::new(),
+            keeps_all: false,
+            held_bytes: None,
+        }
+    }
+}
+
+impl Timeline {
+    pub(crate) fn count_bytes(&mut self, held_bytes: fn() -> u64) {
+        self.held_bytes = Some(held_bytes);
+    }
+
+    pub(crate) fn keep_all(&mut self, all: bool) {
+        self.keeps_all = all;
+    }
+
+    /// The rank does something else from `now` on.
+    pub(crate) fn set_activity(&mut self, activity: &'static str, now: Duration) {
+        self.close(now, None);
+        (self.activity, self.unit) = (activity, None);
+    }
+
+    /// The rank enters a module.
+    pub(crate) fn enter_unit(&mut self, unit: &Arc<str>, now: Duration) {
+        self.close(now, None);
+        self.unit = Some(Arc::clone(unit));
+    }
+
+    /// The rank has waited for a collective since `start`.
+    pub(crate) fn waited(&mut self, group: &Arc<str>, sequence: u64, start: Duration, now: Duration) {
+        // A wait lies within what was going on; clocks of other threads have no say here.
+        let start = start.clamp(self.since, now);
+        if now - start < SHORT {
+            let time = self.time();
+            time.waited += now - start;
+            // What is counted as waited must not count as busy as well.
+            self.since += now - start;
+            return;
+        }
+        self.close(start, None);
+        self.close(now, Some((Arc::clone(group), sequence)));
+    }
+
+    pub(crate) fn begin_step(&mut self, step: u64, now: Duration) {
+        self.close(now, None);
+        self.unit = None;
+        if self.steps.len() == STEPS {
+            self.steps.pop_front();
+        }
+        self.steps.push_back((step, now));
+    }
+
+    /// The sums up to `now`, in the order in which activities first came.
+    pub(crate) fn times(&self, now: Duration) -> Vec<ActivityTime> {
+        let mut times = self.times.clone();
+        let busy = now.saturating_sub(self.since);
+        match times.iter_mut().find(|time| time.activity == self.activity) {
+            Some(time) => time.busy += busy,
+            None => times.push(ActivityTime { activity: self.activity, busy, waited: Duration::ZERO }),
+        }
+        times
+    }
+
+    /// The beginning and end of the last step that has ended.
+    pub(crate) fn last_step(&self) -> Option<u64> {
+        self.steps.len().checked_sub(2).map(|index| self.steps[index].0)
+    }
+
+    /// When `step` began and when the next one began, or `now` if there is none.
+    pub(crate) fn bounds(&self, step: u64, now: Duration) -> Option<(Duration, Duration)> {
+        let at = self.steps.iter().rposition(|(known, _)| *known == step)?;
+        Some((self.steps[at].1, self.steps.get(at + 1).map_or(now, |(_, start)| *start)))
+    }
+
+    /// The spans that began from `start` to `end`.
+    pub(crate) fn spans(&self, start: Duration, end: Duration) -> Vec<Span> {
+        let within = |kept: &&Kept| kept.start >= start && kept.start < end;
+        self.spans.iter().filter(within).map(Kept::span).collect()
+    }
+
+    fn time(&mut self) -> &mut ActivityTime {
+        let at = self.times.iter().position(|time| time.activity == self.activity);
+        let at = at.unwrap_or_else(|| {
+            self.times.push(ActivityTime { activity: self.activity, ..ActivityTime::default() });
+            self.times.len() - 1
+        });
+        &mut self.times[at]
+    }
+
+    /// Ends the span that began at `self.since`; the next one begins there.
+    fn close(&mut self, now: Duration, waits_for: Option<(Arc<str>, u64)>) {
+        let start = std::mem::replace(&mut self.since, now);
+        let taken = now.saturating_sub(start);
+        let time = self.time();
+        *(if waits_for.is_some() { &mut time.waited } else { &mut time.busy }) += taken;
+        if taken.is_zero() {
+            return;
+        }
+        let capacity = if self.keeps_all { CAPACITY_OF_ALL } else { CAPACITY };
+        while self.spans.len() >= capacity {
+            self.spans.pop_front();
+        }
+        let bytes = self.held_bytes.map_or(0, |held_bytes| held_bytes());
+        let (activity, unit) = (self.activity, self.unit.clone());
+        self.spans.push_back(Kept { activity, unit, waits_for, start, end: now, bytes });
+    }
+}
+
+impl Kept {
+    fn span(&self) -> Span {
+        let waits_for = self.waits_for.as_ref();
+        Span {
+            activity: self.activity.to_owned(),
+            unit: self.unit.as_ref().map(|unit| unit.to_string()),
+            waits_for: waits_for.map(|(group, sequence)| (group.to_string(), *sequence)),
+            start: self.start.as_secs_f64(),
+            end: self.end.as_secs_f64(),
+            bytes: self.bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn spans_and_sums_cover_all_of_the_time() {
+        let (mut timeline, group) = (Timeline::default(), Arc::from("world"));
+        timeline.set_activity("data loading", us(10));
+        timeline.begin_step(1, us(20));
+        timeline.set_activity("forward", us(30));
+        timeline.enter_unit(&Arc::from("layers.0"), us(40));
+        timeline.waited(&group, 7, us(50), us(80));
+        // Too short for a span of its own.
+        timeline.waited(&group, 8, us(89), us(90));
+        timeline.set_activity("backward", us(100));
+        timeline.begin_step(2, us(130));
+        let spans: Vec<_> = timeline
+            .spans(us(20), us(130))
+            .into_iter()
+            .map(|span| (span.activity, span.unit, span.waits_for, (span.end * 1e6).round() as u64))
+            .collect();
+        let layer = Some("layers.0".to_owned());
+        assert_eq!(
+            spans,
+            [
+                ("data loading".to_owned(), None, None, 30),
+                ("forward".to_owned(), None, None, 40),
+                ("forward".to_owned(), layer.clone(), None, 50),
+                ("forward".to_owned(), layer.clone(), Some(("world".to_owned(), 7)), 80),
+                ("forward".to_owned(), layer, None, 100),
+                ("backward".to_owned(), None, None, 130),
+            ]
+        );
+        let time = |activity, busy, waited| ActivityTime { activity, busy: us(busy), waited: us(waited) };
+        let times = timeline.times(us(150));
+        let expected = [
+            time("start", 10, 0),
+            time("data loading", 20, 0),
+            time("forward", 39, 31),
+            time("backward", 50, 0),
+        ];
+        assert_eq!(times, expected);
+        assert_eq!(times.iter().map(|time| time.busy + time.waited).sum::<Duration>(), us(150));
+        assert_eq!((timeline.last_step(), timeline.bounds(1, us(150))), (Some(1), Some((us(20), us(130)))));
+        assert_eq!(timeline.bounds(2, us(150)), Some((us(130), us(150))));
+        assert_eq!(timeline.bounds(3, us(150)), None);
+    }
+
+    #[test]
+    fn only_the_last_spans_are_kept_unless_all_are_wanted() {
+        let mut timeline = Timeline::default();
+        let run = |timeline: &mut Timeline, from: u64| {
+            (from..from + 5000).for_each(|at| timeline.set_activity("forward", us(at)));
+        };
+        run(&mut timeline, 1);
+        assert_eq!(timeline.spans(us(0), us(u64::MAX >> 20)).len(), CAPACITY);
+        timeline.keep_all(true);
+        run(&mut timeline, 5001);
+        assert_eq!(timeline.spans(us(0), us(u64::MAX >> 20)).len(), CAPACITY + 5000);
+    }
+}
