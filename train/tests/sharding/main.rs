@@ -5,7 +5,7 @@
 //! - `reference`: the same training on one device without the engine;
 //! - `parity`: every combination of settings against the reference;
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
-//! - `counts`, `order`: which collectives a step issues, and when;
+//! - `counts`, `order`: which collectives a step issues, and when; `timeline`: where its time goes;
 //! - `muon`: an optimizer of several rules, one of which works on whole matrices;
 //! - `experts`: a mixture of experts;
 //! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
@@ -41,4 +41,5 @@ mod shapes;
 mod side_channel;
 mod state;
 mod support;
+mod timeline;
 mod unreached;
