@@ -3,7 +3,8 @@
 //! Each process of a run answers whoever asks at its socket (`server.rs`). Nothing is done for it while nobody asks.
 //! What is asked and said, and the one who asks, are in `kiln_observe::ask`: a new kind of request is a variant of
 //! `Request` there and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and what is typed at the prompt of
-//! `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN.
+//! `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN,
+//! `shapes.rs` the shapes in the log.
 
 mod attach;
 pub(crate) mod hash;
@@ -11,6 +12,7 @@ mod nonfinite;
 mod options;
 mod prompt;
 mod server;
+mod shapes;
 mod status;
 
 pub use attach::AttachArgs;
@@ -30,11 +32,12 @@ use hash::Hasher;
 
 use crate::run::Observer;
 use prompt::Debugger;
+use shapes::ShapeLog;
 
 /// What looks at the steps of a rank, in the order in which it is called.
 pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn Observer>> {
     let hasher = |options: HashOptions| Box::new(Hasher::new(options, &of.out, of.rows)) as Box<dyn Observer>;
     let hasher = options.hash.clone().map(hasher);
     let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, of));
-    hasher.into_iter().chain([debugger]).collect()
+    hasher.into_iter().chain([debugger, Box::new(ShapeLog::default())]).collect()
 }

@@ -33,6 +33,14 @@ fn every_line_says_where_its_rank_is_and_collectives_say_how_fast_they_were() {
         for key in [" loss=", " grad_norm=", " lr=", " tokens="] {
             assert!(end.contains(key), "{key}: {end}");
         }
+        let mut shapes =
+            lines.iter().filter(|line| line.contains(" step=1 ") && line.contains(": a tensor "));
+        let output = " place=\"layers.1.ffn\" name=\"output\" shape=[";
+        for is_gradient in [" is_gradient=false", " is_gradient=true"] {
+            assert!(shapes.clone().any(|l| l.contains(output) && l.ends_with(is_gradient)), "{log}");
+        }
+        assert!(shapes.all(|line| line.contains(" shape=[")), "{log}");
+        assert!(find(": a tensor ").is_none(), "{log}");
         let units: BTreeSet<_> = of_step.iter().flat_map(|line| place(line)).collect();
         for unit in ["embed", "layers.0", "layers.1", "head"] {
             assert!(units.contains(&("unit", unit)), "{unit}: {units:?}");
