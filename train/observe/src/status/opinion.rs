@@ -1,5 +1,7 @@
 //! Whether something is wrong with a run that goes on.
 
+use std::fmt;
+
 use kiln_collectives::{Lag, Wait, Witness};
 use serde::Serialize;
 
@@ -44,6 +46,23 @@ pub enum State {
     Failed,
     /// It was killed.
     Dead,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Healthy => "healthy",
+            State::Held => "held",
+            State::Slow => "slow",
+            State::Suspicion => "suspicion",
+            State::Trouble => "trouble",
+            State::Starting => "starting or ending",
+            State::Finished => "finished",
+            State::Stopped => "stopped",
+            State::Failed => "failed",
+            State::Dead => "dead",
+        })
+    }
 }
 
 impl State {

@@ -1,7 +1,6 @@
 //! A look at a run as text of 80 columns.
 
 use super::look::{Look, ProcessLook, RankLook};
-use super::opinion::State;
 use crate::ask::Thread;
 use kiln_process::words::size;
 use kiln_process::words::{in_ranges, number_of};
@@ -19,19 +18,7 @@ pub fn text(look: &Look) -> String {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));
     }
     lines.extend(look.ranks.iter().map(rank));
-    let word = match look.state {
-        State::Healthy => "healthy",
-        State::Held => "held",
-        State::Slow => "slow",
-        State::Suspicion => "suspicion",
-        State::Trouble => "trouble",
-        State::Starting => "starting or ending",
-        State::Finished => "finished",
-        State::Stopped => "stopped",
-        State::Failed => "failed",
-        State::Dead => "dead",
-    };
-    lines.extend(wrapped(&format!("{word}: {}", look.text), "", "  "));
+    lines.extend(wrapped(&format!("{}: {}", look.state, look.text), "", "  "));
     lines.extend(look.processes.iter().flat_map(threads));
     lines.join("\n")
 }
@@ -177,6 +164,7 @@ mod tests {
     use kiln_collectives::{Activity, Operation, Phase};
 
     use super::super::look::Call;
+    use super::super::opinion::State;
     use super::*;
 
     #[test]

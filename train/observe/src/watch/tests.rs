@@ -1,0 +1,430 @@
+//! What is on the screen, for runs of all kinds, and what keys change of it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_collectives::{Activity, Operation, Phase};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::Color;
+use tempfile::TempDir;
+
+use super::draw::draw;
+use super::keys::{Action, on_key};
+use super::state::{View, Watch};
+use super::subject::{FolderFacts, Gauges, LogLine, Subject};
+use super::theme::Theme;
+use crate::run::{Event, Run, Sample};
+use crate::status::{Call, Look, ProcessLook, RankLook, State};
+
+const SMALL: (u16, u16) = (80, 24);
+const LARGE: (u16, u16) = (200, 60);
+
+/// Runs in a folder of their own, and the screen that shows them.
+struct Screen {
+    root: TempDir,
+    watch: Watch,
+}
+
+impl Screen {
+    fn new() -> Self {
+        let theme = Theme { has_colours: true, has_unicode: true };
+        Screen { root: tempfile::tempdir().unwrap(), watch: Watch::new(theme, Instant::now()) }
+    }
+
+    /// Adds a run with `steps` logged steps of 200.
+    fn add(&mut self, name: &str, lr: &str, steps: u64, look: Look) -> Arc<Subject> {
+        let folder = self.root.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        write_run(&folder, lr, steps);
+        let subject = Arc::new(Subject::new(folder.clone()));
+        let run = Run::open(&folder).unwrap();
+        let facts = FolderFacts::of(&run);
+        *subject.files() = Some(run);
+        subject.tell(|news| {
+            (news.version, news.folder) = (1, Arc::new(facts));
+            (news.look, news.looked) = (Some(Arc::new(look)), Some(self.watch.now));
+        });
+        let mut subjects = self.watch.subjects.clone();
+        subjects.push(Arc::clone(&subject));
+        self.watch.update(subjects, Vec::new(), self.watch.now);
+        subject
+    }
+
+    fn update(&mut self) {
+        self.watch.update(self.watch.subjects.clone(), self.watch.notes.clone(), self.watch.now);
+    }
+
+    fn press(&mut self, keys: &str) {
+        for key in keys.chars() {
+            let code = match key {
+                '↑' => KeyCode::Up,
+                '↓' => KeyCode::Down,
+                '←' => KeyCode::Left,
+                '→' => KeyCode::Right,
+                '\t' => KeyCode::Tab,
+                '\n' => KeyCode::Enter,
+                '\u{8}' => KeyCode::Backspace,
+                '⇞' => KeyCode::PageUp,
+                '⇟' => KeyCode::PageDown,
+                '⇱' => KeyCode::Home,
+                '⇲' => KeyCode::End,
+                key => KeyCode::Char(key),
+            };
+            on_key(&mut self.watch, KeyEvent::new(code, KeyModifiers::NONE));
+            self.update();
+        }
+    }
+
+    fn text(&mut self, (width, height): (u16, u16)) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(&mut self.watch, frame.area(), frame.buffer_mut())).unwrap();
+        let shown = terminal.backend().to_string();
+        let rows = shown.lines().map(|row| row.trim_matches('"').trim_end());
+        rows.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn write_run(folder: &Path, lr: &str, steps: u64) {
+    let config =
+        format!("[train]\nsteps = 200\nseed = 0\n[optim]\nlr = {lr}\n[shard]\nstrategy = \"FULL_SHARD\"\n");
+    fs::write(folder.join("config.toml"), config).unwrap();
+    let rate: f64 = lr.parse().unwrap();
+    let line = |step: u64| {
+        let at = step as f64;
+        let loss = 2.5 + 3.0 * (-at * rate * 10.0).exp() + 0.1 * (at * 1.7).sin();
+        let line = format!(
+            "{{\"step\":{step},\"loss\":{loss},\"grad_norm\":{},\"lr\":{},\"tokens_per_s\":{},\"mfu\":0.312,\
+             \"peak_bytes\":8682600,\"step_s\":0.25,\"time\":{}}}\n",
+            1.0 + 0.3 * (at * 0.9).cos(),
+            rate * (at / 20.0).min(1.0),
+            45_000.0 + 2_000.0 * (at * 0.6).sin(),
+            1_795_591_592.0 + at * 0.3,
+        );
+        let eval = format!("{{\"step\":{step},\"val_loss\":{}}}\n", loss + 0.25);
+        if step.is_multiple_of(25) { line + &eval } else { line }
+    };
+    fs::write(folder.join("metrics.jsonl"), (1..=steps).map(line).collect::<String>()).unwrap();
+    let event = |step, kind: &str, text: &str| {
+        let (kind, text, time) = (kind.to_owned(), text.to_owned(), 1_795_591_592.0 + step as f64 * 0.3);
+        serde_json::to_string(&Event { time, step, kind, text }).unwrap() + "\n"
+    };
+    let events = [event(0, "start", "4 ranks"), event(50, "checkpoint", "saved in 0.2 s")].concat();
+    fs::write(folder.join("events.jsonl"), events).unwrap();
+    let sample = |step, text: &str| {
+        let sample = Sample { step, prompt: "Once upon a time".into(), text: text.into() };
+        serde_json::to_string(&sample).unwrap() + "\n"
+    };
+    let samples = [sample(50, " the the the"), sample(100, " there was a \u{1b}[31mfox\nwho ran.")].concat();
+    fs::write(folder.join("samples.jsonl"), samples).unwrap();
+}
+
+fn call(operation: Operation, unit: &str, seconds: f64) -> Call {
+    Call {
+        group: "world".into(),
+        sequence: 812,
+        operation,
+        unit: unit.into(),
+        phase: Phase::Backward,
+        seconds,
+    }
+}
+
+fn rank(rank: usize) -> RankLook {
+    RankLook {
+        rank,
+        step: Some(120),
+        activity: Some(Activity { name: "backward".into(), seconds: 0.02 }),
+        last: Some(call(Operation::ReduceScatter, "layers.11", 0.004)),
+        bytes: Some(1_288_490_189 + rank as u64 * 10_000_000),
+        peak_bytes: Some(1_503_238_553),
+        ..RankLook::default()
+    }
+}
+
+fn waiting(at: usize, seconds: f64, waits_for: &[usize]) -> RankLook {
+    let pending = Some(call(Operation::AllGather, "layers.3", seconds));
+    RankLook { pending, waits_for: waits_for.to_vec(), ..rank(at) }
+}
+
+fn look(state: State, text: &str, ranks: Vec<RankLook>) -> Look {
+    let numbers = (0..ranks.len()).collect();
+    let process = ProcessLook { host: "node-7".into(), process: 4711, ranks: numbers, threads: None };
+    Look {
+        run: "runs/a".into(),
+        state,
+        text: text.into(),
+        culprits: Vec::new(),
+        step: Some(120),
+        steps: Some(200),
+        saved: Some(50),
+        loss: None,
+        tokens_per_s: None,
+        deadline_s: Some(600.0),
+        processes: if ranks.is_empty() { Vec::new() } else { vec![process] },
+        ranks,
+    }
+}
+
+fn healthy(ranks: usize) -> Look {
+    let ranks = (0..ranks).map(|at| if at % 3 == 1 { waiting(at, 0.003, &[0]) } else { rank(at) }).collect();
+    look(State::Healthy, "no rank waits for another for longer than usual", ranks)
+}
+
+fn hung() -> Look {
+    let mut ranks: Vec<_> = [0, 1, 3].map(|at| waiting(at, 14.2, &[2])).into();
+    let silent = Some("is stopped".into());
+    ranks.insert(2, RankLook { rank: 2, silent, ..RankLook::default() });
+    let text = "rank 2 is stopped; ranks 0-1, 3 wait in #812 all_gather(layers.3) for it; comm.timeout_s ends the \
+                run in 586 s";
+    Look { culprits: vec![2], ..look(State::Trouble, text, ranks) }
+}
+
+fn with_output(screen: &mut Screen, run: usize) {
+    let line = |step: usize, rank: usize| {
+        LogLine {
+        rank,
+        is_error: rank > 0,
+        text: match rank {
+            0 => format!("step {step:>5}/200 | loss 3.2101 | grad norm 1.214 | lr 3.00e-3 | 0.25 s | 45,683 tok/s"),
+            _ => format!("warning \u{7}{step}: a line that is so long that it has to be broken somewhere, or cut if it may not be")
+        }
+        .into(),
+    }
+    };
+    let log = (1..=40).flat_map(|step| [line(step, 0), line(step, 3)]).collect();
+    let gauges = |rank: usize| (rank, Gauges { cpu: Some(1.98), gpu: None, celsius: None });
+    screen.watch.subjects[run].tell(|news| {
+        news.log = Arc::new(log);
+        news.gauges = Arc::new((0..4).map(gauges).collect());
+    });
+    screen.update();
+}
+
+macro_rules! shows {
+    ($name:literal, $screen:expr) => {
+        insta::assert_snapshot!(concat!($name, "_80x24"), $screen.text(SMALL));
+        insta::assert_snapshot!(concat!($name, "_200x60"), $screen.text(LARGE));
+    };
+}
+
+#[test]
+fn a_healthy_run() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 120, healthy(4));
+    with_output(&mut screen, 0);
+    shows!("healthy", screen);
+    for (key, name) in
+        [("2", "curves"), ("3", "ranks"), ("4", "log"), ("5", "samples"), ("6", "runs"), ("?", "help")]
+    {
+        screen.press(key);
+        insta::assert_snapshot!(format!("{name}_80x24"), screen.text(SMALL));
+    }
+}
+
+#[test]
+fn a_run_of_64_ranks() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 120, healthy(64));
+    shows!("64_ranks", screen);
+    screen.press("3⇲");
+    shows!("64_ranks_end", screen);
+}
+
+#[test]
+fn a_run_that_hangs() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 120, hung());
+    shows!("hung", screen);
+    screen.press("3↓↓");
+    insta::assert_snapshot!("hung_ranks_80x24", screen.text(SMALL));
+    // Nobody has answered for a while.
+    screen.watch.now += Duration::from_secs(65);
+    screen.update();
+    assert!(screen.text(LARGE).contains("ends the run in 586 s (as of 1 min 05 s ago)"));
+}
+
+#[test]
+fn runs_that_are_over() {
+    let mut screen = Screen::new();
+    let text = "all 200 steps are done, checkpoint fsdp_cpt200";
+    screen.add("a", "3e-3", 200, Look { step: Some(200), ..look(State::Finished, text, Vec::new()) });
+    shows!("finished", screen);
+    let mut screen = Screen::new();
+    let text = "its process was killed in step 120; it goes on from step 50 with kiln train --resume latest";
+    screen.add("a", "3e-3", 119, look(State::Dead, text, Vec::new()));
+    shows!("killed", screen);
+}
+
+#[test]
+fn three_runs_are_compared() {
+    let mut screen = Screen::new();
+    screen.add("small-lr", "1e-3", 120, healthy(4));
+    screen.add("middle-lr", "3e-3", 90, healthy(4));
+    let done = look(State::Finished, "all steps are done", Vec::new());
+    screen.add("large-lr", "1e-2", 200, done);
+    shows!("compared", screen);
+    screen.press("6");
+    shows!("compared_runs", screen);
+    screen.press("↓ 2");
+    let text = screen.text(SMALL);
+    assert!(
+        text.contains("1 small-lr") && !text.contains("2 middle-lr 2.") && text.contains("3 large-lr"),
+        "{text}"
+    );
+    screen.press("c");
+    assert!(screen.text(SMALL).contains("─ loss 2.7823"), "{}", screen.text(SMALL));
+    screen.press("cL");
+    // Characters tell the lines apart where colours do not.
+    screen.watch.theme = Theme { has_colours: false, has_unicode: false };
+    shows!("compared_plain", screen);
+    assert!(screen.text(LARGE).is_ascii());
+}
+
+#[test]
+fn no_run() {
+    let mut screen = Screen::new();
+    let note = "runs/none is not the folder of a run: it is not there; name the one that --out has named, or a folder \
+                with such folders";
+    screen.watch.update(Vec::new(), vec![note.to_owned()], screen.watch.now);
+    shows!("no_run", screen);
+    // No key finds anything to act on.
+    screen.press("\t123456np↑↓←→⇞⇟⇱⇲+-0sSlLck\n wr?q");
+    for size in [SMALL, LARGE, (39, 24), (80, 9), (1, 1), (40, 10)] {
+        screen.text(size);
+    }
+}
+
+#[test]
+fn what_is_missing_is_told() {
+    let mut screen = Screen::new();
+    let subject = screen.add("a", "3e-3", 20, healthy(2));
+    let folder = subject.folder().to_owned();
+    let mut metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    metrics.push_str("{\"step\":21,\"loss\":null,\"who\":\"knows\"}\nwhat\n{\"new\":1}\n{\"step\":22,\"lo");
+    fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
+    fs::write(folder.join("config.toml"), "[train").unwrap();
+    let run = Run::open(&folder).unwrap();
+    let facts = FolderFacts::of(&run);
+    *subject.files() = Some(run);
+    subject.tell(|news| {
+        (news.version, news.folder) = (2, Arc::new(facts));
+        news.look_error = Some("it is another user's".into());
+    });
+    screen.update();
+    let text = screen.text(LARGE);
+    for part in [
+        "2 lines passed over that this build cannot read",
+        "config.toml: ",
+        "× 1 not a number",
+        "another user's",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // While the folder is being read, what was there stays.
+    let files = subject.files();
+    screen.update();
+    assert_eq!(screen.text(LARGE), text);
+    drop(files);
+}
+
+#[test]
+fn every_view_of_every_run_fits_every_size() {
+    let mut screen = Screen::new();
+    for (name, look) in [("a", healthy(3)), ("b", hung()), ("c", look(State::Failed, "bad", Vec::new()))] {
+        screen.add(name, "3e-3", 40, look);
+    }
+    let young = screen.root.path().join("young");
+    let mut subjects = screen.watch.subjects.clone();
+    subjects.push(Arc::new(Subject::new(young)));
+    screen.watch.update(subjects, vec!["a note".into()], screen.watch.now);
+    for keys in ["1", "2", "2k", "\n3", "4", "5", "6", "?"] {
+        for _ in 0..screen.watch.subjects.len() {
+            screen.press(keys);
+            for size in [(40, 10), (41, 60), (200, 10), (79, 23), (120, 37), (300, 90)] {
+                screen.text(size);
+            }
+            screen.press(if keys.ends_with('k') { "\n" } else { "n" });
+        }
+    }
+}
+
+#[test]
+fn keys_change_the_view() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 120, healthy(64));
+    screen.add("b", "3e-3", 120, hung());
+    with_output(&mut screen, 0);
+    screen.press("\t");
+    assert_eq!(screen.watch.view, View::Curves);
+    screen.press("↓↓");
+    assert_eq!(screen.watch.curves.key, "lr");
+    screen.press("kNorm");
+    assert!(screen.text(SMALL).contains("metrics with Norm"));
+    screen.press("\n+←ssl");
+    let text = screen.text(LARGE);
+    assert!(
+        text.contains("grad_norm") && text.contains("smoothed 0.8, steps 47-106 of 1-120, log"),
+        "{text}"
+    );
+    screen.press("S0l2");
+    assert!(screen.text(LARGE).contains("smoothed 0.5 "));
+
+    screen.press("3→→→→→→→");
+    screen.text(SMALL);
+    assert!(screen.text(SMALL).contains("mem▼"), "{}", screen.text(SMALL));
+    screen.press("r");
+    assert!(screen.text(SMALL).contains("mem▲"));
+    screen.press("⇲");
+    assert!(screen.text(SMALL).contains("rows 54-64"), "{}", screen.text(SMALL));
+    screen.press("⇱↓⇟⇞");
+    assert_eq!(screen.watch.ranks.chosen, 1);
+
+    screen.press("4");
+    screen.text(SMALL);
+    screen.press("⇱");
+    assert!(screen.text(SMALL).contains("step     1/200"));
+    screen.press("↓⇟⇞↑⇲→");
+    assert!(screen.text(SMALL).contains("output of rank 0"));
+    screen.press("←←");
+    assert!(screen.text(SMALL).contains("checkpoint: saved in 0.2 s"));
+    screen.press("←w");
+    let text = screen.text(SMALL);
+    assert!(
+        text.contains("output of rank 3") && text.contains(r"warning \u000740") && text.contains('…'),
+        "{text}"
+    );
+
+    screen.press("5");
+    let text = screen.text(SMALL);
+    assert!(text.contains("samples of step 100") && text.contains(r"\u001b[31mfox"), "{text}");
+    screen.press("↑");
+    assert!(screen.text(SMALL).contains("samples of step 50"));
+
+    screen.press("np n");
+    assert_eq!(screen.watch.at, 1);
+    screen.press("1→");
+    assert_eq!(screen.watch.view, View::Curves);
+    let control = |key| KeyEvent::new(KeyCode::Char(key), KeyModifiers::CONTROL);
+    for (key, action) in [('c', Action::Quit), ('z', Action::Suspend), ('l', Action::DrawAll)] {
+        assert_eq!(on_key(&mut screen.watch, control(key)), Some(action));
+    }
+    let quit = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
+    screen.press("?");
+    assert!(screen.watch.shows_help && screen.text(SMALL).contains("this help"));
+    assert_eq!(on_key(&mut screen.watch, quit), Some(Action::Quit));
+}
+
+#[test]
+fn without_colours_nothing_has_one() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 120, hung());
+    screen.watch.theme.has_colours = false;
+    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    terminal.draw(|frame| draw(&mut screen.watch, frame.area(), frame.buffer_mut())).unwrap();
+    let cells = &terminal.backend().buffer().content;
+    assert!(cells.iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset));
+}

@@ -1,0 +1,183 @@
+//! Words and numbers as they stand on the screen.
+
+use kiln_process::output::printable;
+use ratatui::text::Span;
+
+/// Text of a file in a form for the screen: nothing in it that a terminal would obey, and a blank for each tab.
+pub(super) fn clean(text: &str) -> String {
+    printable(text).replace('\t', " ")
+}
+
+/// Columns that `text` takes.
+pub(super) fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// `text` cut to `most` columns.
+pub(super) fn fit(text: &str, most: usize) -> String {
+    if width(text) <= most {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    let mut taken = 0;
+    for c in text.chars() {
+        taken += width(c.encode_utf8(&mut [0; 4]));
+        if taken + 1 > most {
+            break;
+        }
+        cut.push(c);
+    }
+    if most > 0 {
+        cut.push('…');
+    }
+    cut
+}
+
+/// `text` in lines of at most `most` columns, broken between words where that is possible.
+pub(super) fn wrap(text: &str, most: usize) -> Vec<String> {
+    let most = most.max(1);
+    let mut lines = Vec::new();
+    for paragraph in text.split('\n') {
+        let mut line = String::new();
+        let mut taken = 0;
+        for word in paragraph.split_inclusive(' ') {
+            let visible = width(word.trim_end());
+            if taken > 0 && taken + visible > most {
+                lines.push(std::mem::take(&mut line).trim_end().to_owned());
+                taken = 0;
+            }
+            if visible <= most {
+                line.push_str(word);
+                taken += width(word);
+                continue;
+            }
+            for c in word.chars() {
+                let columns = width(c.encode_utf8(&mut [0; 4]));
+                if taken + columns > most {
+                    lines.push(std::mem::take(&mut line));
+                    taken = 0;
+                }
+                line.push(c);
+                taken += columns;
+            }
+        }
+        lines.push(line.trim_end().to_owned());
+    }
+    lines
+}
+
+/// A value of the metric `key`, with its unit.
+pub(super) fn value(key: &str, value: f64) -> String {
+    if !value.is_finite() {
+        return value.to_string();
+    }
+    match key {
+        "mfu" => format!("{:.1} %", 100.0 * value),
+        "tokens_per_s" => format!("{} tok/s", short(value)),
+        _ if key.ends_with("_bytes") => bytes(value as u64),
+        _ if key.ends_with("_s") => format!("{} s", number(value)),
+        _ => number(value),
+    }
+}
+
+/// A number with about four digits.
+pub(super) fn number(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        0.0 => "0".to_owned(),
+        _ if !size.is_finite() => value.to_string(),
+        _ if size >= 1e4 => short(value),
+        _ if size >= 1000.0 => format!("{value:.0}"),
+        _ if size >= 100.0 => format!("{value:.1}"),
+        _ if size >= 10.0 => format!("{value:.2}"),
+        _ if size >= 1.0 => format!("{value:.4}"),
+        _ if size >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// A large number with a letter for thousands, such as `45.7k`.
+pub(super) fn short(value: f64) -> String {
+    let scaled = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match scaled.into_iter().find(|(unit, _)| value.abs() >= *unit) {
+        Some((unit, letter)) => {
+            let value = value / unit;
+            let text = if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
+            format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
+        }
+        None if value.fract() == 0.0 => format!("{value:.0}"),
+        None => format!("{value:.1}"),
+    }
+}
+
+/// Bytes in five columns, such as `8.3M` for 8.3 MiB.
+pub(super) fn bytes(bytes: u64) -> String {
+    let units = [(1u64 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, letter)) => {
+            let value = bytes as f64 / unit as f64;
+            if value >= 99.95 { format!("{value:.0}{letter}") } else { format!("{value:.1}{letter}") }
+        }
+        None => format!("{bytes}B"),
+    }
+}
+
+/// Seconds as a person reads them, such as `2 h 05 min`.
+pub(super) fn duration(seconds: f64) -> String {
+    // Negative ones and those that are not numbers become 0.
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        3600..86_400 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {:02} h", whole / 86_400, whole % 86_400 / 3600),
+    }
+}
+
+/// The time of day (UTC) of a moment in seconds since 1970, such as `07:16:32`.
+pub(super) fn time_of_day(seconds: f64) -> String {
+    let whole = seconds as u64 % 86_400;
+    format!("{:02}:{:02}:{:02}", whole / 3600, whole % 3600 / 60, whole % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_keeps_to_its_columns() {
+        assert_eq!(fit("four", 4), "four");
+        assert_eq!(
+            (fit("fiver", 4), fit("中文字", 4), fit("x", 0)),
+            ("fiv…".into(), "中…".into(), String::new())
+        );
+        assert_eq!(wrap("one two  three", 8), ["one two", "three"]);
+        assert_eq!(wrap("abcdefgh\n\ni", 3), ["abc", "def", "gh", "", "i"]);
+        assert_eq!(wrap("  indented", 20), ["  indented"]);
+        assert_eq!(wrap("a 中文字", 4), ["a", "中文", "字"]);
+        assert_eq!(clean("a\tb\u{1b}[2J"), r"a b\u001b[2J");
+    }
+
+    #[test]
+    fn numbers_are_short_and_have_their_units() {
+        let numbers = [0.0, 3.2101, 0.5, 0.0003, 12.345, 123.45, 1234.5, 45_683.0, -2.5e9, f64::NAN];
+        let texts = numbers.map(number);
+        assert_eq!(
+            texts,
+            ["0", "3.2101", "0.5000", "3.00e-4", "12.35", "123.5", "1234", "45.7k", "-2.5G", "NaN"]
+        );
+        assert_eq!([999.0, 1000.0, 100_000.0, 0.25].map(short), ["999", "1k", "100k", "0.2"]);
+        assert_eq!([7, 1536, 8_682_600, 107_374_182_400].map(bytes), ["7B", "1.5K", "8.3M", "100G"]);
+        assert_eq!(
+            [0.4, 59.6, 3599.0, 7500.0, 200_000.0, -1.0, f64::NAN].map(duration),
+            ["0 s", "1 min 00 s", "59 min 59 s", "2 h 05 min", "2 d 07 h", "0 s", "0 s"]
+        );
+        assert_eq!(value("mfu", 0.0281), "2.8 %");
+        assert_eq!(value("wait_s", 0.25), "0.2500 s");
+        assert_eq!(
+            (value("peak_bytes", 8_682_600.0), value("loss", f64::NAN)),
+            ("8.3M".into(), "NaN".into())
+        );
+        assert_eq!(time_of_day(1_795_591_592.6), "07:26:32");
+    }
+}
