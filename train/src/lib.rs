@@ -60,6 +60,7 @@ pub mod run;
 pub mod schedule;
 pub mod values;
 mod version;
+mod watch;
 pub mod world;
 
 pub use kiln_checkpoint as checkpoint;

@@ -30,6 +30,7 @@ use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
 use crate::run::{Program, ReplayArgs, TrainArgs};
 use crate::version::version;
+use crate::watch::WatchArgs;
 use documents::{CompletionsArgs, ManArgs};
 
 /// Exit code of a run that failed.
@@ -57,6 +58,8 @@ enum Command {
     Launch(LaunchArgs),
     /// Look into a run: what every rank is doing, who waits for whom, and whether something is wrong.
     Status(StatusArgs),
+    /// Watch runs on a whole terminal: curves, ranks, logs, samples.
+    Watch(WatchArgs),
     /// Look at everything that a run needs, in seconds, before it starts.
     Check(CheckArgs),
     /// Show every key of a configuration: its meaning, its values, and the one that it has.
@@ -153,6 +156,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Tune(args) => args.run(registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Status(args) => args.run(),
+        Command::Watch(args) => args.run().map(done),
         Command::Check(args) => args.run(registry),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {

@@ -27,6 +27,7 @@ pub use prompt::{
 pub(crate) use server::Server;
 pub(crate) use status::About;
 pub use status::StatusArgs;
+pub(crate) use status::look_at_runs;
 
 use hash::Hasher;
 

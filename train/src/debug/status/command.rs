@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::error::{Result, TrainError};
 use crate::process::output::{complain, printable};
 use crate::run::{Progress, progress};
 use kiln_observe::ask::ask_all;
-use kiln_observe::status::{Look, State, look, text};
+use kiln_observe::status::{Look, LookAt, State, look, text};
 
 /// Time between two looks of `--follow`.
 const EVERY: Duration = Duration::from_secs(1);
@@ -76,6 +77,11 @@ fn show(between: &str, text: &str) -> io::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{between}{}", printable(text))?;
     out.flush()
+}
+
+/// Looks at runs, for whoever shows them.
+pub(crate) fn look_at_runs() -> LookAt {
+    Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
 }
 
 /// The run in the folder `out` at this moment.

@@ -6,4 +6,5 @@ pub(super) mod ended;
 mod process;
 
 pub use command::StatusArgs;
+pub(crate) use command::look_at_runs;
 pub(crate) use process::About;
