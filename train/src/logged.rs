@@ -83,10 +83,10 @@ fn is_built_in(name: &str) -> bool {
     fn has(line: impl Serialize, name: &str) -> bool {
         serde_json::to_value(line).is_ok_and(|line| line.get(name).is_some())
     }
-    name == "cross_entropy"
+    ["cross_entropy", "time"].contains(&name)
         || has(StepMetrics::default(), name)
         || has(SkipMetrics::default(), name)
-        || has(EvalMetrics::default(), name)
+        || has(EvalMetrics { answer_loss: Some(0.0), ..EvalMetrics::default() }, name)
 }
 
 #[cfg(test)]
@@ -97,6 +97,14 @@ mod tests {
     #[should_panic(expected = "metric `val_loss`: `metrics.jsonl` has a key of this name")]
     fn a_metric_cannot_have_the_name_of_a_built_in_one() {
         let _ = Metrics::default().metric("mine", |_| Ok(0.0)).metric("val_loss", |_| Ok(0.0));
+    }
+
+    #[test]
+    fn every_key_of_a_line_is_built_in() {
+        for key in ["step", "loss", "cross_entropy", "skipped", "val_loss", "answer_loss", "time"] {
+            assert!(is_built_in(key), "{key}");
+        }
+        assert!(!is_built_in("mine"));
     }
 
     #[test]

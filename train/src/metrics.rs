@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
 use kiln_collectives::ActivityTime;
@@ -111,6 +111,23 @@ pub struct EvalMetrics {
     pub val_loss: f64,
     /// Validation tokens it was made over.
     pub val_tokens: u64,
+    /// Mean loss over the tokens of all answers of `eval.prompts`, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer_loss: Option<f64>,
+}
+
+/// A line of `metrics.jsonl`.
+#[derive(Serialize)]
+struct Line<'a, T> {
+    #[serde(flatten)]
+    metrics: &'a T,
+    /// When the line was written, in seconds since 1970 (UTC).
+    time: f64,
+}
+
+/// The time that it is, in seconds since 1970 (UTC).
+pub(crate) fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// Writes what rank 0 has to say. The other ranks have none.
@@ -165,7 +182,9 @@ impl Reporter {
 
     /// Reports an evaluation.
     pub fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<()> {
-        self.line(&format!("step {:>5} | validation loss {:.4}", metrics.step, metrics.val_loss));
+        let EvalMetrics { step, val_loss, answer_loss, .. } = *metrics;
+        let answers = answer_loss.map_or_else(String::new, |loss| format!(" | answer loss {loss:.4}"));
+        self.line(&format!("step {step:>5} | validation loss {val_loss:.4}{answers}"));
         self.record(metrics)
     }
 
@@ -186,7 +205,7 @@ impl Reporter {
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
-        self.file.append(serde_json::to_string(metrics)?);
+        self.file.append(serde_json::to_string(&Line { metrics, time: unix_time() })?);
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 //! see [`never_block`]. Commands whose output is their purpose do wait.
 
 mod bar;
+mod one_line;
 mod stream;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -20,7 +21,8 @@ use std::time::Duration;
 use super::launcher::{self, Word};
 use stream::Stream;
 
-pub use bar::watched_bar;
+pub use bar::{columns, watched_bar};
+pub use one_line::one_line;
 
 static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();

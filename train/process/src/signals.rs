@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ struct Asked {
     stop: Arc<AtomicBool>,
     /// Whether it was Ctrl-C.
     interrupted: Arc<AtomicBool>,
+    /// The first signal; 0 before it.
+    first: Arc<AtomicI32>,
 }
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -46,6 +48,17 @@ pub fn was_interrupted() -> bool {
     ASKED.get().is_some_and(|asked| asked.interrupted.load(Ordering::Relaxed))
 }
 
+/// The name of the signal that has asked for the stop, if one has.
+pub fn stop_signal() -> Option<&'static str> {
+    match ASKED.get()?.first.load(Ordering::Relaxed) {
+        SIGINT => Some("SIGINT"),
+        SIGTERM => Some("SIGTERM"),
+        SIGHUP => Some("SIGHUP"),
+        SIGUSR1 => Some("SIGUSR1"),
+        _ => None,
+    }
+}
+
 fn register() -> Asked {
     let asked = Asked::default();
     if let Err(error) = set_on_signals(&asked) {
@@ -63,10 +76,11 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
         if is_ignored(signal) {
             continue;
         }
-        let stop = Arc::clone(&asked.stop);
+        let (stop, first) = (Arc::clone(&asked.stop), Arc::clone(&asked.first));
         let interrupted = (signal == SIGINT).then(|| Arc::clone(&asked.interrupted));
         let requests = Requests::default();
         let on_signal = move || {
+            let _ = first.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
             if let Some(interrupted) = &interrupted {
                 interrupted.store(true, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use crate::data::{self, BatchSource, DataError, DataInfo, Split, TokenFile, Toke
 use crate::error::{Result, TrainError};
 use crate::prepared;
 use crate::process;
+use crate::run::prompts;
 use crate::words::number_of;
 
 const DATA: Stage = Stage::Data;
@@ -46,6 +47,8 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
         let looked = look(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), checks);
         checks.take(DATA, what, looked);
     }
+    let content = tokenizer.as_ref().map(|(content, _)| &content[..]);
+    answers(config, content, checks);
     match tokenizer {
         Some((content, _)) if !checks.has_failed(DATA) => Found::Prepared(Box::new(info), content),
         _ => Found::Unusable,
@@ -61,9 +64,25 @@ fn inputs(config: &Config, checks: &mut Checks) -> Found {
     if checks.has_failed(DATA) {
         return Found::Unusable;
     }
+    answers(config, None, checks);
     let inputs = number_of(text.len(), "input");
     checks.ok(DATA, "data", format!("{path} is not there yet: the run prepares it first, from {inputs}"));
     Found::Later
+}
+
+/// The prompts of the configuration and the answers of `eval.prompts`, as far as they can be told without a
+/// `tokenizer`, which may not be there yet.
+fn answers(config: &Config, tokenizer: Option<&[u8]>, checks: &mut Checks) {
+    let Some(pairs) = checks.take(DATA, "eval.prompts", prompts::read(config)) else { return };
+    let Some(tokenizer) = tokenizer else { return };
+    let tokens = checks.take(DATA, "prompts", prompts::tokenize(config, &pairs, tokenizer));
+    if let (Some(path), Some(tokens)) = (&config.eval.prompts, tokens) {
+        checks.ok(
+            DATA,
+            "eval.prompts",
+            format!("{} has {}", path.display(), number_of(tokens.len(), "answer")),
+        );
+    }
 }
 
 /// The data's tokenizer, and the content of its file.

@@ -44,7 +44,7 @@ pub struct Config {
     pub checkpoint: CheckpointSection,
     /// Reporting.
     pub log: LogSection,
-    /// Text generated at the end of the run.
+    /// Texts generated at the end of the run, and on the way.
     pub sample: SampleSection,
     /// Whatever a program wants to be told: Kiln keeps it in checkpoints, and reads nothing in it.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
@@ -101,15 +101,15 @@ section! {
         freeze: Vec<String> = Vec::new(),
         /// Weight of the z-loss, which keeps the logits from drifting (PaLM, Chowdhery et al., 2022), such as
         /// 1e-4; 0 for none. Part of the training loss alone.
-        #[serde(skip_serializing_if = "is_zero")]
+        #[serde(skip_serializing_if = "is_default")]
         z_loss: f64 = 0.0,
         /// What happens when a loss or a gradient is not a number.
         nonfinite: NonFinite = NonFinite::default(),
     }
 }
 
-fn is_zero(value: &f64) -> bool {
-    *value == 0.0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// `loss.kind` of the fused cross-entropy.
@@ -296,6 +296,10 @@ section! {
         every: u64 = 0,
         /// Validation sequences per evaluation; 0 for all.
         samples: u64 = 64,
+        /// File of prompts with answers, an object with `prompt` and `answer` per line, as
+        /// `kiln eval --pairs` reads it: every evaluation tells the loss of the answers as well.
+        #[serde(skip_serializing_if = "is_default")]
+        prompts: Option<PathBuf> = None,
     }
 }
 
@@ -362,13 +366,28 @@ impl LogSection {
 }
 
 section! {
-    /// `[sample]`: text generated when the run ends.
+    /// `[sample]`: texts generated when the run ends, and on the way.
     SampleSection {
         /// What the text starts with; empty for none at all.
         prompt: String = String::new(),
+        /// What further texts start with, one text each; a text with an empty prompt starts as a document
+        /// does.
+        #[serde(skip_serializing_if = "is_default")]
+        prompts: Vec<String> = Vec::new(),
+        /// Steps between texts; 0 for texts at the end only.
+        #[serde(skip_serializing_if = "is_default")]
+        every: u64 = 0,
         /// Tokens to generate.
         max_tokens: usize = 64,
         /// Temperature; 0 takes the likeliest token.
         temperature: f64 = 0.8,
+    }
+}
+
+impl SampleSection {
+    /// The prompts of all texts, in order.
+    pub fn all_prompts(&self) -> impl Iterator<Item = &str> {
+        let first = Some(&self.prompt).filter(|prompt| !prompt.is_empty());
+        first.into_iter().chain(&self.prompts).map(String::as_str)
     }
 }

@@ -164,6 +164,12 @@ impl Config {
                 problems.push(format!("{key} = {value}: must be {range}"));
             }
         }
+        if sample.every > 0 && sample.all_prompts().next().is_none() {
+            problems.push(format!(
+                "sample.every = {}: no text has a prompt; set sample.prompt or sample.prompts",
+                sample.every
+            ));
+        }
         self.check_optimizer(problems);
         self.check_schedules(problems);
     }

@@ -4,18 +4,19 @@
 //! depend on the prompt; a tokenizer might otherwise merge the end of one with the start of the
 //! other. A prompt without a token is the end of another document, as in generation.
 
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::EvalError;
 use crate::data::{Tokenizer, describe_json};
 use crate::device;
 use crate::error::Result;
+use crate::files::{self, MAX_WHOLE};
 use crate::sharded::ShardedDecoder;
-use crate::source::ModelSource;
 
 /// Target of a position that does not count.
 const IGNORED: i32 = -1;
@@ -32,7 +33,7 @@ pub struct Pair {
 
 /// A pair as tokens that a model can read: `inputs` and, for each of them, the token that follows,
 /// or -1 where that is part of the prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenPair {
     inputs: Vec<i32>,
     targets: Vec<i32>,
@@ -55,11 +56,26 @@ impl AnswerLoss {
     }
 }
 
+/// Nats per token over all tokens of all answers; NaN if there are none.
+pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
+    let sum: f64 = losses.iter().map(|loss| loss.sum).sum();
+    let tokens: usize = losses.iter().map(|loss| loss.tokens).sum();
+    sum / tokens as f64
+}
+
 /// Reads a file of pairs, one JSON object per line; blank lines are passed over. Returns every pair
 /// with its line, counted from 1.
+///
+/// # Errors
+///
+/// When the file cannot be read, has no pair, or has a line that is none.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
+    let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
+        // In the words of the standard library.
+        String::from_utf8(bytes)
+            .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+    });
+    let text = text.map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
     // A byte order mark is no part of the first line.
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -76,12 +92,13 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
 }
 
 impl TokenPair {
-    /// Tokenizes `pair` for `model`; `place` says where it comes from.
+    /// Tokenizes `pair` for a model that reads `context` tokens at a time; `place` says where the pair comes
+    /// from.
     ///
     /// # Errors
     ///
     /// When the answer has no token, and when the two are longer than the model's context.
-    pub fn new(pair: &Pair, model: &ModelSource, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
+    pub fn new(pair: &Pair, context: usize, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
         let mut prompt = tokenizer.encode(&pair.prompt)?;
         if prompt.is_empty() {
             prompt.push(tokenizer.end_of_text()?);
@@ -90,7 +107,6 @@ impl TokenPair {
         if answer.is_empty() {
             return Err(EvalError::EmptyAnswer { place: place.to_owned() }.into());
         }
-        let context = model.context_length();
         // The last token is looked for, but nothing is read after it.
         if prompt.len() + answer.len() - 1 > context {
             let place = place.to_owned();
@@ -103,6 +119,21 @@ impl TokenPair {
         let inputs = all[..all.len() - 1].to_vec();
         Ok(TokenPair { inputs, targets, answer: answer.len() })
     }
+
+    /// Tokenizes the pairs of the file at `path`, with their lines, as [`TokenPair::new`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`TokenPair::new`].
+    pub fn of_file(
+        path: &Path,
+        pairs: &[(usize, Pair)],
+        context: usize,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<Self>> {
+        let place = |line: &usize| format!("{}, line {line}", path.display());
+        pairs.iter().map(|(line, pair)| TokenPair::new(pair, context, tokenizer, &place(line))).collect()
+    }
 }
 
 /// The losses of all pairs, in order, the same on every rank. The pairs are dealt out to the ranks,
@@ -113,11 +144,23 @@ pub fn answer_losses(
     device: &Device,
     pairs: &[TokenPair],
 ) -> Result<Vec<AnswerLoss>> {
+    let whole = answer_losses_while(model, device, pairs, || Ok(true))?;
+    Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
+}
+
+/// [`answer_losses`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
+pub(crate) fn answer_losses_while(
+    model: &ShardedDecoder,
+    device: &Device,
+    pairs: &[TokenPair],
+    mut go_on: impl FnMut() -> Result<bool>,
+) -> Result<Option<Vec<AnswerLoss>>> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let nothing = TokenPair { inputs: vec![0], targets: vec![IGNORED], answer: 0 };
     let mut sums = vec![0.0; pairs.len()];
-    for pass in 0..pairs.len().div_ceil(ranks) {
+    let passes = pairs.len().div_ceil(ranks);
+    for pass in 0..passes {
         let index = pass * ranks + rank;
         let TokenPair { inputs, targets, .. } = pairs.get(index).unwrap_or(&nothing);
         let length = inputs.len();
@@ -129,10 +172,14 @@ pub fn answer_losses(
         if let Some(sum) = sums.get_mut(index) {
             *sum = f64::from(loss.into_scalar::<f32>());
         }
+        if !go_on()? && pass + 1 < passes {
+            engine.finish_evaluation()?;
+            return Ok(None);
+        }
     }
     engine.finish_evaluation()?;
     // All ranks but one add nothing to a pair.
     let sums = engine.sum_over_ranks("answers", &sums)?;
     let losses = sums.into_iter().zip(pairs);
-    Ok(losses.map(|(sum, pair)| AnswerLoss { sum, tokens: pair.answer }).collect())
+    Ok(Some(losses.map(|(sum, pair)| AnswerLoss { sum, tokens: pair.answer }).collect()))
 }

@@ -251,15 +251,12 @@ impl Task {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
             let tokenizer = source.load_tokenizer()?;
-            return Ok(Task::Answer(TokenPair::new(&pair, source, &tokenizer, "--answer")?));
+            return Ok(Task::Answer(TokenPair::new(&pair, source.context_length(), &tokenizer, "--answer")?));
         }
         if let Some(path) = &args.pairs {
             let tokenizer = source.load_tokenizer()?;
-            let pairs = read_pairs(path)?.into_iter().map(|(line, pair)| {
-                let place = format!("{}, line {line}", path.display());
-                TokenPair::new(&pair, source, &tokenizer, &place)
-            });
-            return Ok(Task::Answers(pairs.collect::<Result<_, _>>()?));
+            let pairs = read_pairs(path)?;
+            return Ok(Task::Answers(TokenPair::of_file(path, &pairs, source.context_length(), &tokenizer)?));
         }
         if let (Some(tokens), Some(path)) = (&args.tokens, &args.logits) {
             return Ok(Task::Logits { tokens: check_tokens(source, tokens)?, path: path.clone() });

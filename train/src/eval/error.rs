@@ -58,7 +58,7 @@ pub enum EvalError {
     /// A prompt and its answer that are longer than the model can take.
     #[error(
         "{place}: the prompt has {prompt} tokens and the answer {answer}, and the model reads at most \
-         {context} before the last one: shorten them"
+         {context} before the last one: shorten them, or train with a longer data.seq_len"
     )]
     PairTooLong { place: String, prompt: usize, answer: usize, context: usize },
     /// An answer without a token.

@@ -11,7 +11,8 @@ mod logits;
 mod loss;
 mod report;
 
-pub use answers::{AnswerLoss, Pair, TokenPair, answer_losses, read_pairs};
+pub(crate) use answers::answer_losses_while;
+pub use answers::{AnswerLoss, Pair, TokenPair, answer_losses, mean_answer_loss, read_pairs};
 pub use command::EvalArgs;
 pub use error::EvalError;
 pub use logits::{Logits, check_tokens, logits};

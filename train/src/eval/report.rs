@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use kiln_shard::Strategy;
 use serde::Serialize;
 
-use super::answers::AnswerLoss;
+use super::answers::{AnswerLoss, mean_answer_loss};
 use super::loss::ValidationLoss;
 use crate::error::{Result, TrainError};
 use crate::words::number_of;
@@ -68,7 +68,7 @@ impl Total {
     fn of(losses: &[AnswerLoss]) -> Self {
         let sum: f64 = losses.iter().map(|loss| loss.sum).sum();
         let tokens = losses.iter().map(|loss| loss.tokens).sum();
-        Total { loss: sum / tokens as f64, tokens, mean_sum: sum / losses.len() as f64 }
+        Total { loss: mean_answer_loss(losses), tokens, mean_sum: sum / losses.len() as f64 }
     }
 }
 

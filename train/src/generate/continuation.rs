@@ -22,6 +22,8 @@ pub struct Continuation<'a> {
     ids: Vec<u32>,
     /// Ids at the front that are not part of the text: what an empty prompt starts from.
     hidden: usize,
+    /// Ids at the front that the prompt has, the hidden one included.
+    given: usize,
     cache: KeyValueCache,
     /// Ids that the model has read, or that have left its context unread.
     read: usize,
@@ -50,10 +52,11 @@ impl<'a> Continuation<'a> {
             // Nothing to go on from: start as a document starts, after the end of another.
             ids.push(ends[0]);
         }
-        let positions = ids.len().saturating_add(sampling.max_tokens);
+        let given = ids.len();
+        let positions = given.saturating_add(sampling.max_tokens);
         let cache = KeyValueCache::new(positions.min(sampling.context_length).max(1));
         let (read, chosen, ended) = (0, 0, false);
-        Ok(Continuation { tokenizer, sampling, ends, ids, hidden, cache, read, chosen, ended })
+        Ok(Continuation { tokenizer, sampling, ends, ids, hidden, given, cache, read, chosen, ended })
     }
 
     /// Chooses the next token, and returns whether there was one: false at the end of the text.
@@ -101,6 +104,16 @@ impl<'a> Continuation<'a> {
     /// The text so far, prompt included. A character may be incomplete at its end.
     pub fn text(&self) -> Result<String, DataError> {
         self.tokenizer.decode(self.ids())
+    }
+
+    /// What the model has added to the prompt. A character may be incomplete at its end.
+    pub fn added(&self) -> Result<String, DataError> {
+        // What a token stands for may depend on those before it.
+        let (text, prompt) = (self.text()?, self.tokenizer.decode(&self.ids[self.hidden..self.given])?);
+        match text.strip_prefix(&*prompt) {
+            Some(added) => Ok(added.to_owned()),
+            None => self.tokenizer.decode(&self.ids[self.given..]),
+        }
     }
 
     /// The ids that the model is to read next, for which the cache has room.

@@ -2,12 +2,13 @@
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
+use super::events::Events;
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::plan::Plan;
 use super::smoke::{self, Smoke};
@@ -268,11 +269,14 @@ fn run_as_threads(
     let plan = plan::make(&config, options, device)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
-    let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
+    let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))
+    });
+    let mut summaries = summaries.map_err(TrainError::from).inspect_err(|error| {
+        plan.claim.iter().for_each(|claim| claim.events().fail(error));
     })?;
     Ok(summaries.swap_remove(0))
 }
@@ -287,6 +291,7 @@ fn run_as_process(
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
+    let events = OnceLock::<Arc<Events>>::new();
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
@@ -298,13 +303,17 @@ fn run_as_process(
         }
         let plan =
             agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
+        plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
         exhausted::limit(&plan, Some(place));
         let _server = look_into(&plan, vec![place.rank]);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
-    Ok(summary.inspect_err(|_| met.give_up())?)
+    summary.map_err(TrainError::from).inspect_err(|error| {
+        met.give_up();
+        events.get().into_iter().for_each(|events| events.fail(error));
+    })
 }
 
 /// Lets people look into `ranks`, those of this process.

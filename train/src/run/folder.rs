@@ -40,6 +40,14 @@ const CONFIG_FILE: &str = "config.toml";
 /// Name of the metrics in a run folder.
 const METRICS_FILE: &str = "metrics.jsonl";
 
+/// Name of the generated texts in a run folder.
+const SAMPLES_FILE: &str = "samples.jsonl";
+
+/// The file of generated texts of the run in `out`.
+pub(super) fn samples_of_run(out: &Path) -> PathBuf {
+    out.join(SAMPLES_FILE)
+}
+
 /// The file of metrics of the run in `out`.
 pub(super) fn metrics_of_run(out: &Path) -> PathBuf {
     out.join(METRICS_FILE)

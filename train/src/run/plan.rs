@@ -10,7 +10,7 @@ use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
-use super::{RunOptions, memory, position};
+use super::{RunOptions, memory, position, prompts};
 use crate::checkpoint::{
     self, Architecture, Checkpoint, CheckpointError, HeldFolder, Keep, SaveOptions, SavedOptimizer,
 };
@@ -19,6 +19,7 @@ use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
+use crate::eval::TokenPair;
 use crate::files;
 use crate::metrics::say;
 use crate::optimizers::check_groups;
@@ -71,6 +72,8 @@ pub(crate) struct PlanMessage {
     /// The run folder as it was named: links may lead elsewhere on another machine.
     out: PathBuf,
     resume: Option<PathBuf>,
+    /// What evaluations tell the loss of besides.
+    pub(crate) answers: Vec<TokenPair>,
     /// Of all ranks together.
     pub(crate) peak: Peak,
     /// Compute threads of each rank.
@@ -91,12 +94,11 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, tokenizer, model, optimizer, loss, warnings, other_init, changed } =
-        draft;
-    for warning in warnings {
+    let Draft { found, resume, data, tokenizer, answers, model, optimizer, loss, .. } = draft;
+    for warning in draft.warnings {
         tracing::warn!("{warning}");
     }
-    for note in other_init.iter().chain(&shortened) {
+    for note in draft.note.iter().chain(&shortened) {
         say(note);
     }
     if !settled.is_empty() {
@@ -110,8 +112,8 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         for difference in differences(checkpoint, &config) {
             say(&difference);
         }
-        if !changed.is_empty() {
-            say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
+        if !draft.changed.is_empty() {
+            say(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
         }
     }
     let ranks = config.train.ranks;
@@ -129,6 +131,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         data,
         out: found.named,
         resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+        answers,
         peak,
         threads,
     };
@@ -197,13 +200,14 @@ struct Draft {
     resume: Option<Checkpoint>,
     data: DataInfo,
     tokenizer: Arc<[u8]>,
+    answers: Vec<TokenPair>,
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
     /// What is to be said about memory.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
-    other_init: Option<String>,
+    note: Option<String>,
     /// What differs from the checkpoint, as is allowed.
     changed: Vec<String>,
 }
@@ -222,6 +226,7 @@ impl Draft {
             _ => config.model.resolve(Some(vocab_size)).ok().filter(|model| model.validate().is_ok()),
         };
         let place = options.place.as_ref();
+        let pairs = prompts::read(config)?;
         let optimizer = options.registry.optimizers().make(&config.optim)?;
         options.registry.losses().find(&config.loss)?;
         // For names and shapes: nothing is initialised.
@@ -252,7 +257,7 @@ impl Draft {
             Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,
             None => Vec::new(),
         };
-        let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
+        let note = init.filter(|_| resume.is_none()).and_then(|source| {
             let own = source.tokenizer();
             let content = files::read(&own, files::MAX_WHOLE).ok()?;
             data::are_other_tokenizers(&content, &tokenizer).then(|| {
@@ -264,8 +269,9 @@ impl Draft {
                 )
             })
         });
+        let answers = prompts::tokenize(config, &pairs, &tokenizer)?;
         let tokenizer = tokenizer.into();
-        Ok(Draft { found, resume, data, tokenizer, model, optimizer, loss, warnings, other_init, changed })
+        Ok(Draft { found, resume, data, tokenizer, answers, model, optimizer, loss, warnings, note, changed })
     }
 }
 

@@ -11,7 +11,7 @@ use super::decoder::train_with;
 use super::options::{Resume, RunFolder, RunOptions, Summary};
 use super::trainer::Trainer;
 use crate::checkpoint;
-use crate::config::{self, Config};
+use crate::config::{self, Config, SampleSection};
 use crate::debug::{Breakpoint, DebugOptions, HashOptions, Others};
 use crate::error::{Result, TrainError};
 use crate::metrics::{StepMetrics, say};
@@ -162,7 +162,8 @@ impl ReplayArgs {
 fn alone(mut config: Config) -> Config {
     config.eval.every = 0;
     config.checkpoint.every = 0;
-    config.sample.prompt = String::new();
+    config.eval.prompts = None;
+    config.sample = SampleSection::default();
     config.log.every = 1;
     config
 }

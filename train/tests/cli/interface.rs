@@ -36,6 +36,7 @@ fn metrics_have_these_keys_and_no_others() {
         "optimizer_s",
         "other_s",
         "wait_s",
+        "time",
     ]);
     for (index, line) in steps.iter().enumerate() {
         assert_eq!(keys(line), step_keys);
@@ -50,7 +51,7 @@ fn metrics_have_these_keys_and_no_others() {
     }
     assert_eq!(steps.len(), 5);
     for line in &evaluations {
-        assert_eq!(keys(line), BTreeSet::from(["step", "val_loss", "val_tokens"]));
+        assert_eq!(keys(line), BTreeSet::from(["step", "val_loss", "val_tokens", "time"]));
         assert_eq!(line["val_tokens"], 8 * 8);
     }
     let at: Vec<_> = evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect();

@@ -32,6 +32,7 @@
 //! - `memory`: the least memory of a run, against what it takes and what there is;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
+//! - `samples`: texts, losses of answers and events on the way of a run;
 //! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
 //! - `shapes`: models with the shapes of Llama and Qwen;
 //! - `status`: looks into runs that go on, hang, lag or have ended;
@@ -93,6 +94,7 @@ mod reference;
 mod restarts;
 mod resume;
 mod run_folder;
+mod samples;
 mod shapes;
 #[path = "../support/signals.rs"]
 mod signals;

@@ -94,6 +94,11 @@ impl TermLike for Bar {
     }
 }
 
+/// Columns of the terminal that lines are shown on; 80 where there is none.
+pub fn columns() -> usize {
+    size().0.into()
+}
+
 /// Columns and rows of the terminal.
 fn size() -> (u16, u16) {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };

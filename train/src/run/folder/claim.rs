@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::FolderError;
 use super::identity::Identity;
 use super::lock::{Lock, Patience};
-use super::{CONFIG_FILE, Content, Found, metrics_of_run};
+use super::{CONFIG_FILE, Content, Found, SAMPLES_FILE, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
 use crate::debug;
@@ -19,13 +20,15 @@ use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
 use crate::process::launcher::{self, Word};
+use crate::run::events::Events;
 use crate::run::{RunFolder, RunOptions};
 
 /// Lines of metrics that are cut because a run goes on from before them.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
 
-/// The same for hashes.
-const CUT_HASHES: &str = "hashes-superseded.jsonl";
+/// Other files of lines that are cut in the same way, and where their lines go. Events are not: they have happened.
+const CUT_TOO: [(&str, &str); 2] =
+    [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
 
 /// What rank 0 writes into the folder of a run that has begun.
 #[derive(Debug)]
@@ -37,6 +40,7 @@ pub(crate) struct Claim {
     /// What `run.json` says, and what it is to say.
     known: Identity,
     identity: Identity,
+    events: Arc<Events>,
 }
 
 impl Found {
@@ -88,7 +92,8 @@ impl Found {
         let taken = identity.taken_by(&self.claimant);
         let (out, held) = (self.out.clone(), lock.held());
         let is_unsaved = matches!(self.content, Content::Unsaved(_));
-        Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken })))
+        let events = Arc::default();
+        Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken, events })))
     }
 
     /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing in this one.
@@ -114,6 +119,11 @@ impl Found {
 }
 
 impl Claim {
+    /// The events of this start.
+    pub(in crate::run) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
     /// Makes the folder that of this start on `device`, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
     pub(crate) fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
@@ -150,9 +160,11 @@ impl Claim {
                 cut.display()
             ));
         }
-        let hashes = self.out.join(HASHES_FILE);
-        let cut = if later.is_empty() { self.out.join(CUT_HASHES) } else { cut.with_file_name(HASHES_FILE) };
-        cut_lines_after(&hashes, last, &cut).map_err(FolderError::io("write", &hashes))?;
+        for (file, beside) in CUT_TOO {
+            let path = self.out.join(file);
+            let cut = if later.is_empty() { self.out.join(beside) } else { cut.with_file_name(file) };
+            cut_lines_after(&path, last, &cut).map_err(FolderError::io("write", &path))?;
+        }
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.

@@ -5,10 +5,12 @@ mod grace;
 mod issued;
 mod pace;
 mod run;
+mod sample;
 mod save;
 mod start;
 mod state;
 mod step;
 mod stop;
+mod text;
 
 pub use state::Trainer;

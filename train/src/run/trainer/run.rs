@@ -11,14 +11,15 @@ use kiln_shard::memory;
 use super::issued::{Issued, StepLog};
 use super::state::Trainer;
 use super::step::{DataBatches, StepSync};
-use crate::data::Tokenizer;
+use super::text::Text;
 use crate::device;
 use crate::error::{Result, TrainError};
-use crate::generate::{self, Sampling};
+use crate::eval::{answer_losses_while, mean_answer_loss};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::planner::{Gathers, RankShape, Speed};
 use crate::run::RecordedStep;
 use crate::run::evaluate::evaluate_while;
+use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
 use crate::run::plan::Plan;
@@ -28,22 +29,28 @@ use crate::values::Values;
 use crate::words::number_of;
 
 impl Trainer<'_> {
-    /// The stock loop: takes the steps of the run up to its last, and evaluates and saves as the
-    /// configuration says. Collective.
+    /// The stock loop: takes the steps of the run up to its last, and evaluates, generates texts and saves as
+    /// the configuration says. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::train_step`], [`Trainer::evaluate`], [`Trainer::save`] and [`Trainer::finish`].
+    /// As for [`Trainer::train_step`], [`Trainer::evaluate`], [`Trainer::sample`], [`Trainer::save`] and
+    /// [`Trainer::finish`].
     pub fn run(mut self) -> Result<Summary> {
         let Plan { config, .. } = self.plan;
         while self.train_step()? {
-            // After the last step, `finish` does both.
+            // After the last step, `finish` does all of it.
             let is_due =
                 |every: u64| every > 0 && !self.is_complete() && self.state.step.is_multiple_of(every);
-            let (evaluate, save) = (is_due(config.eval.every), is_due(config.checkpoint.every));
+            let [evaluate, sample, save] =
+                [config.eval.every, config.sample.every, config.checkpoint.every].map(is_due);
             if evaluate {
                 self.evaluate()?;
             }
+            if sample {
+                self.sample()?;
+            }
+            // Last: whoever goes on from here has what was written of this step.
             if save {
                 self.save()?;
             }
@@ -81,6 +88,7 @@ impl Trainer<'_> {
         if !self.plan.device.is_gpu() || stop || is_looked_at || self.is_complete() {
             self.settle_step()?;
         }
+        self.reached();
         self.advance_save(saving)?;
         if is_asked {
             self.settle_step()?;
@@ -93,7 +101,7 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the sample of
+    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the texts of
     /// the configuration. After a stop that was asked for, only saves: whoever asked may not give us the time
     /// for more. Collective.
     ///
@@ -117,7 +125,7 @@ impl Trainer<'_> {
             None => self.evaluate_unless(may_stop)?,
         };
         let Some(val_loss) = val_loss else { return self.stop() };
-        let sample = self.sample()?;
+        let texts = self.generate(false)?;
         self.settle_save()?;
         let checkpoint = self
             .saved
@@ -125,9 +133,13 @@ impl Trainer<'_> {
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
         if let Some(reporter) = &self.reporter {
-            self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
+            self.conclude(reporter, val_loss, &checkpoint, &texts);
         }
         let (steps, loss) = (self.state.step, self.loss());
+        let told = loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
+        let told = format!("{}{told}, validation loss {val_loss:.4}", number_of(steps, "step"));
+        self.note(EventKind::End, steps, &told);
+        let sample = texts.into_iter().next().map(|text| text.whole);
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
     }
 
@@ -199,7 +211,7 @@ impl Trainer<'_> {
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if
-    /// this start of the run has trained. `None` if the ranks were asked to stop before or meanwhile.
+    /// this start of the run has trained, with the loss of the answers of `eval.prompts`. `None` if the ranks were asked to stop before or meanwhile.
     /// Collective.
     ///
     /// # Errors
@@ -220,58 +232,33 @@ impl Trainer<'_> {
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         let held = || model.engine().world().holds().total();
         pace.begin(held());
-        let go_on = || {
+        let mut go_on = || {
             let stop = pace.end(held()) && pace.ask(model.engine(), &plan.stop)?.0;
             Ok(!(stop && may_stop))
         };
-        let Some((val_loss, val_tokens)) = evaluate_while(model, device, validation, samples, rows, go_on)?
-        else {
+        let evaluated = evaluate_while(model, device, validation, samples, rows, &mut go_on)?;
+        let answers = match (&plan.message.answers[..], evaluated) {
+            ([], _) | (_, None) => Some(None),
+            (answers, _) => {
+                let losses = answer_losses_while(model, device, answers, go_on)?;
+                losses.map(|losses| Some(mean_answer_loss(&losses)))
+            }
+        };
+        let (Some((val_loss, val_tokens)), Some(answer_loss)) = (evaluated, answers) else {
             self.stopping = true;
             return Ok(None);
         };
         self.evaluated = Some((self.state.step, val_loss));
         // A run that had nothing left to do says where it stands, and logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
-            let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens };
+            let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens, answer_loss };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }
         Ok(Some(val_loss))
     }
 
-    /// Text from the trained model. All ranks compute it together; rank 0 shows it.
-    fn sample(&self) -> Result<Option<String>> {
-        let section = &self.plan.config.sample;
-        if section.prompt.is_empty() {
-            return Ok(None);
-        }
-        self.model.engine().set_activity("sampling");
-        let sampling = Sampling {
-            max_tokens: section.max_tokens,
-            temperature: section.temperature,
-            top_k: 0,
-            top_p: 1.0,
-            key: self.plan.key().fork("sample"),
-            context_length: self.plan.config.data.seq_len,
-            end_ids: Vec::new(),
-        };
-        let path = self.plan.config.data.path.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_file(self.plan.tokenizer.to_vec(), &path)?;
-        let pass = self.model.pass(&self.device);
-        let text = generate::text(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
-            self.model.engine().finish_evaluation()
-        });
-        match text {
-            // The run is done, and its last save is not.
-            Err(error @ TrainError::NotANumber { .. }) => {
-                tracing::warn!("no sample: {error}");
-                Ok(None)
-            }
-            text => text.map(Some),
-        }
-    }
-
-    fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, sample: Option<&str>) {
+    fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, texts: &[Text]) {
         reporter.finish();
         let unigram = self
             .plan
@@ -294,8 +281,8 @@ impl Trainer<'_> {
                 mib(planned)
             ));
         }
-        if let Some(sample) = sample {
-            say(&format!("sample: {sample}"));
+        for text in texts {
+            say(&format!("sample: {}", text.whole));
         }
     }
 

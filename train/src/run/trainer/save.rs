@@ -6,6 +6,7 @@ use super::state::Trainer;
 use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext};
 use crate::config::OnFailure;
 use crate::error::Result;
+use crate::run::events::EventKind;
 use crate::run::plan::Plan;
 
 impl Trainer<'_> {
@@ -79,7 +80,10 @@ impl Trainer<'_> {
             Ok(None) => {}
             Ok(Some(saved)) => {
                 let step = saved.file_name().and_then(checkpoint::step_of);
-                step.into_iter().for_each(|step| self.position.saved(step));
+                if let Some(step) = step {
+                    self.position.saved(step);
+                    self.note(EventKind::Checkpoint, step, &format!("complete: {}", saved.display()));
+                }
                 self.saved = Some(saved);
             }
             Err(error)

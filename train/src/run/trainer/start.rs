@@ -10,6 +10,7 @@ use crate::data::BatchSource;
 use crate::error::Result;
 use crate::metrics::say;
 use crate::run::plan::{Plan, PlanMessage};
+use crate::version::version;
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.
@@ -50,6 +51,15 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         say(&format!("unigram entropy of the validation text: {:.4} nats per token", unigram.validation));
     }
     Ok(())
+}
+
+/// What a start of a run is, in words, for its events: what it goes on from, the build, its ranks and device.
+pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
+    let from = plan.resume.as_ref().map_or_else(String::new, |checkpoint| {
+        format!("from step {}, {}; ", checkpoint.state().step, checkpoint.folder().display())
+    });
+    let (strategy, device) = (plan.config.shard.strategy, plan.device.describe());
+    format!("{from}kiln {}, {}, {strategy}, {device}", version(), number_of(ranks, "rank"))
 }
 
 /// How long something may take before anything is said of it.

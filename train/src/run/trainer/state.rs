@@ -13,7 +13,8 @@ use kiln_shard::{Engine, EngineBuilder};
 use super::grace::Grace;
 use super::issued::Issued;
 use super::pace::Pace;
-use super::start::{LongTask, introduce};
+use super::start::{LongTask, introduce, started_as};
+use super::text::Text;
 use crate::checkpoint::{self, CheckpointState, Saver};
 use crate::config::Config;
 use crate::data::{BatchSource, Split, TokenFile};
@@ -24,6 +25,7 @@ use crate::fault::Drill;
 use crate::flight;
 use crate::metrics::{Reporter, StepMetrics, say};
 use crate::process::{keep_crashes, position};
+use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
 use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
@@ -102,6 +104,8 @@ pub struct Trainer<'a> {
     pub(super) metrics: Option<StepMetrics>,
     /// The step after which the last evaluation was made, and its loss.
     pub(super) evaluated: Option<(u64, f64)>,
+    /// The step after which texts were generated last, and these.
+    pub(super) sampled: Option<(u64, Vec<Text>)>,
     /// Whether this start has done any step.
     pub(super) has_trained: bool,
     /// Whether the ranks were asked to stop.
@@ -219,6 +223,7 @@ impl<'a> Trainer<'a> {
             issued: None,
             metrics: None,
             evaluated: None,
+            sampled: None,
             has_trained: false,
             stopping: false,
         };
@@ -247,8 +252,30 @@ impl<'a> Trainer<'a> {
             None => {}
         }
         self.announce_removals();
+        if let Some(claim) = self.plan.claim.as_ref().filter(|_| !self.is_complete()) {
+            let (events, step) = (claim.events(), self.state.step);
+            events
+                .open(&self.plan.out, step)
+                .map_err(TrainError::io("write events.jsonl in", &self.plan.out))?;
+            let kind = if self.plan.resume.is_some() { EventKind::Resume } else { EventKind::Start };
+            events.note(kind, step, &started_as(self.plan, self.ranks));
+        }
         let reporter = Reporter::new(&path, self.state.step, steps);
         reporter.map(Some).map_err(TrainError::io("write", &path))
+    }
+
+    /// Notes an event of the run; on rank 0 alone.
+    pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
+        let claim = self.plan.claim.as_ref().filter(|_| self.rank == 0);
+        claim.into_iter().for_each(|claim| claim.events().note(kind, step, text));
+    }
+
+    /// The outcome of a step is known.
+    pub(super) fn reached(&self) {
+        let step = self.metrics.as_ref().map(|metrics| metrics.step);
+        if let (0, Some(claim), Some(step)) = (self.rank, &self.plan.claim, step) {
+            claim.events().reach(step);
+        }
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.

@@ -22,6 +22,7 @@ use crate::fault::Drill;
 use crate::logged::LoggedStep;
 use crate::metrics::{SkipMetrics, StepMetrics, StepTimes};
 use crate::process::position::{Present, StepOutcome};
+use crate::run::events::EventKind;
 use crate::run::observe::{Controls, Moment, Observers};
 use crate::run::step::run_passes;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
@@ -190,6 +191,9 @@ impl Trainer<'_> {
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {
             self.complete(&mut metrics, log)?;
+        }
+        if let Some(why) = &left_out {
+            self.note(EventKind::Skipped, step, &format!("{why}: the update was left out"));
         }
         if let Some(reporter) = &mut self.reporter {
             let reported = match left_out {

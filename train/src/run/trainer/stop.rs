@@ -1,13 +1,16 @@
 //! How a rank ends before its run does, when somebody has asked for that.
 
+use std::sync::atomic::Ordering;
+
 use kiln_collectives::Phase;
 
 use super::state::Trainer;
 use crate::checkpoint::{self, Checkpoint};
 use crate::error::Result;
 use crate::metrics::say;
-use crate::process::was_interrupted;
+use crate::process::{stop_signal, was_interrupted};
 use crate::run::Summary;
+use crate::run::events::EventKind;
 use crate::words::number_of;
 
 impl Trainer<'_> {
@@ -38,6 +41,14 @@ impl Trainer<'_> {
             ));
         }
         let (steps, loss) = (self.state.step, self.loss());
+        let who = match stop_signal() {
+            Some(signal) => signal,
+            None if self.plan.stop.load(Ordering::Relaxed) => "rank 0, not by a signal",
+            None => "another rank",
+        };
+        let of = number_of(self.plan.config.train.steps, "step");
+        let told = format!("asked by {who}: {steps} of {of}, checkpoint {}", checkpoint.display());
+        self.note(EventKind::Stop, steps, &told);
         Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
     }
 

@@ -1,0 +1,94 @@
+//! Texts that the model goes on with, while it is trained and at the end.
+
+use kiln_observe::run::Sample;
+
+use super::state::Trainer;
+use super::text::{Text, write};
+use crate::data::Tokenizer;
+use crate::error::{Result, TrainError};
+use crate::generate::{Continuation, Sampling};
+use crate::process::output::{columns, one_line};
+use crate::run::folder::samples_of_run;
+
+impl Trainer<'_> {
+    /// Generates the texts of the configuration, as [`Trainer::run`] does every `sample.every` steps. Rank 0 shows
+    /// them, and writes them to `samples.jsonl` if this start of the run has trained. The run goes on as it would
+    /// without. There are none once the ranks were asked to stop. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks lose each other.
+    pub fn sample(&mut self) -> Result<Vec<Sample>> {
+        self.settle_step()?;
+        if self.stopping {
+            return Ok(Vec::new());
+        }
+        let texts = self.generate(true)?;
+        for Text { whole, sample: Sample { step, .. } } in &texts {
+            let line = one_line(&format!("step {step} | sample: {whole}"), columns());
+            self.say(&line);
+        }
+        Ok(texts.into_iter().map(|text| text.sample).collect())
+    }
+
+    /// The texts after the last step. Which tokens are chosen depends on the weights, the seed of the run and the
+    /// number of the prompt alone. All ranks compute a text together; between tokens they may be asked to stop, if
+    /// it `may_stop`. Collective.
+    pub(super) fn generate(&mut self, may_stop: bool) -> Result<Vec<Text>> {
+        let step = self.state.step;
+        if let Some((_, texts)) = self.sampled.as_ref().filter(|(known, _)| *known == step) {
+            return Ok(texts.clone());
+        }
+        let Trainer { plan, rank, model, device, pace, .. } = self;
+        let (engine, section) = (model.engine(), &plan.config.sample);
+        let mut texts = Vec::new();
+        if section.all_prompts().next().is_none() {
+            return Ok(texts);
+        }
+        engine.set_activity("sampling");
+        let path = plan.config.data.path.join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(plan.tokenizer.to_vec(), &path)?;
+        let pass = model.pass(device);
+        let held = || engine.world().holds().total();
+        pace.begin(held());
+        for (index, prompt) in section.all_prompts().enumerate() {
+            let key = plan.key().fork("sample");
+            let sampling = Sampling {
+                max_tokens: section.max_tokens,
+                temperature: section.temperature,
+                top_k: 0,
+                top_p: 1.0,
+                key: if index == 0 { key } else { key.fork_index(index as u64) },
+                context_length: plan.config.data.seq_len,
+                end_ids: Vec::new(),
+            };
+            let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
+            loop {
+                match continuation.advance(&pass, device, || engine.finish_evaluation()) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    // All ranks see the same, and the steps say what is wrong.
+                    Err(error @ TrainError::NotANumber { .. }) => {
+                        if *rank == 0 {
+                            tracing::warn!("no sample: {error}");
+                        }
+                        return Ok(Vec::new());
+                    }
+                    Err(error) => return Err(error),
+                }
+                if may_stop && pace.end(held()) && pace.ask(engine, &plan.stop)?.0 {
+                    self.stopping = true;
+                    return Ok(Vec::new());
+                }
+            }
+            let sample = Sample { step, prompt: prompt.to_owned(), text: continuation.added()? };
+            texts.push(Text { whole: continuation.text()?, sample });
+        }
+        // A run that had nothing left to do has written them before.
+        if *rank == 0 && self.has_trained {
+            write(&samples_of_run(&plan.out), &texts);
+        }
+        self.sampled = Some((step, texts.clone()));
+        Ok(texts)
+    }
+}
