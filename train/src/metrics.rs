@@ -1,18 +1,25 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
+mod best;
+mod text;
+mod trend;
+
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
 use kiln_collectives::ActivityTime;
 use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::process::output::{self, complain};
+use crate::process::output::Bar;
 use crate::values::Values;
+
+pub use best::BestLoss;
+use text::StepLine;
+use trend::{Remaining, Trend};
 
 pub use crate::process::output::say;
 pub(crate) use kiln_storage::durable::is_beside;
@@ -116,73 +123,107 @@ pub struct EvalMetrics {
 /// Writes what rank 0 has to say. The other ranks have none.
 pub struct Reporter {
     file: Lines,
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
+    done: u64,
     steps: u64,
+    begun: Instant,
+    trend: Trend,
+    remaining: Remaining,
+    /// The last step of this start.
+    last: Option<StepLine>,
+    best: Option<BestLoss>,
 }
 
 impl Reporter {
     /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
     /// of them are done already.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
+        let best = BestLoss::find(path)?;
         let file = Lines::open(path)?;
-        let bar = output::watched_bar(steps, "{bar:24} {pos}/{len} | {msg} | eta {eta}");
-        let bar = bar.map(|bar| bar.with_position(done));
-        Ok(Reporter { file, bar, steps })
+        let (trend, remaining) = (Trend::default(), Remaining::default());
+        let (bar, begun) = (Bar::watched(), Instant::now());
+        Ok(Reporter { file, bar, done, steps, begun, trend, remaining, last: None, best })
     }
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
-        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, step_s, .. } = *metrics;
-        if let Some(bar) = &self.bar {
-            bar.set_position(step);
-            bar.set_message(format!("loss {loss:.4} | {tokens_per_s:.0} tok/s"));
+        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, peak_bytes, step_s, .. } = *metrics;
+        self.trend.add(loss);
+        let left = self.steps.saturating_sub(step);
+        let left = self.remaining.after(self.begun.elapsed(), step_s, left);
+        let (steps, trend, wait) = (self.steps, self.trend.arrow(), None);
+        let line = StepLine {
+            step,
+            steps,
+            loss,
+            trend,
+            grad_norm,
+            lr,
+            step_s,
+            tokens_per_s,
+            mfu,
+            peak_bytes,
+            wait,
+            left,
+        };
+        if log && self.bar.is_none() {
+            self.line(&line.in_log());
         }
-        if !log {
-            return Ok(());
-        }
-        if self.bar.is_none() {
-            let left = Duration::from_secs_f64(step_s * (self.steps - step) as f64);
-            self.line(&format!(
-                "step {step:>5}/{} | loss {loss:.4} | grad norm {grad_norm:.3} | lr {lr:.2e} | \
-                 {step_s:.3} s | {tokens_per_s:.0} tok/s | mfu {:.1}% | eta {}",
-                self.steps,
-                mfu * 100.0,
-                clock(left)
-            ));
-        }
-        self.record(metrics)
+        self.done = step;
+        self.last = Some(line);
+        self.draw(None);
+        if log { self.record(metrics) } else { Ok(()) }
     }
 
     /// Reports a step without an update, always.
     pub fn skip(&mut self, metrics: &SkipMetrics, why: &str) -> io::Result<()> {
         let SkipMetrics { step, skipped, .. } = metrics;
-        self.line(&format!(
-            "step {step:>5}/{} | {why}: the update was left out ({skipped} so far)",
-            self.steps
-        ));
+        let head = StepLine::head(*step, self.steps);
+        self.line(&format!("{head} | {why}: the update was left out ({skipped} so far)"));
         self.record(metrics)
     }
 
     /// Reports an evaluation.
     pub fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<()> {
-        self.line(&format!("step {:>5} | validation loss {:.4}", metrics.step, metrics.val_loss));
+        let EvalMetrics { step, val_loss, .. } = *metrics;
+        let lowest = match self.best {
+            None => String::new(),
+            Some(best) if val_loss < best.val_loss => " | the lowest so far".to_owned(),
+            Some(BestLoss { step, val_loss }) => format!(" | the lowest was {val_loss:.4}, at step {step}"),
+        };
+        self.best = BestLoss::lower(self.best, BestLoss { step, val_loss });
+        let head = StepLine::head(step, self.steps);
+        self.line(&format!("{head} | validation loss {val_loss:.4}{lowest}"));
         self.record(metrics)
+    }
+
+    /// The lowest validation loss of the run, also over its earlier starts.
+    pub fn best(&self) -> Option<BestLoss> {
+        self.best
+    }
+
+    /// Shows on the bar that something else than a step goes on.
+    pub fn activity(&self, what: &str) {
+        self.draw(Some(what));
+    }
+
+    fn draw(&self, activity: Option<&str>) {
+        let Some(bar) = &self.bar else { return };
+        let columns = bar.width();
+        bar.draw(match &self.last {
+            Some(line) => line.on_terminal(activity, columns),
+            None => text::before_steps(self.done, self.steps, activity.unwrap_or_default(), columns),
+        });
     }
 
     /// Prints a line for people.
     pub fn line(&self, text: &str) {
-        match &self.bar {
-            // To the stream of the bar, so that the order stays.
-            Some(bar) => bar.suspend(|| complain(text)),
-            None => say(text),
-        }
+        say(text);
     }
 
     /// Removes the bar.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    pub fn finish(&mut self) {
+        self.bar = None;
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
@@ -219,16 +260,6 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     file.sync_all()?;
     write_beside(path, &kept)?;
     Ok(!rest.is_empty())
-}
-
-/// Hours, minutes and seconds.
-fn clock(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use kiln_shard::ranks::{run_rank, run_ranks};
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::plan::Plan;
 use super::smoke::{self, Smoke};
+use super::startup::StartTimes;
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
@@ -225,15 +226,16 @@ pub fn train_with(
     options: &RunOptions,
     run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync,
 ) -> Result<Summary> {
+    let mut start = StartTimes::default();
     let _output = output::never_block();
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device, &run),
+        None => run_as_threads(config, options, &device, start, &run),
         Some(place) => {
-            let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, &run)
+            let world = start.time("join", || joining::join(place, &config.comm, &options.stop))?;
+            run_as_process(&world, config, options, &device, place, start, &run)
         }
     }
 }
@@ -251,7 +253,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, &stock_loop)
+            run_as_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)
         }
     }
 }
@@ -261,11 +263,12 @@ fn run_as_threads(
     config: Config,
     options: &RunOptions,
     device: &ResolvedDevice,
+    start: StartTimes,
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
     options.debug.check(config.train.ranks, false).map_err(TrainError::usage)?;
-    let plan = plan::make(&config, options, device)?;
+    let plan = plan::make(&config, options, device, start)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
@@ -284,6 +287,7 @@ fn run_as_process(
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
+    start: StartTimes,
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
@@ -296,8 +300,8 @@ fn run_as_process(
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
-        let plan =
-            agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
+        let make = || plan::make(&config, options, device, start.clone());
+        let plan = agree::on_plan(&*world, &config, options, device, make)?;
         exhausted::limit(&plan, Some(place));
         let _server = look_into(&plan, vec![place.rank]);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());

@@ -19,6 +19,7 @@ mod position;
 mod recorded;
 mod replay;
 mod smoke;
+mod startup;
 mod step;
 mod surroundings;
 mod trainer;

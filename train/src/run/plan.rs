@@ -10,6 +10,7 @@ use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
+use super::startup::StartTimes;
 use super::{RunOptions, memory, position};
 use crate::checkpoint::{
     self, Architecture, Checkpoint, CheckpointError, HeldFolder, Keep, SaveOptions, SavedOptimizer,
@@ -56,6 +57,8 @@ pub(crate) struct Plan {
     pub(crate) desk: Arc<Desk>,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
+    /// How long the start takes, on rank 0.
+    pub(crate) start: StartTimes,
     /// Keeps other runs out of the folder for as long as this process works on it.
     lock: Lock,
     /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
@@ -79,14 +82,19 @@ pub(crate) struct PlanMessage {
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
 /// open in `config`. Looks at the disk and writes to it: for one rank alone.
-pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
+pub(super) fn make(
+    asked: &Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    mut start: StartTimes,
+) -> Result<Plan> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device)?;
+        let draft = Draft::make(&config, find()?, options, device, &mut start)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -133,9 +141,6 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         threads,
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
-    let (allow_missing, debug, stop) =
-        (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
-    let registry = options.registry.clone();
     Ok(Plan {
         message,
         config,
@@ -146,13 +151,14 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         lock,
         claim,
         device,
-        registry,
+        registry: options.registry.clone(),
         optimizer,
         loss,
-        allow_missing,
-        debug,
+        allow_missing: options.allow_missing.clone(),
+        debug: options.debug.clone(),
         desk: Arc::default(),
-        stop,
+        stop: options.stop.clone(),
+        start,
     })
 }
 
@@ -209,7 +215,13 @@ struct Draft {
 }
 
 impl Draft {
-    fn make(config: &Config, found: Found, options: &RunOptions, device: &ResolvedDevice) -> Result<Self> {
+    fn make(
+        config: &Config,
+        found: Found,
+        options: &RunOptions,
+        device: &ResolvedDevice,
+        start: &mut StartTimes,
+    ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -235,8 +247,8 @@ impl Draft {
             return Err(full.and_then(Result::err).unwrap_or(least));
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
-        let data =
-            process::in_pool(|| prepared::open(&config.data, config.train.seed, trained_on, &options.stop));
+        let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
+        let data = start.time("data", || process::in_pool(open));
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
@@ -431,6 +443,7 @@ impl PlanMessage {
             debug,
             desk: Arc::default(),
             stop,
+            start: StartTimes::default(),
         })
     }
 }

@@ -2,6 +2,7 @@
 //! program's own.
 
 mod grace;
+mod groups;
 mod issued;
 mod pace;
 mod run;

@@ -124,8 +124,9 @@ impl Trainer<'_> {
             .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
-        if let Some(reporter) = &self.reporter {
-            self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
+        if let Some(mut reporter) = self.reporter.take() {
+            reporter.finish();
+            self.conclude(&reporter, val_loss, &checkpoint, sample.as_deref());
         }
         let (steps, loss) = (self.state.step, self.loss());
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
@@ -272,7 +273,6 @@ impl Trainer<'_> {
     }
 
     fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, sample: Option<&str>) {
-        reporter.finish();
         let unigram = self
             .plan
             .message

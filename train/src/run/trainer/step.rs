@@ -186,6 +186,11 @@ impl Trainer<'_> {
             times,
             values: Values::default(),
         };
+        if let Some(mut start) = self.start_times.take() {
+            let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
+            start.add(what, taken);
+            self.say(&start.line());
+        }
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {

@@ -28,7 +28,7 @@ impl Trainer<'_> {
             self.settle_save()?;
         }
         let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
-        if let Some(reporter) = &self.reporter {
+        if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
             say(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
