@@ -7,6 +7,7 @@ mod trend;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kiln_collectives::ActivityTime;
@@ -14,7 +15,8 @@ use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::process::output::Bar;
+use crate::process::output::{Bar, ProgressLine};
+use crate::process::{Meter, Repeat};
 use crate::values::Values;
 
 pub use best::BestLoss;
@@ -120,10 +122,14 @@ pub struct EvalMetrics {
     pub val_tokens: u64,
 }
 
+/// Time between two frames of the bar while nothing else draws it.
+const FRAME: Duration = Duration::from_millis(200);
+
 /// Writes what rank 0 has to say. The other ranks have none.
 pub struct Reporter {
     file: Lines,
-    bar: Option<Bar>,
+    bar: Option<Arc<Bar>>,
+    ranks: usize,
     done: u64,
     steps: u64,
     begun: Instant,
@@ -132,17 +138,28 @@ pub struct Reporter {
     /// The last step of this start.
     last: Option<StepLine>,
     best: Option<BestLoss>,
+    /// Counts the bytes of the checkpoint that is being saved.
+    saving: Arc<Meter>,
+}
+
+/// Something that takes long, which is shown until this is dropped.
+pub struct Shown {
+    _line: Option<ProgressLine>,
+    _repeat: Option<Repeat>,
 }
 
 impl Reporter {
     /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
-    /// of them are done already.
-    pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
+    /// of them are done already. `saving` counts what is written of checkpoints.
+    pub fn new(path: &Path, done: u64, steps: u64, ranks: usize, saving: Arc<Meter>) -> io::Result<Self> {
         let best = BestLoss::find(path)?;
         let file = Lines::open(path)?;
         let (trend, remaining) = (Trend::default(), Remaining::default());
-        let (bar, begun) = (Bar::watched(), Instant::now());
-        Ok(Reporter { file, bar, done, steps, begun, trend, remaining, last: None, best })
+        let (bar, begun) = (Bar::watched().map(Arc::new), Instant::now());
+        let reporter =
+            Reporter { file, bar, ranks, done, steps, begun, trend, remaining, last: None, best, saving };
+        reporter.activity("the first step");
+        Ok(reporter)
     }
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
@@ -151,7 +168,8 @@ impl Reporter {
         self.trend.add(loss);
         let left = self.steps.saturating_sub(step);
         let left = self.remaining.after(self.begun.elapsed(), step_s, left);
-        let (steps, trend, wait) = (self.steps, self.trend.arrow(), None);
+        let (steps, trend) = (self.steps, self.trend.arrow());
+        let wait = (self.ranks > 1).then(|| metrics.times.wait_s / step_s);
         let line = StepLine {
             step,
             steps,
@@ -171,7 +189,10 @@ impl Reporter {
         }
         self.done = step;
         self.last = Some(line);
-        self.draw(None);
+        if let Some(bar) = &self.bar {
+            let saving = part_of("saving", &self.saving);
+            bar.draw(self.frame(saving.as_deref(), bar.width()));
+        }
         if log { self.record(metrics) } else { Ok(()) }
     }
 
@@ -204,16 +225,38 @@ impl Reporter {
 
     /// Shows on the bar that something else than a step goes on.
     pub fn activity(&self, what: &str) {
-        self.draw(Some(what));
+        if let Some(bar) = &self.bar {
+            bar.draw(self.frame(Some(what), bar.width()));
+        }
     }
 
-    fn draw(&self, activity: Option<&str>) {
-        let Some(bar) = &self.bar else { return };
-        let columns = bar.width();
-        bar.draw(match &self.last {
-            Some(line) => line.on_terminal(activity, columns),
-            None => text::before_steps(self.done, self.steps, activity.unwrap_or_default(), columns),
+    /// Shows how far a save is while the run waits for it: on the bar, or in a line every few seconds.
+    pub fn saving(&self) -> Shown {
+        let meter = self.saving.clone();
+        let Some(bar) = self.bar.clone() else {
+            return Shown { _line: Some(ProgressLine::of_bytes("saving", meter)), _repeat: None };
+        };
+        let frame = self.frames();
+        let repeat = Repeat::every(FRAME, "kiln-progress", move |is_last| {
+            if let (false, Some(saving)) = (is_last, part_of("saving", &meter)) {
+                bar.draw(frame(Some(&saving), bar.width()));
+            }
         });
+        // Without a thread for it, nothing is shown.
+        Shown { _line: None, _repeat: repeat.ok() }
+    }
+
+    /// The bar's line, with what is going on besides.
+    fn frame(&self, activity: Option<&str>, columns: usize) -> String {
+        self.frames()(activity, columns)
+    }
+
+    fn frames(&self) -> impl Fn(Option<&str>, usize) -> String + use<> {
+        let (last, done, steps) = (self.last.clone(), self.done, self.steps);
+        move |activity, columns| match &last {
+            Some(line) => line.on_terminal(activity, columns),
+            None => text::before_steps(done, steps, activity.unwrap_or_default(), columns),
+        }
     }
 
     /// Prints a line for people.
@@ -230,6 +273,12 @@ impl Reporter {
         self.file.append(serde_json::to_string(metrics)?);
         Ok(())
     }
+}
+
+/// What is going on, and how far it is; `None` if nothing is.
+fn part_of(what: &str, meter: &Meter) -> Option<String> {
+    let (done, of) = meter.read();
+    (done < of).then(|| format!("{what} {}%", 100 * done / of))
 }
 
 /// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are from

@@ -236,6 +236,7 @@ impl Saver {
         }
         let Some(pending) = self.pending.take() else { return Ok(None) };
         let place = pending.place.clone();
+        self.meter.begin(0);
         let written = self.end(pending).map(|cpu_time| self.cpu_time = cpu_time);
         let outcome = self.agree(engine, written);
         self.clean_after(outcome, &place)?;

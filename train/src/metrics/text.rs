@@ -32,6 +32,9 @@ pub(super) struct StepLine {
 const GAUGE: usize = 24;
 const NARROW_GAUGE: usize = 8;
 
+/// Its size is a multiple of this.
+const STEP: usize = 4;
+
 /// Between two values.
 const BETWEEN: &str = " | ";
 
@@ -55,7 +58,7 @@ impl StepLine {
             self.mfu * 100.0,
         );
         if let Some(wait) = self.wait {
-            text += &format!(" | wait {:>4.1}%", wait * 100.0);
+            text += &format!(" | wait {:>3.0}%", wait * 100.0);
         }
         if self.peak_bytes > 0 {
             text += &format!(" | {:>9}", size(self.peak_bytes));
@@ -99,7 +102,9 @@ fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) 
     for text in texts {
         let room = columns.saturating_sub(text.chars().count() + 1);
         if room >= NARROW_GAUGE {
-            return format!("{} {text}", gauge(done, of, room.min(GAUGE)));
+            // In a few sizes, so that it does not move with every digit.
+            let size = room.min(GAUGE) / STEP * STEP;
+            return format!("{} {text}", gauge(done, of, size));
         }
         last = text;
     }

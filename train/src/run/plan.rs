@@ -128,8 +128,8 @@ pub(super) fn make(
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
-        None => device
-            .peak(config.precision.compute(), place, ranks, threads)
+        None => start
+            .time("peak", || device.peak(config.precision.compute(), place, ranks, threads))
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
     let message = PlanMessage {

@@ -33,6 +33,11 @@ impl StartTimes {
         result
     }
 
+    /// The time since the start began.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
     /// The line about the start of a run whose first step has been done now.
     pub(super) fn line(&self) -> String {
         line(self.begun.elapsed(), &self.stages)
@@ -44,7 +49,7 @@ fn line(all: Duration, stages: &[(&'static str, Duration)]) -> String {
     let other = [("other", all.saturating_sub(known))];
     let told = stages.iter().chain(&other).filter(|(_, time)| *time >= TOLD);
     let told: Vec<_> = told.map(|(what, time)| format!("{what} {:.1}", time.as_secs_f64())).collect();
-    let told = if told.is_empty() { String::new() } else { format!(": {}", told.join(", ")) };
+    let told = if told.len() < 2 { String::new() } else { format!(": {}", told.join(", ")) };
     format!("first step done {:.1} s after the start{told}", all.as_secs_f64())
 }
 

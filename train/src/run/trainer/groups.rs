@@ -14,6 +14,9 @@ const ROWS: usize = 12;
 /// The longest list of layers that is written out.
 const LISTED: usize = 20;
 
+/// Characters of a name that are shown.
+const LONGEST: usize = 32;
+
 /// A parameter group in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
@@ -64,12 +67,6 @@ impl GroupTable {
         GroupTable { rows: alike(groups), dtype: dtype.to_string() }
     }
 
-    /// What a rank holds all the time: its shares of weights, gradients and optimizer state.
-    pub(super) fn share_bytes(&self) -> u64 {
-        let Numbers { weights, gradients, optimizer, .. } = self.sum();
-        weights + gradients + optimizer
-    }
-
     fn sum(&self) -> Numbers {
         let sum = |of: fn(&Numbers) -> u64| self.rows.iter().map(|row| row.count() * of(&row.each)).sum();
         Numbers {
@@ -87,30 +84,29 @@ impl GroupTable {
         let names: Vec<_> = shown.iter().map(Row::name).collect();
         let width =
             names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("parameter group".len());
-        let line = |name: &str, count: u64, numbers: &Numbers| {
-            let Numbers { parameters, whole, weights, gradients, optimizer } = *numbers;
-            let count = if count > 1 { format!("{count} x") } else { String::new() };
+        let row = |name: &str, count: &str, [parameters, whole, weights, gradients, optimizer]: [&str; 5]| {
             format!(
-                "{name:<width$}  {count:>6} {:>10}  {:>10}  {:>10}  {:>10}  {:>10}",
-                millions(parameters),
-                size(whole),
-                size(weights),
-                size(gradients),
-                size(optimizer)
+                "{name:<width$}  {count:>6}  {parameters:>10}  {whole:>10}  {weights:>10}  {gradients:>10}  \
+                 {optimizer:>10}"
             )
         };
-        let mut lines = vec![format!(
-            "{:<width$}  {:>17}  {:>10}  {:>34}",
-            "parameter group",
-            "parameters",
-            format!("whole, {}", self.dtype),
-            "a rank's weights, gradients, optimizer"
-        )];
+        let line = |name: &str, count: u64, numbers: &Numbers| {
+            let Numbers { parameters, whole, weights, gradients, optimizer } = *numbers;
+            let [whole, weights, gradients, optimizer] = [whole, weights, gradients, optimizer].map(size);
+            let parameters = millions(parameters);
+            row(name, &count.to_string(), [&parameters, &whole, &weights, &gradients, &optimizer])
+        };
+        let whole = format!("whole, {}", self.dtype);
+        let mut lines = vec![
+            format!("{:<width$}  {:>6}  {:>10}  {:>10}  {:->34}", "", "", "", "", " a rank's share of each"),
+            row("parameter group", "groups", ["parameters", &whole, "weights", "gradients", "optimizer"]),
+        ];
         lines.extend(shown.iter().zip(&names).map(|(row, name)| line(name, row.count(), &row.each)));
         if !more.is_empty() {
             lines.push(format!("and {} more kinds of groups", more.len()));
         }
-        lines.push(line("all", 1, &self.sum()));
+        let groups = self.rows.iter().map(Row::count).sum();
+        lines.push(line("all", groups, &self.sum()));
         lines
     }
 }
@@ -127,7 +123,11 @@ impl Row {
             [first, .., last] if listed.len() > LISTED => format!("{first}..{last}"),
             _ => listed,
         };
-        format!("{before}{listed}{behind}")
+        let name = format!("{before}{listed}{behind}");
+        match name.char_indices().nth(LONGEST) {
+            None => name,
+            Some((end, _)) => format!("{}\u{2026}", &name[..end]),
+        }
     }
 }
 
@@ -163,7 +163,7 @@ fn split(name: &str) -> ((String, String), Option<usize>) {
 fn millions(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
-        100_000..10_000_000_000 => format!("{:.2}M", count as f64 / 1e6),
+        100_000..1_000_000_000 => format!("{:.2}M", count as f64 / 1e6),
         _ => format!("{:.2}B", count as f64 / 1e9),
     }
 }
@@ -207,7 +207,7 @@ mod tests {
         mixed.push(("an_unusually_long_name_of_a_module_of_ones_own".to_owned(), numbers(3, 2)));
         let all_different: Vec<_> = (0..40).map(|i| (format!("layers.{i}"), numbers(1 << i, 1))).collect();
         let tables = [model(1), model(64), table(&mixed), table(&all_different[..14])];
-        assert!(tables.iter().all(|table| table.lines().count() <= ROWS + 3));
+        assert!(tables.iter().all(|table| table.lines().count() <= ROWS + 4));
         insta::assert_snapshot!(tables.join("\n\n"));
     }
 

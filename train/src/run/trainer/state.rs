@@ -96,7 +96,12 @@ pub struct Trainer<'a> {
     pub(super) grace: Grace,
     /// Tells where this rank is if a signal ends the process.
     pub(super) position: position::Present,
-    pub(super) started: Instant,
+    /// Where the run stood at the start.
+    pub(super) began: Began,
+    /// Seconds in the steps since.
+    pub(super) in_steps: f64,
+    /// How long the start took, until the first step began.
+    pub(super) start_took: Duration,
     /// How long the start takes, until the first step is done.
     pub(super) start_times: Option<StartTimes>,
     /// Writes the log; on rank 0 alone.
@@ -111,6 +116,13 @@ pub struct Trainer<'a> {
     pub(super) has_trained: bool,
     /// Whether the ranks were asked to stop.
     pub(super) stopping: bool,
+}
+
+/// Where a start of a run begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Began {
+    pub(super) step: u64,
+    pub(super) tokens: u64,
 }
 
 impl<'a> Trainer<'a> {
@@ -210,6 +222,7 @@ impl<'a> Trainer<'a> {
                 out: plan.out.clone(),
             },
         );
+        let began = Began { step: state.step, tokens: state.tokens };
         let mut trainer = Trainer {
             plan,
             rank,
@@ -234,7 +247,9 @@ impl<'a> Trainer<'a> {
             pace: Pace::new(),
             grace: Grace::new()?,
             position,
-            started,
+            began,
+            in_steps: 0.0,
+            start_took: Duration::ZERO,
             start_times: (rank == 0).then_some(start),
             reporter: None,
             issued: None,
@@ -268,7 +283,7 @@ impl<'a> Trainer<'a> {
             None => {}
         }
         self.announce_removals();
-        let reporter = Reporter::new(&path, self.state.step, steps);
+        let reporter = Reporter::new(&path, self.state.step, steps, self.ranks, self.saver.meter().clone());
         reporter.map(Some).map_err(TrainError::io("write", &path))
     }
 

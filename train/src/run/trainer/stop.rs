@@ -30,6 +30,7 @@ impl Trainer<'_> {
         let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
+            self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
             say(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
                 self.state.step,
