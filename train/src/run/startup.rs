@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::words::took;
+
 /// The time of a start up to now.
 #[derive(Clone, Debug)]
 pub(crate) struct StartTimes {
@@ -38,9 +40,14 @@ impl StartTimes {
         self.begun.elapsed()
     }
 
-    /// The line about the start of a run whose first step has been done now.
-    pub(super) fn line(&self) -> String {
-        line(self.begun.elapsed(), &self.stages)
+    /// The time from the beginning of the start until `then`.
+    pub(super) fn until(&self, then: Instant) -> Duration {
+        then.saturating_duration_since(self.begun)
+    }
+
+    /// The line about the start of a run whose first step was done at the time `done`.
+    pub(super) fn line(&self, done: Instant) -> String {
+        line(self.until(done), &self.stages)
     }
 }
 
@@ -48,9 +55,9 @@ fn line(all: Duration, stages: &[(&'static str, Duration)]) -> String {
     let known: Duration = stages.iter().map(|(_, time)| *time).sum();
     let other = [("other", all.saturating_sub(known))];
     let told = stages.iter().chain(&other).filter(|(_, time)| *time >= TOLD);
-    let told: Vec<_> = told.map(|(what, time)| format!("{what} {:.1}", time.as_secs_f64())).collect();
+    let told: Vec<_> = told.map(|(what, time)| format!("{what} {}", took(*time))).collect();
     let told = if told.len() < 2 { String::new() } else { format!(": {}", told.join(", ")) };
-    format!("first step done {:.1} s after the start{told}", all.as_secs_f64())
+    format!("first step done {} after the start{told}", took(all))
 }
 
 #[cfg(test)]
@@ -61,8 +68,9 @@ mod tests {
     fn stages_that_take_time_are_told() {
         let ms = Duration::from_millis;
         let stages = [("join", ms(1250)), ("data", ms(40)), ("load", ms(3000)), ("first step", ms(500))];
-        let told = "first step done 5.2 s after the start: join 1.2, load 3.0, first step 0.5, other 0.4";
+        let told =
+            "first step done 5.2 s after the start: join 1.2 s, load 3.0 s, first step 0.50 s, other 0.41 s";
         assert_eq!(line(ms(5200), &stages), told);
-        assert_eq!(line(ms(60), &[("join", ms(20))]), "first step done 0.1 s after the start");
+        assert_eq!(line(ms(60), &[("join", ms(20))]), "first step done 0.06 s after the start");
     }
 }

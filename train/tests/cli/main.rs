@@ -35,6 +35,7 @@
 //! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
 //! - `shapes`: models with the shapes of Llama and Qwen;
 //! - `status`: looks into runs that go on, hang, lag or have ended;
+//! - `screen`: what a person sees of a run at a terminal, and what a log has instead;
 //! - `surroundings`: a program that calls the library without setting up its process;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
 
@@ -93,6 +94,7 @@ mod reference;
 mod restarts;
 mod resume;
 mod run_folder;
+mod screen;
 mod shapes;
 #[path = "../support/signals.rs"]
 mod signals;
@@ -100,6 +102,8 @@ mod smoke;
 mod status;
 mod support;
 mod surroundings;
+#[path = "../support/terminal.rs"]
+mod terminal;
 mod text_in;
 #[cfg(feature = "cuda")]
 mod trace;

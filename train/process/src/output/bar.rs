@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::silence::is_silent;
-use super::streams::STDERR;
+use super::streams::{ORDER, STDERR, STDOUT};
 
 /// Columns and rows where the terminal does not tell.
 const SIZE: (u16, u16) = (80, 24);
@@ -35,6 +35,8 @@ impl Bar {
     /// A bar, if somebody watches: both streams are terminals that can draw one, and nobody wants silence.
     pub fn watched() -> Option<Self> {
         Self::is_watched().then(|| {
+            // From here on, all lines go the way of the bar.
+            STDOUT.let_go_first(ORDER);
             let target = ProgressDrawTarget::term_like_with_hz(Box::new(Screen::default()), FRAME_RATE);
             let bar = ProgressBar::with_draw_target(None, target);
             // The template is a constant that parses; the default style would do as well.

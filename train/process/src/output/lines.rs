@@ -1,15 +1,11 @@
 //! Lines for people.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use super::bar;
 use super::silence::is_silent;
 use super::stream::Stream;
-use super::streams::{STDERR, STDOUT};
-
-/// How long a line waits for earlier lines on the other stream: both may go to the same terminal.
-const ORDER: Duration = Duration::from_millis(100);
+use super::streams::{ORDER, STDERR, STDOUT};
 
 /// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
 pub fn say(text: &str) {

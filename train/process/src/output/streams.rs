@@ -2,8 +2,12 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use super::stream::Stream;
+
+/// How long a line waits for earlier lines on the other stream: both may go to the same terminal.
+pub(super) const ORDER: Duration = Duration::from_millis(100);
 
 pub(super) static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();

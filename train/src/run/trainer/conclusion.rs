@@ -7,7 +7,7 @@ use std::time::Duration;
 use kiln_collectives::ActivityTime;
 
 use crate::metrics::BestLoss;
-use crate::words::{number_of, size};
+use crate::words::{number_of, size, took};
 
 /// Activities of a rank's recorder, and what people call them, in the order of a step.
 const ACTIVITIES: [(&str, &str); 7] = [
@@ -92,7 +92,8 @@ impl Conclusion {
             share(of.map(|time| time.busy).sum())
         };
         let mut shares: Vec<_> = ACTIVITIES.iter().map(|(activity, name)| (*name, busy(activity))).collect();
-        shares.push(("waiting", self.waiting()));
+        // A rank alone has nobody to wait for.
+        shares.extend((self.ranks > 1).then(|| ("waiting", self.waiting())));
         shares.insert(0, ("start", share(self.start)));
         let known: f64 = shares.iter().map(|(_, share)| share).sum();
         shares.push(("other", (1.0 - known).max(0.0)));
@@ -158,16 +159,6 @@ fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
-}
-
-/// A time of a run.
-fn took(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{:.1} s", time.as_secs_f64()),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
-    }
 }
 
 #[cfg(test)]

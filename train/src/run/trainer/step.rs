@@ -188,10 +188,10 @@ impl Trainer<'_> {
             values: Values::default(),
         };
         if let Some(mut start) = self.start_times.take() {
-            self.start_took = start.elapsed().saturating_sub(taken);
+            self.start_took = start.until(begun);
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
-            self.say(&start.line());
+            self.say(&start.line(now));
         }
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();
