@@ -91,7 +91,10 @@ fn a_terminal_that_cannot_move_its_cursor_and_a_pipe_get_lines() {
     let run = ["train", "run.toml", "--out", "dumb"];
     let mut dumb = Command::new("env");
     dumb.current_dir(workspace.path("")).args(["TERM=dumb", PROGRAM]).args(run);
-    let (status, seen) = Terminal::start(&mut dumb).end();
+    let terminal = Terminal::start(&mut dumb);
+    // It has the terminal open.
+    drop(dumb);
+    let (status, seen) = terminal.end();
     assert!(status.success(), "{seen}");
     let ended = piped(&workspace, &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
