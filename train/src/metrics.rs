@@ -208,9 +208,10 @@ impl Reporter {
     pub fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<()> {
         let EvalMetrics { step, val_loss, .. } = *metrics;
         let lowest = match self.best {
-            None => String::new(),
-            Some(best) if val_loss < best.val_loss => " | the lowest so far".to_owned(),
-            Some(BestLoss { step, val_loss }) => format!(" | the lowest was {val_loss:.4}, at step {step}"),
+            Some(best) if val_loss >= best.val_loss => {
+                format!(" | the lowest was {:.4}, at step {}", best.val_loss, best.step)
+            }
+            _ => String::new(),
         };
         self.best = BestLoss::lower(self.best, BestLoss { step, val_loss });
         let head = StepLine::head(step, self.steps);

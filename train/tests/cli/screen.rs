@@ -132,7 +132,7 @@ fn the_lowest_validation_loss_is_that_of_all_starts() {
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("eval.every", "1"), ("checkpoint.every", "1")]);
     let first = piped(&workspace, &[]).stdout;
-    assert!(first.contains(" | the lowest so far"), "{first}");
+    assert!(first.contains(", the lowest of the run\n"), "{first}");
     let further = ["--resume", "latest", "--set", "train.steps=8", "--set", "optim.lr=3.0"];
     let second = piped(&workspace, &further).stdout;
     let losses = workspace.metrics("run").into_iter().filter_map(|line| {
@@ -140,6 +140,7 @@ fn the_lowest_validation_loss_is_that_of_all_starts() {
     });
     let (step, loss) = losses.min_by(|a, b| a.1.total_cmp(&b.1)).expect("evaluations");
     assert!(step <= 4, "the second start has made it worse: {second}");
+    assert!(second.contains(&format!(" | the lowest was {loss:.4}, at step {step}\n")), "{second}");
     assert!(second.contains(&format!(", lowest {loss:.4}, at step {step}")), "{second}");
     let better = format!("the checkpoint of step {step} was better: run/checkpoints/fsdp_cpt{step}");
     assert!(second.contains(&better), "{second}");
