@@ -4,16 +4,19 @@
 //! The work is done in [`kiln_checkpoint`].
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
 use kiln_model::Layers;
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert};
+use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
 use crate::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
 use crate::metrics::say;
+use crate::process::Meter;
+use crate::process::output::ProgressLine;
 use crate::source::ModelSource;
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.
@@ -48,7 +51,7 @@ impl ConvertArgs {
     ///
     /// # Errors
     ///
-    /// As for [`convert`], or when the arguments contradict each other.
+    /// As for [`convert_counted`], or when the arguments contradict each other.
     pub fn run(self) -> Result<String, TrainError> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
@@ -65,10 +68,17 @@ impl ConvertArgs {
             }
         };
         let checkpoint = Checkpoint::open(&self.checkpoint)?;
-        convert(&checkpoint, &self.out, format, ranks)?;
+        counted("converting", |meter| convert_counted(&checkpoint, &self.out, format, ranks, meter))?;
         let (from, out) = (checkpoint.manifest().format, self.out.display());
         Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
     }
+}
+
+/// `work`, whose bytes are shown while they are counted.
+fn counted<T>(topic: &str, work: impl FnOnce(&Meter) -> T) -> T {
+    let meter = Arc::new(Meter::default());
+    let _line = ProgressLine::of_bytes(topic, meter.clone());
+    work(&meter)
 }
 
 /// Bytes of a GB, as it is counted on disks and by transformers.
@@ -101,12 +111,8 @@ impl ExportArgs {
         }
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        hugging_face::export(
-            &ModelSource::open_with(&checkpoint, &Layers::default())?,
-            &out,
-            dtype,
-            max_shard_bytes,
-        )?;
+        let source = ModelSource::open_with(&checkpoint, &Layers::default())?;
+        counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
         Ok(())
     }
@@ -149,7 +155,8 @@ impl ImportArgs {
             }
         };
         let model = HuggingFaceFolder::open(&folder)?;
-        hugging_face::import(&model, config_of(&model)?, &self.out)?;
+        let config = config_of(&model)?;
+        counted("importing", |meter| hugging_face::import(&model, config, &self.out, meter))?;
         say(&format!("imported to {}", self.out.display()));
         Ok(())
     }

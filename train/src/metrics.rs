@@ -1,18 +1,27 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
+mod best;
+mod text;
+mod trend;
+
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use indicatif::ProgressBar;
 use kiln_collectives::ActivityTime;
 use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::process::output::{self, complain};
+use crate::process::output::{Bar, ProgressLine};
+use crate::process::{Meter, Repeat};
 use crate::values::Values;
+
+pub use best::BestLoss;
+use text::StepLine;
+use trend::{Remaining, Trend};
 
 pub use crate::process::output::say;
 pub(crate) use kiln_storage::durable::is_beside;
@@ -130,53 +139,85 @@ pub(crate) fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
+/// Time between two frames of the bar while nothing else draws it.
+const FRAME: Duration = Duration::from_millis(200);
+
 /// Writes what rank 0 has to say. The other ranks have none.
 pub struct Reporter {
     file: Lines,
-    bar: Option<ProgressBar>,
+    bar: Option<Arc<Bar>>,
+    ranks: usize,
+    done: u64,
     steps: u64,
+    begun: Instant,
+    trend: Trend,
+    remaining: Remaining,
+    /// The last step of this start.
+    last: Option<StepLine>,
+    best: Option<BestLoss>,
+    /// Counts the bytes of the checkpoint that is being saved.
+    saving: Arc<Meter>,
+}
+
+/// Something that takes long, which is shown until this is dropped.
+pub struct Shown {
+    _line: Option<ProgressLine>,
+    _repeat: Option<Repeat>,
 }
 
 impl Reporter {
     /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
-    /// of them are done already.
-    pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
+    /// of them are done already. `saving` counts what is written of checkpoints.
+    pub fn new(path: &Path, done: u64, steps: u64, ranks: usize, saving: Arc<Meter>) -> io::Result<Self> {
+        let best = BestLoss::find(path)?;
         let file = Lines::open(path)?;
-        let bar = output::watched_bar(steps, "{bar:24} {pos}/{len} | {msg} | eta {eta}");
-        let bar = bar.map(|bar| bar.with_position(done));
-        Ok(Reporter { file, bar, steps })
+        let (trend, remaining) = (Trend::default(), Remaining::default());
+        let (bar, begun) = (Bar::watched().map(Arc::new), Instant::now());
+        let reporter =
+            Reporter { file, bar, ranks, done, steps, begun, trend, remaining, last: None, best, saving };
+        reporter.activity("the first step");
+        Ok(reporter)
     }
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
-        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, step_s, .. } = *metrics;
+        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, peak_bytes, step_s, .. } = *metrics;
+        self.trend.add(loss);
+        let left = self.steps.saturating_sub(step);
+        let left = self.remaining.after(self.begun.elapsed(), step_s, left);
+        let (steps, trend) = (self.steps, self.trend.arrow());
+        let wait = (self.ranks > 1).then(|| metrics.times.wait_s / step_s);
+        let line = StepLine {
+            step,
+            steps,
+            loss,
+            trend,
+            grad_norm,
+            lr,
+            step_s,
+            tokens_per_s,
+            mfu,
+            peak_bytes,
+            wait,
+            left,
+        };
+        if log && self.bar.is_none() {
+            self.line(&line.in_log());
+        }
+        self.done = step;
+        self.last = Some(line);
         if let Some(bar) = &self.bar {
-            bar.set_position(step);
-            bar.set_message(format!("loss {loss:.4} | {tokens_per_s:.0} tok/s"));
+            let saving = part_of("saving", &self.saving);
+            bar.draw(self.frame(saving.as_deref(), bar.width()));
         }
-        if !log {
-            return Ok(());
-        }
-        if self.bar.is_none() {
-            let left = Duration::from_secs_f64(step_s * (self.steps - step) as f64);
-            self.line(&format!(
-                "step {step:>5}/{} | loss {loss:.4} | grad norm {grad_norm:.3} | lr {lr:.2e} | \
-                 {step_s:.3} s | {tokens_per_s:.0} tok/s | mfu {:.1}% | eta {}",
-                self.steps,
-                mfu * 100.0,
-                clock(left)
-            ));
-        }
-        self.record(metrics)
+        if log { self.record(metrics) } else { Ok(()) }
     }
 
     /// Reports a step without an update, always.
     pub fn skip(&mut self, metrics: &SkipMetrics, why: &str) -> io::Result<()> {
         let SkipMetrics { step, skipped, .. } = metrics;
-        self.line(&format!(
-            "step {step:>5}/{} | {why}: the update was left out ({skipped} so far)",
-            self.steps
-        ));
+        let head = StepLine::head(*step, self.steps);
+        self.line(&format!("{head} | {why}: the update was left out ({skipped} so far)"));
         self.record(metrics)
     }
 
@@ -184,30 +225,79 @@ impl Reporter {
     pub fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<()> {
         let EvalMetrics { step, val_loss, answer_loss, .. } = *metrics;
         let answers = answer_loss.map_or_else(String::new, |loss| format!(" | answer loss {loss:.4}"));
-        self.line(&format!("step {step:>5} | validation loss {val_loss:.4}{answers}"));
+        let lowest = match self.best {
+            Some(best) if val_loss >= best.val_loss => {
+                format!(" | the lowest was {:.4}, at step {}", best.val_loss, best.step)
+            }
+            _ => String::new(),
+        };
+        self.best = BestLoss::lower(self.best, BestLoss { step, val_loss });
+        let head = StepLine::head(step, self.steps);
+        self.line(&format!("{head} | validation loss {val_loss:.4}{lowest}{answers}"));
         self.record(metrics)
+    }
+
+    /// The lowest validation loss of the run, also over its earlier starts.
+    pub fn best(&self) -> Option<BestLoss> {
+        self.best
+    }
+
+    /// Shows on the bar that something else than a step goes on.
+    pub fn activity(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.draw(self.frame(Some(what), bar.width()));
+        }
+    }
+
+    /// Shows how far a save is while the run waits for it: on the bar, or in a line every few seconds.
+    pub fn saving(&self) -> Shown {
+        let meter = self.saving.clone();
+        let Some(bar) = self.bar.clone() else {
+            return Shown { _line: Some(ProgressLine::of_bytes("saving", meter)), _repeat: None };
+        };
+        let frame = self.frames();
+        let repeat = Repeat::every(FRAME, "kiln-progress", move |is_last| {
+            if let (false, Some(saving)) = (is_last, part_of("saving", &meter)) {
+                bar.draw(frame(Some(&saving), bar.width()));
+            }
+        });
+        // Without a thread for it, nothing is shown.
+        Shown { _line: None, _repeat: repeat.ok() }
+    }
+
+    /// The bar's line, with what is going on besides.
+    fn frame(&self, activity: Option<&str>, columns: usize) -> String {
+        self.frames()(activity, columns)
+    }
+
+    fn frames(&self) -> impl Fn(Option<&str>, usize) -> String + use<> {
+        let (last, done, steps) = (self.last.clone(), self.done, self.steps);
+        move |activity, columns| match &last {
+            Some(line) => line.on_terminal(activity, columns),
+            None => text::before_steps(done, steps, activity.unwrap_or_default(), columns),
+        }
     }
 
     /// Prints a line for people.
     pub fn line(&self, text: &str) {
-        match &self.bar {
-            // To the stream of the bar, so that the order stays.
-            Some(bar) => bar.suspend(|| complain(text)),
-            None => say(text),
-        }
+        say(text);
     }
 
     /// Removes the bar.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    pub fn finish(&mut self) {
+        self.bar = None;
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
         self.file.append(serde_json::to_string(&Line { metrics, time: unix_time() })?);
         Ok(())
     }
+}
+
+/// What is going on, and how far it is; `None` if nothing is.
+fn part_of(what: &str, meter: &Meter) -> Option<String> {
+    let (done, of) = meter.read();
+    (done < of).then(|| format!("{what} {}%", 100 * done / of))
 }
 
 /// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are from
@@ -238,16 +328,6 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     file.sync_all()?;
     write_beside(path, &kept)?;
     Ok(!rest.is_empty())
-}
-
-/// Hours, minutes and seconds.
-fn clock(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-    }
 }
 
 #[cfg(test)]

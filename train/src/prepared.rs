@@ -1,6 +1,5 @@
 //! Prepared data for a run: found, or prepared from text first.
 
-mod progress_line;
 mod show;
 
 use std::path::{Path, PathBuf};
@@ -12,10 +11,10 @@ use crate::config::DataSection;
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified};
 use crate::error::Result;
 use crate::metrics::say;
+use crate::process::output::ProgressLine;
 use crate::process::stop_on_signals;
 use crate::words::number_of;
 
-use progress_line::ProgressLine;
 pub(crate) use show::ShowArgs;
 
 /// Arguments of `kiln data prepare`.
@@ -145,7 +144,7 @@ pub fn open(
 
 /// Prepares data and tells how it goes, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
-    let line = ProgressLine::start("reading the inputs");
+    let line = ProgressLine::start("data", "reading the inputs");
     let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, options.limit, progress));
     drop(line);
     let info = prepared?;
@@ -169,7 +168,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
                 all if all.iter().all(|stream| *stream == Stream::Pipe) => "inputs that are pipes".to_owned(),
                 _ => "inputs that are pipes or devices".to_owned(),
             };
-            line.interrupt(|| say(&format!("data: reading {what}, to the end")));
+            say(&format!("data: reading {what}, to the end"));
         }
         Progress::TrainingTokenizer { input_bytes, text_bytes } => {
             let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
@@ -180,7 +179,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
                 }
             };
             if text_bytes == 0 {
-                line.interrupt(|| say(&format!("data: training a tokenizer on {on}")));
+                say(&format!("data: training a tokenizer on {on}"));
             }
             line.set(format!("counted the words of {counted}"), text_bytes, input_bytes);
         }
@@ -202,10 +201,10 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
                 );
             }
         },
-        Progress::Remark(remark) => line.interrupt(|| match remark.is_warning() {
+        Progress::Remark(remark) => match remark.is_warning() {
             true => tracing::warn!("{remark}"),
             false => say(&format!("data: {remark}")),
-        }),
+        },
     }
 }
 
@@ -215,7 +214,7 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
 ///
 /// When something differs or is missing, and when something cannot be read.
 pub fn verify(folder: &Path) -> Result<String, DataError> {
-    let line = ProgressLine::start("reading the tokens");
+    let line = ProgressLine::start("data", "reading the tokens");
     let verified = data::verify(folder, &mut |read, all| {
         let what = format!("compared {:.1} of {:.1} MB", megabytes(read), megabytes(all));
         line.set(what, read, all);

@@ -25,8 +25,8 @@ use kiln_shard::memory;
 use crate::version::version;
 
 pub(crate) use kiln_process::{
-    Facts, ProcessId, Repeat, drills, in_pool, keep, launcher, position, stacks, stop_signal, terminal,
-    was_interrupted,
+    Facts, Meter, ProcessId, Repeat, drills, in_pool, keep, launcher, position, stacks, stop_signal,
+    terminal, was_interrupted,
 };
 pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
 pub use memory::CountingAllocator;

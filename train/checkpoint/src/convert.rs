@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::path::Path;
 
+use kiln_process::Meter;
 use kiln_shard::ParamGroupLayout;
 use kiln_storage::files::{self, MAX_WHOLE};
 
@@ -11,7 +12,9 @@ use super::index::INDEX_FILE;
 use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
-use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext, full, verify};
+use super::{
+    CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext, full, verify_counted,
+};
 use crate::weights::{NotFinite, Weights as _};
 
 /// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
@@ -22,9 +25,25 @@ use crate::weights::{NotFinite, Weights as _};
 /// When `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
 /// written.
 pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
+    convert_counted(checkpoint, out, format, ranks, &Meter::default())
+}
+
+/// [`convert`], of which `meter` counts the bytes: those that are compared with their checksums, then those that are
+/// written.
+///
+/// # Errors
+///
+/// As for [`convert`].
+pub fn convert_counted(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    format: Format,
+    ranks: usize,
+    meter: &Meter,
+) -> Result<()> {
     part::check_free(out)?;
     // Parts of chunks are read below, which say nothing about the whole.
-    if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
+    if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }
     let manifest = checkpoint.manifest();
@@ -47,8 +66,13 @@ pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize
         files: others.map(|name| checkpoint.folder().join(name)).collect(),
         tokenizer: None,
     };
-    let mut source =
-        Source { reader: checkpoint.reader(), layout: manifest.layout(ranks), found: RefCell::default() };
+    meter.begin(manifest.bytes());
+    let mut source = Source {
+        reader: checkpoint.reader(),
+        layout: manifest.layout(ranks),
+        found: RefCell::default(),
+        meter,
+    };
     let layout = source.layout.clone();
     match format {
         Format::Full => full::write(
@@ -79,6 +103,8 @@ struct Source<'a> {
     layout: Vec<ParamGroupLayout>,
     /// Weights that are no finite numbers.
     found: RefCell<NotFinite>,
+    /// Counts what is handed out.
+    meter: &'a Meter,
 }
 
 impl Source<'_> {
@@ -98,6 +124,7 @@ impl Values for Source<'_> {
         let name = &layout[entry.group].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;
+        self.meter.add((values.len() * size_of::<f32>()) as u64);
         if entry.saved == Saved::Weight {
             self.found.borrow_mut().look(name, &values);
         }

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, Phase};
+use kiln_process::Meter;
 use kiln_shard::{Engine, ParamGroupLayout, memory};
 
 use super::manifest::Format;
@@ -41,6 +42,7 @@ pub(super) fn save(
     slots: Vec<Saved>,
     beside: &Path,
     patience: Patience,
+    meter: Arc<Meter>,
     complete: impl FnOnce(&[ParamGroupLayout], Vec<WriterOutput>, &Status) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     let layout = &engine.layout().groups;
@@ -53,7 +55,7 @@ pub(super) fn save(
         .map(|group| slots.iter().filter(|saved| kept(group, saved)).cloned().collect())
         .collect();
     let mut writer =
-        (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots.clone(), patience.timeout));
+        (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots.clone(), patience.timeout, meter));
     for (group, slots) in slots.iter().enumerate() {
         for saved in [Saved::Weight].iter().chain(slots) {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
@@ -108,8 +110,12 @@ impl GroupWriter {
         layout: &[ParamGroupLayout],
         slots: Vec<Vec<Saved>>,
         timeout: Duration,
+        meter: Arc<Meter>,
     ) -> Self {
-        let status = Arc::new(Status::new());
+        let of_group = |(group, slots): (&ParamGroupLayout, &Vec<Saved>)| group.numel() * (1 + slots.len());
+        let numel: usize = layout.iter().zip(&slots).map(of_group).sum();
+        meter.begin((numel * size_of::<f32>()) as u64);
+        let status = Arc::new(Status::new(meter));
         let (jobs, work) = mpsc::channel::<Job>();
         let (told, done) = mpsc::channel();
         let mut files = GroupFiles {
@@ -221,6 +227,7 @@ impl GroupFiles {
         for parameter in &self.layout[group].parameters {
             self.go_on()?;
             file.put(&values[parameter.range()])?;
+            self.status.meter().add((parameter.numel() * size_of::<f32>()) as u64);
         }
         if *saved == Saved::Weight || self.slots[group].last() == Some(saved) {
             file.finish(&mut self.part)
@@ -267,7 +274,7 @@ pub(super) fn write(
 }
 
 /// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
-/// `layout` says in which groups; every parameter of it must be among the weights.
+/// `layout` says in which groups; every parameter of it must be among the weights. `meter` counts the bytes.
 ///
 /// # Errors
 ///
@@ -278,8 +285,9 @@ pub fn write_full(
     weights: &dyn Weights,
     layout: &[ParamGroupLayout],
     context: &SaveContext,
+    meter: &Meter,
 ) -> Result<()> {
-    let weights = Watched::new(weights);
+    let weights = Watched::new(weights, meter);
     write(
         place,
         layout,
@@ -329,7 +337,7 @@ mod tests {
                 Ok(())
             };
             let patience = Patience::new(LIMIT, timeout);
-            let saved = save(decoder.engine(), Vec::new(), folder.path(), patience, complete);
+            let saved = save(decoder.engine(), Vec::new(), folder.path(), patience, Arc::default(), complete);
             // They have not lost each other.
             decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
             Ok::<_, ShardError>(saved.map_err(|error| error.to_string()))

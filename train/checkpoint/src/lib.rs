@@ -61,7 +61,7 @@ use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
 pub use context::SaveContext;
-pub use convert::convert;
+pub use convert::{convert, convert_counted};
 pub(crate) use describe::model_line;
 pub use describe::{describe, shape_line};
 pub use error::CheckpointError;
@@ -78,7 +78,7 @@ pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saved::Saved;
 pub use saver::{Progress, SaveOptions, Saver};
-pub use verify::{Verified, verify};
+pub use verify::{Verified, verify, verify_counted};
 
 /// Name of the manifest in the folder.
 pub const MANIFEST_FILE: &str = "manifest.json";

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry};
 use std::io::{self, ErrorKind};
+use std::iter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +108,22 @@ pub(super) trait Values {
 
     /// Says that no more of these are wanted.
     fn done(&mut self, _unit: usize, _saved: &Saved) {}
+}
+
+/// Bytes of the values that [`write_chunk`] writes.
+pub(super) fn bytes_of_chunk(
+    layout: &[ParamGroupLayout],
+    index: usize,
+    slots: &[Saved],
+    values: &impl Values,
+) -> u64 {
+    let of_group = |(group, layout): (usize, &ParamGroupLayout)| {
+        let kinds = iter::once(&Saved::Weight).chain(slots).filter(|saved| values.has(group, saved)).count();
+        let numel: usize =
+            entries_of(layout, group, &Saved::Weight, index).iter().map(|e| e.range.len()).sum();
+        (kinds * numel * size_of::<f32>()) as u64
+    };
+    layout.iter().enumerate().map(of_group).sum()
 }
 
 /// Writes chunk `index` of every group into two files of `folder`, one for weights and one for

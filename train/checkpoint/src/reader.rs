@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use kiln_collectives::Phase;
+use kiln_process::Meter;
 use kiln_shard::Engine;
 
 use super::read_ahead::ReadAhead;
@@ -25,6 +26,7 @@ pub struct CheckpointReader<'a> {
     parts: Mutex<Vec<ReadPart>>,
     ahead: Mutex<ReadAhead>,
     bytes_read: AtomicU64,
+    meter: Arc<Meter>,
 }
 
 /// Elements of a chunk that this rank has read, as they are sent.
@@ -55,6 +57,7 @@ impl Checkpoint {
             parts: Mutex::default(),
             ahead: Mutex::default(),
             bytes_read: AtomicU64::new(0),
+            meter: Arc::default(),
         }
     }
 }
@@ -63,6 +66,12 @@ impl<'a> CheckpointReader<'a> {
     /// Bytes of data read up to now.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Counts the bytes of what is being loaded, and how many there are in all: first those of the weights, then
+    /// those of the optimizer's state.
+    pub fn meter(&self) -> Arc<Meter> {
+        self.meter.clone()
     }
 
     /// Whether the checkpoint has these values.
@@ -113,6 +122,7 @@ impl<'a> CheckpointReader<'a> {
         let copied = |bytes| lock(&self.ahead).advance(bytes);
         let checksum = file.copy(&key, chunk.length, within.clone(), values, copied)?;
         self.bytes_read.fetch_add(size_of_val(values) as u64, Ordering::Relaxed);
+        self.meter.add(size_of_val(values) as u64);
         let length = within.end - within.start;
         if length < chunk.length {
             let (tensor, chunk) = (index as u64, number as u64);
@@ -145,7 +155,7 @@ impl<'a> CheckpointReader<'a> {
 
     /// Says what is going to be read next, and in which order, so that the disk can work ahead.
     fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<()> {
-        let mut ahead = ReadAhead::default();
+        let (mut ahead, mut bytes) = (ReadAhead::default(), 0);
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
             let tensor = &self.checkpoint.manifest().tensors[index];
@@ -153,11 +163,13 @@ impl<'a> CheckpointReader<'a> {
                 let chunk = &tensor.chunks[number];
                 let file = self.file(&chunk.file)?;
                 let key = tensor.key();
+                bytes += (within.end - within.start) * size_of::<f32>() as u64;
                 ahead.plan(&file, file.part(&key, chunk.length, &within)?);
             }
         }
         ahead.advance(0);
         *lock(&self.ahead) = ahead;
+        self.meter.begin(bytes);
         Ok(())
     }
 
@@ -169,7 +181,7 @@ impl<'a> CheckpointReader<'a> {
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
         self.plan(engine, &present.map(|name| (name, &Saved::Weight)).collect::<Vec<_>>())?;
-        let loaded = weights::load(engine, self, allow_missing)?;
+        let loaded = weights::load(engine, self, allow_missing, &Meter::default())?;
         self.check_parts(engine)?;
         loaded.finite(self.checkpoint.folder())
     }

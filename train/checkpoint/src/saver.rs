@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kiln_collectives::Phase;
+use kiln_process::Meter;
 use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use nix::time::{ClockId, clock_gettime};
 
@@ -99,6 +100,7 @@ pub struct Saver {
     rank: usize,
     pending: Option<Pending>,
     cpu_time: Duration,
+    meter: Arc<Meter>,
 }
 
 /// A save under way.
@@ -111,7 +113,17 @@ struct Pending {
 impl Saver {
     /// A saver of `rank`.
     pub fn new(options: SaveOptions, rank: usize) -> Self {
-        Saver { options, rank, pending: None, cpu_time: Duration::ZERO }
+        Saver { options, rank, pending: None, cpu_time: Duration::ZERO, meter: Arc::default() }
+    }
+
+    /// Counts the bytes of this rank's part that are written, of the save that was begun last.
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    /// Whether a save is under way in the background.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
     }
 
     /// Begins to save the state as it is now; later steps do not change what is written. In the
@@ -145,12 +157,12 @@ impl Saver {
                 finish(&options, step)
             };
             let patience = Patience::new(engine.policy().timeout, self.options.timeout);
-            let saved = full::save(engine, slots, &beside, patience, complete);
+            let saved = full::save(engine, slots, &beside, patience, self.meter.clone(), complete);
             let agreed = self.agree(engine, saved);
             self.clean_after(agreed, &place)?;
             return Ok(Some(place));
         }
-        let status = Arc::new(Status::new());
+        let status = Arc::new(Status::new(self.meter.clone()));
         let writer = Writer {
             snapshot: engine.snapshot(),
             layout: engine.layout().groups.clone(),
@@ -224,6 +236,7 @@ impl Saver {
         }
         let Some(pending) = self.pending.take() else { return Ok(None) };
         let place = pending.place.clone();
+        self.meter.begin(0);
         let written = self.end(pending).map(|cpu_time| self.cpu_time = cpu_time);
         let outcome = self.agree(engine, written);
         self.clean_after(outcome, &place)?;
@@ -326,6 +339,7 @@ impl Writer {
         let chunk = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
         let slots = self.context.optimizer.slots();
         let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
+        self.status.meter().begin(part::bytes_of_chunk(&self.layout, chunk, &slots, &values));
         let part = part::write_chunk(&beside, &self.layout, chunk, &slots, &mut values)?;
         part.leave(&beside, chunk)?;
         self.status.set(Stage::Written);
@@ -399,6 +413,7 @@ impl Values for Watched<'_> {
         let group = &layout[entry.group];
         let start = group.parameters[entry.slot].offset + entry.range.start;
         let within = start % group.chunk;
+        self.status.meter().add((entry.range.len() * size_of::<f32>()) as u64);
         Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 

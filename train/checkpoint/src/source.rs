@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, Layers, ModelConfig, MoeConfig};
+use kiln_process::Meter;
+use kiln_process::output::ProgressLine;
 use kiln_shard::{Engine, EngineBuilder};
 use kiln_storage::files;
 use serde_json::{Value, json};
@@ -16,6 +19,9 @@ use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError};
+
+/// What is told while weights are read.
+const LOADING: &str = "loading the weights";
 
 /// A model on disk.
 #[derive(Clone, Debug)]
@@ -155,10 +161,18 @@ impl ModelSource {
         engine: &Engine,
         allow_missing: &AllowMissing,
     ) -> Result<BTreeSet<String>, CheckpointError> {
+        // A line that changes, where somebody watches: what commands print is not to be mixed with it.
+        let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.reader().load_weights(engine, allow_missing),
+            ModelSource::Checkpoint(checkpoint) => {
+                let reader = checkpoint.reader();
+                let _line = line(reader.meter());
+                reader.load_weights(engine, allow_missing)
+            }
             ModelSource::HuggingFace(folder) => {
-                weights::load(engine, folder.as_ref(), allow_missing)?.finite(folder.folder())
+                let meter = Arc::new(Meter::default());
+                let _line = line(meter.clone());
+                weights::load(engine, folder.as_ref(), allow_missing, &meter)?.finite(folder.folder())
             }
         }
     }

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kiln_process::Meter;
+
 /// How long the parts of the other ranks may take when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
@@ -53,6 +55,7 @@ pub(super) enum Next {
 pub(super) struct Status {
     state: Mutex<State>,
     changed: Condvar,
+    meter: Arc<Meter>,
 }
 
 struct State {
@@ -69,8 +72,8 @@ struct State {
 }
 
 impl Status {
-    /// Of a thread that begins to write now.
-    pub(super) fn new() -> Self {
+    /// Of a thread that begins to write now, and counts the bytes with `meter`.
+    pub(super) fn new(meter: Arc<Meter>) -> Self {
         let state = State {
             stage: Stage::Writing,
             moved: Instant::now(),
@@ -79,7 +82,12 @@ impl Status {
             end: None,
             cancelled: false,
         };
-        Status { state: Mutex::new(state), changed: Condvar::new() }
+        Status { state: Mutex::new(state), changed: Condvar::new(), meter }
+    }
+
+    /// Counts the bytes that are written.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -1,5 +1,6 @@
 //! Recomputing every checksum.
 
+use kiln_process::Meter;
 use rayon::prelude::*;
 
 use super::manifest::{Chunk, FileEntry, TensorEntry, check_plain_file};
@@ -19,14 +20,25 @@ pub struct Verified {
 
 /// Reads all files of a checkpoint and compares them with the manifest.
 pub fn verify(checkpoint: &Checkpoint) -> Verified {
+    verify_counted(checkpoint, &Meter::default())
+}
+
+/// [`verify`], of which `meter` counts the bytes that are read.
+pub fn verify_counted(checkpoint: &Checkpoint, meter: &Meter) -> Verified {
+    meter.begin(checkpoint.manifest().bytes());
     let manifest = checkpoint.manifest();
     let files: Vec<_> = manifest.files.iter().collect();
     let problems =
-        files.par_iter().flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry)).collect();
+        files.par_iter().flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry, meter)).collect();
     Verified { files: files.len(), bytes: manifest.bytes(), problems }
 }
 
-fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<CheckpointError> {
+fn verify_file(
+    checkpoint: &Checkpoint,
+    name: &str,
+    entry: &FileEntry,
+    meter: &Meter,
+) -> Vec<CheckpointError> {
     let tensors = &checkpoint.manifest().tensors;
     let chunks = tensors.iter().flat_map(|tensor| {
         tensor.chunks.iter().filter(|chunk| chunk.file == name).map(move |chunk| (tensor, chunk))
@@ -42,7 +54,9 @@ fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<Ch
     };
     let wrong = |(tensor, chunk): (&TensorEntry, &Chunk)| {
         let key = tensor.key();
-        match file.checksum(&key, chunk.length) {
+        let checksum = file.checksum(&key, chunk.length);
+        meter.add(chunk.length * size_of::<f32>() as u64);
+        match checksum {
             Ok(checksum) if checksum == chunk.checksum => None,
             Ok(_) => Some(CheckpointError::damaged_tensor(file.path(), &key)),
             Err(error) => Some(error),

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
+use kiln_process::Meter;
 use kiln_shard::{Engine, StateKind};
 
 use crate::CheckpointError;
@@ -125,15 +126,19 @@ impl NotFinite {
     }
 }
 
-/// Weights whose values are looked at as they are read.
+/// Weights whose values are looked at and counted as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
+    meter: &'a Meter,
     found: RefCell<NotFinite>,
 }
 
 impl<'a> Watched<'a> {
-    pub(crate) fn new(weights: &'a dyn Weights) -> Self {
-        Watched { weights, found: RefCell::default() }
+    /// Of weights of which `meter` counts the bytes; they are all going to be read, once.
+    pub(crate) fn new(weights: &'a dyn Weights, meter: &'a Meter) -> Self {
+        let numel = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
+        meter.begin((numel * size_of::<f32>()) as u64);
+        Watched { weights, meter, found: RefCell::default() }
     }
 
     /// Fails if a value that was read is no finite number.
@@ -154,6 +159,7 @@ impl Weights for Watched<'_> {
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
         self.weights.read(name, range, values)?;
         self.found.borrow_mut().look(name, values);
+        self.meter.add(size_of_val(values) as u64);
         Ok(())
     }
 }
@@ -179,19 +185,25 @@ impl Loaded {
     }
 }
 
-/// Loads this rank's part of all weights into `engine`.
+/// Loads this rank's part of all weights into `engine`. `meter` counts their bytes.
 pub fn load(
     engine: &Engine,
     weights: &dyn Weights,
     allow_missing: &AllowMissing,
+    meter: &Meter,
 ) -> Result<Loaded, CheckpointError> {
     let absent = compare(engine, weights, allow_missing)?;
     let mut not_finite = NotFinite::default();
+    let names = engine.layout().parameters().map(|(_, parameter)| &parameter.name);
+    let held = names.filter(|name| !absent.contains(*name)).map(|name| engine.held(name));
+    let numel = held.map(|held| held.map(|held| held.len())).sum::<Result<usize, _>>()?;
+    meter.begin((numel * size_of::<f32>()) as u64);
     for (_, parameter) in engine.layout().parameters() {
         if !absent.contains(&parameter.name) {
             engine.fill_parameter(&parameter.name, StateKind::Weight, |range, values| {
                 weights.read(&parameter.name, range, values)?;
                 not_finite.look(&parameter.name, values);
+                meter.add(size_of_val(values) as u64);
                 Ok::<_, CheckpointError>(())
             })?;
         }

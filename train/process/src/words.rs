@@ -1,6 +1,7 @@
 //! Words of messages that depend on a number.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use super::clock;
 
@@ -17,6 +18,17 @@ pub fn size(bytes: u64) -> String {
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
         None if bytes == 1 => "1 byte".to_owned(),
         None => format!("{bytes} bytes"),
+    }
+}
+
+/// How long something took, as a person reads it, such as `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
+pub fn took(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{:.2} s", time.as_secs_f64()),
+        1..60 => format!("{:.1} s", time.as_secs_f64()),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
     }
 }
 
@@ -45,6 +57,12 @@ mod tests {
     fn one_is_not_many() {
         let ranks = |count: usize| number_of(count, "rank");
         assert_eq!([ranks(0), ranks(1), ranks(2)], ["0 ranks", "1 rank", "2 ranks"]);
+    }
+
+    #[test]
+    fn times_have_the_digits_that_matter() {
+        let told = [0, 254, 12_440, 125_000, 12_000_000].map(|ms| took(Duration::from_millis(ms)));
+        assert_eq!(told, ["0.00 s", "0.25 s", "12.4 s", "2 min 05 s", "3 h 20 min"]);
     }
 
     #[test]

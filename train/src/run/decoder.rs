@@ -12,6 +12,7 @@ use super::events::Events;
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::plan::Plan;
 use super::smoke::{self, Smoke};
+use super::startup::StartTimes;
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
@@ -226,15 +227,16 @@ pub fn train_with(
     options: &RunOptions,
     run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync,
 ) -> Result<Summary> {
+    let mut start = StartTimes::default();
     let _output = output::never_block();
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device, &run),
+        None => run_as_threads(config, options, &device, start, &run),
         Some(place) => {
-            let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, &run)
+            let world = start.time("join", || joining::join(place, &config.comm, &options.stop))?;
+            run_as_process(&world, config, options, &device, place, start, &run)
         }
     }
 }
@@ -252,7 +254,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, &stock_loop)
+            run_as_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)
         }
     }
 }
@@ -262,11 +264,12 @@ fn run_as_threads(
     config: Config,
     options: &RunOptions,
     device: &ResolvedDevice,
+    start: StartTimes,
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
     options.debug.check(config.train.ranks, false).map_err(TrainError::usage)?;
-    let plan = plan::make(&config, options, device)?;
+    let plan = plan::make(&config, options, device, start)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
     let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
@@ -288,6 +291,7 @@ fn run_as_process(
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
+    start: StartTimes,
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
@@ -301,8 +305,8 @@ fn run_as_process(
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
-        let plan =
-            agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
+        let make = || plan::make(&config, options, device, start.clone());
+        let plan = agree::on_plan(&*world, &config, options, device, make)?;
         plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
         exhausted::limit(&plan, Some(place));
         let _server = look_into(&plan, vec![place.rank]);

@@ -3,6 +3,7 @@
 use burn::tensor::Device;
 use kiln_model::Context;
 use kiln_model::decoder;
+use kiln_shard::Engine;
 
 use crate::data::BatchSource;
 use crate::device;
@@ -26,6 +27,19 @@ pub fn evaluate(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
+/// The samples of an evaluation, and the rows of a pass: rows beyond the samples would not count.
+fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
+    let available = source.order().num_samples();
+    let samples = if samples == 0 { available } else { samples.min(available) };
+    (samples, rows.min(usize::try_from(samples).unwrap_or(rows)).max(1))
+}
+
+/// Passes of each rank in an evaluation.
+pub(super) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
+    let (samples, rows) = bounded(source, samples, rows);
+    samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
+}
+
 /// [`evaluate`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
 pub(super) fn evaluate_while(
     model: &ShardedDecoder,
@@ -37,11 +51,8 @@ pub(super) fn evaluate_while(
 ) -> Result<Option<(f64, u64)>> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
-    let available = source.order().num_samples();
-    let samples = if samples == 0 { available } else { samples.min(available) };
-    // Rows beyond the samples would not count.
-    let rows = rows.min(usize::try_from(samples).unwrap_or(rows)).max(1);
-    let passes = samples.div_ceil(ranks * rows as u64);
+    let passes = passes_of(engine, source, samples, rows);
+    let (samples, rows) = bounded(source, samples, rows);
     let mut loss_sum = 0.0;
     for pass in 0..passes {
         let first = (pass * ranks + rank) * rows as u64;

@@ -10,11 +10,11 @@ use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
-use super::{RunOptions, memory, position, prompts};
-use crate::checkpoint::{
-    self, Architecture, Checkpoint, CheckpointError, HeldFolder, Keep, SaveOptions, SavedOptimizer,
-};
-use crate::config::{self, Config, ConfigError, ModelSection};
+use super::requirements::{check_parts, check_position, check_sources, resolve_model};
+use super::startup::StartTimes;
+use super::{RunOptions, memory, prompts};
+use crate::checkpoint::{self, Checkpoint, HeldFolder, Keep, SaveOptions};
+use crate::config::{self, Config, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
@@ -22,11 +22,9 @@ use crate::error::{Result, TrainError};
 use crate::eval::TokenPair;
 use crate::files;
 use crate::metrics::say;
-use crate::optimizers::check_groups;
 use crate::prepared;
 use crate::process;
 use crate::registry::Registry;
-use crate::sharded::{parameter_names, parameter_shapes};
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
@@ -57,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) desk: Arc<Desk>,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
+    /// How long the start takes, on rank 0.
+    pub(crate) start: StartTimes,
     /// Keeps other runs out of the folder for as long as this process works on it.
     lock: Lock,
     /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
@@ -82,14 +82,19 @@ pub(crate) struct PlanMessage {
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
 /// open in `config`. Looks at the disk and writes to it: for one rank alone.
-pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
+pub(super) fn make(
+    asked: &Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    mut start: StartTimes,
+) -> Result<Plan> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device)?;
+        let draft = Draft::make(&config, find()?, options, device, &mut start)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -122,8 +127,8 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
-        None => device
-            .peak(config.precision.compute(), place, ranks, threads)
+        None => start
+            .time("peak", || device.peak(config.precision.compute(), place, ranks, threads))
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
     let message = PlanMessage {
@@ -136,9 +141,6 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         threads,
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
-    let (allow_missing, debug, stop) =
-        (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
-    let registry = options.registry.clone();
     Ok(Plan {
         message,
         config,
@@ -149,13 +151,14 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         lock,
         claim,
         device,
-        registry,
+        registry: options.registry.clone(),
         optimizer,
         loss,
-        allow_missing,
-        debug,
+        allow_missing: options.allow_missing.clone(),
+        debug: options.debug.clone(),
         desk: Arc::default(),
-        stop,
+        stop: options.stop.clone(),
+        start,
     })
 }
 
@@ -178,22 +181,6 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     differences
 }
 
-/// Fails with what `required` says of other parts, unless the user has allowed for them.
-fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
-    match required {
-        Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
-            tracing::warn!("{error}; its weights are taken by name and shape all the same");
-            Ok(())
-        }
-        Err(CheckpointError::OtherArchitecture { path, objection }) => {
-            let allow = "take its weights by name and shape with --allow-other-parts";
-            let objection = format!("{objection}, {allow}");
-            Err(CheckpointError::OtherArchitecture { path, objection })
-        }
-        other => other,
-    }
-}
-
 /// What a start would do, before it has touched its folder.
 struct Draft {
     found: Found,
@@ -213,7 +200,13 @@ struct Draft {
 }
 
 impl Draft {
-    fn make(config: &Config, found: Found, options: &RunOptions, device: &ResolvedDevice) -> Result<Self> {
+    fn make(
+        config: &Config,
+        found: Found,
+        options: &RunOptions,
+        device: &ResolvedDevice,
+        start: &mut StartTimes,
+    ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -240,8 +233,8 @@ impl Draft {
             return Err(full.and_then(Result::err).unwrap_or(least));
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
-        let data =
-            process::in_pool(|| prepared::open(&config.data, config.train.seed, trained_on, &options.stop));
+        let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
+        let data = start.time("data", || process::in_pool(open));
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
@@ -273,103 +266,6 @@ impl Draft {
         let tokenizer = tokenizer.into();
         Ok(Draft { found, resume, data, tokenizer, answers, model, optimizer, loss, warnings, note, changed })
     }
-}
-
-/// Fails unless the parameters that `config` names are some of `decoder`.
-pub(crate) fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
-    if !config.train.freeze.is_empty() {
-        check_freeze(&config.train.freeze, &parameter_names(decoder))?;
-    }
-    Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
-}
-
-/// Fails unless `model` can start from these weights, and `optimizer` go on with the state beside them.
-pub(crate) fn check_sources(
-    resume: Option<&Checkpoint>,
-    init: Option<&ModelSource>,
-    model: &ModelConfig,
-    optimizer: &Optimizer,
-    options: &RunOptions,
-) -> Result<()> {
-    let architecture = &Architecture::of_model(model);
-    if let Some(checkpoint) = resume {
-        checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
-        allow_parts(checkpoint.require_architecture(architecture), options)?;
-    }
-    if let Some(source) = init {
-        allow_parts(source.require_architecture(architecture), options)?;
-    }
-    // With weights that may be missing, names and shapes decide when they are loaded.
-    if options.allow_missing.is_empty() {
-        let resume = resume.cloned().map(Box::new).map(ModelSource::Checkpoint);
-        for source in resume.iter().chain(init) {
-            source.check_model(model)?;
-        }
-    }
-    Ok(())
-}
-
-/// How the position in the data differs from that of `checkpoint`, as far as `options` allow it.
-pub(crate) fn check_position(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    data: &DataInfo,
-    tokenizer: &[u8],
-    options: &RunOptions,
-) -> Result<Vec<String>> {
-    position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
-}
-
-/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to train.
-fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
-    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let mut problems: Vec<_> = freeze
-        .iter()
-        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
-        .map(|prefix| {
-            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
-            format!(
-                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
-                some.join(", ")
-            )
-        })
-        .collect();
-    if names.iter().all(frozen) {
-        problems.push(
-            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\"".to_owned(),
-        );
-    }
-    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
-}
-
-/// The model of the run: that of the weights to start from if the configuration names none; its
-/// vocabulary is the tokenizer's unless the configuration names one.
-pub(crate) fn resolve_model(
-    config: &Config,
-    data: &DataInfo,
-    init: Option<&ModelSource>,
-    tokenizer: &[u8],
-) -> Result<ModelConfig> {
-    let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
-    // Data from another program may state fewer ids than its tokenizer has.
-    let path = data::tokenizer_of(&config.data.path)?;
-    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
-    let tokens = data.vocab_size.max(tokenizer.vocab_size());
-    let model = match init {
-        Some(source) if config.takes_model_from_weights() => source.model().clone(),
-        _ => config.model.resolve(Some(tokens)).map_err(invalid)?,
-    };
-    model.validate().map_err(|error| invalid(error.to_string()))?;
-    if tokens > model.vocab_size {
-        let problem = invalid(format!(
-            "the tokenizer in {} has {tokens} tokens, but model.vocab_size is {}: raise \
-             model.vocab_size to at least {tokens}, or leave it out",
-            config.data.path.display(),
-            model.vocab_size,
-        ));
-        return Err(problem.into());
-    }
-    Ok(model)
 }
 
 impl Plan {
@@ -437,6 +333,7 @@ impl PlanMessage {
             debug,
             desk: Arc::default(),
             stop,
+            start: StartTimes::default(),
         })
     }
 }

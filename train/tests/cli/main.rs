@@ -36,6 +36,7 @@
 //! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
 //! - `shapes`: models with the shapes of Llama and Qwen;
 //! - `status`: looks into runs that go on, hang, lag or have ended;
+//! - `screen`: what a person sees of a run at a terminal, and what a log has instead;
 //! - `surroundings`: a program that calls the library without setting up its process;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
 
@@ -95,6 +96,7 @@ mod restarts;
 mod resume;
 mod run_folder;
 mod samples;
+mod screen;
 mod shapes;
 #[path = "../support/signals.rs"]
 mod signals;
@@ -102,6 +104,8 @@ mod smoke;
 mod status;
 mod support;
 mod surroundings;
+#[path = "../support/terminal.rs"]
+mod terminal;
 mod text_in;
 #[cfg(feature = "cuda")]
 mod trace;

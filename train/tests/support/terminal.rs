@@ -75,9 +75,10 @@ impl Terminal {
         }
     }
 
-    /// Types a line.
+    /// Types a line, or a key that acts by itself, such as Ctrl-C.
     pub fn enter(&mut self, line: &str) {
-        self.keys.write_all(format!("{line}\r").as_bytes()).expect("it is read");
+        let end = if line.ends_with(char::is_control) { "" } else { "\r" };
+        self.keys.write_all(format!("{line}{end}").as_bytes()).expect("it is read");
     }
 
     /// Waits for the end.

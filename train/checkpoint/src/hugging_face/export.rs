@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kiln_data::Tokenizer;
+use kiln_process::Meter;
 use serde_json::{Value, json};
 
 use super::describe::to_json;
@@ -26,7 +27,8 @@ pub use super::writer::ExportDtype;
 const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
 
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
-/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time.
+/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the bytes of the
+/// weights, as f32.
 ///
 /// # Errors
 ///
@@ -37,12 +39,13 @@ pub fn export(
     out: &Path,
     dtype: ExportDtype,
     max_shard_bytes: usize,
+    meter: &Meter,
 ) -> Result<(), CheckpointError> {
     let folder = source.folder();
     let tokens = tokens_of(source)?;
     let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
     let weights = source.weights();
-    let weights = Watched::new(weights.as_ref());
+    let weights = Watched::new(weights.as_ref(), meter);
     let items = items(source)?;
     let known: std::collections::BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_process::Meter;
 use serde_json::json;
 
 use super::output::NewFolder;
@@ -13,12 +14,17 @@ use crate::source::ModelSource;
 use crate::{CheckpointError, CheckpointState, SaveContext, write_full};
 
 /// Makes a full checkpoint at `out` of a model, with `config` as the configuration of a run that would have
-/// trained it. Holds one weight in memory at a time.
+/// trained it. Holds one weight in memory at a time. `meter` counts the bytes of the weights.
 ///
 /// # Errors
 ///
 /// When the tokenizer cannot be used, when there is something at `out` already, and when the disk fails.
-pub fn import(model: &HuggingFaceFolder, config: String, out: &Path) -> Result<(), CheckpointError> {
+pub fn import(
+    model: &HuggingFaceFolder,
+    config: String,
+    out: &Path,
+    meter: &Meter,
+) -> Result<(), CheckpointError> {
     let source = ModelSource::HuggingFace(Box::new(model.clone()));
     if source.tokenizer().exists() {
         // What nothing could use afterwards is better refused now.
@@ -32,7 +38,7 @@ pub fn import(model: &HuggingFaceFolder, config: String, out: &Path) -> Result<(
     let aside = NewFolder::create(out)?;
     let carried = aside.carry(folder, &CARRIED)?;
     keep_token_ids(folder, &aside, carried.contains(&GENERATION_FILE))?;
-    write_checkpoint(model, config, aside.files()?, out)
+    write_checkpoint(model, config, aside.files()?, out, meter)
 }
 
 /// Ids that only `config.json` names, which is not carried along, go to `generation_config.json`.
@@ -62,6 +68,7 @@ fn write_checkpoint(
     config: String,
     files: Vec<PathBuf>,
     out: &Path,
+    meter: &Meter,
 ) -> Result<(), CheckpointError> {
     let model = source.model();
     let layout = layout_of(&outline(model)?, 1);
@@ -77,5 +84,5 @@ fn write_checkpoint(
         data_sha256: None,
     };
     let context = SaveContext { config: Some(config), files, ..SaveContext::new(state) };
-    write_full(out, source, &layout, &context)
+    write_full(out, source, &layout, &context, meter)
 }

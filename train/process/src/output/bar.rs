@@ -1,4 +1,4 @@
-//! The terminal on standard error as a progress bar draws on it, without ever waiting for it.
+//! A line at the bottom of the terminal that is drawn over and over, without ever waiting for the terminal.
 
 use std::io::{self, IsTerminal};
 use std::mem;
@@ -6,33 +6,100 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-use super::{STDERR, is_silent};
+use super::silence::is_silent;
+use super::streams::{ORDER, STDERR, STDOUT};
 
 /// Columns and rows where the terminal does not tell.
 const SIZE: (u16, u16) = (80, 24);
 
-/// Frames of a progress bar per second, at most.
+/// Frames of a bar per second, at most.
 const FRAME_RATE: u8 = 20;
 
-/// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
-pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
-    let is_watched = !is_silent() && io::stdout().is_terminal() && io::stderr().is_terminal();
-    is_watched.then(|| {
-        let target = ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
-        let bar = ProgressBar::with_draw_target(Some(length), target);
-        // Templates are constants that parse; the default style would do as well.
-        let style = ProgressStyle::with_template(style);
-        bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-    })
+/// What terminals are called that cannot move their cursor.
+const DUMB: &str = "dumb";
+
+/// The bar that is on the terminal. There is one at a time.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
+    // A value that is replaced as a whole.
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A line at the bottom of the terminal, on standard error. Lines of [`say`](super::say) and
+/// [`complain`](super::complain) appear above it. It is taken away when this is dropped.
+#[derive(Debug)]
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar, if somebody watches: both streams are terminals that can draw one, and nobody wants silence.
+    pub fn watched() -> Option<Self> {
+        Self::is_watched().then(|| {
+            // From here on, all lines go the way of the bar.
+            STDOUT.let_go_first(ORDER);
+            let target = ProgressDrawTarget::term_like_with_hz(Box::new(Screen::default()), FRAME_RATE);
+            let bar = ProgressBar::with_draw_target(None, target);
+            // The template is a constant that parses; the default style would do as well.
+            let style = ProgressStyle::with_template("{msg}");
+            let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            *shown() = Some(bar.clone());
+            Bar(bar)
+        })
+    }
+
+    /// Whether there would be a bar.
+    pub(super) fn is_watched() -> bool {
+        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == DUMB);
+        !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
+    }
+
+    /// Draws `line`, which has no more than [`Bar::width`] columns, unless a frame was drawn a moment ago.
+    pub fn draw(&self, line: String) {
+        self.0.set_message(line);
+    }
+
+    /// Columns that there are.
+    pub fn width(&self) -> usize {
+        usize::from(size().0)
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+        *shown() = None;
+    }
+}
+
+/// Whether there is a bar.
+pub(super) fn is_shown() -> bool {
+    shown().is_some()
+}
+
+/// Calls `write` while no bar is drawn.
+pub(super) fn hidden_while(write: impl FnOnce()) {
+    // Drawing does not wait for whoever wants to know whether there is a bar.
+    let bar = shown().clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
+pub fn gauge(done: u64, of: u64, columns: usize) -> String {
+    let share = if of == 0 { 0.0 } else { done.min(of) as f64 / of as f64 };
+    let full = (share * columns as f64) as usize;
+    "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
 }
 
 /// Draws whole frames. Frames are left out while the terminal takes nothing.
 #[derive(Debug, Default)]
-struct Bar {
+struct Screen {
     frame: Mutex<String>,
 }
 
-impl Bar {
+impl Screen {
     fn frame(&self) -> MutexGuard<'_, String> {
         // Any text may be drawn.
         self.frame.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,7 +116,7 @@ impl Bar {
     }
 }
 
-impl TermLike for Bar {
+impl TermLike for Screen {
     fn width(&self) -> u16 {
         size().0
     }
@@ -107,5 +174,17 @@ fn size() -> (u16, u16) {
     match status {
         0 if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col, size.ws_row),
         _ => SIZE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gauge;
+
+    #[test]
+    fn a_gauge_is_as_full_as_the_work_is_done() {
+        let count = |done, of| gauge(done, of, 10).chars().filter(|c| *c == '\u{2588}').count();
+        assert_eq!([count(0, 4), count(1, 4), count(4, 4), count(9, 4), count(3, 0)], [0, 2, 10, 10, 0]);
+        assert_eq!(gauge(1, 3, 10).chars().count(), 10);
     }
 }

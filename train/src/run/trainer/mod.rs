@@ -1,7 +1,9 @@
 //! What one rank does from the first to the last step: `Trainer::start`, then `Trainer::run` or a loop of the
 //! program's own.
 
+mod conclusion;
 mod grace;
+mod groups;
 mod issued;
 mod pace;
 mod run;

@@ -8,17 +8,19 @@ use kiln_model::layers::Records;
 use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
+use super::conclusion::Conclusion;
 use super::issued::{Issued, StepLog};
-use super::state::Trainer;
+use super::state::{Began, Trainer};
 use super::step::{DataBatches, StepSync};
 use super::text::Text;
+use crate::checkpoint;
 use crate::device;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::planner::{Gathers, RankShape, Speed};
 use crate::run::RecordedStep;
-use crate::run::evaluate::evaluate_while;
+use crate::run::evaluate::{evaluate_while, passes_of};
 use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
@@ -132,8 +134,9 @@ impl Trainer<'_> {
             .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
-        if let Some(reporter) = &self.reporter {
-            self.conclude(reporter, val_loss, &checkpoint, &texts);
+        if let Some(mut reporter) = self.reporter.take() {
+            reporter.finish();
+            self.conclude(&reporter, val_loss, &checkpoint, &texts);
         }
         let (steps, loss) = (self.state.step, self.loss());
         let told = loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
@@ -227,12 +230,19 @@ impl Trainer<'_> {
 
     /// [`Trainer::evaluate`], which stops when asked to if it `may_stop`.
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
-        let Trainer { plan, model, device, validation, pace, .. } = self;
+        let Trainer { plan, model, device, validation, pace, reporter, .. } = self;
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         let held = || model.engine().world().holds().total();
         pace.begin(held());
+        let (mut done, passes) = (0, passes_of(model.engine(), validation, samples, rows));
+        let mut show = || {
+            reporter.iter().for_each(|reporter| reporter.activity(&format!("evaluation {done}/{passes}")));
+            done += 1;
+        };
+        show();
         let mut go_on = || {
+            show();
             let stop = pace.end(held()) && pace.ask(model.engine(), &plan.stop)?.0;
             Ok(!(stop && may_stop))
         };
@@ -259,30 +269,48 @@ impl Trainer<'_> {
     }
 
     fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, texts: &[Text]) {
-        reporter.finish();
-        let unigram = self
-            .plan
-            .message
-            .data
-            .unigram_entropy
-            .map_or_else(String::new, |unigram| format!(" (unigram entropy {:.4})", unigram.validation));
+        let conclusion = self.conclusion(reporter, Some(val_loss));
         say(&format!(
-            "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
+            "done: {}, validation loss {val_loss:.4}, checkpoint {}",
             number_of(self.state.step, "step"),
-            val_loss,
-            self.started.elapsed().as_secs_f64(),
             checkpoint.display()
         ));
-        if let (Some(metrics), Some(planned)) = (&self.metrics, self.planned_bytes()) {
-            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-            say(&format!(
-                "a rank held {:.1} MiB of memory at its peak, {:.1} MiB were planned",
-                mib(metrics.peak_bytes),
-                mib(planned)
-            ));
-        }
+        conclusion.lines().iter().for_each(|line| say(line));
         for text in texts {
             say(&format!("sample: {}", text.whole));
+        }
+        conclusion.next().iter().for_each(|line| say(line));
+    }
+
+    /// What is known of this start at its end.
+    pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
+        let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
+        let best = reporter.best();
+        let best_checkpoint = best
+            .filter(|best| best.step != self.state.step)
+            .map(|best| checkpoint::place_of(&self.plan.checkpoints(), best.step))
+            .filter(|place| place.exists());
+        let Began { step, tokens } = self.began;
+        let tokens = self.state.tokens - tokens;
+        let rate = tokens as f64 / self.in_steps;
+        let mut peak = self.peak;
+        Conclusion {
+            out: self.plan.out.clone(),
+            elapsed: self.plan.start.elapsed(),
+            start: self.start_took,
+            times: self.times(),
+            ranks: self.ranks,
+            steps: self.state.step - step,
+            skipped: self.state.skipped,
+            tokens,
+            in_steps: self.in_steps,
+            mfu: peak.share(rate * self.flops_per_token),
+            val_loss,
+            unigram: unigram.filter(|_| val_loss.is_some()),
+            best,
+            best_checkpoint,
+            peak_bytes: self.metrics.as_ref().map(|metrics| metrics.peak_bytes),
+            planned_bytes: self.metrics.as_ref().and_then(|_| self.planned_bytes()),
         }
     }
 

@@ -6,6 +6,7 @@ use super::state::Trainer;
 use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext};
 use crate::config::OnFailure;
 use crate::error::Result;
+use crate::metrics::Reporter;
 use crate::run::events::EventKind;
 use crate::run::plan::Plan;
 
@@ -46,7 +47,9 @@ impl Trainer<'_> {
             tokenizer: Some(tokenizer.clone()),
             ..SaveContext::new(self.state.clone())
         };
+        let shown = self.reporter.as_ref().map(Reporter::saving);
         let begun = self.saver.begin(self.model.engine(), context);
+        drop(shown);
         if begun.is_ok() {
             self.saved_step = Some(self.state.step);
         }
@@ -55,7 +58,7 @@ impl Trainer<'_> {
 
     /// Waits for the save in the background, after which the run goes on.
     pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
-        let settled = self.saver.settle(self.model.engine());
+        let settled = self.wait_for_save();
         self.note_save(settled, false)
     }
 
@@ -67,9 +70,18 @@ impl Trainer<'_> {
 
     /// Waits for the save in the background: the last one of the run.
     pub(super) fn settle_save(&mut self) -> Result<()> {
-        self.model.engine().set_activity("checkpoint");
-        let settled = self.saver.settle(self.model.engine());
+        let settled = self.wait_for_save();
         self.note_save(settled, true)
+    }
+
+    /// Waits for the save in the background, and shows how far it is.
+    fn wait_for_save(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
+        if !self.saver.is_pending() {
+            return Ok(None);
+        }
+        self.model.engine().set_activity("checkpoint");
+        let _shown = self.reporter.as_ref().map(Reporter::saving);
+        self.saver.settle(self.model.engine())
     }
 
     /// Remembers the checkpoint that has become complete. One that could not be written is an error

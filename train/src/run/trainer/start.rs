@@ -1,11 +1,10 @@
 //! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is
 //! known without them comes first.
 
-use std::time::{Duration, Instant};
-
 use kiln_shard::{Mesh, ShardError};
 
 use crate::checkpoint::shape_line;
+use crate::config::{Config, OptimSection, Schedule};
 use crate::data::BatchSource;
 use crate::error::Result;
 use crate::metrics::say;
@@ -47,6 +46,8 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         (train.steps * train.global_batch as u64) as f64 / samples as f64,
         number_of(samples, "sample"),
     ));
+    say(&format!("optimizer: {}", optimizer(&config.optim)));
+    say(&format!("run folder: {}; {}", plan.out.display(), rhythm(config)));
     if let Some(unigram) = &info.unigram_entropy {
         say(&format!("unigram entropy of the validation text: {:.4} nats per token", unigram.validation));
     }
@@ -62,33 +63,28 @@ pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
     format!("{from}kiln {}, {}, {strategy}, {device}", version(), number_of(ranks, "rank"))
 }
 
-/// How long something may take before anything is said of it.
-const FIRST: Duration = Duration::from_secs(3);
-
-/// How often more is said.
-const EVERY: Duration = Duration::from_secs(10);
-
-/// Says how far something is that may take long.
-pub(super) struct LongTask {
-    what: &'static str,
-    begun: Instant,
-    next: Instant,
+/// The optimizer and its schedule in words.
+fn optimizer(section: &OptimSection) -> String {
+    let OptimSection { kind, lr, schedule, warmup_steps, min_lr_ratio, weight_decay, grad_clip, .. } =
+        section;
+    let warmup = number_of(*warmup_steps, "step");
+    let schedule = match schedule {
+        Schedule::Constant => "constant".to_owned(),
+        Schedule::Cosine => format!("cosine to {:.2e}", lr * min_lr_ratio),
+        Schedule::Wsd => format!("wsd to {:.2e}", lr * min_lr_ratio),
+    };
+    let clip = if *grad_clip > 0.0 { format!("clip {grad_clip}") } else { "no clipping".to_owned() };
+    format!("{kind}, lr {lr:.2e} after {warmup} of warm-up, {schedule}, weight decay {weight_decay}, {clip}")
 }
 
-impl LongTask {
-    pub(super) fn begin(what: &'static str, begun: Instant) -> Self {
-        LongTask { what, begun, next: begun + FIRST }
-    }
-
-    /// What to say at the time `now`, when `done` of `all` parts are done, if it is time to say something.
-    pub(super) fn at(&mut self, now: Instant, done: usize, all: usize) -> Option<String> {
-        if now < self.next || done == all {
-            return None;
-        }
-        self.next = now + EVERY;
-        let seconds = now.saturating_duration_since(self.begun).as_secs();
-        Some(format!("{}: {done} of {all} parts after {seconds} s", self.what))
-    }
+/// What a run does every so many steps, in words.
+fn rhythm(config: &Config) -> String {
+    let every = |steps: u64| match steps {
+        0 => "at the end".to_owned(),
+        steps => format!("every {}", number_of(steps, "step")),
+    };
+    let Config { log, eval, checkpoint, .. } = config;
+    format!("logs {}, evaluates {}, saves {}", every(log.every), every(eval.every), every(checkpoint.every))
 }
 
 #[cfg(test)]
@@ -96,15 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_long_is_told_now_and_then() {
-        let begun = Instant::now();
-        let mut task = LongTask::begin("making the first weights", begun);
-        let mut at = |seconds, done| task.at(begun + Duration::from_secs(seconds), done, 34);
-        assert_eq!(at(2, 1), None);
-        let told = "making the first weights: 2 of 34 parts after 4 s";
-        assert_eq!(at(4, 2).as_deref(), Some(told));
-        assert_eq!(at(13, 9), None);
-        assert!(at(14, 10).is_some());
-        assert_eq!(at(60, 34), None, "the next line is about what follows");
+    fn settings_are_told_in_words() {
+        let mut config = Config::default();
+        let constant = OptimSection { schedule: Schedule::Constant, grad_clip: 0.0, ..config.optim.clone() };
+        let told = "adamw, lr 1.00e-3 after 10 steps of warm-up, cosine to 1.00e-4, weight decay 0.1, clip 1";
+        assert_eq!(optimizer(&config.optim), told);
+        let told = "adamw, lr 1.00e-3 after 10 steps of warm-up, constant, weight decay 0.1, no clipping";
+        assert_eq!(optimizer(&constant), told);
+        (config.eval.every, config.log.every) = (100, 1);
+        assert_eq!(rhythm(&config), "logs every 1 step, evaluates every 100 steps, saves at the end");
     }
 }

@@ -11,9 +11,10 @@ use kiln_model::decoder::Decoder;
 use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
+use super::groups::GroupTable;
 use super::issued::Issued;
 use super::pace::Pace;
-use super::start::{LongTask, introduce, started_as};
+use super::start::{introduce, started_as};
 use super::text::Text;
 use crate::checkpoint::{self, CheckpointState, Saver};
 use crate::config::Config;
@@ -24,11 +25,13 @@ use crate::error::{Result, TrainError};
 use crate::fault::Drill;
 use crate::flight;
 use crate::metrics::{Reporter, StepMetrics, say};
+use crate::process::output::ProgressLine;
 use crate::process::{keep_crashes, position};
 use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
 use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
+use crate::run::startup::StartTimes;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 use crate::words::number_of;
@@ -95,7 +98,14 @@ pub struct Trainer<'a> {
     pub(super) grace: Grace,
     /// Tells where this rank is if a signal ends the process.
     pub(super) position: position::Present,
-    pub(super) started: Instant,
+    /// Where the run stood at the start.
+    pub(super) began: Began,
+    /// Seconds in the steps since.
+    pub(super) in_steps: f64,
+    /// How long the start took, until the first step began.
+    pub(super) start_took: Duration,
+    /// How long the start takes, until the first step is done.
+    pub(super) start_times: Option<StartTimes>,
     /// Writes the log; on rank 0 alone.
     pub(super) reporter: Option<Reporter>,
     /// The last step, while its outcome is not known yet.
@@ -110,6 +120,13 @@ pub struct Trainer<'a> {
     pub(super) has_trained: bool,
     /// Whether the ranks were asked to stop.
     pub(super) stopping: bool,
+}
+
+/// Where a start of a run begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Began {
+    pub(super) step: u64,
+    pub(super) tokens: u64,
 }
 
 impl<'a> Trainer<'a> {
@@ -146,11 +163,22 @@ impl<'a> Trainer<'a> {
             let numbers = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>());
             introduce(plan, numbers.sum(), ranks, &train)?;
         }
-        let mut making = LongTask::begin("making the first weights", Instant::now());
-        let model = ShardedDecoder::with_progress(decoder, builder, |done, all| {
-            let text = making.at(Instant::now(), done, all).filter(|_| rank == 0);
-            text.iter().for_each(|text| say(text));
+        let mut start = plan.start.clone();
+        let model = start.time("weights", || {
+            let what = if is_loaded { "making room for the weights" } else { "making the first weights" };
+            let line = (rank == 0).then(|| ProgressLine::start(what, "the first module"));
+            ShardedDecoder::with_progress(decoder, builder, |done, all| {
+                let set = |line: &ProgressLine| {
+                    line.set(format!("{done} of {all} modules"), done as u64, all as u64);
+                };
+                line.iter().for_each(set);
+            })
         })?;
+        if rank == 0 {
+            let table =
+                GroupTable::of_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
+            table.lines().iter().for_each(|line| say(line));
+        }
         let mut state = CheckpointState {
             step: 0,
             skipped: 0,
@@ -164,8 +192,12 @@ impl<'a> Trainer<'a> {
         };
         let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {
-            absent = checkpoint.reader().load_weights(model.engine(), &plan.allow_missing)?;
-            checkpoint.reader().load_optimizer(model.engine(), &plan.allow_missing)?;
+            start.time("load", || -> Result<()> {
+                let reader = checkpoint.reader();
+                let _line = (rank == 0).then(|| ProgressLine::of_bytes("loading", reader.meter()));
+                absent = reader.load_weights(model.engine(), &plan.allow_missing)?;
+                Ok(reader.load_optimizer(model.engine(), &plan.allow_missing)?)
+            })?;
             let CheckpointState { step, skipped, loss_scale, next_sample, tokens, .. } = *checkpoint.state();
             state = CheckpointState { step, skipped, loss_scale, next_sample, tokens, ..state };
             position.saved(step);
@@ -174,7 +206,7 @@ impl<'a> Trainer<'a> {
             if rank == 0 {
                 say(&format!("taking the weights of {}", source.folder().display()));
             }
-            absent = source.load_weights(model.engine(), &plan.allow_missing)?;
+            absent = start.time("load", || source.load_weights(model.engine(), &plan.allow_missing))?;
         }
         if rank == 0 && !absent.is_empty() {
             let names: Vec<_> = absent.into_iter().collect();
@@ -194,6 +226,7 @@ impl<'a> Trainer<'a> {
                 out: plan.out.clone(),
             },
         );
+        let began = Began { step: state.step, tokens: state.tokens };
         let mut trainer = Trainer {
             plan,
             rank,
@@ -218,7 +251,10 @@ impl<'a> Trainer<'a> {
             pace: Pace::new(),
             grace: Grace::new()?,
             position,
-            started,
+            began,
+            in_steps: 0.0,
+            start_took: Duration::ZERO,
+            start_times: (rank == 0).then_some(start),
             reporter: None,
             issued: None,
             metrics: None,
@@ -260,7 +296,7 @@ impl<'a> Trainer<'a> {
             let kind = if self.plan.resume.is_some() { EventKind::Resume } else { EventKind::Start };
             events.note(kind, step, &started_as(self.plan, self.ranks));
         }
-        let reporter = Reporter::new(&path, self.state.step, steps);
+        let reporter = Reporter::new(&path, self.state.step, steps, self.ranks, self.saver.meter().clone());
         reporter.map(Some).map_err(TrainError::io("write", &path))
     }
 

@@ -165,6 +165,7 @@ impl Trainer<'_> {
         self.settled_times = times_now;
         let step_s = taken.saturating_sub(held - self.held_before).as_secs_f64();
         (self.settled, self.held_before) = (now, held);
+        self.in_steps += step_s;
         self.state.loss_scale = outcome.loss_scale;
         let Outcome { loss, grad_norm, applied, .. } = outcome;
         tracing::debug!(of = step, loss, grad_norm, lr, tokens, applied, step_s, "a step has ended");
@@ -187,6 +188,12 @@ impl Trainer<'_> {
             times,
             values: Values::default(),
         };
+        if let Some(mut start) = self.start_times.take() {
+            self.start_took = start.until(begun);
+            let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
+            start.add(what, taken);
+            self.say(&start.line(now));
+        }
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();
         if let (Some(log), None) = (log, &left_out) {

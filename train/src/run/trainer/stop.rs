@@ -31,8 +31,9 @@ impl Trainer<'_> {
             self.settle_save()?;
         }
         let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
-        if let Some(reporter) = &self.reporter {
+        if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
+            self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
             say(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
                 self.state.step,

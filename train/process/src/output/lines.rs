@@ -1,0 +1,58 @@
+//! Lines for people.
+
+use std::borrow::Cow;
+
+use super::bar;
+use super::silence::is_silent;
+use super::stream::Stream;
+use super::streams::{ORDER, STDERR, STDOUT};
+
+/// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
+pub fn say(text: &str) {
+    if is_silent() {
+        return;
+    }
+    put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
+}
+
+/// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.
+pub fn complain(text: &str) {
+    put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
+}
+
+/// `text` without what a terminal would obey: names come from files of others. Control characters other than
+/// the end of a line and the tab are spelled out as in JSON, `\u001b`, which stays JSON that way.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_obeyed) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_obeyed(c) { shown.push_str(&format!("\\u{:04x}", u32::from(c))) } else { shown.push(c) }
+    }
+    shown.into()
+}
+
+/// Writes behind what waits for the other stream. While there is a bar, all lines go to its stream, in front of it:
+/// both streams are the same terminal then, and the order stays.
+pub(super) fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
+    if bar::is_shown() {
+        return bar::hidden_while(|| STDERR.put(bytes));
+    }
+    other.let_go_first(ORDER);
+    stream.put(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_not_told_what_to_do() {
+        let plain = "a \u{e4}\u{4e2d}\n\tb \u{1f642}";
+        assert!(matches!(printable(plain), Cow::Borrowed(text) if text == plain));
+        let evil = "\u{1b}[2J\r\u{9b}31m\u{7}\u{7f}";
+        assert_eq!(printable(evil), r"\u001b[2J\u000d\u009b31m\u0007\u007f");
+    }
+}

@@ -1,0 +1,64 @@
+//! The lowest validation loss of a run, also over its earlier starts: its metrics have them all.
+
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::files;
+
+/// What a line has that is about an evaluation.
+const KEY: &[u8] = b"\"val_loss\"";
+
+/// The evaluation with the lowest loss.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct BestLoss {
+    /// The step after which it was made.
+    pub step: u64,
+    /// Its loss.
+    pub val_loss: f64,
+}
+
+impl BestLoss {
+    /// The lowest of the evaluations in a file of metrics; `None` if there are none.
+    pub(super) fn find(path: &Path) -> io::Result<Option<Self>> {
+        let file = match files::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let (mut reader, mut line, mut best) = (BufReader::new(file), Vec::new(), None);
+        while reader.read_until(b'\n', &mut line)? > 0 {
+            // Most lines are about steps, and need not be understood.
+            if line.windows(KEY.len()).any(|window| window == KEY)
+                && let Ok(found) = serde_json::from_slice::<BestLoss>(&line)
+            {
+                best = Self::lower(best, found);
+            }
+            line.clear();
+        }
+        Ok(best)
+    }
+
+    /// The lower one; the earlier one if they are equal.
+    pub(super) fn lower(best: Option<Self>, next: Self) -> Option<Self> {
+        let is_lower = |best: Self| next.val_loss < best.val_loss;
+        if next.val_loss.is_finite() && best.is_none_or(is_lower) { Some(next) } else { best }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_loss_of_all_starts_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        assert_eq!(BestLoss::find(&path).unwrap(), None);
+        let lines = "{\"step\":1,\"loss\":1.0}\n{\"step\":2,\"val_loss\":3.5,\"val_tokens\":8}\n\
+                     {\"step\":4,\"val_loss\":3.25}\n{\"step\":6,\"val_loss\":3.25}\n\
+                     {\"step\":8,\"val_loss\":null}\n{\"step\":9,\"val_lo";
+        std::fs::write(&path, lines).unwrap();
+        assert_eq!(BestLoss::find(&path).unwrap(), Some(BestLoss { step: 4, val_loss: 3.25 }));
+    }
+}

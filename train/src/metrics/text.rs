@@ -1,0 +1,183 @@
+//! A step in one line: where logs go, and at the bottom of a terminal.
+
+use std::time::Duration;
+
+use crate::process::output::gauge;
+use crate::words::size;
+
+/// What is shown of a step.
+#[derive(Clone, Debug)]
+pub(super) struct StepLine {
+    pub(super) step: u64,
+    /// Steps of the run.
+    pub(super) steps: u64,
+    pub(super) loss: f64,
+    /// An arrow: where the loss goes.
+    pub(super) trend: char,
+    pub(super) grad_norm: f64,
+    pub(super) lr: f64,
+    pub(super) step_s: f64,
+    pub(super) tokens_per_s: f64,
+    /// Share of the device's peak.
+    pub(super) mfu: f64,
+    /// The most bytes that a rank has held; 0 if nobody counts.
+    pub(super) peak_bytes: u64,
+    /// Share of the step that was spent waiting for other ranks; `None` if there are none.
+    pub(super) wait: Option<f64>,
+    /// Time until the last step is done.
+    pub(super) left: Duration,
+}
+
+/// Columns of the gauge on a wide terminal, and the fewest that say anything.
+const GAUGE: usize = 24;
+const NARROW_GAUGE: usize = 8;
+
+/// Its size is a multiple of this.
+const STEP: usize = 4;
+
+/// Between two values.
+const BETWEEN: &str = " | ";
+
+impl StepLine {
+    /// The start of every line about a step, such as `step    20/400`.
+    pub(super) fn head(step: u64, steps: u64) -> String {
+        let width = steps.to_string().len().max(5);
+        format!("step {step:>width$}/{steps}")
+    }
+
+    /// The line in a log. Values stand below each other from step to step.
+    pub(super) fn in_log(&self) -> String {
+        let mut text = format!(
+            "{} | loss {:>7.4} | grad norm {:>6.3} | lr {:.2e} | {:>6.3} s | {:>6.0} tok/s | mfu {:>4.1}%",
+            Self::head(self.step, self.steps),
+            self.loss,
+            self.grad_norm,
+            self.lr,
+            self.step_s,
+            self.tokens_per_s,
+            self.mfu * 100.0,
+        );
+        if let Some(wait) = self.wait {
+            text += &format!(" | wait {:>3.0}%", wait * 100.0);
+        }
+        if self.peak_bytes > 0 {
+            text += &format!(" | {:>9}", size(self.peak_bytes));
+        }
+        text + &format!(" | eta {:>6}", clock(self.left))
+    }
+
+    /// The line on a terminal of `columns` columns, with what is going on besides. What has no room is left out,
+    /// that which changes least first.
+    pub(super) fn on_terminal(&self, activity: Option<&str>, columns: usize) -> String {
+        let wait = self.wait.map(|wait| format!("wait {:.0}%", wait * 100.0));
+        let memory = (self.peak_bytes > 0).then(|| size(self.peak_bytes));
+        // From the left to the right, with what goes first when there is no room.
+        let parts = [
+            (0, Some(format!("{}/{}", self.step, self.steps))),
+            (0, Some(format!("loss {:.4} {}", self.loss, self.trend))),
+            (2, Some(format!("{} tok/s", short(self.tokens_per_s)))),
+            (3, Some(format!("mfu {:.0}%", self.mfu * 100.0))),
+            (4, wait),
+            (5, memory),
+            (1, Some(format!("eta {}", clock(self.left)))),
+            (0, activity.map(str::to_owned)),
+        ];
+        let parts: Vec<_> = parts.into_iter().filter_map(|(rank, part)| Some((rank, part?))).collect();
+        let text = |most: u8| {
+            let kept = parts.iter().filter(|(rank, _)| *rank <= most).map(|(_, part)| part.as_str());
+            kept.collect::<Vec<_>>().join(BETWEEN)
+        };
+        fit(columns, self.step, self.steps, (0..=5).rev().map(text))
+    }
+}
+
+/// The line on a terminal before the first step, while `activity` is going on.
+pub(super) fn before_steps(done: u64, steps: u64, activity: &str, columns: usize) -> String {
+    fit(columns, done, steps, std::iter::once(format!("{done}/{steps}{BETWEEN}{activity}")))
+}
+
+/// The first of `texts` that has room, behind a gauge if that has room too; the last one cut where none has.
+fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) -> String {
+    let mut last = String::new();
+    for text in texts {
+        let room = columns.saturating_sub(text.chars().count() + 1);
+        if room >= NARROW_GAUGE {
+            // In a few sizes, so that it does not move with every digit.
+            let size = room.min(GAUGE) / STEP * STEP;
+            return format!("{} {text}", gauge(done, of, size));
+        }
+        last = text;
+    }
+    last.chars().take(columns).collect()
+}
+
+/// A rate with three digits or so, as in `8.3k`.
+fn short(value: f64) -> String {
+    match value {
+        value if value >= 1e7 => format!("{:.0}M", value / 1e6),
+        value if value >= 1e6 => format!("{:.1}M", value / 1e6),
+        value if value >= 1e4 => format!("{:.0}k", value / 1e3),
+        value if value >= 1e3 => format!("{:.1}k", value / 1e3),
+        value => format!("{value:.0}"),
+    }
+}
+
+/// Hours, minutes and seconds.
+pub(super) fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(step: u64, steps: u64, wait: Option<f64>) -> StepLine {
+        StepLine {
+            step,
+            steps,
+            loss: 3.224_51,
+            trend: '\u{2193}',
+            grad_norm: 0.837,
+            lr: 3e-4,
+            step_s: 0.2463,
+            tokens_per_s: 8314.2,
+            mfu: 0.351,
+            peak_bytes: 129_394_278,
+            wait,
+            left: Duration::from_secs(148),
+        }
+    }
+
+    #[test]
+    fn lines_of_a_log_stand_below_each_other() {
+        let early = StepLine {
+            loss: 11.7512,
+            grad_norm: 12.5,
+            step_s: 12.7,
+            tokens_per_s: 161.0,
+            mfu: 0.007,
+            left: Duration::from_secs(40_000),
+            ..line(1, 400, Some(0.312))
+        };
+        let lines = [early.in_log(), line(400, 400, Some(0.04)).in_log(), line(400, 400, None).in_log()];
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
+    fn a_terminal_shows_what_it_has_room_for() {
+        let shown = |columns| {
+            let line = line(12_340, 100_000, Some(0.04)).on_terminal(None, columns);
+            assert!(line.chars().count() <= columns, "{columns}: {line}");
+            line
+        };
+        let mut all: Vec<_> = [200, 120, 100, 80, 60, 40, 12].into_iter().map(shown).collect();
+        all.push(line(20, 400, None).on_terminal(Some("evaluating 3/12"), 100));
+        all.push(before_steps(0, 400, "the first step", 80));
+        insta::assert_snapshot!(all.join("\n"));
+    }
+}

@@ -1,0 +1,127 @@
+//! What the last steps say about the next ones: where the loss goes, and how long they will take.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Steps whose losses are compared with those of as many steps before.
+const WINDOW: usize = 50;
+
+/// The fewest steps of which the trend is told.
+const FEWEST: usize = 8;
+
+/// Differences of means below so many of their standard errors are noise.
+const ERRORS: f64 = 2.0;
+
+/// Where the loss goes: the mean of the last steps against that of the steps before.
+#[derive(Debug, Default)]
+pub(super) struct Trend {
+    losses: VecDeque<f64>,
+}
+
+impl Trend {
+    /// A step had this loss.
+    pub(super) fn add(&mut self, loss: f64) {
+        if loss.is_finite() {
+            self.losses.push_back(loss);
+        }
+        if self.losses.len() > 2 * WINDOW {
+            self.losses.pop_front();
+        }
+    }
+
+    /// An arrow down or up where the means differ by more than noise, one to the right where they do not, and a
+    /// blank while too little is known.
+    pub(super) fn arrow(&self) -> char {
+        let half = self.losses.len() / 2;
+        if 2 * half < FEWEST {
+            return ' ';
+        }
+        let (before, before_error) = mean(self.losses.iter().take(half));
+        let (last, last_error) = mean(self.losses.iter().skip(self.losses.len() - half));
+        let noise = ERRORS * (before_error + last_error).sqrt();
+        match last - before {
+            difference if difference < -noise => '\u{2193}',
+            difference if difference > noise => '\u{2191}',
+            _ => '\u{2192}',
+        }
+    }
+}
+
+/// The mean of at least two values, and the square of its standard error.
+fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64> + Clone) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
+    (mean, squares / (count - 1.0) / count)
+}
+
+/// How much the last step counts in the mean of their times.
+const NEWEST: f64 = 0.1;
+
+/// How long the steps that are left take: as long as the last ones, with what comes between steps, such as
+/// evaluations and saves, as often as up to now.
+#[derive(Debug, Default)]
+pub(super) struct Remaining {
+    /// When the first step of this start was done, which takes longer than others.
+    first: Option<Duration>,
+    steps: u64,
+    in_steps: f64,
+    mean: f64,
+}
+
+impl Remaining {
+    /// A step has ended `now`, on a clock that all calls share, and took `step_s`; `left` steps are left. Returns
+    /// the time that they take.
+    pub(super) fn after(&mut self, now: Duration, step_s: f64, left: u64) -> Duration {
+        let between = match self.first {
+            None => {
+                (self.first, self.mean) = (Some(now), step_s);
+                0.0
+            }
+            Some(first) => {
+                self.steps += 1;
+                self.in_steps += step_s;
+                let newest = if self.steps == 1 { 1.0 } else { NEWEST };
+                self.mean += newest * (step_s - self.mean);
+                let passed = now.saturating_sub(first).as_secs_f64();
+                (passed - self.in_steps).max(0.0) / self.steps as f64
+            }
+        };
+        Duration::try_from_secs_f64((self.mean + between) * left as f64).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrow_of(losses: impl Iterator<Item = f64>) -> char {
+        let mut trend = Trend::default();
+        losses.for_each(|loss| trend.add(loss));
+        trend.arrow()
+    }
+
+    #[test]
+    fn a_trend_is_more_than_noise() {
+        let noise = |step: u32| f64::from(step * 7919 % 100) / 100.0;
+        let along = |slope: f64| arrow_of((0..200).map(|step| slope * f64::from(step) + noise(step)));
+        assert_eq!([along(-0.01), along(0.0), along(0.01)], ['\u{2193}', '\u{2192}', '\u{2191}']);
+        assert_eq!(arrow_of((0..7).map(f64::from)), ' ', "too few steps");
+        assert_eq!(arrow_of((0..8).map(|_| 1.0)), '\u{2192}');
+        assert_eq!(arrow_of((0..20).map(|_| f64::NAN)), ' ');
+    }
+
+    #[test]
+    fn what_is_left_takes_as_long_as_the_last_steps_and_what_comes_between() {
+        let mut remaining = Remaining::default();
+        let mut after =
+            |now, step_s, left| remaining.after(Duration::from_secs(now), step_s, left).as_secs_f64();
+        assert_eq!(after(10, 10.0, 9), 90.0);
+        // The first one had kernels to compile.
+        assert_eq!(after(12, 2.0, 8), 16.0);
+        // An evaluation of two seconds in two steps.
+        assert_eq!(after(16, 2.0, 7), 21.0);
+        assert_eq!(after(16, 2.0, 0), 0.0);
+        assert_eq!(remaining.after(Duration::ZERO, f64::INFINITY, 1), Duration::ZERO);
+    }
+}

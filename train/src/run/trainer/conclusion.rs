@@ -1,0 +1,237 @@
+//! What a run says at its end: how far it came, where the time went, what it took, and what to do next.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kiln_collectives::ActivityTime;
+
+use crate::metrics::BestLoss;
+use crate::words::{number_of, size, took};
+
+/// Activities of a rank's recorder, and what people call them, in the order of a step.
+const ACTIVITIES: [(&str, &str); 7] = [
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("optimizer", "optimizer"),
+    ("data loading", "data"),
+    ("evaluation", "evaluation"),
+    ("checkpoint", "checkpoint"),
+    ("sampling", "sampling"),
+];
+
+/// Waiting for longer than this share of the time is worth a look, in a run of some length.
+const MUCH: f64 = 0.2;
+const SOME_LENGTH: Duration = Duration::from_secs(60);
+
+/// Shares below this are not told.
+const LITTLE: f64 = 0.005;
+
+/// What is known of a run, or of one start of it, at its end.
+pub(super) struct Conclusion {
+    /// The run folder, as people name it.
+    pub(super) out: PathBuf,
+    pub(super) elapsed: Duration,
+    /// Of that, until the first step began.
+    pub(super) start: Duration,
+    /// Where the time of rank 0 went.
+    pub(super) times: Vec<ActivityTime>,
+    pub(super) ranks: usize,
+    /// Steps of this start, and of them those without an update.
+    pub(super) steps: u64,
+    pub(super) skipped: u64,
+    pub(super) tokens: u64,
+    /// Time in these steps.
+    pub(super) in_steps: f64,
+    pub(super) mfu: f64,
+    pub(super) val_loss: Option<f64>,
+    pub(super) unigram: Option<f64>,
+    pub(super) best: Option<BestLoss>,
+    /// The checkpoint of the step with the lowest validation loss, if it is another than the last one and there.
+    pub(super) best_checkpoint: Option<PathBuf>,
+    /// The most bytes that a rank held, and what was planned.
+    pub(super) peak_bytes: Option<u64>,
+    pub(super) planned_bytes: Option<u64>,
+}
+
+impl Conclusion {
+    /// The lines, each of which begins with what it is about.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let lines = [
+            ("validation loss", self.validation()),
+            ("time", Some(self.time())),
+            ("tokens", self.trained()),
+            ("memory of a rank", self.memory()),
+        ];
+        lines.into_iter().filter_map(|(what, text)| Some(format!("{what:<17} {}", text?))).collect()
+    }
+
+    fn validation(&self) -> Option<String> {
+        let mut text = match (self.val_loss, self.best) {
+            (None, None) => return None,
+            (Some(loss), None) => format!("{loss:.4}"),
+            (None, Some(best)) => format!("lowest {:.4}, at step {}", best.val_loss, best.step),
+            (Some(loss), Some(best)) if best.val_loss < loss => {
+                format!("{loss:.4}, lowest {:.4}, at step {}", best.val_loss, best.step)
+            }
+            (Some(loss), Some(_)) => format!("{loss:.4}, the lowest of the run"),
+        };
+        if let Some(unigram) = self.unigram {
+            // Writing into a String cannot fail.
+            let _ = write!(text, "; unigram entropy {unigram:.4}");
+        }
+        Some(text)
+    }
+
+    /// The time, and the share of it that each activity took.
+    fn time(&self) -> String {
+        let all = self.elapsed.as_secs_f64();
+        let share = |time: Duration| time.as_secs_f64() / all.max(f64::MIN_POSITIVE);
+        let busy = |activity: &str| {
+            let of = self.times.iter().filter(|time| time.activity == activity);
+            share(of.map(|time| time.busy).sum())
+        };
+        let mut shares: Vec<_> = ACTIVITIES.iter().map(|(activity, name)| (*name, busy(activity))).collect();
+        // A rank alone has nobody to wait for.
+        shares.extend((self.ranks > 1).then(|| ("waiting", self.waiting())));
+        shares.insert(0, ("start", share(self.start)));
+        let known: f64 = shares.iter().map(|(_, share)| share).sum();
+        shares.push(("other", (1.0 - known).max(0.0)));
+        let told = shares.iter().filter(|(_, share)| *share >= LITTLE);
+        let told: Vec<_> = told.map(|(name, share)| format!("{name} {:.0}%", share * 100.0)).collect();
+        format!("{}: {}", took(self.elapsed), told.join(", "))
+    }
+
+    /// The share of the time that rank 0 waited for others.
+    fn waiting(&self) -> f64 {
+        // Until the first step, ranks wait for whoever prepares it.
+        let is_work =
+            |time: &&ActivityTime| ACTIVITIES.iter().any(|(activity, _)| time.activity == *activity);
+        let waited: Duration = self.times.iter().filter(is_work).map(|time| time.waited).sum();
+        waited.as_secs_f64() / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    fn trained(&self) -> Option<String> {
+        if self.steps == 0 {
+            return None;
+        }
+        let rate = self.tokens as f64 / self.in_steps.max(f64::MIN_POSITIVE);
+        let mut text = format!(
+            "{} in {}, {rate:.0} tok/s, mfu {:.1}%",
+            self.tokens,
+            number_of(self.steps, "step"),
+            self.mfu * 100.0
+        );
+        if self.skipped > 0 {
+            let _ = write!(text, "; {} without an update", number_of(self.skipped, "step"));
+        }
+        Some(text)
+    }
+
+    fn memory(&self) -> Option<String> {
+        let peak = self.peak_bytes.filter(|bytes| *bytes > 0)?;
+        Some(match self.planned_bytes {
+            None => format!("{} at its peak", size(peak)),
+            Some(planned) => format!("{} at its peak, {} were planned", size(peak), size(planned)),
+        })
+    }
+
+    /// What to do next, a command or a hint a line.
+    pub(super) fn next(&self) -> Vec<String> {
+        let out = quoted(&self.out);
+        let mut next = Vec::new();
+        if let (Some(best), Some(checkpoint)) = (self.best, &self.best_checkpoint) {
+            next.push(format!("the checkpoint of step {} was better: {}", best.step, checkpoint.display()));
+        }
+        if self.ranks > 1 && self.waiting() > MUCH && self.elapsed > SOME_LENGTH {
+            next.push("ranks waited for each other: kiln bench strategies compares ways to shard".to_owned());
+        }
+        next.push(format!("kiln generate --checkpoint {out} --prompt \"...\""));
+        next.push(format!("kiln eval --checkpoint {out}"));
+        next.push(format!("kiln export --checkpoint {out} --out DIR"));
+        let what = |index| if index == 0 { "next" } else { "" };
+        next.into_iter().enumerate().map(|(index, line)| format!("{:<17} {line}", what(index))).collect()
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spent(activity: &'static str, busy: u64, waited: u64) -> ActivityTime {
+        let [busy, waited] = [busy, waited].map(Duration::from_millis);
+        ActivityTime { activity, busy, waited }
+    }
+
+    fn whole() -> Conclusion {
+        Conclusion {
+            out: PathBuf::from("runs/quickstart"),
+            elapsed: Duration::from_millis(148_500),
+            start: Duration::from_millis(2_200),
+            times: vec![
+                spent("start", 900, 100),
+                spent("data loading", 1_300, 0),
+                spent("forward", 40_000, 3_000),
+                spent("backward", 78_000, 6_000),
+                spent("optimizer", 9_000, 1_000),
+                spent("evaluation", 4_000, 200),
+                spent("checkpoint", 900, 500),
+            ],
+            ranks: 2,
+            steps: 400,
+            skipped: 0,
+            tokens: 819_200,
+            in_steps: 138.3,
+            mfu: 0.311,
+            val_loss: Some(3.4203),
+            unigram: Some(6.2539),
+            best: Some(BestLoss { step: 400, val_loss: 3.4203 }),
+            best_checkpoint: None,
+            peak_bytes: Some(129_394_278),
+            planned_bytes: Some(126_100_000),
+        }
+    }
+
+    fn told(conclusion: &Conclusion) -> String {
+        [conclusion.lines(), conclusion.next()].concat().join("\n")
+    }
+
+    #[test]
+    fn a_run_ends_with_what_there_is_to_say() {
+        let overfitted = Conclusion {
+            best: Some(BestLoss { step: 300, val_loss: 3.39 }),
+            best_checkpoint: Some(PathBuf::from("runs/quickstart/checkpoints/fsdp_cpt300")),
+            skipped: 3,
+            times: vec![spent("forward", 40_000, 60_000)],
+            ..whole()
+        };
+        let stopped = Conclusion {
+            val_loss: None,
+            best: None,
+            unigram: None,
+            steps: 1,
+            elapsed: Duration::from_secs(7_380),
+            planned_bytes: None,
+            ..whole()
+        };
+        let nothing = Conclusion {
+            steps: 0,
+            best: None,
+            peak_bytes: None,
+            elapsed: Duration::ZERO,
+            start: Duration::ZERO,
+            times: Vec::new(),
+            ..whole()
+        };
+        let texts = [&whole(), &overfitted, &stopped, &nothing].map(told);
+        assert!(texts.iter().all(|text| text.lines().count() <= 10));
+        insta::assert_snapshot!(texts.join("\n\n"));
+    }
+}
