@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use kiln_collectives::ActivityTime;
+use kiln_observe::tensorboard::{Histogram, TensorBoard};
+use kiln_shard::ValueHistogram;
 use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
@@ -118,6 +120,7 @@ pub struct Reporter {
     file: Lines,
     bar: Option<ProgressBar>,
     steps: u64,
+    tensorboard: Option<TensorBoard>,
 }
 
 impl Reporter {
@@ -127,7 +130,12 @@ impl Reporter {
         let file = Lines::open(path)?;
         let bar = output::watched_bar(steps, "{bar:24} {pos}/{len} | {msg} | eta {eta}");
         let bar = bar.map(|bar| bar.with_position(done));
-        Ok(Reporter { file, bar, steps })
+        Ok(Reporter { file, bar, steps, tensorboard: None })
+    }
+
+    /// Shows everything that is reported in TensorBoard as well.
+    pub fn with_tensorboard(self, tensorboard: Option<TensorBoard>) -> Self {
+        Reporter { tensorboard, ..self }
     }
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
@@ -169,6 +177,21 @@ impl Reporter {
         self.record(metrics)
     }
 
+    /// Shows a text of `step` in TensorBoard, if the run has files for it.
+    pub fn text(&mut self, step: u64, tag: &str, text: &str) {
+        self.tensorboard.iter_mut().for_each(|board| board.text(step, tag, text));
+    }
+
+    /// Shows histograms of `step` in TensorBoard, if the run has files for it: of `what`, such as `weights`, by module.
+    pub fn histograms(&mut self, step: u64, what: &str, by_module: Vec<(String, ValueHistogram)>) {
+        let Some(board) = &mut self.tensorboard else { return };
+        for (module, ValueHistogram { min, max, sum, sum_squares, counts }) in by_module {
+            let limits = ValueHistogram::limits();
+            let histogram = Histogram { min, max, sum, sum_squares, limits, counts };
+            board.histogram(step, &format!("{what}/{module}"), histogram);
+        }
+    }
+
     /// Prints a line for people.
     pub fn line(&self, text: &str) {
         match &self.bar {
@@ -186,7 +209,9 @@ impl Reporter {
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
-        self.file.append(serde_json::to_string(metrics)?);
+        let line = serde_json::to_string(metrics)?;
+        self.tensorboard.iter_mut().for_each(|board| board.line(&line));
+        self.file.append(line);
         Ok(())
     }
 }

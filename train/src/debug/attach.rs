@@ -82,7 +82,9 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let talk = |owner: &Owner, rank: Option<usize>| match attach(owner, rank) {
         Ok((connection, Reply::Prompt(first))) => Ok((connection, first)),
         Ok((_, Reply::Refused(reason))) => Err(TrainError::usage(format!("the run refuses: {reason}"))),
-        Ok((_, Reply::Status(_) | Reply::Timeline(_))) => Err(TrainError::usage("the run answers something else")),
+        Ok((_, Reply::Status(_) | Reply::Timeline(_))) => {
+            Err(TrainError::usage("the run answers something else"))
+        }
         Err(error) => Err(TrainError::io("reach the run in", run)(error)),
     };
     let first = talk(&owners[0], None)?;

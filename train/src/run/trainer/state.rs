@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_collectives::{ActivityTime, Communicator};
 use kiln_model::decoder::Decoder;
+use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
 use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
@@ -247,8 +248,14 @@ impl<'a> Trainer<'a> {
             None => {}
         }
         self.announce_removals();
-        let reporter = Reporter::new(&path, self.state.step, steps);
-        reporter.map(Some).map_err(TrainError::io("write", &path))
+        let reporter =
+            Reporter::new(&path, self.state.step, steps).map_err(TrainError::io("write", &path))?;
+        let folder = self.plan.config.log.tensorboard.path(&self.plan.out);
+        let tensorboard = folder.and_then(|folder| {
+            let config = self.plan.message.config.clone();
+            TensorBoard::start(TensorBoardOptions { folder, metrics: path, config, done: self.state.step })
+        });
+        Ok(Some(reporter.with_tensorboard(tensorboard)))
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.
