@@ -6,13 +6,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 
 use kiln_model::Layers;
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
+use crate::export::ExportMetricsArgs;
 use crate::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
 use crate::metrics::say;
 use crate::process::Meter;
@@ -86,13 +87,16 @@ const GB: f64 = 1e9;
 
 /// Arguments of `kiln export`.
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ExportArgs {
+    #[command(subcommand)]
+    what: Option<Exported>,
     /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
-    #[arg(long)]
-    checkpoint: PathBuf,
+    #[arg(long, required = true)]
+    checkpoint: Option<PathBuf>,
     /// Folder to create.
-    #[arg(long)]
-    out: PathBuf,
+    #[arg(long, required = true)]
+    out: Option<PathBuf>,
     /// Type of the weights.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
@@ -101,10 +105,24 @@ pub struct ExportArgs {
     max_shard_gb: f64,
 }
 
+/// What else there is to export than a model.
+#[derive(Clone, Debug, Subcommand)]
+enum Exported {
+    /// Write the metrics of runs as CSV, for TensorBoard, or for Weights & Biases.
+    Metrics(ExportMetricsArgs),
+}
+
 impl ExportArgs {
     /// Exports and says where to.
     pub fn run(self) -> Result<(), TrainError> {
-        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
+        let ExportArgs { what, checkpoint, out, dtype, max_shard_gb } = self;
+        if let Some(Exported::Metrics(args)) = what {
+            say(&args.run()?);
+            return Ok(());
+        }
+        let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
+            return Err(TrainError::usage("--checkpoint and --out are needed"));
+        };
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(TrainError::usage(problem));

@@ -42,6 +42,7 @@ pub mod doctor;
 mod error;
 pub mod eval;
 mod explain;
+pub mod export;
 pub mod fault;
 pub mod flight;
 pub mod generate;

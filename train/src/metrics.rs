@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_collectives::ActivityTime;
+use kiln_observe::tensorboard::{Histogram, TensorBoard};
+use kiln_shard::ValueHistogram;
 use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +159,7 @@ pub struct Reporter {
     best: Option<BestLoss>,
     /// Counts the bytes of the checkpoint that is being saved.
     saving: Arc<Meter>,
+    tensorboard: Option<TensorBoard>,
 }
 
 /// Something that takes long, which is shown until this is dropped.
@@ -173,10 +176,28 @@ impl Reporter {
         let file = Lines::open(path)?;
         let (trend, remaining) = (Trend::default(), Remaining::default());
         let (bar, begun) = (Bar::watched().map(Arc::new), Instant::now());
-        let reporter =
-            Reporter { file, bar, ranks, done, steps, begun, trend, remaining, last: None, best, saving };
+        let (last, tensorboard) = (None, None);
+        let reporter = Reporter {
+            file,
+            bar,
+            ranks,
+            done,
+            steps,
+            begun,
+            trend,
+            remaining,
+            last,
+            best,
+            saving,
+            tensorboard,
+        };
         reporter.activity("the first step");
         Ok(reporter)
+    }
+
+    /// Shows everything that is reported in TensorBoard as well.
+    pub fn with_tensorboard(self, tensorboard: Option<TensorBoard>) -> Self {
+        Reporter { tensorboard, ..self }
     }
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
@@ -278,6 +299,21 @@ impl Reporter {
         }
     }
 
+    /// Shows a text of `step` in TensorBoard, if the run has files for it.
+    pub fn text(&mut self, step: u64, tag: &str, text: &str) {
+        self.tensorboard.iter_mut().for_each(|board| board.text(step, tag, text));
+    }
+
+    /// Shows histograms of `step` in TensorBoard, if the run has files for it: of `what`, such as `weights`, by module.
+    pub fn histograms(&mut self, step: u64, what: &str, by_module: Vec<(String, ValueHistogram)>) {
+        let Some(board) = &mut self.tensorboard else { return };
+        for (module, ValueHistogram { min, max, sum, sum_squares, counts }) in by_module {
+            let limits = ValueHistogram::limits();
+            let histogram = Histogram { min, max, sum, sum_squares, limits, counts };
+            board.histogram(step, &format!("{what}/{module}"), histogram);
+        }
+    }
+
     /// Prints a line for people.
     pub fn line(&self, text: &str) {
         say(text);
@@ -289,7 +325,9 @@ impl Reporter {
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
-        self.file.append(serde_json::to_string(&Line { metrics, time: unix_time() })?);
+        let line = serde_json::to_string(&Line { metrics, time: unix_time() })?;
+        self.tensorboard.iter_mut().for_each(|board| board.line(&line));
+        self.file.append(line);
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
 pub(crate) mod elements;
+mod histogram;
 pub(crate) mod host;
 #[cfg(feature = "cube")]
 mod kernels;
@@ -19,6 +20,7 @@ mod weights;
 pub(crate) use elements::{
     cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
 };
+pub use histogram::ValueHistogram;
 pub use pending::PendingValues;
 pub(crate) use placement::Placement;
 pub use placement::{release_unused, zeros_on};

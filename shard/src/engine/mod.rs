@@ -4,6 +4,7 @@
 mod build;
 mod core;
 mod groups;
+mod histograms;
 mod norms;
 mod pass;
 mod snapshot;

@@ -4,12 +4,18 @@
 //! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
 //! - [`status`]: what is made of all answers together;
 //! - [`run`]: what is in a run folder;
+//! - [`tensorboard`]: files that TensorBoard shows;
+//! - [`export`]: metrics in the forms of other programs;
 //! - [`watch`]: runs on a whole terminal.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.
 
 pub mod ask;
+mod config;
+pub mod export;
+mod line;
 pub mod run;
 pub mod status;
+pub mod tensorboard;
 pub mod watch;

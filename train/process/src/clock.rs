@@ -11,7 +11,7 @@ pub(super) fn write_now(out: &mut (impl Write + ?Sized)) -> fmt::Result {
     write_time(out, now.as_secs(), now.subsec_millis())
 }
 
-fn write_time(out: &mut (impl Write + ?Sized), seconds: u64, millis: u32) -> fmt::Result {
+pub(super) fn write_time(out: &mut (impl Write + ?Sized), seconds: u64, millis: u32) -> fmt::Result {
     let (year, month, day) = date(seconds / DAY);
     let second = seconds % DAY;
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

@@ -32,6 +32,14 @@ pub fn took(time: Duration) -> String {
     }
 }
 
+/// The time so many seconds after 1970, in UTC, such as `2026-11-24T18:03:59.000Z`.
+pub fn time_at(seconds: u64) -> String {
+    let mut text = String::new();
+    // Writing into a String cannot fail.
+    let _ = clock::write_time(&mut text, seconds, 0);
+    text
+}
+
 /// The time that it is, in UTC, such as `2026-11-24T18:03:59.042Z`.
 pub fn time_now() -> String {
     let mut text = String::new();

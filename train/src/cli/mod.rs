@@ -79,7 +79,7 @@ enum Command {
     Eval(EvalArgs),
     /// Make a checkpoint of a model in the layout of Hugging Face.
     Import(ImportArgs),
-    /// Write a model in the layout of Hugging Face.
+    /// Write a model in the layout of Hugging Face, or metrics in the forms of other programs.
     Export(ExportArgs),
     /// Measure.
     Bench {

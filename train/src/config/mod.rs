@@ -23,6 +23,7 @@ macro_rules! section {
 }
 
 mod choice;
+mod events;
 mod limits;
 mod load;
 mod model;
@@ -36,6 +37,7 @@ mod size;
 mod validate;
 
 pub use choice::Choice;
+pub use events::EventFolder;
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub(crate) use load::typed;

@@ -10,7 +10,7 @@ use kiln_shard::{Recompute, Reshard, Strategy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ByteSize, Choice, ModelSection, OptimSection};
+use super::{ByteSize, Choice, EventFolder, ModelSection, OptimSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -355,13 +355,30 @@ section! {
         /// that are logged.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         gradients: bool = false,
+        /// Whether there are files for TensorBoard: `true` for `tensorboard` in the run folder, or a folder, in
+        /// which each run has one of its own name.
+        #[serde(skip_serializing_if = "EventFolder::is_none")]
+        tensorboard: EventFolder = EventFolder::None,
+        /// Steps between histograms of the weights and gradients of every block, which TensorBoard shows; 0 for
+        /// none. A GPU is waited for in such steps.
+        #[serde(skip_serializing_if = "is_no_step")]
+        histograms: u64 = 0,
     }
+}
+
+fn is_no_step(every: &u64) -> bool {
+    *every == 0
 }
 
 impl LogSection {
     /// Whether `step` of a run of `steps` is logged.
     pub fn is_logged(&self, step: u64, steps: u64) -> bool {
         step == steps || step.is_multiple_of(self.every) || step == 1
+    }
+
+    /// Whether there are histograms of `step`.
+    pub fn has_histograms(&self, step: u64) -> bool {
+        self.histograms > 0 && step.is_multiple_of(self.histograms)
     }
 }
 

@@ -13,8 +13,8 @@ use super::limits::{
     too_many_threads,
 };
 use super::{
-    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, LrSchedule, MUON,
-    ModelSection, MuonSection, OptimSection, Precision,
+    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
+    MUON, ModelSection, MuonSection, OptimSection, Precision,
 };
 
 /// A range of numbers: in words, and whether a number is in it.
@@ -134,6 +134,12 @@ impl Config {
             problems.extend(out_of_range(key, value, 1..=most));
         }
         problems.extend(device.threads.and_then(too_many_threads));
+        if log.histograms > 0 && log.tensorboard == EventFolder::None {
+            problems.push(format!(
+                "log.histograms = {}: TensorBoard shows them; set log.tensorboard = true as well",
+                log.histograms
+            ));
+        }
         if train.z_loss > 0.0 && self.loss.kind != CROSS_ENTROPY {
             let kind = &self.loss.kind;
             problems.push(format!(

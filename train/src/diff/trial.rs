@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::difference::{Expected, Verdict};
 use super::error::DiffError;
 use super::hashes;
-use crate::config::Config;
+use crate::config::{Config, EventFolder};
 use crate::debug::hash::{HASHES_FILE, StepHashes, read};
 use crate::debug::{DebugOptions, HashOptions};
 use crate::error::{Result, TrainError};
@@ -27,6 +27,7 @@ pub(crate) fn run(
     let mut config = config.clone();
     // Nobody reads it, and it takes a while to measure.
     config.device.peak_tflops.get_or_insert(1.0);
+    (config.log.tensorboard, config.log.histograms) = (EventFolder::None, 0);
     let steps = steps.min(config.train.steps);
     let options = RunOptions {
         out: out.clone().into(),

@@ -15,7 +15,7 @@ use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::checkpoint::{self, Checkpoint, HeldFolder, Keep, SaveOptions};
 use crate::config::{self, Config, ModelSection};
-use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
+use crate::data::{self, DataInfo, Split, TokenFile};
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};

@@ -11,7 +11,7 @@ use super::decoder::train_with;
 use super::options::{Resume, RunFolder, RunOptions, Summary};
 use super::trainer::Trainer;
 use crate::checkpoint;
-use crate::config::{self, Config, SampleSection};
+use crate::config::{self, Config, EventFolder, SampleSection};
 use crate::debug::{Breakpoint, DebugOptions, HashOptions, Others};
 use crate::error::{Result, TrainError};
 use crate::metrics::{StepMetrics, say};
@@ -165,6 +165,7 @@ fn alone(mut config: Config) -> Config {
     config.eval.prompts = None;
     config.sample = SampleSection::default();
     config.log.every = 1;
+    (config.log.tensorboard, config.log.histograms) = (EventFolder::None, 0);
     config
 }
 

@@ -5,7 +5,8 @@
 //! - [`Checksum`]: checksums that can be put together from those of parts;
 //! - [`header`]: the header of a safetensors file;
 //! - [`npy`]: arrays in NumPy's format;
-//! - [`Stream`]: large files, written past the system's cache; [`Lines`]: files that grow by whole lines.
+//! - [`Stream`]: large files, written past the system's cache; [`Lines`] and [`Records`]: files that grow by whole lines
+//!   or records.
 //!
 //! Nothing here says what a file is about: callers put their own words around [`std::io::Error`].
 
@@ -19,6 +20,6 @@ mod staging;
 mod stream;
 
 pub use checksum::{Checksum, RunningChecksum};
-pub use lines::Lines;
+pub use lines::{Lines, Records};
 pub use staging::StagingFolder;
 pub use stream::Stream;

@@ -1,4 +1,4 @@
-//! A file that grows by whole lines, and never ends the run that writes it.
+//! Files that grow by whole lines or records, and never end the run that writes them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -8,55 +8,85 @@ use kiln_process::words::number_of;
 
 use crate::files;
 
-/// Appends lines to a file. A line that cannot be written, for example because the disk is full, leaves no
-/// part of itself; how many there were is said when lines can be written again, or at the end.
-pub struct Lines {
+/// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves no
+/// part of itself; how many there were is said when records can be written again, or at the end.
+pub struct Records {
     path: PathBuf,
     file: File,
-    /// Bytes of the lines that are whole.
+    /// Bytes of the records that are whole.
     length: u64,
+    /// Whether part of a record could not be cut off again.
+    is_torn: bool,
     lost: u64,
+    /// What one of them is called.
+    noun: &'static str,
 }
 
-impl Lines {
-    /// Appends to the file at `path`, which is created if it is not there.
-    pub fn open(path: &Path) -> io::Result<Self> {
+impl Records {
+    /// Appends to the file at `path`, which is created if it is not there. `noun` is what a record is called in
+    /// what is said about it.
+    pub fn open(path: &Path, noun: &'static str) -> io::Result<Self> {
         let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
         let length = file.metadata()?.len();
-        Ok(Lines { path: path.to_owned(), file, length, lost: 0 })
+        Ok(Records { path: path.to_owned(), file, length, is_torn: false, lost: 0, noun })
     }
 
-    /// Appends a line, which is given without its end.
-    pub fn append(&mut self, mut line: String) {
-        line.push('\n');
-        match self.file.write_all(line.as_bytes()) {
+    /// Appends a record.
+    pub fn append(&mut self, record: &[u8]) {
+        match self.mend().and_then(|()| self.file.write_all(record)) {
             Ok(()) => {
-                self.length += line.len() as u64;
+                self.length += record.len() as u64;
                 self.tell();
             }
             Err(error) => {
-                // If this fails as well, a line that is not whole stays; readers skip it.
-                let _ = self.file.set_len(self.length);
+                // If this fails as well, it is tried again before the next record.
+                self.is_torn = true;
+                let _ = self.mend();
                 if self.lost == 0 {
-                    let path = self.path.display();
-                    tracing::warn!("cannot write {path}: {error}; the run goes on without its lines");
+                    let (path, noun) = (self.path.display(), self.noun);
+                    tracing::warn!("cannot write {path}: {error}; the run goes on without its {noun}s");
                 }
                 self.lost += 1;
             }
         }
     }
 
+    /// Cuts off what is there of a record that is not whole.
+    fn mend(&mut self) -> io::Result<()> {
+        if self.is_torn {
+            self.file.set_len(self.length)?;
+            self.is_torn = false;
+        }
+        Ok(())
+    }
+
     fn tell(&mut self) {
         if self.lost > 0 {
-            let lines = number_of(self.lost, "line");
-            tracing::warn!("{lines} could not be written to {}", self.path.display());
+            let lost = number_of(self.lost, self.noun);
+            tracing::warn!("{lost} could not be written to {}", self.path.display());
             self.lost = 0;
         }
     }
 }
 
-impl Drop for Lines {
+impl Drop for Records {
     fn drop(&mut self) {
         self.tell();
+    }
+}
+
+/// Appends lines to a file, as [`Records`] does.
+pub struct Lines(Records);
+
+impl Lines {
+    /// Appends to the file at `path`, which is created if it is not there.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Records::open(path, "line").map(Lines)
+    }
+
+    /// Appends a line, which is given without its end.
+    pub fn append(&mut self, mut line: String) {
+        line.push('\n');
+        self.0.append(line.as_bytes());
     }
 }

@@ -9,7 +9,7 @@ use kiln::run::{RecordedStep, TrainError};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{AnyLayer, Context, Layer, Records};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{Recompute, ShardError, Strategy};
+use kiln_shard::{Recompute, ShardError, StateKind, Strategy, ValueHistogram};
 
 use crate::support::{Rank, Run, TOLERANCE, block};
 
@@ -163,9 +163,56 @@ fn norms_are_those_of_whole_parameters() {
             let engine = rank.engine();
             assert!(engine.grad_norms()?.iter().all(|(_, norm)| *norm == 0.0));
             for (name, norm) in engine.weight_norms()? {
-                let whole = engine.gather_parameter(&name, kiln_shard::StateKind::Weight)?.expect("weights");
+                let whole = engine.gather_parameter(&name, StateKind::Weight)?.expect("weights");
                 let squares: f64 = whole.iter().map(|value| f64::from(*value).powi(2)).sum();
                 assert!((norm - squares.sqrt()).abs() <= 1e-12 * norm, "{name}: {norm}");
+            }
+            Ok::<_, ShardError>(())
+        });
+    }
+}
+
+/// What ranks count in their shards is what there is in the whole parameters, each value once: also with replicas,
+/// and without what fills flat buffers up.
+#[test]
+fn histograms_are_those_of_whole_parameters() {
+    let limits = ValueHistogram::limits();
+    for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 2), (Strategy::HybridShard, 4)] {
+        let mut run = with(strategy, ranks);
+        run.shard_size = (strategy == Strategy::HybridShard).then_some(2);
+        run.on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            let engine = rank.engine();
+            assert_eq!(engine.grad_histograms()?, [], "there is no gradient yet");
+            rank.gradients(1)?;
+            for (kind, histograms) in [
+                (StateKind::Weight, engine.weight_histograms()?),
+                (StateKind::Gradient, engine.grad_histograms()?),
+            ] {
+                let groups = &engine.layout().groups;
+                assert_eq!(histograms.len(), groups.len());
+                for (group, (name, found)) in groups.iter().zip(histograms) {
+                    let mut values = Vec::new();
+                    for parameter in &group.parameters {
+                        values.extend(engine.gather_parameter(&parameter.name, kind)?.expect("values"));
+                    }
+                    let values: Vec<f64> = values.into_iter().map(f64::from).collect();
+                    let mut counts = vec![0.0; limits.len()];
+                    for value in &values {
+                        // A limit belongs to the bucket that is further from 0.
+                        let is_below = |limit: &f64| *limit < *value || (*limit == *value && *value > 0.0);
+                        counts[limits.partition_point(is_below)] += 1.0;
+                    }
+                    assert_eq!((&name, &found.counts), (&group.name, &counts), "{kind:?}");
+                    let ends = (found.min, found.max);
+                    let (lowest, highest) = (f64::INFINITY, f64::NEG_INFINITY);
+                    let expected = values.iter().fold((lowest, highest), |(a, b), v| (a.min(*v), b.max(*v)));
+                    assert_eq!(ends, expected, "{kind:?} {name}");
+                    let squares: f64 = values.iter().map(|value| value * value).sum();
+                    assert!((found.sum_squares - squares).abs() <= 1e-12 * squares, "{kind:?} {name}");
+                    let near = 1e-9 * values.iter().map(|value| value.abs()).sum::<f64>();
+                    assert!((found.sum - values.iter().sum::<f64>()).abs() <= near, "{kind:?} {name}");
+                }
             }
             Ok::<_, ShardError>(())
         });

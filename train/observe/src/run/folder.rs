@@ -11,6 +11,7 @@ use super::error::RunError;
 use super::find::is_run;
 use super::metrics::Metrics;
 use super::tail::{Change, Tail};
+use crate::config::flatten;
 
 /// Longer files are no configurations.
 const MOST_CONFIG: u64 = 1 << 20;
@@ -134,8 +135,12 @@ impl Run {
         });
         match read {
             Ok(table) => {
-                let mut config = BTreeMap::new();
-                flatten("", &Value::Table(table), &mut config);
+                let text = |value| match value {
+                    Value::String(text) => text,
+                    value => value.to_string(),
+                };
+                let config: BTreeMap<_, _> =
+                    flatten(table).into_iter().map(|(key, value)| (key, text(value))).collect();
                 self.unread.remove(&path);
                 let is_new = config != self.config;
                 self.config = config;
@@ -209,24 +214,6 @@ fn read_lines<T: for<'a> Deserialize<'a>>(
             Err(_) => count(line.is_empty()),
         },
     )
-}
-
-/// Puts every value under its dotted key.
-fn flatten(key: &str, value: &Value, into: &mut BTreeMap<String, String>) {
-    let below = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
-    match value {
-        Value::Table(table) => table.iter().for_each(|(name, value)| flatten(&below(name), value, into)),
-        Value::Array(list) if list.iter().any(Value::is_table) => {
-            let named = list.iter().enumerate();
-            named.for_each(|(index, value)| flatten(&below(&index.to_string()), value, into));
-        }
-        Value::String(text) => {
-            into.insert(key.to_owned(), text.clone());
-        }
-        value => {
-            into.insert(key.to_owned(), value.to_string());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -186,6 +186,7 @@ impl Trainer<'_> {
             grace: &mut self.grace,
             records: records.clone(),
             grad_norms: Values::default(),
+            grad_histograms: Vec::new(),
             controls: &self.controls,
         };
         let rates = learning_rates(&config.optim, step, config.train.steps);
@@ -196,7 +197,14 @@ impl Trainer<'_> {
         let Some(update) = update else { return Ok(None) };
         // Perhaps changed meanwhile, at a prompt.
         let lr = batches.learning_rates().map_or(first_lr, |rates| rates.of(0));
-        let grad_norms = batches.grad_norms;
+        let (grad_norms, grad_histograms) = (batches.grad_norms, batches.grad_histograms);
+        if config.log.has_histograms(step) {
+            let weights = self.model.engine().weight_histograms()?;
+            if let Some(reporter) = &mut self.reporter {
+                reporter.histograms(step, "weights", weights);
+                reporter.histograms(step, "gradients", grad_histograms);
+            }
+        }
         let recorded =
             records.map(|records| RecordedStep::start(self.model.engine(), &records)).transpose()?;
         let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;

@@ -87,6 +87,10 @@ impl Trainer<'_> {
         // A run that had nothing left to do has written them before.
         if *rank == 0 && self.has_trained {
             write(&samples_of_run(&plan.out), &texts);
+            for (index, text) in texts.iter().enumerate() {
+                let tag = format!("samples/{index}");
+                self.reporter.iter_mut().for_each(|reporter| reporter.text(step, &tag, &text.whole));
+            }
         }
         self.sampled = Some((step, texts.clone()));
         Ok(texts)

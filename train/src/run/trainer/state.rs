@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_collectives::{ActivityTime, Communicator};
 use kiln_model::decoder::Decoder;
+use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
 use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
@@ -297,7 +298,13 @@ impl<'a> Trainer<'a> {
             events.note(kind, step, &started_as(self.plan, self.ranks));
         }
         let reporter = Reporter::new(&path, self.state.step, steps, self.ranks, self.saver.meter().clone());
-        reporter.map(Some).map_err(TrainError::io("write", &path))
+        let reporter = reporter.map_err(TrainError::io("write", &path))?;
+        let folder = self.plan.config.log.tensorboard.path(&self.plan.out);
+        let tensorboard = folder.and_then(|folder| {
+            let config = self.plan.message.config.clone();
+            TensorBoard::start(TensorBoardOptions { folder, metrics: path, config, done: self.state.step })
+        });
+        Ok(Some(reporter.with_tensorboard(tensorboard)))
     }
 
     /// Notes an event of the run; on rank 0 alone.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use kiln_collectives::Phase;
 use kiln_model::Context;
 use kiln_model::layers::Records;
-use kiln_shard::{Engine, LearningRates, LossScale, Outcome};
+use kiln_shard::{Engine, LearningRates, LossScale, Outcome, ValueHistogram};
 
 use super::grace::Grace;
 use super::issued::{Issued, StepLog};
@@ -62,6 +62,8 @@ pub(super) struct DataBatches<'a> {
     pub(super) records: Option<Records>,
     /// The norm of the gradient by module, once it is known.
     pub(super) grad_norms: Values,
+    /// How often gradients lie where, by module, once that is known.
+    pub(super) grad_histograms: Vec<(String, ValueHistogram)>,
     /// What was changed of the run meanwhile.
     pub(super) controls: &'a Controls,
 }
@@ -128,6 +130,9 @@ impl MicroBatches for DataBatches<'_> {
         self.observers.reduced(engine, self.step)?;
         if self.records.is_some() && self.plan.config.log.gradients {
             self.grad_norms = grad_norms(engine)?;
+        }
+        if self.plan.config.log.has_histograms(self.step) {
+            self.grad_histograms = engine.grad_histograms()?;
         }
         Ok(())
     }
@@ -280,6 +285,7 @@ impl Trainer<'_> {
             grace,
             records: None,
             grad_norms: Values::default(),
+            grad_histograms: Vec::new(),
             controls,
             position,
         };

@@ -1,0 +1,84 @@
+//! Metrics as a table.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::error::ExportError;
+use super::run::Exported;
+use crate::line::Line;
+
+/// The metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, a column for each key, in the order in
+/// which keys first come. A key that a step does not have is an empty cell, and so is what is not a number. With
+/// several runs, the first column is the name of the run.
+///
+/// # Errors
+///
+/// If a folder is no run, or has no metrics.
+pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
+    let runs = folders.iter().map(|folder| Exported::read(folder)).collect::<Result<Vec<_>, _>>()?;
+    let mut columns: Vec<&str> = vec!["step", "time"];
+    let mut places: HashMap<&str, usize> = columns.iter().copied().zip(0..).collect();
+    for (key, _) in runs.iter().flat_map(|run| &run.lines).flat_map(|line| &line.values) {
+        places.entry(key).or_insert_with(|| {
+            columns.push(key);
+            columns.len() - 1
+        });
+    }
+    let mut text = String::new();
+    let name = |text: &mut String, name: &str| {
+        if runs.len() > 1 {
+            *text += &cell(name);
+            text.push(',');
+        }
+    };
+    name(&mut text, "run");
+    push(&mut text, columns.iter().map(|column| cell(column)));
+    for run in &runs {
+        // An evaluation has a line of its own.
+        for of_step in run.lines.chunk_by(|one, next| one.step == next.step) {
+            name(&mut text, &run.name);
+            push(&mut text, row(of_step, &places).into_iter());
+        }
+    }
+    Ok(text)
+}
+
+/// The cells of a step.
+fn row<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>> {
+    let mut cells = vec![Cow::Borrowed(""); places.len()];
+    for Line { step, time, values } in lines {
+        cells[0] = step.to_string().into();
+        if let Some(time) = time {
+            cells[1] = Value::from(*time).to_string().into();
+        }
+        for (key, value) in values {
+            cells[places[key.as_str()]] = match value {
+                Value::Null => "".into(),
+                Value::String(text) => cell(text),
+                value => cell(&value.to_string()).into_owned().into(),
+            };
+        }
+    }
+    cells
+}
+
+fn push<'a>(text: &mut String, cells: impl Iterator<Item = Cow<'a, str>>) {
+    for (index, cell) in cells.enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        *text += &cell;
+    }
+    text.push('\n');
+}
+
+/// `text` as a cell: in quotes if it has what separates cells.
+fn cell(text: &str) -> Cow<'_, str> {
+    match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")).into(),
+        false => text.into(),
+    }
+}

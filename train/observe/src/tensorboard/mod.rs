@@ -1,0 +1,18 @@
+//! Event files, which TensorBoard shows: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
+//!
+//! - [`EventWriter`]: one event file;
+//! - [`TensorBoard`]: those of a run that goes on.
+
+mod background;
+mod event;
+mod proto;
+mod record;
+mod tags;
+mod writer;
+
+pub use background::{TensorBoard, TensorBoardOptions};
+pub use event::{Histogram, sample_tag};
+pub use writer::EventWriter;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! `kiln export metrics`: metrics of runs in the forms of other programs. The work is done in
+//! [`kiln_observe::export`].
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kiln_observe::export::{self, ExportError};
+
+use crate::error::{Result, TrainError};
+use crate::metrics::write_beside;
+
+/// Arguments of `kiln export metrics`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportMetricsArgs {
+    /// Run folders, or folders with run folders.
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    #[command(flatten)]
+    form: Form,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+struct Form {
+    /// A table with a row for each step and a column for each key, to FILE or to standard output.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    csv: Option<PathBuf>,
+    /// Offline runs of Weights & Biases in DIR, which `wandb sync` takes.
+    #[arg(long, value_name = "DIR")]
+    wandb_offline: Option<PathBuf>,
+    /// Event files of TensorBoard in DIR, in a folder for each run.
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
+}
+
+impl ExportMetricsArgs {
+    /// Exports; returns what to say.
+    ///
+    /// # Errors
+    ///
+    /// If a folder is no run or has no metrics, or the file system refuses.
+    pub fn run(self) -> Result<String> {
+        let ExportMetricsArgs { runs, form } = self;
+        let runs = kiln_observe::run::find_runs(&runs).map_err(ExportError::from)?;
+        let folders = match form {
+            Form { wandb_offline: Some(out), .. } => export::wandb_offline(&runs, &out)?,
+            Form { tensorboard: Some(out), .. } => export::tensorboard(&runs, &out)?,
+            // The argument parser insists on one of the three.
+            Form { csv, .. } => return table(&runs, csv.as_deref().unwrap_or(Path::new("-"))),
+        };
+        let lines: Vec<_> =
+            folders.iter().map(|folder| format!("exported to {}", folder.display())).collect();
+        Ok(lines.join("\n"))
+    }
+}
+
+/// Writes the metrics of `runs` to `to`, or hands them out to be printed.
+fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
+    let mut table = export::csv(runs)?;
+    if to == Path::new("-") {
+        table.truncate(table.trim_end().len());
+        return Ok(table);
+    }
+    write_beside(to, table.as_bytes()).map_err(TrainError::io("write", to))?;
+    Ok(format!("exported to {}", to.display()))
+}
+
+impl From<ExportError> for TrainError {
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::Io { doing, path, source } => TrainError::io(doing, &path)(source),
+            error => TrainError::usage(error.to_string()),
+        }
+    }
+}
