@@ -60,11 +60,11 @@ impl ProgressLine {
     /// Work whose bytes `meter` counts, in a command whose output has a purpose: nothing is said where there is no
     /// terminal.
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
-        let is_watched = Bar::is_watched();
-        is_watched.then(|| Self::of_bytes(topic, meter)).unwrap_or_else(|| {
-            let work = Work { what: String::new(), done: 0, of: 0 };
-            ProgressLine { work: Arc::new(Mutex::new(work)), _repeat: None }
-        })
+        if Bar::is_watched() {
+            return Self::of_bytes(topic, meter);
+        }
+        let work = Work { what: String::new(), done: 0, of: 0 };
+        ProgressLine { work: Arc::new(Mutex::new(work)), _repeat: None }
     }
 
     /// From now on `what` is being done, of which `done` of `of` is done; `of` is 0 if that is not known.
