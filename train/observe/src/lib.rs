@@ -6,7 +6,8 @@
 //! - [`run`]: what is in a run folder;
 //! - [`tensorboard`]: files that TensorBoard shows;
 //! - [`export`]: metrics in the forms of other programs;
-//! - [`watch`]: runs on a whole terminal.
+//! - [`watch`]: runs on a whole terminal;
+//! - [`page`]: all of it in a browser, and for Prometheus.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.
@@ -15,6 +16,7 @@ pub mod ask;
 mod config;
 pub mod export;
 mod line;
+pub mod page;
 pub mod run;
 pub mod status;
 pub mod tensorboard;
