@@ -1,12 +1,26 @@
-//! The command `kiln watch`.
+//! The command `kiln watch`, and the page of a run that serves itself.
 
+use std::env;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
 
 use clap::Args;
+use kiln_observe::page::{self, PageError, ServeOptions, Token};
 use kiln_observe::watch::{self, WatchOptions};
 
 use crate::debug::look_at_runs;
 use crate::error::{Result, TrainError};
+use crate::metrics::say;
+use crate::process::stop_on_signals;
+
+/// The token of pages, where somebody has chosen one.
+const TOKEN: &str = "KILN_HTTP_TOKEN";
+
+/// How often a server looks whether it was asked to stop.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `kiln watch`.
 #[derive(Args, Clone, Debug)]
@@ -14,6 +28,10 @@ pub struct WatchArgs {
     /// Run folders, or folders of run folders. A run that begins later is shown when it is there.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
+    /// Serve a page for browsers, with /metrics for Prometheus, in place of the view on the terminal. An address that
+    /// other machines reach has a token, which is told, or KILN_HTTP_TOKEN.
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:6006")]
+    http: Option<SocketAddr>,
 }
 
 impl WatchArgs {
@@ -21,9 +39,36 @@ impl WatchArgs {
     ///
     /// # Errors
     ///
-    /// If there is no terminal.
+    /// If there is no terminal, or the page cannot be served.
     pub fn run(self) -> Result<()> {
-        let options = WatchOptions::new(self.runs, look_at_runs());
-        watch::run(options).map_err(|error| TrainError::usage(error.to_string()))
+        let Some(address) = self.http else {
+            let options = WatchOptions::new(self.runs, look_at_runs());
+            return watch::run(options).map_err(|error| TrainError::usage(error.to_string()));
+        };
+        let stop = stop_on_signals();
+        let server = serve(address, self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
+        say(&format!("serving {} until Ctrl-C", server.url()));
+        while !stop.load(Ordering::Relaxed) {
+            thread::sleep(LOOK);
+        }
+        server.stop();
+        Ok(())
     }
+}
+
+/// Serves the page of the runs in `paths` at `address`. With a token where other machines reach it, or where one was
+/// chosen.
+///
+/// # Errors
+///
+/// If the address cannot be had, or the token is weak.
+pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Server, PageError> {
+    let chosen = env::var(TOKEN).ok().filter(|token| !token.is_empty());
+    let token = match chosen {
+        Some(token) => Some(Token::new(token)?),
+        None if address.ip().is_loopback() => None,
+        None => Some(Token::random()?),
+    };
+    let look_at = look_at_runs();
+    page::serve(ServeOptions { address, paths, token, names: Vec::new(), look_at, timelines_at: None })
 }

@@ -1,6 +1,7 @@
 //! Sections and keys of a configuration file.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -363,6 +364,11 @@ section! {
         /// none. A GPU is waited for in such steps.
         #[serde(skip_serializing_if = "is_no_step")]
         histograms: u64 = 0,
+        /// Address and port, as in `"127.0.0.1:6006"`, at which rank 0 serves a page of the run for browsers, and
+        /// `/metrics` for Prometheus. One that other machines reach has a token: `KILN_HTTP_TOKEN`, or one that is
+        /// told.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        http: Option<SocketAddr> = None,
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn run(
     let mut config = config.clone();
     // Nobody reads it, and it takes a while to measure.
     config.device.peak_tflops.get_or_insert(1.0);
-    (config.log.tensorboard, config.log.histograms) = (EventFolder::None, 0);
+    (config.log.tensorboard, config.log.histograms, config.log.http) = (EventFolder::None, 0, None);
     let steps = steps.min(config.train.steps);
     let options = RunOptions {
         out: out.clone().into(),

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use clap::Args;
 use kiln_collectives::Communicator;
+use kiln_observe::page;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::events::Events;
@@ -22,9 +23,11 @@ use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::launch;
+use crate::metrics::say;
 use crate::place::{self, Job, RankEnv, Role};
 use crate::process::{output, stop_on_signals};
 use crate::registry::Registry;
+use crate::watch;
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
 
@@ -320,8 +323,8 @@ fn run_as_process(
     })
 }
 
-/// Lets people look into `ranks`, those of this process.
-fn look_into(plan: &Plan, ranks: Vec<usize>) -> Server {
+/// Lets people look into `ranks`, those of this process, and into the whole run if rank 0 is one of them.
+fn look_into(plan: &Plan, ranks: Vec<usize>) -> (Server, Option<page::Server>) {
     let Config { train, comm, .. } = &plan.config;
     let (world_size, steps) = (train.ranks, train.steps);
     let about = About {
@@ -331,7 +334,20 @@ fn look_into(plan: &Plan, ranks: Vec<usize>) -> Server {
         on_gpu: plan.device.is_gpu(),
         desk: plan.desk.clone(),
     };
-    Server::start(&plan.out, ranks, about)
+    let address = plan.config.log.http.filter(|_| ranks.contains(&0));
+    let server = Server::start(&plan.out, ranks, about);
+    // A run goes on without its page.
+    let page = address.and_then(|address| match watch::serve(address, vec![plan.out.clone()]) {
+        Ok(page) => {
+            say(&format!("this run is at {}", page.url()));
+            Some(page)
+        }
+        Err(error) => {
+            tracing::warn!("log.http: {error}; the run goes on without it");
+            None
+        }
+    });
+    (server, page)
 }
 
 /// `config` with the number of ranks that there are, checked.

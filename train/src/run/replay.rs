@@ -165,7 +165,7 @@ fn alone(mut config: Config) -> Config {
     config.eval.prompts = None;
     config.sample = SampleSection::default();
     config.log.every = 1;
-    (config.log.tensorboard, config.log.histograms) = (EventFolder::None, 0);
+    (config.log.tensorboard, config.log.histograms, config.log.http) = (EventFolder::None, 0, None);
     config
 }
 
