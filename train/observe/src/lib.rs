@@ -4,12 +4,14 @@
 //! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
 //! - [`status`]: what is made of all answers together;
 //! - [`run`]: what is in a run folder;
-//! - [`watch`]: runs on a whole terminal.
+//! - [`watch`]: runs on a whole terminal;
+//! - [`page`]: all of it in a browser, and for Prometheus.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.
 
 pub mod ask;
+pub mod page;
 pub mod run;
 pub mod status;
 pub mod watch;

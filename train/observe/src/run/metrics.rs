@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::series::Series;
 
@@ -35,18 +35,27 @@ impl Metrics {
     /// Adds a line. Returns whether it was one: an object with a `step`.
     pub(super) fn add(&mut self, line: &[u8]) -> bool {
         let Ok(Line { step: Some(step), numbers }) = serde_json::from_slice(line) else { return false };
+        // Lines mostly have the keys of the line before, in the same order.
+        let mut expected = 0;
         for (key, value) in numbers {
-            let place = match self.places.get(key.as_ref()) {
-                Some(place) => *place,
-                None => {
-                    self.places.insert(key.clone().into_owned(), self.series.len());
-                    self.series.push((key.into_owned(), Series::default()));
-                    self.series.len() - 1
-                }
+            let place = match self.series.get(expected) {
+                Some((known, _)) if *known == key => expected,
+                _ => self.place_of(key),
             };
+            expected = place + 1;
             self.series[place].1.push(step, value);
         }
         true
+    }
+
+    /// Where the series of `key` is, which begins if there is none.
+    fn place_of(&mut self, key: Cow<'_, str>) -> usize {
+        if let Some(place) = self.places.get(key.as_ref()) {
+            return *place;
+        }
+        self.places.insert(key.clone().into_owned(), self.series.len());
+        self.series.push((key.into_owned(), Series::default()));
+        self.series.len() - 1
     }
 }
 
@@ -56,14 +65,55 @@ struct Line<'a> {
     numbers: Vec<(Cow<'a, str>, f64)>,
 }
 
-/// A value of a line.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Value {
-    Number(f64),
-    /// A number that is NaN or infinite is written as `null`.
-    Null(()),
-    Other(IgnoredAny),
+/// A value of a line: a number, or `null`, which stands for one that is NaN or infinite. Anything else is `None`.
+struct Value(Option<f64>);
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl<'de> Visitor<'de> for Number {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+                Ok(Value(Some(value)))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(Value(Some(value as f64)))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(Value(Some(value as f64)))
+            }
+
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value(Some(f64::NAN)))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Value, E> {
+                Ok(Value(None))
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Value, E> {
+                Ok(Value(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Value(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Value(None))
+            }
+        }
+        from.deserialize_any(Number)
+    }
 }
 
 /// A key, borrowed where it has no escapes.
@@ -87,10 +137,8 @@ impl<'de> Deserialize<'de> for Line<'de> {
                         line.step = Some(map.next_value()?);
                         continue;
                     }
-                    match map.next_value()? {
-                        Value::Number(value) => line.numbers.push((key, value)),
-                        Value::Null(()) => line.numbers.push((key, f64::NAN)),
-                        Value::Other(_) => {}
+                    if let Value(Some(value)) = map.next_value()? {
+                        line.numbers.push((key, value));
                     }
                 }
                 Ok(line)

@@ -1,0 +1,260 @@
+"""What check.sh checks: the page of made-up runs, as a person and as a stranger see it."""
+
+import contextlib
+import http.client
+import http.server
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+
+from browser import Browser
+
+VIEWS = ["overview", "curves", "ranks", "timeline", "memory", "configuration", "text", "events"]
+SMALL = ["baseline-adamw", "long-context", "muon"]
+LARGE = "large-64-ranks"
+MOST_SECONDS = 2.0
+MOST_PNG = 200_000
+
+failures = []
+
+
+def check(is_right, what):
+    print(("ok      " if is_right else "FAILED  ") + what, flush=True)
+    if not is_right:
+        failures.append(what)
+
+
+@contextlib.contextmanager
+def serving(program, runs, token=None):
+    environment = dict(os.environ, **({"KILN_PAGE_TOKEN": token} if token else {}))
+    process = subprocess.Popen([program, runs, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ready(browser, url):
+    """Opens an address in a fresh page, and returns the seconds until its view was drawn."""
+    browser.open("about:blank")
+    browser.wait("location.href === 'about:blank'")
+    begun = time.monotonic()
+    browser.open(url)
+    browser.wait("window.kilnReady && [...document.querySelectorAll('main canvas')].some((one) => one.width > 0)"
+                 if "timeline" in url or url.endswith("/") or "curves" in url else "window.kilnReady", 60)
+    return time.monotonic() - begun
+
+
+def choose(browser, base, compared, detail, theme=""):
+    """What the browser keeps for the page."""
+    browser.open(base)
+    browser.wait("document.readyState === 'complete'")
+    browser.value(f"localStorage.setItem('kiln.compared', JSON.stringify({compared!r}));"
+                  f"localStorage.setItem('kiln.detail', JSON.stringify({detail!r}));"
+                  f"localStorage.setItem('kiln.theme', JSON.stringify({theme!r}))")
+
+
+def speed(program, runs):
+    with serving(program, runs) as url:
+        browser = Browser()
+        browser.size(1280, 900)
+        cold = ready(browser, url)
+        browser.close()
+    check(cold < MOST_SECONDS, f"from the start of the server, the first curve of a million steps is there in {cold:.2f} s")
+
+
+def reading(browser, base):
+    choose(browser, base, SMALL + [LARGE], LARGE)
+    for view in ("", "#/curves", "#/ranks", "#/timeline", "#/memory"):
+        took = ready(browser, base + view)
+        check(took < MOST_SECONDS, f"{view or 'overview'} with 1,000,000 steps and 64 ranks is drawn in {took:.2f} s")
+    ready(browser, base + "#/ranks")
+    check(browser.wait("document.querySelectorAll('tbody tr').length") == 64, "64 ranks are listed")
+
+    choose(browser, base, SMALL, SMALL[0])
+    ready(browser, base)
+    step = "document.querySelector('.card:nth-child(2) .value').firstChild.textContent"
+    before = browser.value(step)
+    browser.wait(f"{step} !== {before!r}")
+    check(True, f"the page follows a run that goes on: step {before}, then {browser.value(step)}")
+
+    ready(browser, base + "#/curves")
+    names = browser.value("[...document.querySelector('.chart .legend').querySelectorAll('li:not(.place)')].map((one) => one.firstChild.nextSibling.textContent)")
+    check(names == SMALL, f"three runs are compared: {names}")
+    colours = browser.value("""(() => {
+        const canvas = document.querySelector('.chart canvas'), pen = canvas.getContext('2d');
+        const pixels = pen.getImageData(0, 0, canvas.width, canvas.height).data;
+        const keys = [...document.querySelectorAll('.chart .legend .key')].slice(0, 3).map((key) => getComputedStyle(key).backgroundColor.match(/\\d+/g).map(Number));
+        return keys.map((key) => { for (let i = 0; i < pixels.length; i += 4) if (key.every((part, j) => Math.abs(part - pixels[i + j]) < 24) && pixels[i + 3] > 200) return true; return false; });
+    })()""")
+    check(colours == [True] * 3, f"each in its colour: {colours}")
+    browser.value("document.querySelector('.chip input').click()")
+    browser.wait("document.querySelector('.chart .legend').querySelectorAll('li:not(.place)').length === 2")
+    check(True, "a run is taken out of the comparison by a click")
+
+
+def operating(browser, base):
+    choose(browser, base, SMALL, LARGE)
+    ready(browser, base)
+    press = lambda key, code=0: [browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+                                 for kind in ("keyDown", "keyUp")]
+    press("Tab", 9)
+    check(browser.value("document.activeElement.className") == "skip", "the first stop of the tab key skips to the content")
+    for _ in range(4):
+        press("Tab", 9)
+    check(browser.value("document.activeElement.closest('nav') !== null"), "then the colours, then the views")
+    browser.value("document.querySelector('nav a[href=\"#/curves\"]').focus()")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    browser.wait("document.querySelector('[aria-current]').textContent === 'Curves'")
+    browser.wait("document.querySelectorAll('.chart .plot canvas').length > 0")
+    browser.value("document.querySelector('.chart .plot').focus()")
+    press("ArrowLeft", 37)
+    told = browser.wait("document.querySelector('.chart .place').textContent !== 'last' && document.querySelector('.chart .place').textContent")
+    check(True, f"arrow keys read a curve: {told}")
+    browser.value("document.querySelector('.chart details').open = true")
+    check(browser.wait("document.querySelectorAll('.chart details tbody tr').length") > 10, "a curve is a table as well")
+    browser.value("location.hash = '#/ranks'")
+    browser.wait("document.querySelectorAll('tbody tr').length === 64")
+    browser.value("[...document.querySelectorAll('.sort')].find((one) => one.textContent === 'Peak memory').click()")
+    check(browser.value("document.querySelector('[aria-sort=descending]').textContent") == "Peak memory", "ranks are sorted by a column")
+    browser.value("location.hash = '#/timeline'")
+    browser.wait("document.querySelector('canvas')?.width > 400 && document.querySelector('.headed h2').textContent.includes('step')")
+    browser.value("document.querySelector('canvas').focus()")
+    for _ in range(3):
+        press("ArrowRight", 39)
+    told = browser.wait("document.querySelector('.told').textContent.startsWith('Rank 0') && document.querySelector('.told').textContent")
+    check(True, f"arrow keys read the timeline: {told}")
+
+
+UNNAMED = """[...document.querySelectorAll('input, select, button, canvas, [role=img], a')].filter((one) =>
+    one.getClientRects().length && !one.closest('[role=img] *') && !(one.labels?.length || one.textContent.trim() || one.getAttribute('aria-label'))).map((one) => one.outerHTML)"""
+
+
+def fitting(browser, base, shots):
+    for theme in ("light", "dark"):
+        browser.size(360, 760, theme, 2)
+        choose(browser, base, SMALL, LARGE)
+        for view in VIEWS:
+            ready(browser, f"{base}#/{view}")
+            time.sleep(0.5)
+            wide, unnamed = browser.value("document.documentElement.scrollWidth"), browser.value(UNNAMED)
+            check(wide <= 360 and not unnamed, f"{view} fits 360 px ({theme}), and all controls have names {unnamed or ''}")
+            check(browser.value("document.querySelectorAll('h1').length === 1 && document.querySelectorAll('main, nav[aria-label]').length === 2 && document.documentElement.lang === 'en'"),
+                  f"{view} has its landmarks ({theme})")
+            if shots and (view, theme) in (("overview", "light"), ("ranks", "dark")):
+                browser.screenshot(shots / f"page-phone-{view}.png")
+
+
+def screenshots(browser, base, shots):
+    for view, theme, detail, height in [
+        ("overview", "light", "baseline-adamw", 1100), ("overview", "dark", LARGE, 1100), ("curves", "light", SMALL[0], 1100),
+        ("ranks", "light", LARGE, 900), ("timeline", "light", LARGE, 1120), ("timeline", "dark", SMALL[0], 760), ("memory", "dark", LARGE, 800),
+        ("configuration", "light", SMALL[0], 700), ("text", "light", "muon", 820), ("events", "dark", "baseline-adamw", 700),
+    ]:
+        browser.size(1200, height, theme)
+        choose(browser, base, SMALL, detail)
+        ready(browser, f"{base}#/{view}")
+        time.sleep(1.0)
+        browser.screenshot(shots / f"page-{view}-{theme}.png")
+    for shot in sorted(shots.glob("page-*.png")):
+        check(shot.stat().st_size < MOST_PNG, f"{shot.name} has {shot.stat().st_size // 1000} kB")
+
+
+def crowded(browser, base):
+    """A hundred clients that do not go on, and a page that is as fast as before."""
+    address = urllib.parse.urlparse(base)
+    request = f"GET / HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+    clients = []
+    for number in range(100):
+        client = socket.create_connection((address.hostname, address.port))
+        client.sendall(request * 5 if number % 2 else request[:-4])
+        clients.append(client)
+    took = ready(browser, base)
+    check(took < MOST_SECONDS, f"with 100 clients that do not go on, the page is drawn in {took:.2f} s")
+    for client in clients:
+        client.close()
+
+
+def strangers(program, runs):
+    token = "a-token-of-this-check"
+    with serving(program, runs, token) as url:
+        base = url.split("?")[0]
+        address = urllib.parse.urlparse(base)
+
+        def status(path, **headers):
+            connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+
+        bearer = {"Authorization": f"Bearer {token}"}
+        for path in ("/", "/metrics", "/api/runs"):
+            told = [status(path), status(path, Authorization="Bearer no"), status(path, **bearer, Host="evil.example"),
+                    status(path, **bearer, Origin="http://evil.example"), status(path, **bearer)]
+            check(told == [401, 401, 421, 403, 200], f"{path}: no token, a wrong one, a forged host, another origin, the token: {told}")
+
+        browser = Browser()
+        browser.size(1000, 800)
+        ready(browser, url)
+        check(browser.value("location.search") == "" and browser.value("document.cookie") == "", "the token is not in the address, and no script can read the cookie")
+        ready(browser, base)
+        check(True, "the browser has a cookie from then on")
+
+        page = (f"<!doctype html><title>other</title><iframe src='{base}'></iframe><script>"
+                f"fetch('{base}api/runs', {{credentials: 'include'}}).then((answer) => answer.text()).then((text) => window.got = text, (error) => window.got = 'nothing: ' + error)</script>")
+
+        class Other(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(page.encode())
+
+            def log_message(self, *_):
+                pass
+
+        other = http.server.HTTPServer(("127.0.0.1", 0), Other)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        browser.open(f"http://localhost:{other.server_port}/")
+        got = browser.wait("window.got")
+        check(got.startswith("nothing"), f"a page of another site gets {got}")
+        other.shutdown()
+        browser.close()
+
+
+def main():
+    program, runs = sys.argv[1:3]
+    shots = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    with serving(program, runs):
+        pass
+    speed(program, runs)
+    with serving(program, runs) as base:
+        browser = Browser()
+        browser.size(1280, 900)
+        reading(browser, base)
+        operating(browser, base)
+        crowded(browser, base)
+        fitting(browser, base, shots)
+        if shots:
+            screenshots(browser, base, shots)
+        complaints, requests = browser.complaints(), browser.requests()
+        check(not complaints, f"the console has no complaint {complaints or ''}")
+        outside = [url for url in requests if not url.startswith((base, "data:", "about:"))]
+        check(not outside, f"of {len(requests)} requests none went to another host {outside or ''}")
+        browser.close()
+        metrics = http.client.HTTPConnection(urllib.parse.urlparse(base).netloc)
+        metrics.request("GET", "/metrics")
+        text = metrics.getresponse().read()
+        promtool = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+        check(promtool.returncode == 0, f"promtool takes {text.count(bytes([10]))} lines of /metrics {promtool.stderr.decode() or promtool.stdout.decode()}")
+    strangers(program, runs)
+    print(f"{len(failures)} failed")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()

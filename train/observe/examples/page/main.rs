@@ -1,0 +1,42 @@
+//! Serves the page of made-up runs: three small ones that differ in their configurations, a large one of a million
+//! steps and 64 ranks, and one that was killed in the middle of a line. For work on the page, and for its checks.
+//!
+//! `cargo run --release -p kiln-observe --example page -- FOLDER [ADDRESS:PORT [STEPS-OF-THE-LARGE-RUN]]`
+//!
+//! Runs that are in the folder already are served as they are. Two of them go on while it is served.
+
+mod live;
+mod made_up;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use kiln_observe::page::{ServeOptions, Token, serve};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = PathBuf::from(arguments.next().ok_or("name a folder")?);
+    let address = arguments.next().unwrap_or_else(|| "127.0.0.1:6006".to_owned()).parse()?;
+    let large_steps = arguments.next().map_or(Ok(1_000_000), |steps| steps.parse())?;
+    let runs = made_up::runs(&folder, large_steps)?;
+    let token = std::env::var("KILN_PAGE_TOKEN").ok().map(Token::new).transpose()?;
+    let server = serve(ServeOptions {
+        address,
+        paths: vec![folder],
+        token,
+        names: Vec::new(),
+        look_at: Arc::new(live::look_at),
+        timelines_at: Some(Arc::new(live::timelines_at)),
+    })?;
+    println!("{}", server.url());
+    let mut going: Vec<_> = runs.into_iter().filter(|run| run.goes_on).collect();
+    loop {
+        thread::sleep(Duration::from_millis(500));
+        for run in &mut going {
+            run.go_on()?;
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Every run in short: `/api/runs`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::super::watched::{Watched, WatchedRun};
+use crate::run::{Metrics, Run};
+use crate::status::State;
+
+/// Logged steps whose mean stands for a time that varies.
+const RECENT: usize = 20;
+
+/// What a step's time is spent on, with the metric that tells.
+pub(super) const ACTIVITIES: [(&str, &str); 6] = [
+    ("data", "data_s"),
+    ("forward", "forward_s"),
+    ("backward", "backward_s"),
+    ("optimizer", "optimizer_s"),
+    ("other", "other_s"),
+    ("waiting", "wait_s"),
+];
+
+#[derive(Serialize)]
+struct All {
+    /// Seconds since 1970 on this machine's clock.
+    now: f64,
+    runs: Vec<Summary>,
+    problems: Vec<String>,
+}
+
+/// A run in short.
+#[derive(Serialize)]
+pub(super) struct Summary {
+    id: String,
+    folder: String,
+    /// `None` while nobody has looked, or if nobody can.
+    pub(super) state: Option<State>,
+    is_bad: bool,
+    is_over: bool,
+    /// The state in words, or why it is not known.
+    text: String,
+    culprits: Vec<usize>,
+    ranks: usize,
+    pub(super) step: Option<u64>,
+    pub(super) steps: Option<u64>,
+    /// The step of the newest checkpoint.
+    pub(super) saved: Option<u64>,
+    /// The last value of each metric of a step that the page has a card for.
+    loss: Option<f64>,
+    val_loss: Option<f64>,
+    best_val_loss: Option<f64>,
+    tokens: Option<f64>,
+    tokens_per_s: Option<f64>,
+    mfu: Option<f64>,
+    peak_bytes: Option<f64>,
+    step_s: Option<f64>,
+    /// Seconds until its last step is done, if it goes on as of late.
+    eta_s: Option<f64>,
+    /// When its first and its last line were written, in seconds since 1970.
+    began: Option<f64>,
+    changed: Option<f64>,
+    /// Seconds of a step of late by what they went into.
+    spent: Vec<(&'static str, f64)>,
+    samples: usize,
+    events: usize,
+    problems: Vec<String>,
+}
+
+/// All runs in short.
+pub(in super::super) fn runs(watched: &Watched) -> impl Serialize {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let runs = watched.runs().iter().map(|run| summary(run)).collect();
+    All { now, runs, problems: watched.problems() }
+}
+
+/// A run in short.
+pub(super) fn summary(watched: &WatchedRun) -> Summary {
+    let run = watched.read();
+    let metrics = run.metrics();
+    let last = |key: &str| Some(metrics.get(key)?.last()?.1);
+    let time = metrics.get("time").map(|time| time.values()).unwrap_or_default();
+    let best = metrics.get("val_loss").map(|losses| losses.values().iter().copied().fold(f64::NAN, f64::min));
+    let (look, unknown) = {
+        let seen = watched.seen();
+        (seen.look.clone(), seen.problem.clone())
+    };
+    let state = look.as_ref().map(|look| look.state);
+    let is_over = state.is_some_and(State::is_over);
+    let logged = metrics.last_step();
+    let text = match (&look, unknown) {
+        (Some(look), _) => look.text.clone(),
+        (None, Some(problem)) => format!("its state is not known: {problem}"),
+        (None, None) => "its processes are being asked".to_owned(),
+    };
+    let (step, steps) = match &look {
+        Some(look) => (look.step.max(logged), look.steps.or(run.steps())),
+        None => (logged, run.steps()),
+    };
+    Summary {
+        id: watched.id.clone(),
+        folder: run.folder().display().to_string(),
+        state,
+        is_bad: state.is_some_and(State::is_bad),
+        is_over,
+        text,
+        culprits: look.as_ref().map(|look| look.culprits.clone()).unwrap_or_default(),
+        ranks: look.as_ref().map_or(0, |look| look.ranks.len()),
+        step,
+        steps,
+        saved: look.as_ref().and_then(|look| look.saved).or_else(|| last_checkpoint(&run)),
+        loss: last("loss"),
+        val_loss: last("val_loss"),
+        best_val_loss: best,
+        tokens: last("tokens"),
+        tokens_per_s: last("tokens_per_s"),
+        mfu: last("mfu"),
+        peak_bytes: last("peak_bytes"),
+        step_s: recent_mean(metrics, "step_s"),
+        eta_s: if is_over { None } else { remaining(metrics, steps) },
+        began: time.first().copied(),
+        changed: time.last().copied(),
+        spent: ACTIVITIES
+            .iter()
+            .filter_map(|(name, key)| Some((*name, recent_mean(metrics, key)?)))
+            .collect(),
+        samples: run.samples().len(),
+        events: run.events().len(),
+        problems: run.problems(),
+    }
+}
+
+fn last_checkpoint(run: &Run) -> Option<u64> {
+    run.events().iter().rev().find(|event| event.kind == "checkpoint").map(|event| event.step)
+}
+
+/// The mean of the last values.
+pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
+    let values = metrics.get(key)?.values();
+    let recent = values[values.len().saturating_sub(RECENT)..].iter().filter(|value| value.is_finite());
+    let (sum, count) = recent.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+/// Seconds until the last step, by the clock of the last lines, or by the length of the last steps.
+fn remaining(metrics: &Metrics, steps: Option<u64>) -> Option<f64> {
+    let todo = steps?.saturating_sub(metrics.last_step()?) as f64;
+    let by_clock = metrics.get("time").and_then(|time| {
+        let (last, first) = (time.steps().len().checked_sub(1)?, time.steps().len().saturating_sub(RECENT));
+        let steps = (time.steps()[last] - time.steps()[first]) as f64;
+        let seconds = time.values()[last] - time.values()[first];
+        (steps > 0.0 && seconds > 0.0).then(|| seconds / steps)
+    });
+    Some(todo * by_clock.or_else(|| recent_mean(metrics, "step_s"))?)
+}

@@ -1,0 +1,90 @@
+// Numbers as people read them. What is not known is a dash.
+
+const NONE = "–";
+const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+const format = {
+  /** Such as 2.9134 or 3.2e-6. */
+  number(value) {
+    if (!known(value)) return NONE;
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+    if (size >= 1000) return Math.round(value).toLocaleString("en");
+    return String(Number(value.toPrecision(4)));
+  },
+  loss: (value) => (known(value) ? value.toFixed(value < 0.1 ? 5 : 4) : NONE),
+  count: (value) => (known(value) ? Math.round(value).toLocaleString("en") : NONE),
+  /** Such as 1.2 M. */
+  short(value) {
+    if (!known(value)) return NONE;
+    for (const [size, unit] of [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"]]) {
+      if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
+    }
+    return String(Number(value.toPrecision(3)));
+  },
+  percent: (value) => (known(value) ? `${(100 * value).toFixed(1)} %` : NONE),
+  bytes(value) {
+    if (!known(value)) return NONE;
+    for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+      if (value >= size) return `${(value / size).toFixed(value >= 100 * size ? 0 : 1)} ${unit}`;
+    }
+    return `${value} B`;
+  },
+  seconds(value) {
+    if (!known(value)) return NONE;
+    if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
+    if (value < 1) return `${(value * 1e3).toFixed(value < 0.1 ? 1 : 0)} ms`;
+    if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
+    return format.duration(value);
+  },
+  /** Such as 3 h 20 min. */
+  duration(value) {
+    if (!known(value)) return NONE;
+    const minutes = Math.round(value / 60);
+    if (value < 90) return `${Math.round(value)} s`;
+    if (minutes < 60) return `${minutes} min`;
+    const hours = Math.floor(minutes / 60);
+    if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+    return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  },
+  /** A moment in the reader's own time zone. */
+  moment: (time) => (known(time) ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : NONE),
+  microseconds: (value) => format.seconds(value / 1e6),
+};
+
+/** What is known of a metric: its name for people, and how its values are written. */
+const METRICS = {
+  loss: { name: "Training loss", format: format.loss, tick: format.number },
+  val_loss: { name: "Validation loss", format: format.loss, tick: format.number },
+  answer_loss: { name: "Loss of answers", format: format.loss, tick: format.number },
+  grad_norm: { name: "Gradient norm" },
+  lr: { name: "Learning rate" },
+  tokens_per_s: { name: "Throughput, tokens per second", format: format.short },
+  mfu: { name: "Share of the hardware's FLOP/s (MFU)", format: format.percent },
+  tflops: { name: "Model TFLOP/s of all ranks" },
+  peak_bytes: { name: "Peak memory of a rank", format: format.bytes },
+  step_s: { name: "Time of a step", format: format.seconds },
+  wait_s: { name: "Waiting for other ranks, per step", format: format.seconds },
+  data_s: { name: "Loading data, per step", format: format.seconds },
+  forward_s: { name: "Forward pass, per step", format: format.seconds },
+  backward_s: { name: "Backward pass, per step", format: format.seconds },
+  optimizer_s: { name: "Optimizer, per step", format: format.seconds },
+  other_s: { name: "Other work, per step", format: format.seconds },
+  tokens: { name: "Tokens", format: format.short },
+  time: { name: "Time" },
+};
+
+const metricName = (key) => METRICS[key]?.name ?? key;
+const metricFormat = (key) => METRICS[key]?.format ?? format.number;
+
+const STATES = {
+  healthy: ["Healthy", "good"], held: ["Held", "note"], slow: ["Slow", "warn"], suspicion: ["Suspicion", "warn"],
+  trouble: ["Trouble", "bad"], starting: ["Starting", "note"], finished: ["Finished", "done"],
+  stopped: ["Stopped", "note"], failed: ["Failed", "bad"], dead: ["Killed", "bad"],
+};
+
+/** The state of a run as a badge. */
+function badge(state) {
+  const [word, kind] = STATES[state] ?? ["Unknown", "note"];
+  return h("span", { class: `badge ${kind}` }, word);
+}

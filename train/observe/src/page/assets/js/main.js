@@ -1,0 +1,109 @@
+// Which view is shown, and what all views have in common.
+
+const VIEWS = {
+  overview: ["Overview", overview], curves: ["Curves", curvesView], ranks: ["Ranks", ranksView], timeline: ["Timeline", timelineView],
+  memory: ["Memory", memoryView], configuration: ["Configuration", configView], text: ["Text", samplesView], events: ["Events", eventsView],
+};
+
+const byId = (id) => document.getElementById(id);
+let view = null, viewName = "", isUpdating = false, isStale = false, pickerShape = "";
+
+/** The colours that are shown, by name. */
+function theme() {
+  const chosen = memory.get("theme", "");
+  return chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+function setTheme() {
+  document.documentElement.dataset.theme = theme();
+  pickerShape = "";
+  changed();
+}
+
+/** Shows the view that the address names. */
+function route() {
+  if (location.hash && !location.hash.startsWith("#/")) return;
+  const name = location.hash.slice(2);
+  const next = name in VIEWS ? name : "overview";
+  if (next === viewName) return;
+  view?.remove?.();
+  const isFirst = viewName === "";
+  viewName = next;
+  view = VIEWS[next][1]();
+  fill(byId("main"), view.root);
+  document.title = `${VIEWS[next][0]} · Kiln`;
+  for (const link of byId("views").querySelectorAll("a")) {
+    if (link.hash === `#/${next}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (!isFirst) byId("main").focus({ preventScroll: true });
+  changed();
+}
+
+/** Brings the view up to date. While it is at work, one more time is enough. */
+async function changed() {
+  showPicker();
+  if (!view || (!state.runs.length && !state.problems.length)) return;
+  if (isUpdating) return void (isStale = true);
+  isUpdating = true;
+  try {
+    await view.update();
+    if (!window.kilnReady) window.kilnReady = performance.now();
+  } catch (error) {
+    showConnection(error);
+  }
+  isUpdating = false;
+  if (isStale) {
+    isStale = false;
+    await changed();
+  }
+}
+
+function chooseDetail(id) {
+  state.detail = id;
+  keepChoice();
+  changed();
+}
+
+/** The runs that are compared, and the one whose details are shown. */
+function showPicker() {
+  const shape = JSON.stringify([state.runs.map((run) => [run.id, run.state]), [...state.compared], state.detail, theme()]);
+  if (shape === pickerShape) return;
+  const focused = document.activeElement?.id;
+  pickerShape = shape;
+  const compare = (run) => h("label", { class: "chip" }, h("input", { type: "checkbox", id: `compare-${run.id}`, checked: state.compared.has(run.id), onchange: (event) => {
+    if (event.target.checked) state.compared.add(run.id);
+    else state.compared.delete(run.id);
+    keepChoice();
+    changed();
+  } }), h("span", { class: "key", style: { "--key": runColor(run.id) } }), run.id);
+  const detail = h("label", { class: "detail" }, "Details of ", h("select", { id: "detail", onchange: (event) => chooseDetail(event.target.value) },
+    state.runs.map((run) => h("option", { value: run.id, selected: run.id === state.detail }, run.id))));
+  byId("picker").hidden = state.runs.length < 2;
+  fill(byId("picker"), h("fieldset", null, h("legend", null, "Compare"), state.runs.map(compare)), detail);
+  if (focused) byId(focused)?.focus();
+}
+
+function showConnection(error) {
+  const at = byId("connection");
+  at.classList.toggle("lost", Boolean(error));
+  const live = state.runs.filter((run) => !run.is_over && run.state).length;
+  setText(at, error ? `No answer: ${error.message}` : `${state.runs.length} ${state.runs.length === 1 ? "run" : "runs"}, ${live} live`);
+}
+
+// The token stays out of the history: the browser has a cookie by now.
+if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+
+fill(byId("views"), Object.entries(VIEWS).map(([key, [name]]) => h("a", { href: `#/${key}` }, name)));
+byId("theme").value = memory.get("theme", "");
+byId("theme").addEventListener("change", (event) => { memory.set("theme", event.target.value); setTheme(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", setTheme);
+addEventListener("hashchange", route);
+setTheme();
+route();
+poll((error) => {
+  showConnection(error);
+  if (!error && !state.runs.length) fill(byId("main"), noticesOf(null) ?? h("p", { class: "quiet" }, "There is no run yet. Runs are shown as soon as they are there."));
+  else if (!error && view && !view.root.isConnected) fill(byId("main"), view.root);
+  return changed();
+});

@@ -1,0 +1,118 @@
+// A run at a glance, and all runs beside each other.
+
+const SPENT = {
+  data: ["Data", "--data"], forward: ["Forward", "--forward"], backward: ["Backward", "--backward"],
+  optimizer: ["Optimizer", "--optimizer"], other: ["Other", "--other"], waiting: ["Waiting for other ranks", "--waiting"],
+};
+
+function overview() {
+  const cards = h("section", { class: "cards", "aria-label": "The run at a glance" });
+  const notices = h("div", { class: "notices" });
+  const events = h("section", { class: "panel" });
+  const charts = {
+    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, class: "wide", note: "Training loss as a line, validation loss dashed." }),
+    speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short, height: 220 }),
+    mfu: new Chart({ title: METRICS.mfu.name, format: format.percent, height: 220 }),
+  };
+  const runs = new Table("Runs", [
+    { name: "Run", cell: (run) => named(run), value: (run) => run.id },
+    { name: "State", cell: (run) => badge(run.state), value: (run) => run.state },
+    { name: "Step", isNumber: true, cell: (run) => format.count(run.step), value: (run) => run.step },
+    { name: "Loss", isNumber: true, cell: (run) => format.loss(run.loss), value: (run) => run.loss },
+    { name: "Validation", isNumber: true, cell: (run) => format.loss(run.val_loss), value: (run) => run.val_loss },
+    { name: "Tokens/s", isNumber: true, downFirst: true, cell: (run) => format.short(run.tokens_per_s), value: (run) => run.tokens_per_s },
+    { name: "MFU", isNumber: true, downFirst: true, cell: (run) => format.percent(run.mfu), value: (run) => run.mfu },
+    { name: "Peak memory", isNumber: true, cell: (run) => format.bytes(run.peak_bytes), value: (run) => run.peak_bytes },
+    { name: "Left", isNumber: true, cell: (run) => (run.is_over ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
+  ], { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
+  const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
+  const root = h("div", { class: "view" }, notices, cards, table,
+    h("section", { class: "charts", "aria-label": "Curves" }, charts.loss.element, charts.speed.element, charts.mfu.element), events);
+
+  async function update() {
+    const run = detailRun();
+    fill(notices, noticesOf(run));
+    table.hidden = state.runs.length < 2;
+    runs.set(state.runs);
+    if (!run) return void fill(cards, h("p", { class: "quiet" }, "There is no run yet."));
+    const compared = comparedRuns();
+    const keys = ["loss", "val_loss", "tokens_per_s", "mfu"];
+    const [answers, own, happened] = await Promise.all([
+      Promise.all(compared.map((one) => seriesOf(one, { key: keys, points: 500 }))),
+      seriesOf(run, { key: ["loss", "tokens_per_s"], points: 60 }),
+      ask("/api/events", { run: run.id }),
+    ]);
+    fill(cards, cardsOf(run, own.series));
+    const lines = (key, more) => compared.map((one, i) => ({ name: one.id, color: runColor(one.id), data: answers[i].series[key], ...more }));
+    const validation = lines("val_loss", { isDashed: true, points: true }).map((line) => ({ ...line, name: `${line.name}, validation` }));
+    charts.loss.set([...lines("loss"), ...validation], { theme: theme() });
+    charts.speed.set(lines("tokens_per_s"), { theme: theme() });
+    charts.mfu.set(lines("mfu"), { theme: theme() });
+    fill(events, h("h2", null, `What happened to ${run.id}`), eventList(happened.events.slice(0, 6)),
+      happened.total > 6 ? h("p", null, h("a", { href: "#/events" }, `All ${happened.total} events`)) : null);
+  }
+  return { root, update, remove: () => Object.values(charts).forEach((chart) => chart.remove()) };
+}
+
+/** A run's name with its colour, as a button that shows its details. */
+function named(run) {
+  const show = () => chooseDetail(run.id);
+  return h("button", { type: "button", class: "name", onclick: show, "aria-pressed": String(run.id === state.detail) },
+    h("span", { class: "key", style: { "--key": runColor(run.id) } }), run.id);
+}
+
+function noticesOf(run) {
+  const told = [...state.problems, ...(run?.problems ?? [])];
+  return told.length ? h("div", { class: "notice", role: "note" }, h("b", null, "Not everything could be read. "), h("ul", null, told.map((text) => h("li", null, text)))) : null;
+}
+
+function card(title, value, ...more) {
+  return h("div", { class: "card" }, h("h3", null, title), h("p", { class: "value" }, value), more);
+}
+
+function cardsOf(run, series) {
+  const spark = (key) => sparkline(series[key]?.mean ?? [], runColor(run.id));
+  const share = run.steps ? Math.min(1, (run.step ?? 0) / run.steps) : null;
+  const quiet = (...text) => h("p", { class: "quiet" }, ...text);
+  const since = known(run.changed) ? Math.max(0, state.now - run.changed) : null;
+  return [
+    h("div", { class: "card verdict" }, h("h3", null, run.id), h("p", { class: "value" }, badge(run.state)), h("p", null, run.text),
+      quiet(run.folder, run.ranks ? `, ${run.ranks} ranks` : "", since !== null && !run.is_over && since > 120 ? `, last line ${format.duration(since)} ago` : "")),
+    card("Step", [format.count(run.step), run.steps ? h("small", null, ` of ${format.count(run.steps)}`) : null],
+      share === null ? null : h("progress", { max: 1, value: share, "aria-label": "Share of the steps that are done" }),
+      quiet(run.is_over ? `${format.short(run.tokens)} tokens` : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "time left is not known",
+        known(run.saved) ? `, saved at ${format.count(run.saved)}` : ", no checkpoint yet")),
+    card("Loss", format.loss(run.loss), spark("loss"),
+      quiet(known(run.val_loss) ? `validation ${format.loss(run.val_loss)}, best ${format.loss(run.best_val_loss)}` : "no evaluation yet")),
+    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(`MFU ${format.percent(run.mfu)}`)),
+    card("Peak memory", format.bytes(run.peak_bytes), quiet("of the rank that held most")),
+    h("div", { class: "card spent" }, h("h3", null, "Time of a step"), h("p", { class: "value" }, format.seconds(run.step_s)), spentBar(run.spent)),
+  ];
+}
+
+/** What a step's time goes into, as one bar with its parts. */
+function spentBar(spent) {
+  const total = spent.reduce((sum, [, seconds]) => sum + Math.max(0, seconds), 0);
+  if (!total) return h("p", { class: "quiet" }, "What it goes into was not written.");
+  const parts = spent.filter(([, seconds]) => seconds > 0);
+  return [
+    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, seconds]) =>
+      h("span", { style: { "flex-grow": String(seconds / total), background: `var(${SPENT[name][1]})` } }))),
+    h("ul", { class: "parts" }, parts.map(([name, seconds]) => h("li", null,
+      h("span", { class: "key", style: { "--key": `var(${SPENT[name][1]})` } }), SPENT[name][0], " ", h("b", null, format.percent(seconds / total))))),
+  ];
+}
+
+const KINDS = {
+  start: ["Start", "note"], resume: ["Resumed", "note"], checkpoint: ["Checkpoint", "good"], skipped: ["Skipped step", "warn"],
+  stop: ["Stopped", "note"], end: ["Finished", "done"], failure: ["Failure", "bad"],
+};
+
+const kindBadge = (kind) => h("span", { class: `badge ${KINDS[kind]?.[1] ?? "note"}` }, KINDS[kind]?.[0] ?? kind);
+
+function eventList(events) {
+  if (!events.length) return h("p", { class: "quiet" }, "Nothing was written.");
+  return h("ol", { class: "events" }, events.map((event) => h("li", null, kindBadge(event.kind),
+    h("span", { class: "what" }, event.text), h("span", { class: "quiet" }, `step ${format.count(event.step)}, `,
+      h("time", { datetime: new Date(event.time * 1000).toISOString() }, format.moment(event.time))))));
+}

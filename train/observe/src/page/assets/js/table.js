@@ -1,0 +1,61 @@
+// Tables whose rows can be sorted by a click or a key on the head of a column.
+
+/**
+ * A table. `columns` have `name`, `cell(row)` and, for sorting, `value(row)`; `isNumber` aligns to the right.
+ * The order that the reader has chosen stays when the rows change.
+ */
+class Table {
+  constructor(caption, columns, options = {}) {
+    this.columns = columns;
+    this.sorted = options.sorted ?? null;
+    this.isDown = options.isDown ?? false;
+    this.rowClass = options.rowClass ?? (() => null);
+    this.heads = columns.map((column, index) => this.head(column, index));
+    this.body = h("tbody");
+    const table = h("table", null, h("caption", options.isCaptionShown ? null : { class: "unseen" }, caption),
+      h("thead", null, h("tr", null, this.heads)), this.body);
+    this.element = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+    this.rows = [];
+  }
+
+  head(column, index) {
+    const kind = [column.isNumber && "number", column.class].filter(Boolean).join(" ");
+    if (!column.value) return h("th", { scope: "col", class: kind }, column.name);
+    const sort = () => {
+      this.isDown = this.sorted === index ? !this.isDown : Boolean(column.isNumber && column.downFirst);
+      this.sorted = index;
+      this.set(this.rows);
+    };
+    return h("th", { scope: "col", class: kind }, h("button", { type: "button", class: "sort", onclick: sort }, column.name));
+  }
+
+  set(rows) {
+    this.rows = rows;
+    this.heads.forEach((head, index) => {
+      if (index === this.sorted) head.setAttribute("aria-sort", this.isDown ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    const value = this.columns[this.sorted]?.value;
+    const shown = value ? [...rows].sort((a, b) => (this.isDown ? -1 : 1) * compare(value(a), value(b))) : rows;
+    const kept = [...this.body.children];
+    // Rows are changed in place, so that the reader's place in the table stays.
+    shown.forEach((row, place) => {
+      const line = kept[place] ?? this.body.appendChild(h("tr", null, this.columns.map((column, i) =>
+        h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: [column.isNumber && "number", column.class].filter(Boolean).join(" ") }))));
+      line.className = this.rowClass(row) ?? "";
+      this.columns.forEach((column, i) => {
+        const cell = column.cell(row), at = line.children[i];
+        if (cell instanceof Node) fill(at, cell);
+        else setText(at, String(cell));
+      });
+    });
+    kept.slice(shown.length).forEach((line) => line.remove());
+  }
+}
+
+/** Numbers by size, texts by letters, and what is not known last. */
+function compare(a, b) {
+  const isNone = (value) => value === null || value === undefined || Number.isNaN(value);
+  if (isNone(a) || isNone(b)) return isNone(a) - isNone(b);
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+}

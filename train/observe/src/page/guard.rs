@@ -1,0 +1,235 @@
+//! Who gets an answer.
+//!
+//! Three strangers are kept out: someone who reaches the port without the token; a page of another site that the
+//! user's browser has open (`Origin`, `Sec-Fetch-Site`); and such a page whose own name has come to point at this
+//! machine (`Host`).
+
+use std::net::{IpAddr, SocketAddr};
+
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderName, ORIGIN};
+
+use super::token::Token;
+
+/// Characters of a `Host` at most.
+const MOST_HOST: usize = 260;
+
+/// Decides which requests are answered.
+#[derive(Debug)]
+pub(super) struct Guard {
+    address: SocketAddr,
+    token: Option<Token>,
+    /// Names of this machine, lower case.
+    names: Vec<String>,
+}
+
+/// A request that gets no answer: its status, and why.
+pub(super) type Refusal = (StatusCode, &'static str);
+
+/// A request that gets one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Admitted {
+    /// Whether the token came in the address, so that the browser is to remember it.
+    pub(super) sets_cookie: bool,
+}
+
+impl Guard {
+    /// A guard for a server at `address`, which is the one that it is bound to. `names` are further names under which
+    /// clients know this machine.
+    pub(super) fn new(address: SocketAddr, token: Option<Token>, names: &[String]) -> Guard {
+        Guard { address, token, names: names.iter().map(|name| name.to_ascii_lowercase()).collect() }
+    }
+
+    /// The cookie that stands for the token. Browsers send cookies to all ports of a host: the name tells ours apart.
+    fn cookie_name(&self) -> String {
+        format!("kiln-{}", self.address.port())
+    }
+
+    /// The header that lets a browser remember the token.
+    pub(super) fn cookie(&self) -> Option<String> {
+        let token = self.token.as_ref()?;
+        Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", self.cookie_name(), token.text()))
+    }
+
+    /// Whether a request with these headers and this `?token=` is answered.
+    pub(super) fn admit(&self, headers: &HeaderMap, token: Option<&str>) -> Result<Admitted, Refusal> {
+        let host = self.host(headers)?;
+        is_of_this_site(headers, host)?;
+        let Some(expected) = &self.token else { return Ok(Admitted { sets_cookie: false }) };
+        if token.is_some_and(|shown| expected.is(shown)) {
+            return Ok(Admitted { sets_cookie: true });
+        }
+        match bearer(headers).is_some_and(|shown| expected.is(shown)) || self.has_cookie(headers, expected) {
+            true => Ok(Admitted { sets_cookie: false }),
+            false => Err((
+                StatusCode::UNAUTHORIZED,
+                "the token is missing or wrong: open the address with ?token=",
+            )),
+        }
+    }
+
+    /// The `Host`, if it is this machine: with any port, since a tunnel may begin at another one.
+    fn host<'a>(&self, headers: &'a HeaderMap) -> Result<&'a str, Refusal> {
+        const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this is not the host of that name");
+        let mut hosts = headers.get_all(HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(WRONG) };
+        let host = host.to_str().map_err(|_| WRONG)?;
+        let name = name_of(host).ok_or(WRONG)?.to_ascii_lowercase();
+        let is_ours = match name.parse::<IpAddr>() {
+            Ok(ip) if self.address.ip().is_loopback() => ip.is_loopback(),
+            // Nobody can make a number point elsewhere.
+            Ok(ip) => ip == self.address.ip() || ip.is_loopback() || self.address.ip().is_unspecified(),
+            Err(_) => name == "localhost" || self.names.contains(&name),
+        };
+        if is_ours { Ok(host) } else { Err(WRONG) }
+    }
+
+    fn has_cookie(&self, headers: &HeaderMap, expected: &Token) -> bool {
+        let ours = self.cookie_name();
+        let texts = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+        let mut pairs = texts.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        pairs.any(|(name, value)| name == ours && expected.is(value))
+    }
+}
+
+/// The name or number in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
+fn name_of(host: &str) -> Option<&str> {
+    if host.len() > MOST_HOST {
+        return None;
+    }
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map(|(ip, rest)| (ip, rest.strip_prefix(':')))?,
+        None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
+    };
+    port.is_none_or(|port| port.parse::<u16>().is_ok()).then_some(name)
+}
+
+/// Whether the browser says that no other site has asked.
+fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
+    const OTHER: Refusal = (StatusCode::FORBIDDEN, "requests of other sites are not answered");
+    if let Some(origin) = headers.get(ORIGIN) {
+        let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        let is_same = authority.is_some_and(|(scheme, authority)| {
+            matches!(scheme, "http" | "https") && authority.eq_ignore_ascii_case(host)
+        });
+        if !is_same {
+            return Err(OTHER);
+        }
+    }
+    let fetch = |name: &'static str| headers.get(HeaderName::from_static(name)).map(|value| value.as_bytes());
+    match fetch("sec-fetch-site") {
+        None | Some(b"same-origin" | b"none") => Ok(()),
+        // A link that the user has followed: the other site sees nothing of the answer.
+        Some(_)
+            if fetch("sec-fetch-mode") == Some(b"navigate")
+                && fetch("sec-fetch-dest") == Some(b"document") =>
+        {
+            Ok(())
+        }
+        Some(_) => Err(OTHER),
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        }
+        headers
+    }
+
+    fn status(guard: &Guard, pairs: &[(&'static str, &str)]) -> u16 {
+        guard.admit(&headers(pairs), None).map_or_else(|(status, _)| status.as_u16(), |_| 200)
+    }
+
+    fn guard(address: &str, token: Option<Token>) -> Guard {
+        Guard::new(address.parse().unwrap(), token, &["Trainbox".to_owned()])
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_answered() {
+        let local = guard("127.0.0.1:6006", None);
+        for host in
+            ["127.0.0.1:6006", "localhost:6006", "LocalHost:8080", "[::1]:6006", "127.0.0.1", "trainbox:1"]
+        {
+            assert_eq!(status(&local, &[("host", host)]), 200, "{host}");
+        }
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example:6006",
+            "10.0.0.1:6006",
+            "",
+            "localhost:x",
+            "[::1",
+            "localhost:99999",
+        ] {
+            assert_eq!(status(&local, &[("host", host)]), 421, "{host}");
+        }
+        assert_eq!(status(&local, &[]), 421);
+        assert_eq!(status(&local, &[("host", "localhost"), ("host", "localhost")]), 421);
+        let open = guard("0.0.0.0:6006", None);
+        assert_eq!(status(&open, &[("host", "10.0.0.1:6006")]), 200);
+        assert_eq!(status(&open, &[("host", "evil.example:6006")]), 421);
+        assert_eq!(status(&guard("10.0.0.2:6006", None), &[("host", "10.0.0.1:6006")]), 421);
+    }
+
+    #[test]
+    fn other_sites_are_not_answered() {
+        let local = guard("127.0.0.1:6006", None);
+        let with =
+            |pairs: &[(&'static str, &str)]| status(&local, &[&[("host", "localhost:6006")], pairs].concat());
+        assert_eq!(with(&[("origin", "http://localhost:6006"), ("sec-fetch-site", "same-origin")]), 200);
+        for origin in
+            ["http://evil.example", "null", "http://localhost:7007", "file://", "ftp://localhost:6006"]
+        {
+            assert_eq!(with(&[("origin", origin)]), 403, "{origin}");
+        }
+        assert_eq!(with(&[("sec-fetch-site", "cross-site")]), 403);
+        assert_eq!(with(&[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "no-cors")]), 403);
+        let link = [
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ];
+        assert_eq!(with(&link), 200);
+        let frame =
+            [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
+        assert_eq!(with(&frame), 403);
+    }
+
+    #[test]
+    fn a_token_is_asked_for_in_three_places() {
+        let guard = guard("0.0.0.0:6006", Some(Token::new("secret-secret-secret").unwrap()));
+        let host = ("host", "10.0.0.1:6006");
+        for (header, expected) in [
+            (("authorization", "Bearer secret-secret-secret"), 200),
+            (("authorization", "bearer secret-secret-secret"), 200),
+            (("authorization", "Bearer wrong"), 401),
+            (("authorization", "Basic secret-secret-secret"), 401),
+            (("cookie", "a=b; kiln-6006=secret-secret-secret"), 200),
+            (("cookie", "kiln-6007=secret-secret-secret"), 401),
+            (("cookie", "kiln-6006=secret-secret-secre"), 401),
+            (("accept", "*/*"), 401),
+        ] {
+            assert_eq!(status(&guard, &[host, header]), expected, "{header:?}");
+        }
+        let asked = |token| guard.admit(&headers(&[host]), Some(token));
+        assert_eq!(asked("secret-secret-secret"), Ok(Admitted { sets_cookie: true }));
+        assert!(asked("").is_err() && asked("secret-secret-secrets").is_err());
+        assert_eq!(
+            guard.cookie().unwrap(),
+            "kiln-6006=secret-secret-secret; HttpOnly; SameSite=Strict; Path=/"
+        );
+    }
+}

@@ -1,0 +1,30 @@
+//! Runs in a browser, and for Prometheus: an HTTP server with one page, a small JSON interface and `/metrics`.
+//!
+//! [`serve`] starts it in threads of its own and comes back at once. Nothing that a client does reaches a run: files
+//! are read and processes are asked at most once a second, however many clients there are, and only while somebody
+//! looks. No request changes anything.
+//!
+//! From the ground up:
+//!
+//! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
+//! - `timeline.rs`, `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
+//! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
+//! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
+//! - `routes.rs`, `server.rs`: requests, connections and their limits.
+
+mod answers;
+mod document;
+mod error;
+mod guard;
+mod reduce;
+mod refresh;
+mod routes;
+mod server;
+mod timeline;
+mod token;
+mod watched;
+
+pub use error::PageError;
+pub use server::{ServeOptions, Server, serve};
+pub use timeline::TimelinesAt;
+pub use token::Token;

@@ -1,0 +1,294 @@
+//! What each address of the server answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Body, Bytes};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, SET_COOKIE};
+use hyper::header::{HeaderName, WWW_AUTHENTICATE};
+use hyper::{Method, Request, Response, StatusCode};
+use serde::Serialize;
+
+use super::answers::{self, SeriesQuery};
+use super::document::document;
+use super::guard::Guard;
+use super::refresh::Refresher;
+use super::token::random_hex;
+use super::watched::{Watched, WatchedRun};
+
+/// Answers are no older than this, where the runs can be read and asked as fast.
+const AGE: Duration = Duration::from_millis(900);
+
+/// How long a client waits for news of folders, and of processes. After that it gets what is known.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
+
+/// Answers that are kept until something changes.
+const MOST_KEPT: usize = 256;
+
+/// Characters of an address at most.
+const MOST_URI: usize = 4096;
+
+/// Points of a curve: what is sent unless the client asks, and at most.
+const POINTS: (usize, usize) = (800, 5000);
+
+/// Runs or keys of a request at most.
+const MOST_NAMED: usize = 64;
+
+/// Headers of every answer. Nothing but the page itself may run, frame it, or learn its address.
+const HEADERS: [(&str, &str); 6] = [
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("permissions-policy", "camera=(), geolocation=(), microphone=()"),
+];
+
+const JSON: &str = "application/json";
+
+/// All that requests are answered from.
+pub(super) struct Site {
+    pub(super) guard: Guard,
+    pub(super) watched: Arc<Watched>,
+    /// Reads folders.
+    pub(super) reader: Refresher,
+    /// Asks processes.
+    pub(super) asker: Refresher,
+    /// Answers by their address, with the version of what they were made from.
+    pub(super) kept: Mutex<(u64, HashMap<String, Answer>)>,
+}
+
+/// A body with its type.
+pub(super) type Answer = (&'static str, Bytes);
+
+type Failure = (StatusCode, String);
+
+impl Site {
+    /// Answers a request.
+    pub(super) async fn answer<B: Body>(self: Arc<Self>, request: Request<B>) -> Response<Full<Bytes>> {
+        let uri = request.uri();
+        let query = Query::of(uri.query().unwrap_or_default());
+        let admitted = match self.guard.admit(request.headers(), query.first("token")) {
+            Ok(admitted) => admitted,
+            Err((status, why)) => return failure(status, why),
+        };
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return failure(StatusCode::METHOD_NOT_ALLOWED, "only GET: nothing here changes a run");
+        }
+        // A body has no meaning here.
+        if !request.body().is_end_stream() {
+            return failure(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here");
+        }
+        if uri.to_string().len() > MOST_URI {
+            return failure(StatusCode::URI_TOO_LONG, "the address is too long");
+        }
+        let path = uri.path();
+        let mut response = match path {
+            "/" => page(),
+            "/metrics" => self.prepared(path, query, true).await,
+            _ if path.starts_with("/api/") => {
+                let asks = matches!(path, "/api/runs" | "/api/look" | "/api/timeline");
+                self.prepared(path, query, asks).await
+            }
+            _ => failure(StatusCode::NOT_FOUND, "nothing has this address"),
+        };
+        if admitted.sets_cookie
+            && let Some(Ok(cookie)) = self.guard.cookie().map(HeaderValue::try_from)
+        {
+            response.headers_mut().insert(SET_COOKIE, cookie);
+        }
+        response
+    }
+
+    /// An answer from what is known of the runs, after that was made fresh.
+    async fn prepared(self: &Arc<Self>, path: &str, query: Query, asks: bool) -> Response<Full<Bytes>> {
+        self.reader.fresh(AGE, PATIENCE[0]).await;
+        if path == "/api/timeline" {
+            let run = query.first("run").and_then(|id| self.watched.run(id));
+            if run.is_some_and(|run| !run.want_timelines()) {
+                self.asker.fresh(Duration::ZERO, PATIENCE[1]).await;
+            }
+        }
+        if asks {
+            self.asker.fresh(AGE, PATIENCE[1]).await;
+        }
+        let (site, path) = (self.clone(), path.to_owned());
+        // Not on the thread that serves all connections: a curve of a million steps takes a while.
+        let answer = tokio::task::spawn_blocking(move || site.kept_or_made(&path, &query)).await;
+        match answer {
+            Ok(Ok((kind, body))) => response(StatusCode::OK, kind, body),
+            Ok(Err((status, why))) => failure(status, &why),
+            Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made"),
+        }
+    }
+
+    fn kept_or_made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
+        let version = self.watched.version();
+        let name = format!("{path}?{}", query.text);
+        {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.0 != version || kept.1.len() > MOST_KEPT {
+                *kept = (version, HashMap::new());
+            }
+            if let Some(answer) = kept.1.get(&name) {
+                return Ok(answer.clone());
+            }
+        }
+        let answer = self.made(path, query)?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.0 == version {
+            kept.1.insert(name, answer.clone());
+        }
+        Ok(answer)
+    }
+
+    fn made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
+        let run = || -> Result<Arc<WatchedRun>, Failure> {
+            let id = query.first("run").unwrap_or_default();
+            self.watched.run(id).ok_or((StatusCode::NOT_FOUND, "no run has this name".to_owned()))
+        };
+        match path {
+            "/metrics" => {
+                let text = answers::metrics(&self.watched);
+                Ok(("text/plain; version=0.0.4; charset=utf-8", Bytes::from(text)))
+            }
+            "/api/runs" => json(&answers::runs(&self.watched)),
+            "/api/series" => json(&answers::series(&*run()?, &query.series()?)),
+            "/api/keys" => json(&answers::keys(&*run()?)),
+            "/api/config" => {
+                let named: Vec<_> = query.all("run").take(MOST_NAMED).collect();
+                let all = self.watched.runs().into_iter();
+                let runs: Vec<_> =
+                    all.filter(|run| named.is_empty() || named.contains(&run.id.as_str())).collect();
+                json(&answers::config(&runs))
+            }
+            "/api/samples" => json(&answers::samples(&*run()?)),
+            "/api/events" => json(&answers::events(&*run()?)),
+            "/api/look" => json(&answers::look(&*run()?)),
+            "/api/timeline" => json(&answers::timeline(&*run()?)),
+            _ => Err((StatusCode::NOT_FOUND, "nothing has this address".to_owned())),
+        }
+    }
+}
+
+fn json(answer: &impl Serialize) -> Result<Answer, Failure> {
+    let body =
+        serde_json::to_vec(answer).map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok((JSON, Bytes::from(body)))
+}
+
+/// The page, with the rule that it may do no more than run its own script and ask this server.
+fn page() -> Response<Full<Bytes>> {
+    let Ok(nonce) = random_hex::<16>() else {
+        return failure(StatusCode::INTERNAL_SERVER_ERROR, "the system has no random bytes");
+    };
+    let rule = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let mut response = response(StatusCode::OK, "text/html; charset=utf-8", document(&nonce));
+    if let Ok(rule) = HeaderValue::try_from(rule) {
+        response.headers_mut().insert("content-security-policy", rule);
+    }
+    response
+}
+
+fn failure(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    let body = serde_json::json!({ "error": why }).to_string();
+    let mut response = response(status, JSON, Bytes::from(body));
+    let headers = response.headers_mut();
+    match status {
+        StatusCode::UNAUTHORIZED => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+        StatusCode::METHOD_NOT_ALLOWED => headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD")),
+        _ => None,
+    };
+    response
+}
+
+fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    let headers: &mut HeaderMap = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let rule = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.insert("content-security-policy", rule);
+    for (name, value) in HEADERS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// The part of an address after `?`.
+struct Query {
+    text: String,
+    pairs: Vec<(String, String)>,
+}
+
+impl Query {
+    fn of(text: &str) -> Query {
+        let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+        let pairs = pairs.map(|(name, value)| (decoded(name), decoded(value))).collect();
+        Query { text: text.to_owned(), pairs }
+    }
+
+    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.pairs.iter().filter(move |pair| pair.0 == name).map(|pair| pair.1.as_str())
+    }
+
+    fn first(&self, name: &str) -> Option<&str> {
+        self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str())
+    }
+
+    fn number(&self, name: &str, otherwise: u64) -> Result<u64, Failure> {
+        let Some(text) = self.first(name) else { return Ok(otherwise) };
+        text.parse().map_err(|_| (StatusCode::BAD_REQUEST, format!("{name} is no number")))
+    }
+
+    fn series(&self) -> Result<SeriesQuery, Failure> {
+        let points = self.number("points", POINTS.0 as u64)?.min(POINTS.1 as u64);
+        Ok(SeriesQuery {
+            keys: self.all("key").take(MOST_NAMED).map(str::to_owned).collect(),
+            over: self.first("over").map(str::to_owned),
+            steps: (self.number("from", 0)?, self.number("to", u64::MAX)?),
+            points: points as usize,
+            is_log: self.first("log") == Some("1"),
+        })
+    }
+}
+
+/// A name or value of a query without its escapes. Bytes that are no text become marks.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, others)) = rest.split_first() {
+        let escaped = match (first, others) {
+            (b'%', [high, low, ..]) => {
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                digit(*high).zip(digit(*low)).map(|(high, low)| (high * 16 + low) as u8)
+            }
+            _ => None,
+        };
+        bytes.push(escaped.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+        rest = if escaped.is_some() { &others[2..] } else { others };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_read_as_browsers_write_them() {
+        let query = Query::of("run=a%20b&key=loss&key=x%2Fy&points=1e9&from=2&odd&log=1&z=%e2%82%");
+        assert_eq!(query.first("run"), Some("a b"));
+        assert_eq!(query.all("key").collect::<Vec<_>>(), ["loss", "x/y"]);
+        assert_eq!(query.first("z"), Some("\u{fffd}%"));
+        assert_eq!(query.series().unwrap_err().0, StatusCode::BAD_REQUEST);
+        let series = Query::of("points=999999999&key=a").series().unwrap();
+        assert_eq!((series.points, series.steps, series.is_log), (POINTS.1, (0, u64::MAX), false));
+    }
+}

@@ -1,0 +1,192 @@
+//! Connections, and the bounds that keep clients from costing more than they are worth.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time;
+
+use super::error::PageError;
+use super::guard::Guard;
+use super::refresh::Refresher;
+use super::routes::Site;
+use super::timeline::TimelinesAt;
+use super::token::Token;
+use super::watched::Watched;
+use crate::status::LookAt;
+
+/// Connections at a time. The oldest one makes room for the next.
+const MOST_CONNECTIONS: usize = 256;
+
+/// Bytes of a request's first line and headers, and headers.
+const MOST_HEAD: usize = 16 << 10;
+const MOST_HEADERS: usize = 64;
+
+/// Time for a request's headers to come, which includes the time in which a connection is idle.
+const HEAD: Duration = Duration::from_secs(10);
+
+/// A connection takes no more requests after this time, and is closed after the same time again, whatever the client
+/// has read by then.
+const LIFE: Duration = Duration::from_secs(30);
+
+/// Folders are read, and processes asked, with this pause at least.
+const PAUSE: Duration = Duration::from_millis(800);
+
+/// Threads that make answers.
+const WORKERS: usize = 2;
+
+/// What is served, and to whom.
+pub struct ServeOptions {
+    /// Where. With port 0 the system chooses one.
+    pub address: SocketAddr,
+    /// Run folders, and folders of run folders. Those that are not there yet may come.
+    pub paths: Vec<PathBuf>,
+    /// What clients have to show. An address that other machines reach needs one.
+    pub token: Option<Token>,
+    /// Names under which clients know this machine, besides its own, such as that of a load balancer.
+    pub names: Vec<String>,
+    /// Looks at a run.
+    pub look_at: LookAt,
+    /// Reads the last step of every rank of a run.
+    pub timelines_at: Option<TimelinesAt>,
+}
+
+/// A server that goes on until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    url: String,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// The address that it is bound to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What to open in a browser, with the token.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends all connections and gives the address free. Does not wait for processes that are being asked.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // An error says that the server is gone already.
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Starts a server in threads of its own.
+///
+/// # Errors
+///
+/// If the address cannot be had or needs a token, or the system has no threads.
+pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
+    let ServeOptions { address, paths, token, mut names, look_at, timelines_at } = options;
+    if !address.ip().is_loopback() && token.is_none() {
+        return Err(PageError::TokenNeeded { address });
+    }
+    let bound = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok((listener.local_addr()?, listener))
+    });
+    let (address, listener) = bound.map_err(|source| PageError::Bind { address, source })?;
+    names.extend(rustix::system::uname().nodename().to_str().map(str::to_owned));
+    let query = token.as_ref().map_or_else(String::new, |token| format!("?token={}", token.text()));
+    let url = format!("http://{address}/{query}");
+
+    let watched = Arc::new(Watched::new(paths, look_at, timelines_at));
+    let (read, asked) = (watched.clone(), watched.clone());
+    let reader = Refresher::start("kiln-page-read", PAUSE, move || read.read_folders())?;
+    reader.want();
+    let asker = Refresher::start("kiln-page-ask", PAUSE, move || asked.ask_processes())?;
+    let guard = Guard::new(address, token, &names);
+    let site = Arc::new(Site { guard, watched, reader, asker, kept: Mutex::new((0, HashMap::new())) });
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(WORKERS)
+        .thread_name("kiln-page-make")
+        .build()?;
+    let listener = {
+        let _runtime = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    let (stop, stopped) = oneshot::channel();
+    let thread = thread::Builder::new().name("kiln-page".to_owned()).spawn(move || {
+        runtime.spawn(accept(listener, site));
+        // An error says that the server was dropped, which stops it as well.
+        let _ = runtime.block_on(stopped);
+        runtime.shutdown_background();
+    })?;
+    Ok(Server { address, url, stop: Some(stop), thread: Some(thread) })
+}
+
+/// Takes connections until it is dropped.
+async fn accept(listener: tokio::net::TcpListener, site: Arc<Site>) {
+    let mut connections: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // No descriptors are left: some connection will end.
+            time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        if connections.len() >= MOST_CONNECTIONS {
+            connections.retain(|connection| !connection.is_finished());
+        }
+        if connections.len() >= MOST_CONNECTIONS
+            && let Some(oldest) = connections.pop_front()
+        {
+            oldest.abort();
+        }
+        connections.push_back(tokio::spawn(attend(stream, site.clone())).abort_handle());
+    }
+}
+
+/// Answers the requests of one connection.
+async fn attend(stream: TcpStream, site: Arc<Site>) {
+    // Only the speed of small answers depends on it.
+    let _: io::Result<()> = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let site = site.clone();
+        async move { Ok::<_, Infallible>(site.answer(request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MOST_HEAD)
+        .max_headers(MOST_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    // Errors are those of the client: nobody else wants to know.
+    if time::timeout(LIFE, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = time::timeout(LIFE, connection).await;
+    }
+}

@@ -1,0 +1,192 @@
+//! The runs that are shown, as they were a moment ago.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use kiln_collectives::StepTimeline;
+
+use super::timeline::TimelinesAt;
+use crate::run::{Run, find_runs};
+use crate::status::{Look, LookAt};
+
+/// Runs that have ended are asked for their state this seldom.
+const SELDOM: Duration = Duration::from_secs(10);
+
+/// Timelines that nobody has asked for in this time are not read again.
+const FORGOTTEN: Duration = Duration::from_secs(5);
+
+/// The runs that are shown.
+pub(super) struct Watched {
+    paths: Vec<PathBuf>,
+    look_at: LookAt,
+    timelines_at: Option<TimelinesAt>,
+    runs: RwLock<Vec<Arc<WatchedRun>>>,
+    /// Paths that are no runs, for people.
+    problems: RwLock<Vec<String>>,
+    /// Goes up whenever anything here has changed.
+    version: AtomicU64,
+}
+
+/// A run that is shown.
+pub(super) struct WatchedRun {
+    /// What clients call it: the name of its folder, with a number where two have the same.
+    pub(super) id: String,
+    folder: PathBuf,
+    run: RwLock<Run>,
+    seen: Mutex<Seen>,
+}
+
+/// What its processes have said.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) look: Option<Arc<Look>>,
+    /// Why there is no look.
+    pub(super) problem: Option<String>,
+    pub(super) timelines: Option<Arc<Result<Vec<StepTimeline>, String>>>,
+    looked: Option<Instant>,
+    timelines_wanted: Option<Instant>,
+}
+
+impl Watched {
+    /// The runs that `paths` name: run folders and folders of run folders, now or later.
+    pub(super) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Watched {
+        let (runs, problems) = Default::default();
+        Watched { paths, look_at, timelines_at, runs, problems, version: AtomicU64::new(0) }
+    }
+
+    /// A number that tells whether anything has changed.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// All runs.
+    pub(super) fn runs(&self) -> Vec<Arc<WatchedRun>> {
+        self.runs.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The run that clients call `id`.
+    pub(super) fn run(&self, id: &str) -> Option<Arc<WatchedRun>> {
+        self.runs().into_iter().find(|run| run.id == id)
+    }
+
+    /// What of the paths is no run.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.problems.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads what has been added to the folders.
+    pub(super) fn read_folders(&self) {
+        let mut is_changed = self.find();
+        for run in self.runs() {
+            is_changed |= run.run.write().unwrap_or_else(PoisonError::into_inner).refresh();
+        }
+        if is_changed {
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Asks the processes of all runs how they are.
+    pub(super) fn ask_processes(&self) {
+        for run in self.runs() {
+            run.ask(&self.look_at, self.timelines_at.as_ref());
+        }
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Opens runs that have appeared, and drops those that have gone. Returns whether there are any.
+    fn find(&self) -> bool {
+        let (mut folders, mut problems) = (Vec::new(), Vec::new());
+        for path in &self.paths {
+            match find_runs(std::slice::from_ref(path)) {
+                Ok(found) => {
+                    folders.extend(found.into_iter().filter(|one| !folders.contains(one)).collect::<Vec<_>>())
+                }
+                Err(error) => problems.push(error.to_string()),
+            }
+        }
+        let known = self.runs();
+        let mut ids = BTreeSet::new();
+        let mut runs: Vec<Arc<WatchedRun>> = Vec::new();
+        for folder in folders {
+            let opened = match known.iter().find(|run| run.folder == folder) {
+                Some(run) => Ok(run.clone()),
+                // The long part, while nobody waits for a lock.
+                None => WatchedRun::open(&folder, &known, &ids),
+            };
+            match opened {
+                Ok(run) => {
+                    ids.insert(run.id.clone());
+                    runs.push(run);
+                }
+                Err(problem) => problems.push(problem),
+            }
+        }
+        let is_same = runs.len() == known.len() && runs.iter().zip(&known).all(|(a, b)| Arc::ptr_eq(a, b));
+        let is_same = is_same && problems == self.problems();
+        *self.runs.write().unwrap_or_else(PoisonError::into_inner) = runs;
+        *self.problems.write().unwrap_or_else(PoisonError::into_inner) = problems;
+        !is_same
+    }
+}
+
+impl WatchedRun {
+    fn open(
+        folder: &Path,
+        known: &[Arc<WatchedRun>],
+        taken: &BTreeSet<String>,
+    ) -> Result<Arc<WatchedRun>, String> {
+        let run = Run::open(folder).map_err(|error| error.to_string())?;
+        let is_free = |id: &String| !taken.contains(id) && known.iter().all(|run| run.id != *id);
+        let numbered = (2u64..).map(|number| format!("{} ({number})", run.name()));
+        let mut names = std::iter::once(run.name().to_owned()).chain(numbered);
+        let id = names.find(is_free).unwrap_or_default();
+        Ok(Arc::new(WatchedRun {
+            id,
+            folder: folder.to_owned(),
+            run: RwLock::new(run),
+            seen: Mutex::default(),
+        }))
+    }
+
+    /// What is in its folder.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Run> {
+        self.run.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its processes have said.
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the next question to the processes one for timelines, too. Returns whether there is an answer already.
+    pub(super) fn want_timelines(&self) -> bool {
+        let mut seen = self.seen();
+        seen.timelines_wanted = Some(Instant::now());
+        seen.timelines.is_some()
+    }
+
+    fn ask(&self, look_at: &LookAt, timelines_at: Option<&TimelinesAt>) {
+        let (is_due, wants_timelines) = {
+            let seen = self.seen();
+            let is_over = seen.look.as_ref().is_some_and(|look| look.state.is_over());
+            let is_due = !is_over || seen.looked.is_none_or(|looked| looked.elapsed() >= SELDOM);
+            (is_due, seen.timelines_wanted.is_some_and(|wanted| wanted.elapsed() < FORGOTTEN))
+        };
+        if is_due {
+            let look = look_at(&self.folder);
+            let mut seen = self.seen();
+            seen.looked = Some(Instant::now());
+            match look {
+                Ok(look) => (seen.look, seen.problem) = (Some(Arc::new(look)), None),
+                Err(problem) => (seen.look, seen.problem) = (None, Some(problem)),
+            }
+        }
+        if let (true, Some(timelines_at)) = (wants_timelines, timelines_at) {
+            let timelines = timelines_at(&self.folder);
+            self.seen().timelines = Some(Arc::new(timelines));
+        }
+    }
+}
