@@ -81,7 +81,8 @@ class Browser:
             if value:
                 return value
             time.sleep(0.05)
-        raise TimeoutError(expression)
+        raise TimeoutError(f"{expression}; the console has {self.complaints()}; the page says "
+                           f"{self.value('document.body.innerText.slice(0, 300)')!r}")
 
     def screenshot(self, path):
         data = self.call("Page.captureScreenshot", format="png")["data"]

@@ -3,12 +3,14 @@
 use std::env;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use kiln_observe::page::{self, PageError, ServeOptions, Token};
+use kiln_observe::ask;
+use kiln_observe::page::{self, PageError, ServeOptions, TimelinesAt, Token};
 use kiln_observe::watch::{self, WatchOptions};
 
 use crate::debug::look_at_runs;
@@ -70,5 +72,7 @@ pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Se
         None => Some(Token::random()?),
     };
     let look_at = look_at_runs();
-    page::serve(ServeOptions { address, paths, token, names: Vec::new(), look_at, timelines_at: None })
+    let timelines_at: Option<TimelinesAt> =
+        Some(Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string())));
+    page::serve(ServeOptions { address, paths, token, names: Vec::new(), look_at, timelines_at })
 }

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kiln_collectives::{Activity, DType, Label, Operation, Phase, Record};
-use kiln_observe::page::{Span, StepTimeline};
+use kiln_collectives::{Activity, DType, Label, Operation, Phase, Record, Span, StepTimeline};
 use kiln_observe::status::{Call, Look, ProcessLook, RankLook, State};
 
 const LAYERS: usize = 12;

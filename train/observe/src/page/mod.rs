@@ -6,9 +6,8 @@
 //!
 //! From the ground up:
 //!
-//! - `timeline.rs`: the type of the timelines that are shown;
 //! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
-//! - `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
+//! - `timeline.rs`, `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
 //! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
 //! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
 //! - `routes.rs`, `server.rs`: requests, connections and their limits.
@@ -27,5 +26,5 @@ mod watched;
 
 pub use error::PageError;
 pub use server::{ServeOptions, Server, serve};
-pub use timeline::{Span, StepTimeline, TimelinesAt};
+pub use timeline::TimelinesAt;
 pub use token::Token;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-use super::timeline::{StepTimeline, TimelinesAt};
+use kiln_collectives::StepTimeline;
+
+use super::timeline::TimelinesAt;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt};
 

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 
 use client::{Answer, get, get_json, runs_of, serve_runs, write_run};
-use kiln_observe::page::{PageError, ServeOptions, StepTimeline, Token, serve};
+use kiln_collectives::{Span, StepTimeline};
+use kiln_observe::page::{PageError, ServeOptions, Token, serve};
 use kiln_observe::status::Look;
 
 #[test]
@@ -158,7 +159,7 @@ fn steps_of_ranks_are_told_on_one_clock() {
         start: 2.0,
         end: 2.5,
         created,
-        spans: vec![kiln_observe::page::Span {
+        spans: vec![Span {
             activity: "forward".to_owned(),
             unit: Some("layers.0".to_owned()),
             waits_for: (rank == 1).then(|| ("shard".to_owned(), 3)),

@@ -5,10 +5,9 @@
 
 use std::collections::HashMap;
 
-use kiln_collectives::Record;
+use kiln_collectives::{Record, Span, StepTimeline};
 use serde::Serialize;
 
-use super::super::timeline::{Span, StepTimeline};
 use super::super::watched::WatchedRun;
 
 #[derive(Default, Serialize)]
