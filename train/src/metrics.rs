@@ -239,6 +239,8 @@ impl Reporter {
         let SkipMetrics { step, skipped, .. } = metrics;
         let head = StepLine::head(*step, self.steps);
         self.line(&format!("{head} | {why}: the update was left out ({skipped} so far)"));
+        self.done = *step;
+        self.last.iter_mut().for_each(|line| line.step = *step);
         self.record(metrics)
     }
 

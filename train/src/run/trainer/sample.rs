@@ -39,13 +39,14 @@ impl Trainer<'_> {
         if let Some((_, texts)) = self.sampled.as_ref().filter(|(known, _)| *known == step) {
             return Ok(texts.clone());
         }
-        let Trainer { plan, rank, model, device, pace, .. } = self;
+        let Trainer { plan, rank, model, device, pace, reporter, .. } = self;
         let (engine, section) = (model.engine(), &plan.config.sample);
         let mut texts = Vec::new();
         if section.all_prompts().next().is_none() {
             return Ok(texts);
         }
         engine.set_activity("sampling");
+        reporter.iter().for_each(|reporter| reporter.activity("sampling"));
         let path = plan.config.data.path.join("tokenizer.json");
         let tokenizer = Tokenizer::from_file(plan.tokenizer.to_vec(), &path)?;
         let pass = model.pass(device);
