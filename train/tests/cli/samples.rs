@@ -109,7 +109,7 @@ fn a_run_has_the_same_bits_with_samples_on_the_way() {
         assert_eq!(samples.iter().map(of).collect::<Vec<_>>(), expected.concat());
         // On the way a line each, at the end the texts.
         for step in [2, 4] {
-            assert_eq!(said.matches(&format!("step {step} | sample: ")).count(), 3, "{said}");
+            assert_eq!(said.matches(&format!("step {step:>5} | sample: ")).count(), 3, "{said}");
         }
         let last = samples[6..].iter().map(|(_, prompt, text)| format!("sample: {prompt}{text}\n"));
         assert!(said.ends_with(&last.collect::<String>()), "{said}");
@@ -155,7 +155,7 @@ fn processes_write_what_threads_write() {
     // The processes of other ranks write none of it.
     let logs: String =
         names(&workspace.path("logs")).iter().map(|name| workspace.text(format!("logs/{name}"))).collect();
-    assert_eq!(logs.matches("step 2 | sample: ").count(), 3, "{logs}");
+    assert_eq!(logs.matches("step     2 | sample: ").count(), 3, "{logs}");
 }
 
 #[test]

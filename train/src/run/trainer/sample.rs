@@ -25,8 +25,9 @@ impl Trainer<'_> {
         }
         let texts = self.generate(true)?;
         for Text { whole, sample: Sample { step, .. } } in &texts {
-            let line = one_line(&format!("step {step} | sample: {whole}"), columns());
-            self.say(&line);
+            let head = format!("step {step:>5} | sample: ");
+            let text = one_line(whole, columns().saturating_sub(head.len()));
+            self.say(&(head + &text));
         }
         Ok(texts.into_iter().map(|text| text.sample).collect())
     }
