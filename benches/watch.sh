@@ -5,7 +5,7 @@
 #
 # Every view is looked at; each has to show what is its own, within the screen, and leaving has to give the terminal
 # back. Needs tmux and the binary (cargo build --release). KILN_WATCH is the command that watches, KILN_SET are more
-# settings of the run, such as "sample.every=25".
+# settings of the run, such as "optim.lr=1e-3".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kiln=$(realpath -m "${KILN:-${CARGO_TARGET_DIR:-target}/release/kiln}")
@@ -21,7 +21,8 @@ for setting in ${KILN_SET:-}; do settings+=(--set "$setting"); done
     --set data.path="$out/data" --set train.steps=3000 --set device.threads=1 --set train.micro_batch=2 \
     --set model.d_model=64 --set model.layers=2 --set model.heads=4 --set model.d_ff=128 \
     --set optim.warmup_steps=20 --set eval.every=25 --set eval.samples=8 --set checkpoint.every=100 \
-    --set log.every=1 "${settings[@]}" >"$out/log" 2>&1 &
+    --set log.every=1 --set sample.every=100 \
+    --set 'sample.prompts=["fn main"]' --set sample.max_tokens=48 "${settings[@]}" >"$out/log" 2>&1 &
 launcher=$!
 terminal() { tmux -L "kiln-watch-$$" -f /dev/null "$@"; }
 trap 'terminal kill-server 2>/dev/null || true; kill -KILL $launcher 2>/dev/null; wait 2>/dev/null; rm -rf "$out"' EXIT
@@ -53,7 +54,7 @@ done
 for size in 80x24 200x60; do
     width=${size%x*} height=${size#*x}
     terminal new-session -d -s watch -x "$width" -y "$height" "env -u NO_COLOR LC_ALL=C.UTF-8 bash --norc"
-    terminal send-keys -t watch "stty -a >$out/before; $watch $out/quickstart; stty -a >$out/after; echo ended" Enter
+    terminal send-keys -t watch "stty -a >$out/before; $watch $out/quickstart; stty -a >$out/after; echo en\"\"ded" Enter
     shows "4 ranks"
     shows "healthy: "
     # Two looks are needed for what CPU time is taken between them.
