@@ -16,6 +16,7 @@ mod curve;
 mod draw;
 mod error;
 mod feed;
+mod input;
 mod keys;
 mod logs;
 mod rows;
@@ -79,8 +80,9 @@ pub fn run(options: WatchOptions) -> Result<(), WatchError> {
             return Err(WatchError::NoTerminal { what });
         }
     }
-    let feed = Feed::start(options.runs, options.look_at)?;
+    // First, so that a panic of any thread finds the terminal taken and gives it back.
     let mut screen = Screen::take()?;
+    let feed = Feed::start(options.runs, options.look_at)?;
     let mut watch = Watch::new(options.theme, Instant::now());
     loop {
         let told = feed.told();

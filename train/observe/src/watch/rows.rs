@@ -37,7 +37,7 @@ pub(super) enum Column {
     Rank,
     Step,
     Doing,
-    Unit,
+    Scope,
     Collective,
     Seconds,
     WaitsFor,
@@ -53,7 +53,7 @@ impl Column {
         Column::Rank,
         Column::Step,
         Column::Doing,
-        Column::Unit,
+        Column::Scope,
         Column::Collective,
         Column::Seconds,
         Column::WaitsFor,
@@ -70,7 +70,7 @@ impl Column {
             Column::Rank => "rank",
             Column::Step => "step",
             Column::Doing => "doing",
-            Column::Unit => "unit",
+            Column::Scope => "unit",
             Column::Collective => "collective",
             Column::Seconds => "for",
             Column::WaitsFor => "awaits",
@@ -88,7 +88,7 @@ impl Column {
             Column::Rank => (5, 5),
             Column::Step => (5, 8),
             Column::Doing => (9, 14),
-            Column::Unit => (9, 20),
+            Column::Scope => (9, 20),
             Column::Collective => (14, 16),
             Column::Seconds => (6, 8),
             Column::WaitsFor => (7, 24),
@@ -101,7 +101,7 @@ impl Column {
 
     /// Whether it has numbers, whose ends stand below each other.
     pub(super) fn is_number(self) -> bool {
-        !matches!(self, Column::Doing | Column::Unit | Column::Collective | Column::WaitsFor)
+        !matches!(self, Column::Doing | Column::Scope | Column::Collective | Column::WaitsFor)
     }
 
     /// What stands in it.
@@ -115,7 +115,7 @@ impl Column {
                 step => dash(step.map(|step| step.to_string())),
             },
             Column::Doing => row.doing.clone(),
-            Column::Unit => row.unit.clone(),
+            Column::Scope => row.unit.clone(),
             Column::Collective => dash(row.collective.clone()),
             Column::Seconds => seconds(row.seconds),
             Column::WaitsFor => match &row.waits_for[..] {
@@ -150,7 +150,7 @@ impl Column {
             Column::Rank => a.rank.cmp(&b.rank),
             Column::Step => a.step.cmp(&b.step),
             Column::Doing => a.doing.cmp(&b.doing),
-            Column::Unit => a.unit.cmp(&b.unit),
+            Column::Scope => a.unit.cmp(&b.unit),
             Column::Collective => a.collective.cmp(&b.collective),
             Column::Seconds => b.seconds.total_cmp(&a.seconds),
             Column::WaitsFor => b.waits_for.cmp(&a.waits_for),

@@ -141,7 +141,7 @@ pub(super) fn pane(watch: &mut Watch, key: &str, is_named: bool, area: Rect, scr
     let mut marks = Vec::new();
     marks.extend(curves.iter().flat_map(|(_, curve)| &curve.broken).map(|step| (*step, "×", Theme::bad())));
     marks.extend(events(watch));
-    let x = Axis::around(from as f64, to as f64, is_log_x);
+    let x = Axis::around(from as f64, to.max(from + 1) as f64, is_log_x);
     let y = Axis::around(least, most, is_log_y);
     Chart { lines, x, y, has_unicode: theme.has_unicode, marks }.render(inside, screen);
 }

@@ -20,7 +20,7 @@ use crate::status::State;
 const OLD: Duration = Duration::from_secs(4);
 
 /// The parts of the screen.
-pub(super) struct Parts {
+pub(super) struct Areas {
     pub head: Rect,
     pub body: Rect,
     pub verdict: Rect,
@@ -28,12 +28,12 @@ pub(super) struct Parts {
 }
 
 /// Divides the screen.
-pub(super) fn parts(watch: &Watch, area: Rect) -> Parts {
+pub(super) fn areas(watch: &Watch, area: Rect) -> Areas {
     let most = if area.height < 30 { 3 } else { 8 };
     let lines = (said(watch, area.width).len() as u16).min(most);
     let row = |y: u16, height: u16| Rect { y: area.y + y, height, ..area };
     let body = area.height - 4 - lines;
-    Parts {
+    Areas {
         head: row(0, 3),
         body: row(3, body),
         verdict: row(3 + body, lines),

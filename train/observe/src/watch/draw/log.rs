@@ -62,7 +62,7 @@ pub(super) fn pane(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let entries = entries(source, news);
     match entries.is_empty() {
         true => nothing(NO_OUTPUT, inside, screen),
-        false => _ = tail(&entries, 0, false, inside, screen),
+        false => _ = tail(&entries, 0, true, inside, screen),
     }
 }
 

@@ -12,7 +12,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
 use super::state::{View, Watch};
-use frame::{Parts, parts};
+use frame::{Areas, areas};
 
 /// The smallest screen on which anything can be read.
 const LEAST: (u16, u16) = (40, 10);
@@ -24,7 +24,7 @@ pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
         screen.set_stringn(area.x, area.y, text, usize::from(area.width), ratatui::style::Style::new());
         return;
     }
-    let Parts { head, body, verdict, keys } = parts(watch, area);
+    let Areas { head, body, verdict, keys } = areas(watch, area);
     frame::head(watch, head, screen);
     frame::verdict(watch, verdict, screen);
     frame::keys(watch, keys, screen);

@@ -15,7 +15,7 @@ use super::frame::{nothing, put, titled};
 use crate::status::{Call, Look};
 
 /// Columns that stay away first where there is no room for all.
-const LEAST_WANTED: [Column; 4] = [Column::Cpu, Column::Peak, Column::Celsius, Column::Unit];
+const LEAST_WANTED: [Column; 4] = [Column::Cpu, Column::Peak, Column::Celsius, Column::Scope];
 
 /// Rows that the details of a rank take.
 const DETAILS: u16 = 6;
@@ -154,7 +154,7 @@ fn line(row: &Row, columns: &[(Column, usize)], width: usize, is_chosen: bool) -
 fn style_of(column: Column, row: &Row) -> Style {
     match column {
         Column::Rank | Column::Doing if row.is_culprit => Theme::bad(),
-        Column::Unit if row.collective.is_none() => Theme::quiet(),
+        Column::Scope if row.collective.is_none() => Theme::quiet(),
         Column::Collective if row.collective.is_some() => Style::new().fg(Color::Blue),
         Column::WaitsFor if !row.waits_for.is_empty() => Style::new().fg(Color::Yellow),
         _ => Style::new(),
