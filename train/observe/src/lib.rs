@@ -3,7 +3,8 @@
 //!
 //! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
 //! - [`status`]: what is made of all answers together;
-//! - [`run`]: what is in a run folder.
+//! - [`run`]: what is in a run folder;
+//! - [`trace`]: a few steps of all ranks, in a file for Perfetto, and what it tells.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.
@@ -11,3 +12,4 @@
 pub mod ask;
 pub mod run;
 pub mod status;
+pub mod trace;
