@@ -10,6 +10,7 @@
 //! it a file to write.
 
 pub mod ask;
+mod fresh;
 pub mod run;
 pub mod status;
 pub mod trace;

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kiln_collectives::{Operation, Record};
+use kiln_collectives::{Operation, Record, Span, StepTimeline};
 use serde::{Deserialize, Serialize};
 
 use super::align::{CallTimes, Offset, RankClock, offsets};
 use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
-use super::timeline::{Span, StepTimeline};
 
 /// The steps that one rank has recorded, as ranks send it to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

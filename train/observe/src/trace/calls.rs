@@ -4,9 +4,12 @@ use std::collections::HashMap;
 
 use super::model::{CollectiveTrace, RankTrace, Trace};
 
+/// The members of a group, its name, and the number of an operation there.
+type Key<'a> = (&'a [usize], &'a str, u64);
+
 /// The collectives of a trace, by group and number.
 pub(super) struct Calls<'a> {
-    by_key: HashMap<(&'a [usize], &'a str, u64), Vec<(usize, &'a CollectiveTrace)>>,
+    by_key: HashMap<Key<'a>, Vec<(usize, &'a CollectiveTrace)>>,
 }
 
 impl<'a> Calls<'a> {

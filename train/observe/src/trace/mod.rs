@@ -12,10 +12,14 @@ mod model;
 mod names;
 mod proto;
 mod read;
-mod timeline;
+mod summary;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use assemble::{RecordedRank, RecordedStep};
 pub use error::TraceError;
 pub use model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
-pub use timeline::{Span, StepTimeline};
+pub use summary::{
+    OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary, UnitWait, WorkDifference,
+};

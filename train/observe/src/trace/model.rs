@@ -24,6 +24,13 @@ pub struct RankTrace {
     pub steps: Vec<StepTrace>,
 }
 
+impl RankTrace {
+    /// The step of this number, if it is there.
+    pub fn step(&self, number: u64) -> Option<&StepTrace> {
+        self.steps.iter().find(|step| step.step == number)
+    }
+}
+
 /// One step of one rank, from its beginning to the beginning of the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepTrace {

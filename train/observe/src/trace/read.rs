@@ -10,7 +10,7 @@ use prost::Message;
 use super::error::TraceError;
 use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
 use super::names::{self, category, note};
-use super::proto::{self, EventType, InternedName, TrackDescriptor, TrackEvent, TracePacket, Value};
+use super::proto::{self, EventType, InternedName, TracePacket, TrackDescriptor, TrackEvent, Value};
 
 /// Bytes of the largest file that is read.
 const MOST_BYTES: u64 = 1 << 31;
@@ -24,10 +24,8 @@ impl Trace {
     pub fn open(path: &Path) -> Result<Trace, TraceError> {
         let io = |source| TraceError::Io { doing: "read", path: path.to_owned(), source };
         let bytes = kiln_storage::files::read(path, MOST_BYTES).map_err(io)?;
-        let format = |error: prost::DecodeError| TraceError::Format {
-            path: path.to_owned(),
-            why: error.to_string(),
-        };
+        let format =
+            |error: prost::DecodeError| TraceError::Format { path: path.to_owned(), why: error.to_string() };
         let file = proto::Trace::decode(&*bytes).map_err(format)?;
         let trace = Reader::default().read(file.packet);
         match trace.ranks.is_empty() {
@@ -104,22 +102,21 @@ struct Reader {
 impl Reader {
     fn read(mut self, packets: Vec<TracePacket>) -> Trace {
         packets.into_iter().for_each(|packet| self.take(packet));
-        // By the process that its track belongs to.
-        let mut of_rank: BTreeMap<usize, (String, Vec<Slice>, Vec<(u64, u64)>)> = BTreeMap::new();
+        // By the process that a track belongs to.
+        let mut of_rank: BTreeMap<usize, OfRank> = BTreeMap::new();
         for slice in std::mem::take(&mut self.slices) {
             if let Some((rank, node)) = self.rank_of(slice.track) {
-                of_rank.entry(rank).or_insert((node, Vec::new(), Vec::new())).1.push(slice);
+                let of_rank = of_rank.entry(rank).or_default();
+                of_rank.node = node;
+                of_rank.slices.push(slice);
             }
         }
         for (track, values) in std::mem::take(&mut self.counters) {
-            if let Some((rank, node)) = self.rank_of(track) {
-                of_rank.entry(rank).or_insert((node, Vec::new(), Vec::new())).2.extend(values);
+            if let Some((rank, _)) = self.rank_of(track) {
+                of_rank.entry(rank).or_default().memory.extend(values);
             }
         }
-        let ranks = of_rank.into_iter().map(|(rank, (node, slices, memory))| {
-            let memory: BTreeMap<u64, u64> = memory.into_iter().collect();
-            rank_trace(rank, node, slices, &memory)
-        });
+        let ranks = of_rank.into_iter().map(|(rank, of)| rank_trace(rank, of));
         Trace { ranks: ranks.filter(|rank| !rank.steps.is_empty()).collect() }
     }
 
@@ -192,9 +189,17 @@ fn begun(names: &Interned, track: u64, time: u64, event: &TrackEvent) -> Slice {
     }
 }
 
-fn rank_trace(rank: usize, node: String, slices: Vec<Slice>, memory: &BTreeMap<u64, u64>) -> RankTrace {
-    let mut trace =
-        RankTrace { rank, node, clock_error: None, groups: BTreeMap::new(), steps: Vec::new() };
+/// What the tracks of one rank have.
+#[derive(Default)]
+struct OfRank {
+    node: String,
+    slices: Vec<Slice>,
+    /// Bytes that it held, by time.
+    memory: BTreeMap<u64, u64>,
+}
+
+fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace {
+    let mut trace = RankTrace { rank, node, clock_error: None, groups: BTreeMap::new(), steps: Vec::new() };
     let mut by_category: HashMap<String, Vec<Slice>> = HashMap::new();
     for slice in slices {
         by_category.entry(slice.category.clone()).or_default().push(slice);
@@ -222,7 +227,7 @@ fn rank_trace(rank: usize, node: String, slices: Vec<Slice>, memory: &BTreeMap<u
         [category::PHASE, category::UNIT, category::WAIT].map(|category| Times::new(of(category)));
     for step in &mut trace.steps {
         for phase in phases.within(step.start, step.end) {
-            step.spans.extend(spans_of(phase, &units, &waits, memory));
+            step.spans.extend(spans_of(phase, &units, &waits, &memory));
         }
     }
     for slice in of(category::COLLECTIVE) {
@@ -271,7 +276,14 @@ fn spans_of(phase: &Slice, units: &Times, waits: &Times, memory: &BTreeMap<u64, 
     let mut between = |spans: &mut Vec<SpanTrace>, until: u64| {
         if until > now {
             let activity = phase.name.clone();
-            spans.push(SpanTrace { activity, unit: None, waits_for: None, start: now, end: until, bytes: None });
+            spans.push(SpanTrace {
+                activity,
+                unit: None,
+                waits_for: None,
+                start: now,
+                end: until,
+                bytes: None,
+            });
         }
         now = now.max(until);
     };

@@ -7,19 +7,34 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 
 use super::calls::Calls;
+use super::error::TraceError;
 use super::intern::Names;
 use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, ThreadTrack, Trace};
 use super::names::{self, category, note};
 use super::proto::{
     self, ChildTracksOrdering, CounterDescriptor, CounterUnit, DebugAnnotation, EventType, ProcessDescriptor,
-    TrackDescriptor, TrackEvent, TracePacket, Value,
+    TracePacket, TrackDescriptor, TrackEvent, Value,
 };
+use crate::fresh::write_new;
 
 impl Trace {
+    /// Writes the trace into a file that was not there before: `path`, or one beside it with a number in its name.
+    /// Returns which.
+    ///
+    /// # Errors
+    ///
+    /// If the file system refuses.
+    pub fn save(&self, path: &Path) -> Result<PathBuf, TraceError> {
+        let mut content = Vec::new();
+        let written = self.write(&mut content).and_then(|()| write_new(path, &content));
+        written.map_err(|source| TraceError::Io { doing: "write", path: path.to_owned(), source })
+    }
+
     /// Writes the trace in Perfetto's format.
     ///
     /// # Errors
