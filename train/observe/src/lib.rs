@@ -4,6 +4,7 @@
 //! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
 //! - [`status`]: what is made of all answers together;
 //! - [`run`]: what is in a run folder;
+//! - [`trace`]: a few steps of all ranks, in a file for Perfetto, and what it tells;
 //! - [`tensorboard`]: files that TensorBoard shows;
 //! - [`export`]: metrics in the forms of other programs;
 //! - [`watch`]: runs on a whole terminal;
@@ -15,9 +16,11 @@
 pub mod ask;
 mod config;
 pub mod export;
+mod fresh;
 mod line;
 pub mod page;
 pub mod run;
 pub mod status;
 pub mod tensorboard;
+pub mod trace;
 pub mod watch;

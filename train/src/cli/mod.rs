@@ -14,7 +14,7 @@ use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
 use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
-use crate::debug::{AttachArgs, StatusArgs};
+use crate::debug::{AttachArgs, StatusArgs, TraceArgs};
 use crate::diff::{BisectArgs, DiffArgs};
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
@@ -88,6 +88,8 @@ enum Command {
     },
     /// Look into a run that goes on: hold its ranks, print its tensors.
     Attach(AttachArgs),
+    /// Tell what is in a trace that `kiln train --trace` has written.
+    Trace(TraceArgs),
     /// Take one step of a run again, from the checkpoint before it, and compare it with what was recorded.
     Replay(ReplayArgs),
     /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
@@ -180,6 +182,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Bench { command: BenchCommand::Strategies(args) } => args.run(registry),
         Command::Bench { command: BenchCommand::Network(args) } => args.run(),
         Command::Attach(args) => args.run(),
+        Command::Trace(args) => args.run().map(tell).map(done),
         Command::Replay(args) => args.run(registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Diff(args) => args.run(registry),

@@ -13,7 +13,10 @@ mod options;
 mod prompt;
 mod server;
 mod shapes;
+mod share;
 mod status;
+mod steps;
+mod trace;
 
 pub use attach::AttachArgs;
 pub use hash::{HashOptions, HashOptionsError, HashedKind};
@@ -28,17 +31,23 @@ pub(crate) use server::Server;
 pub(crate) use status::About;
 pub use status::StatusArgs;
 pub(crate) use status::look_at_runs;
+pub use trace::{TraceArgs, TraceCommand, TraceOptions, TraceOptionsError};
 
 use hash::Hasher;
 
 use crate::run::Observer;
 use prompt::Debugger;
 use shapes::ShapeLog;
+use trace::Tracer;
 
 /// What looks at the steps of a rank, in the order in which it is called.
 pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn Observer>> {
     let hasher = |options: HashOptions| Box::new(Hasher::new(options, &of.out, of.rows)) as Box<dyn Observer>;
     let hasher = options.hash.clone().map(hasher);
+    let tracer =
+        |options: TraceOptions| Box::new(Tracer::new(options, &of.out, of.rank)) as Box<dyn Observer>;
+    let tracer = options.trace.clone().map(tracer);
     let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, of));
-    hasher.into_iter().chain([debugger, Box::new(ShapeLog::default())]).collect()
+    let shapes: Box<dyn Observer> = Box::new(ShapeLog::default());
+    hasher.into_iter().chain(tracer).chain([debugger, shapes]).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::hash::HashOptions;
 use super::prompt::{Breakpoint, Others};
+use super::trace::TraceOptions;
 
 /// What looks into a run from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,15 +13,17 @@ pub struct DebugOptions {
     pub has_prompt: bool,
     /// The tensors that are hashed.
     pub hash: Option<HashOptions>,
+    /// The steps that are traced.
+    pub trace: Option<TraceOptions>,
 }
 
 impl DebugOptions {
-    /// Whether a run of so many `ranks` can have its breakpoints.
+    /// Whether a run of so many `ranks` and `steps` can have its breakpoints and its trace.
     ///
     /// # Errors
     ///
     /// What is wrong, in words.
-    pub(crate) fn check(&self, ranks: usize, with_mpi: bool) -> Result<(), String> {
+    pub(crate) fn check(&self, ranks: usize, steps: u64, with_mpi: bool) -> Result<(), String> {
         for Breakpoint { rank, others, .. } in &self.breakpoints {
             match rank {
                 Some(rank) if *rank >= ranks => {
@@ -33,6 +36,11 @@ impl DebugOptions {
                 _ => {}
             }
         }
-        Ok(())
+        match &self.trace {
+            Some(trace) if *trace.steps.end() > steps => {
+                Err(format!("--trace {trace}: the run has {steps} steps, see train.steps"))
+            }
+            _ => Ok(()),
+        }
     }
 }

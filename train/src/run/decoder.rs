@@ -17,7 +17,7 @@ use super::startup::StartTimes;
 use super::trainer::Trainer;
 use super::{agree, exhausted, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
-use crate::debug::{About, Breakpoint, DebugOptions, HashOptions, Others, Server};
+use crate::debug::{About, Breakpoint, DebugOptions, HashOptions, Others, Server, TraceOptions};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
@@ -83,6 +83,10 @@ pub(crate) struct TrainArgs {
     /// steps=5,activations,gradients,weights,moments; with `units`, one per module and kind.
     #[arg(long, value_name = "STEPS[,KINDS]")]
     hash: Option<HashOptions>,
+    /// Write what every rank does in these steps to a file for Perfetto, for `kiln trace summary` as well:
+    /// `<out>/traces/steps-10-12.pftrace`, or FILE.
+    #[arg(long, value_name = "steps=10-12[,FILE]")]
+    trace: Option<TraceOptions>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -161,7 +165,7 @@ impl TrainArgs {
                 }
             }
         }
-        Ok(DebugOptions { breakpoints, has_prompt: true, hash: self.hash.take() })
+        Ok(DebugOptions { breakpoints, has_prompt: true, hash: self.hash.take(), trace: self.trace.take() })
     }
 }
 
@@ -271,7 +275,7 @@ fn run_as_threads(
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
-    options.debug.check(config.train.ranks, false).map_err(TrainError::usage)?;
+    options.debug.check(config.train.ranks, config.train.steps, false).map_err(TrainError::usage)?;
     let plan = plan::make(&config, options, device, start)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
@@ -304,7 +308,7 @@ fn run_as_process(
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
         let with_mpi = world.backend() == "mpi";
-        options.debug.check(world.world_size(), with_mpi).map_err(TrainError::usage)?;
+        options.debug.check(world.world_size(), config.train.steps, with_mpi).map_err(TrainError::usage)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }

@@ -51,6 +51,9 @@ pub trait Observer: Send {
         Ok(())
     }
 
+    /// A step begins, whether or not this observer looks into it. Called on all ranks; must not communicate.
+    fn begun(&mut self, _engine: &Engine, _step: u64) {}
+
     /// A micro-batch is there, and its forward pass is next.
     ///
     /// # Errors
@@ -188,6 +191,11 @@ impl Observers {
     /// Whether any of them looks into `step`.
     pub(crate) fn look_into(&self, step: u64) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
+    }
+
+    /// The step begins.
+    pub(crate) fn begun(&self, engine: &Engine, step: u64) {
+        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.begun(engine, step)));
     }
 
     /// A micro-batch is there; `at` says which. What looks at its passes, if anything does.

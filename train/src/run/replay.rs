@@ -109,6 +109,7 @@ impl ReplayArgs {
                 breakpoints: self.breakpoints(),
                 has_prompt: true,
                 hash: self.hash.clone(),
+                ..DebugOptions::default()
             },
             ..RunOptions::default()
         };

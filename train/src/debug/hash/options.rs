@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use super::record::StepPhase;
+use crate::debug::steps;
 
 /// Kinds of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -66,17 +67,7 @@ impl FromStr for HashOptions {
     fn from_str(text: &str) -> Result<Self, HashOptionsError> {
         let wrong = |problem: String| HashOptionsError { problem };
         let mut parts = text.split(',').map(str::trim);
-        let steps = parts.next().and_then(|first| first.strip_prefix("steps="));
-        let steps = steps.ok_or_else(|| wrong("it does not begin with steps=".to_owned()))?;
-        let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
-        let number = |text: &str| {
-            let number = text.trim().parse().ok().filter(|number| *number > 0);
-            number.ok_or_else(|| wrong(format!("\"{text}\" is no step: they are counted from 1")))
-        };
-        let steps: RangeInclusive<u64> = number(first)?..=number(last)?;
-        if steps.is_empty() {
-            return Err(wrong(format!("step {last} is before step {first}")));
-        }
+        let steps = steps::parse(parts.next().unwrap_or_default()).map_err(wrong)?;
         let mut options = HashOptions { kinds: Vec::new(), ..HashOptions::all(steps) };
         for part in parts {
             match HashedKind::from_str(part, false) {

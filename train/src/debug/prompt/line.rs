@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kiln_collectives::{Buffer, DType, Label, Phase};
 use kiln_shard::{Engine, ShardError};
 
 use super::debugger::Debugger;
-use crate::error::{Result, TrainError};
+use crate::debug::share::share;
+use crate::error::Result;
 
 /// How often a rank that waits for a line looks whether the others are still there.
 const LOOK: Duration = Duration::from_millis(100);
@@ -73,25 +73,4 @@ impl Debugger {
             }
         }
     }
-}
-
-/// What rank `root` has, on all ranks. Waits for as long as it takes. Collective.
-pub(super) fn share(engine: &Engine, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
-    let world = engine.world();
-    if world.world_size() == 1 {
-        return Ok(bytes);
-    }
-    let is_root = world.rank() == root;
-    let send = |buffer: Buffer| {
-        let work = world.broadcast(Label::new("debugger", Phase::Other), buffer, root);
-        work.wait(Duration::MAX).map_err(|error| TrainError::from(ShardError::from(error)))
-    };
-    let length = if is_root { bytes.len() as u64 } else { 0 };
-    let length = send(Buffer::from_slice(&length.to_le_bytes()))?;
-    let length = length.as_bytes().try_into().map_or(0, u64::from_le_bytes) as usize;
-    if length == 0 {
-        return Ok(Vec::new());
-    }
-    let mine = if is_root { Buffer::from_slice(&bytes) } else { Buffer::zeros(DType::U8, length) };
-    Ok(send(mine)?.as_bytes().to_vec())
 }

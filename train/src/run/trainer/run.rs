@@ -171,6 +171,7 @@ impl Trainer<'_> {
             drill.begin_step(step);
         }
         self.position.begin_step(step);
+        self.observers.begun(self.model.engine(), step);
         let log = &config.log;
         let records = log.is_logged(step, config.train.steps).then(|| Records::new(log.activations));
         let mut batches = DataBatches {

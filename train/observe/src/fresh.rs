@@ -1,0 +1,56 @@
+//! Files that take the place of no other one.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use kiln_storage::durable::{parent_of, write_new_beside};
+
+/// Writes a file that was not there before, in folders that are made where they are missing: `path`, or if that is
+/// taken, the first of `<name>-2`, `<name>-3` and so on that is free. Returns its path.
+pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
+    fs::create_dir_all(parent_of(path))?;
+    for index in 1.. {
+        let path = numbered(path, index);
+        // Looked at first, so that a content that is long is not written in vain.
+        if path.symlink_metadata().is_ok() {
+            continue;
+        }
+        match write_new_beside(&path, content) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            written => return written.map(|()| path),
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
+}
+
+/// `path` itself for the first one, and with a number before its extension for those after it.
+fn numbered(path: &Path, index: u64) -> PathBuf {
+    if index == 1 {
+        return path.to_owned();
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!("-{index}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("traces/a.b.txt");
+        let names = ["1", "2", "3"].map(|content| write_new(&path, content.as_bytes()).unwrap());
+        let expected = ["a.b.txt", "a.b-2.txt", "a.b-3.txt"];
+        for ((name, expected), content) in names.iter().zip(expected).zip(["1", "2", "3"]) {
+            assert_eq!(name, &folder.path().join("traces").join(expected));
+            assert_eq!(fs::read_to_string(name).unwrap(), content);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A trace of what the ranks have recorded.
+
+use std::collections::BTreeMap;
+
+use kiln_collectives::{Operation, Record, Span, StepTimeline};
+use serde::{Deserialize, Serialize};
+
+use super::align::{CallTimes, Offset, RankClock, offsets};
+use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
+
+/// The steps that one rank has recorded, as ranks send it to rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordedRank {
+    /// The groups that the rank belongs to, each with the world ranks of its members.
+    pub groups: BTreeMap<String, Vec<usize>>,
+    /// The steps, in order; not empty.
+    pub steps: Vec<RecordedStep>,
+}
+
+/// A step that a rank has recorded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordedStep {
+    /// What the rank did.
+    pub timeline: StepTimeline,
+    /// See [`StepTrace::recorder`].
+    pub sums: BTreeMap<String, u64>,
+}
+
+impl Trace {
+    /// The trace of `ranks`, on the clock of the first one's machine. A rank without steps is left out.
+    pub fn of_ranks(ranks: &[RecordedRank]) -> Trace {
+        let ranks: Vec<_> = ranks.iter().filter(|rank| !rank.steps.is_empty()).collect();
+        let clocks: Vec<_> = ranks.iter().map(|rank| clock_of(rank)).collect();
+        let of_rank = |(rank, offset): (&&RecordedRank, Offset)| {
+            let first = &rank.steps[0].timeline;
+            RankTrace {
+                rank: first.rank,
+                node: first.node.clone(),
+                clock_error: offset.error.map(nanoseconds),
+                groups: rank.groups.clone(),
+                steps: rank.steps.iter().map(|step| step_of(step, offset.seconds)).collect(),
+            }
+        };
+        let mut ranks: Vec<_> = ranks.iter().zip(offsets(&clocks)).map(of_rank).collect();
+        ranks.sort_by_key(|rank| rank.rank);
+        Trace { ranks }
+    }
+}
+
+/// What a rank's collectives say of its clock.
+fn clock_of(rank: &RecordedRank) -> RankClock<'_> {
+    let mut calls = BTreeMap::new();
+    for RecordedStep { timeline, .. } in &rank.steps {
+        for record in &timeline.records {
+            let needs_all = !matches!(record.operation, Operation::Broadcast | Operation::Split);
+            let times = record.started.zip(record.finished).filter(|_| needs_all);
+            let (Some(ranks), Some((started, finished))) = (rank.groups.get(&*record.group), times) else {
+                continue;
+            };
+            let key = (ranks.clone(), record.group.to_string(), record.sequence);
+            let times = CallTimes {
+                started: timeline.created + started.as_secs_f64(),
+                finished: timeline.created + finished.as_secs_f64(),
+                ends_together: matches!(record.operation, Operation::AllReduce | Operation::Barrier),
+            };
+            calls.insert(key, times);
+        }
+    }
+    RankClock { node: &rank.steps[0].timeline.node, calls }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    // Negative ones and those that are not numbers become 0.
+    (seconds * 1e9).round() as u64
+}
+
+fn step_of(step: &RecordedStep, ahead: f64) -> StepTrace {
+    let StepTimeline { step: number, start, end, created, spans, records, .. } = &step.timeline;
+    let at = |seconds: f64| nanoseconds(seconds + (created - ahead));
+    let (start, end) = (at(*start), at(*end));
+    let has_bytes = spans.iter().any(|span| span.bytes > 0);
+    let span = |span: &Span| SpanTrace {
+        activity: span.activity.clone(),
+        unit: span.unit.clone(),
+        waits_for: span.waits_for.clone(),
+        start: at(span.start).clamp(start, end),
+        end: at(span.end).clamp(start, end),
+        bytes: has_bytes.then_some(span.bytes),
+    };
+    let collective = |record: &Record| {
+        let time = |time: Option<std::time::Duration>| time.map(|time| at(time.as_secs_f64()));
+        let enqueued = time(record.enqueued).unwrap_or(start);
+        let started = time(record.started)?.max(enqueued);
+        let finished = time(record.finished);
+        Some(CollectiveTrace {
+            operation: record.operation.to_string(),
+            scope: record.label.scope.to_string(),
+            phase: record.label.phase.to_string(),
+            group: record.group.to_string(),
+            sequence: record.sequence,
+            dtype: record.dtype.to_string(),
+            bytes: (record.count * record.dtype.size()) as u64,
+            bytes_sent: record.bytes_sent,
+            enqueued,
+            started,
+            finished: finished.unwrap_or(end).max(started),
+            is_finished: finished.is_some(),
+        })
+    };
+    let mut collectives: Vec<_> = records.iter().filter_map(collective).collect();
+    collectives.sort_by_key(|collective| (collective.started, collective.sequence));
+    StepTrace {
+        step: *number,
+        start,
+        end,
+        spans: spans.iter().map(span).collect(),
+        collectives,
+        recorder: step.sums.clone(),
+    }
+}

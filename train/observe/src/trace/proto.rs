@@ -1,0 +1,193 @@
+//! The messages of Perfetto's trace format, with those of their fields that Kiln writes and reads.
+//!
+//! Names and numbers of fields are those of `protos/perfetto/trace/perfetto_trace.proto` in Perfetto's repository,
+//! which only ever adds fields. Whatever else a file has is skipped.
+
+use prost::Message;
+
+/// A whole trace file.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Trace {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) packet: Vec<TracePacket>,
+}
+
+/// [`TracePacket::sequence_flags`]: names that were interned before do not count any more.
+pub(super) const INCREMENTAL_STATE_CLEARED: u32 = 1;
+/// [`TracePacket::sequence_flags`]: the packet uses names that packets before it have interned.
+pub(super) const NEEDS_INCREMENTAL_STATE: u32 = 2;
+
+/// One entry of a trace.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TracePacket {
+    /// Nanoseconds.
+    #[prost(uint64, optional, tag = "8")]
+    pub(super) timestamp: Option<u64>,
+    /// Who wrote the packet. Names are interned per writer.
+    #[prost(uint32, optional, tag = "10")]
+    pub(super) trusted_packet_sequence_id: Option<u32>,
+    #[prost(message, optional, tag = "11")]
+    pub(super) track_event: Option<TrackEvent>,
+    #[prost(message, optional, tag = "12")]
+    pub(super) interned_data: Option<InternedData>,
+    #[prost(uint32, optional, tag = "13")]
+    pub(super) sequence_flags: Option<u32>,
+    #[prost(message, optional, tag = "60")]
+    pub(super) track_descriptor: Option<TrackDescriptor>,
+}
+
+/// What a track is.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TrackDescriptor {
+    #[prost(uint64, optional, tag = "1")]
+    pub(super) uuid: Option<u64>,
+    #[prost(string, optional, tag = "2")]
+    pub(super) name: Option<String>,
+    #[prost(message, optional, tag = "3")]
+    pub(super) process: Option<ProcessDescriptor>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) thread: Option<ThreadDescriptor>,
+    #[prost(uint64, optional, tag = "5")]
+    pub(super) parent_uuid: Option<u64>,
+    #[prost(message, optional, tag = "8")]
+    pub(super) counter: Option<CounterDescriptor>,
+    #[prost(enumeration = "ChildTracksOrdering", optional, tag = "11")]
+    pub(super) child_ordering: Option<i32>,
+    #[prost(int32, optional, tag = "12")]
+    pub(super) sibling_order_rank: Option<i32>,
+    /// For whoever looks at the track.
+    #[prost(string, optional, tag = "14")]
+    pub(super) description: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+pub(super) enum ChildTracksOrdering {
+    Unknown = 0,
+    Lexicographic = 1,
+    Chronological = 2,
+    /// By [`TrackDescriptor::sibling_order_rank`].
+    Explicit = 3,
+}
+
+/// What makes a track that of a process.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ProcessDescriptor {
+    #[prost(int32, optional, tag = "1")]
+    pub(super) pid: Option<i32>,
+    /// Orders processes.
+    #[prost(int32, optional, tag = "3")]
+    pub(super) legacy_sort_index: Option<i32>,
+    #[prost(string, optional, tag = "6")]
+    pub(super) process_name: Option<String>,
+}
+
+/// What makes a track that of a thread.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ThreadDescriptor {
+    #[prost(int32, optional, tag = "1")]
+    pub(super) pid: Option<i32>,
+    #[prost(int64, optional, tag = "2")]
+    pub(super) tid: Option<i64>,
+    /// Orders threads.
+    #[prost(int32, optional, tag = "3")]
+    pub(super) legacy_sort_index: Option<i32>,
+    #[prost(string, optional, tag = "5")]
+    pub(super) thread_name: Option<String>,
+}
+
+/// What makes a track that of a counter.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct CounterDescriptor {
+    #[prost(enumeration = "CounterUnit", optional, tag = "3")]
+    pub(super) unit: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+pub(super) enum CounterUnit {
+    Unspecified = 0,
+    TimeNs = 1,
+    Count = 2,
+    SizeBytes = 3,
+}
+
+/// A beginning, an end or a value on a track.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TrackEvent {
+    #[prost(uint64, repeated, packed = "false", tag = "3")]
+    pub(super) category_iids: Vec<u64>,
+    #[prost(message, repeated, tag = "4")]
+    pub(super) debug_annotations: Vec<DebugAnnotation>,
+    #[prost(enumeration = "EventType", optional, tag = "9")]
+    pub(super) r#type: Option<i32>,
+    #[prost(uint64, optional, tag = "10")]
+    pub(super) name_iid: Option<u64>,
+    #[prost(uint64, optional, tag = "11")]
+    pub(super) track_uuid: Option<u64>,
+    #[prost(int64, optional, tag = "30")]
+    pub(super) counter_value: Option<i64>,
+    /// Arrows that begin here or go on from here.
+    #[prost(fixed64, repeated, packed = "false", tag = "47")]
+    pub(super) flow_ids: Vec<u64>,
+    /// Arrows that end here.
+    #[prost(fixed64, repeated, packed = "false", tag = "48")]
+    pub(super) terminating_flow_ids: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+pub(super) enum EventType {
+    Unspecified = 0,
+    SliceBegin = 1,
+    SliceEnd = 2,
+    Instant = 3,
+    Counter = 4,
+}
+
+/// A value with a name at an event.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DebugAnnotation {
+    #[prost(uint64, optional, tag = "1")]
+    pub(super) name_iid: Option<u64>,
+    #[prost(oneof = "Value", tags = "3, 5, 17")]
+    pub(super) value: Option<Value>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Oneof)]
+pub(super) enum Value {
+    #[prost(uint64, tag = "3")]
+    Uint(u64),
+    #[prost(double, tag = "5")]
+    Double(f64),
+    /// An interned text.
+    #[prost(uint64, tag = "17")]
+    Text(u64),
+}
+
+/// Names, each with the number that stands for it from here on.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct InternedData {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) event_categories: Vec<InternedName>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) event_names: Vec<InternedName>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) debug_annotation_names: Vec<InternedName>,
+    #[prost(message, repeated, tag = "29")]
+    pub(super) debug_annotation_string_values: Vec<InternedString>,
+}
+
+/// `EventCategory`, `EventName` and `DebugAnnotationName`, which have the same fields.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct InternedName {
+    #[prost(uint64, optional, tag = "1")]
+    pub(super) iid: Option<u64>,
+    #[prost(string, optional, tag = "2")]
+    pub(super) name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct InternedString {
+    #[prost(uint64, optional, tag = "1")]
+    pub(super) iid: Option<u64>,
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub(super) str: Option<Vec<u8>>,
+}

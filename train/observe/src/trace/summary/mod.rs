@@ -1,0 +1,104 @@
+//! What a trace tells: where the time of each of its steps went.
+
+mod path;
+mod ranks;
+mod show;
+
+use serde::Serialize;
+
+use super::calls::Calls;
+use super::model::{RankTrace, StepTrace, Trace};
+pub use path::PathPart;
+pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
+
+/// Where the time of the steps of a trace went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Machines, in the order of ranks.
+    pub machines: Vec<String>,
+    /// How far the clock of a machine may be off that of rank 0's, in seconds: the worst one. Zero on one machine,
+    /// and `None` if that of some rank is not known.
+    pub clock_error_s: Option<f64>,
+    /// The steps that every rank has recorded, in order.
+    pub steps: Vec<StepSummary>,
+}
+
+/// Where the time of one step went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepSummary {
+    /// The optimizer step.
+    pub step: u64,
+    /// From its beginning on the first rank to its end on the last one, in seconds.
+    pub seconds: f64,
+    /// What the step could not have ended without, the longest first. The parts add up to the step.
+    pub critical_path: Vec<PathPart>,
+    /// Each rank.
+    pub ranks: Vec<RankSummary>,
+    /// Exposed communication by where ranks waited, the longest first.
+    pub exposed: Vec<UnitWait>,
+    /// The rank that took longest for its own work, if it stands out.
+    pub slowest: Option<Slowest>,
+    /// Collectives by kind.
+    pub operations: Vec<OperationSummary>,
+}
+
+/// A step of one rank.
+#[derive(Clone, Copy)]
+struct RankStep<'a> {
+    rank: &'a RankTrace,
+    step: &'a StepTrace,
+}
+
+impl Summary {
+    /// That of `trace`.
+    pub fn of(trace: &Trace) -> Self {
+        let calls = Calls::of(trace);
+        let mut machines: Vec<String> = Vec::new();
+        for rank in &trace.ranks {
+            if !machines.contains(&rank.node) {
+                machines.push(rank.node.clone());
+            }
+        }
+        let errors: Option<Vec<u64>> = trace.ranks.iter().map(|rank| rank.clock_error).collect();
+        let mut numbers: Vec<u64> =
+            trace.ranks.iter().flat_map(|rank| rank.steps.iter().map(|step| step.step)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let of_step = |number| {
+            let of_rank = |rank| {
+                let step = RankTrace::step(rank, number)?;
+                Some(RankStep { rank, step })
+            };
+            let all: Option<Vec<RankStep<'_>>> = trace.ranks.iter().map(of_rank).collect();
+            all.map(|all| step_summary(trace, &all, &calls))
+        };
+        Summary {
+            machines,
+            clock_error_s: errors.map(|errors| seconds(errors.into_iter().max().unwrap_or(0))),
+            steps: numbers.into_iter().filter_map(of_step).collect(),
+        }
+    }
+}
+
+fn step_summary(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> StepSummary {
+    let start = all.iter().map(|of| of.step.start).min().unwrap_or(0);
+    let end = all.iter().map(|of| of.step.end).max().unwrap_or(start);
+    StepSummary {
+        step: all.first().map_or(0, |of| of.step.step),
+        seconds: seconds(end - start),
+        critical_path: path::critical_path(trace, all, calls),
+        ranks: all.iter().map(|of| ranks::of_rank(*of, start)).collect(),
+        exposed: ranks::exposed(all),
+        slowest: ranks::slowest(all, start),
+        operations: ranks::operations(all, calls),
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+/// A part of a step in words, as in `backward of layers.3`.
+fn place(activity: &str, unit: Option<&str>) -> String {
+    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
+}

@@ -1,0 +1,232 @@
+//! The ranks of a step beside each other, and their collectives by kind.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{RankStep, place, seconds};
+use crate::trace::calls::Calls;
+use crate::trace::model::{SpanTrace, ThreadTrack};
+
+/// Where the time of a step went on one rank, in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankSummary {
+    /// Rank in the world.
+    pub rank: usize,
+    /// Its machine.
+    pub machine: String,
+    /// How much later than the first rank it began the step.
+    pub late_s: f64,
+    /// The step.
+    pub step_s: f64,
+    /// Work of its thread but for data and checkpoints.
+    pub computing_s: f64,
+    /// Loading data.
+    pub data_s: f64,
+    /// Saving a checkpoint.
+    pub checkpoint_s: f64,
+    /// Waiting for collectives: exposed communication.
+    pub exposed_s: f64,
+    /// Time in which a collective was under way, other ranks' lateness included.
+    pub communicating_s: f64,
+    /// The share of that in which the rank's thread did not wait; `None` without communication.
+    pub overlap: Option<f64>,
+}
+
+/// How long ranks waited in one place of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnitWait {
+    /// Where, as in `backward of layers.3`.
+    pub place: String,
+    /// Mean over the ranks.
+    pub mean_s: f64,
+    /// The rank that waited longest there.
+    pub most_s: f64,
+}
+
+/// The rank that others wait for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Slowest {
+    /// Rank in the world.
+    pub rank: usize,
+    /// Its machine.
+    pub machine: String,
+    /// How much longer its own work took than the median of the other ranks', a late start included.
+    pub excess_s: f64,
+    /// What took longer, the largest difference first.
+    pub reasons: Vec<WorkDifference>,
+}
+
+/// Work that took longer on one rank than on the others.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkDifference {
+    /// As in `backward of layers.3`, `data loading` or `late start`.
+    pub what: String,
+    /// On that rank.
+    pub seconds: f64,
+    /// The median of the others.
+    pub others_s: f64,
+}
+
+/// The collectives of one kind in a step, of all ranks together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OperationSummary {
+    /// Such as `all_gather`.
+    pub operation: String,
+    /// Number of calls.
+    pub calls: u64,
+    /// Bytes that ranks would send on a ring.
+    pub bytes_sent: u64,
+    /// Time under way, from when the last rank had come.
+    pub moving_s: f64,
+    /// Time that ranks which came earlier were under way before that.
+    pub late_s: f64,
+    /// Time in the queue behind other collectives of the group.
+    pub queued_s: f64,
+    /// `bytes_sent` by `moving_s`, in 10⁹ bytes per second and rank; `None` if nothing is sent.
+    pub gb_per_s: Option<f64>,
+}
+
+/// Parts of a difference that are not worth a word.
+const MINOR: f64 = 0.02;
+
+/// Reasons that are named.
+const REASONS: usize = 4;
+
+fn is_work(span: &&SpanTrace) -> bool {
+    span.waits_for.is_none()
+}
+
+/// A rank in a step that the first rank has begun at `start`.
+pub(super) fn of_rank(of: RankStep<'_>, start: u64) -> RankSummary {
+    let step = of.step;
+    let worked = |track: ThreadTrack| {
+        let spans = step.spans.iter().filter(is_work);
+        let of_track = spans.filter(|span| ThreadTrack::of_activity(&span.activity) == track);
+        seconds(of_track.map(SpanTrace::duration).sum())
+    };
+    let waits = step.spans.iter().filter(|span| !is_work(span));
+    let exposed_s = seconds(waits.map(SpanTrace::duration).sum());
+    let times: Vec<_> = step.collectives.iter().map(|call| (call.started, call.finished)).collect();
+    let communicating_s = seconds(union(times));
+    RankSummary {
+        rank: of.rank.rank,
+        machine: of.rank.node.clone(),
+        late_s: seconds(step.start - start),
+        step_s: seconds(step.end - step.start),
+        computing_s: worked(ThreadTrack::Compute),
+        data_s: worked(ThreadTrack::Data),
+        checkpoint_s: worked(ThreadTrack::Checkpoint),
+        exposed_s,
+        communicating_s,
+        overlap: (communicating_s > 0.0).then(|| (1.0 - exposed_s / communicating_s).max(0.0)),
+    }
+}
+
+/// Time that is in any of the intervals.
+fn union(mut times: Vec<(u64, u64)>) -> u64 {
+    times.sort_unstable();
+    let (mut all, mut until) = (0, 0);
+    for (start, end) in times {
+        all += end.saturating_sub(start.max(until));
+        until = until.max(end);
+    }
+    all
+}
+
+/// Where the ranks waited, the longest first.
+pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
+    let mut by_place: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (index, of) in all.iter().enumerate() {
+        for span in of.step.spans.iter().filter(|span| !is_work(span)) {
+            let place = place(&span.activity, span.unit.as_deref());
+            by_place.entry(place).or_insert_with(|| vec![0; all.len()])[index] += span.duration();
+        }
+    }
+    let waits = by_place.into_iter().map(|(place, by_rank)| UnitWait {
+        place,
+        mean_s: seconds(by_rank.iter().sum()) / all.len() as f64,
+        most_s: seconds(by_rank.iter().copied().max().unwrap_or(0)),
+    });
+    let mut waits: Vec<_> = waits.collect();
+    waits.sort_by(|a, b| b.mean_s.total_cmp(&a.mean_s));
+    waits
+}
+
+/// The rank whose own work took longest, if it took noticeably longer than that of the others.
+pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
+    // What each rank took for what; lateness is work that was done before the step.
+    let work: Vec<BTreeMap<String, u64>> = all
+        .iter()
+        .map(|of| {
+            let mut work = BTreeMap::from([("late start".to_owned(), of.step.start - start)]);
+            for span in of.step.spans.iter().filter(is_work) {
+                *work.entry(place(&span.activity, span.unit.as_deref())).or_default() += span.duration();
+            }
+            work
+        })
+        .collect();
+    let total = |index: usize| work[index].values().sum::<u64>();
+    let slowest = (0..all.len()).max_by_key(|index| total(*index))?;
+    let others = || (0..all.len()).filter(|index| *index != slowest);
+    let excess = seconds(total(slowest)) - median(others().map(total))?;
+    let step = all.iter().map(|of| of.step.end - of.step.start).max().unwrap_or(0);
+    if excess <= MINOR * seconds(step) {
+        return None;
+    }
+    let difference = |(what, taken): (&String, &u64)| {
+        let of_others = others().map(|index| work[index].get(what).copied().unwrap_or(0));
+        let (seconds, others_s) = (seconds(*taken), median(of_others)?);
+        Some(WorkDifference { what: what.clone(), seconds, others_s })
+    };
+    let mut reasons: Vec<_> = work[slowest].iter().filter_map(difference).collect();
+    let by = |reason: &WorkDifference| reason.seconds - reason.others_s;
+    reasons.retain(|reason| by(reason) > MINOR * excess);
+    reasons.sort_by(|a, b| by(b).total_cmp(&by(a)));
+    reasons.truncate(REASONS);
+    let rank = all[slowest].rank;
+    Some(Slowest { rank: rank.rank, machine: rank.node.clone(), excess_s: excess, reasons })
+}
+
+/// The median in seconds; of an even number, the mean of the two in the middle.
+fn median(nanoseconds: impl Iterator<Item = u64>) -> Option<f64> {
+    let mut all: Vec<u64> = nanoseconds.collect();
+    all.sort_unstable();
+    let upper = all.get(all.len() / 2)?;
+    let lower = all[(all.len() - 1) / 2];
+    Some((seconds(*upper) + seconds(lower)) / 2.0)
+}
+
+/// The collectives of a step by kind, the one that took longest first.
+pub(super) fn operations(all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<OperationSummary> {
+    let mut by_operation: BTreeMap<&str, OperationSummary> = BTreeMap::new();
+    for of in all {
+        for call in &of.step.collectives {
+            let operation = call.operation.as_str();
+            let sum = by_operation.entry(operation).or_insert_with(|| OperationSummary {
+                operation: operation.to_owned(),
+                calls: 0,
+                bytes_sent: 0,
+                moving_s: 0.0,
+                late_s: 0.0,
+                queued_s: 0.0,
+                gb_per_s: None,
+            });
+            let same = calls.get(of.rank, &call.group, call.sequence);
+            let last = same.iter().map(|(_, call)| call.started).max().unwrap_or(call.started);
+            let complete = last.clamp(call.started, call.finished);
+            sum.calls += 1;
+            sum.bytes_sent += call.bytes_sent;
+            sum.moving_s += seconds(call.finished - complete);
+            sum.late_s += seconds(complete - call.started);
+            sum.queued_s += seconds(call.started - call.enqueued);
+        }
+    }
+    let mut sums: Vec<_> = by_operation.into_values().collect();
+    for sum in &mut sums {
+        let is_moved = sum.bytes_sent > 0 && sum.moving_s > 0.0;
+        sum.gb_per_s = is_moved.then(|| sum.bytes_sent as f64 / sum.moving_s / 1e9);
+    }
+    sums.sort_by(|a, b| (b.moving_s + b.late_s).total_cmp(&(a.moving_s + a.late_s)));
+    sums
+}

@@ -1,0 +1,30 @@
+//! The steps that somebody wants to look into, as they are written on the command line.
+
+use std::ops::RangeInclusive;
+
+/// The steps that `part` names, as in `steps=1-20` or `steps=5`.
+///
+/// # Errors
+///
+/// What is wrong, in words.
+pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
+    let steps = part.trim().strip_prefix("steps=").ok_or("it does not begin with steps=")?;
+    let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
+    let number = |text: &str| {
+        let number = text.trim().parse().ok().filter(|number| *number > 0);
+        number.ok_or_else(|| format!("\"{text}\" is no step: they are counted from 1"))
+    };
+    let steps = number(first)?..=number(last)?;
+    match steps.is_empty() {
+        true => Err(format!("step {last} is before step {first}")),
+        false => Ok(steps),
+    }
+}
+
+/// The steps as part of the name of a file: `10-12`, or `5` alone.
+pub(super) fn name(steps: &RangeInclusive<u64>) -> String {
+    match steps.start() == steps.end() {
+        true => steps.start().to_string(),
+        false => format!("{}-{}", steps.start(), steps.end()),
+    }
+}

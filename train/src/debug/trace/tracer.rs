@@ -1,0 +1,134 @@
+//! The observer that traces steps.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use kiln_collectives::Recorder;
+use kiln_observe::trace::{RecordedRank, RecordedStep, Trace};
+use kiln_shard::Engine;
+
+use super::options::TraceOptions;
+use crate::debug::share::collect;
+use crate::error::Result;
+use crate::metrics::{StepMetrics, say};
+use crate::run::Observer;
+
+/// Keeps what the recorder of a rank knows of the steps that were asked for; after the last of them, rank 0 writes the
+/// trace of all ranks. Tensors are not looked at, so the steps are what they would be without it.
+pub(crate) struct Tracer {
+    options: TraceOptions,
+    path: PathBuf,
+    rank: usize,
+    recorded: RecordedRank,
+    /// The step that is under way, and what the sums of the recorder were when it began.
+    now: Option<(u64, BTreeMap<String, u64>)>,
+    is_done: bool,
+}
+
+impl Tracer {
+    /// One for `rank` of the run in the folder `out`.
+    pub(crate) fn new(options: TraceOptions, out: &std::path::Path, rank: usize) -> Self {
+        let path = options.path(out);
+        let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new() };
+        Tracer { options, path, rank, recorded, now: None, is_done: false }
+    }
+
+    /// The step that was under way has ended.
+    fn end_step(&mut self, engine: &Engine) {
+        let Some((step, before)) = self.now.take() else { return };
+        let after = sums(engine.world().recorder());
+        let since = |(name, sum): (String, u64)| {
+            let before = before.get(&name).copied().unwrap_or(0);
+            (sum > before).then(|| (name, sum - before))
+        };
+        let sums = after.into_iter().filter_map(since).collect();
+        if let Some(timeline) = engine.world().view().timeline(Some(step)) {
+            self.recorded.steps.push(RecordedStep { timeline, sums });
+        }
+    }
+
+    /// On rank 0, writes the trace of all ranks. Collective.
+    fn finish(&mut self, engine: &Engine) -> Result<()> {
+        let view = engine.world().view();
+        let groups = view.flight(0).groups.into_iter().map(|group| (group.name, group.ranks));
+        self.recorded.groups = groups.collect();
+        let mine = serde_json::to_vec(&self.recorded);
+        self.recorded.steps = Vec::new();
+        // A rank that cannot say it takes part all the same.
+        let all = collect(engine, mine.unwrap_or_default())?;
+        if self.rank != 0 {
+            return Ok(());
+        }
+        let ranks: Vec<RecordedRank> =
+            all.iter().filter_map(|message| serde_json::from_slice(message).ok()).collect();
+        match Trace::of_ranks(&ranks).save(&self.path) {
+            Ok(path) => {
+                let path = path.display();
+                say(&format!(
+                    "trace: {path}; open it at https://ui.perfetto.dev, or ask: kiln trace summary {path}"
+                ));
+            }
+            // A run does not end for it.
+            Err(error) => tracing::warn!("no trace: {error}"),
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Tracer {
+    fn looks_into(&self, step: u64) -> bool {
+        // Once, after the last one: what a step was is in the recorder.
+        step == *self.options.steps.end()
+    }
+
+    fn is_shown(&self, _step: u64) -> bool {
+        false
+    }
+
+    fn begun(&mut self, engine: &Engine, step: u64) {
+        let recorder = engine.world().recorder();
+        self.end_step(engine);
+        if !self.options.steps.contains(&step) {
+            return;
+        }
+        if step == *self.options.steps.start() {
+            recorder.keep_all(true);
+        } else if self.recorded.steps.is_empty() && self.rank == 0 {
+            tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
+        }
+        self.now = Some((step, sums(recorder)));
+    }
+
+    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+        // What the rank was doing until now ends here.
+        engine.set_activity("tracing");
+        self.end_step(engine);
+        engine.world().recorder().keep_all(false);
+        self.is_done = true;
+        self.finish(engine)
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        if !self.is_done && self.rank == 0 {
+            tracing::warn!("no trace: the run has ended before step {}", self.options.steps.end());
+        }
+    }
+}
+
+/// The sums that the recorder keeps, by name. Times are in nanoseconds.
+fn sums(recorder: &Recorder) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    let mut add = |name: String, sum: u64| *sums.entry(name).or_insert(0) += sum;
+    for time in recorder.times() {
+        let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        add(format!("busy_ns.{}", time.activity), nanoseconds(time.busy));
+        add(format!("waited_ns.{}", time.activity), nanoseconds(time.waited));
+    }
+    for total in recorder.totals() {
+        add(format!("calls.{}", total.operation), total.calls);
+        add(format!("bytes_sent.{}", total.operation), total.bytes_sent);
+    }
+    sums
+}
