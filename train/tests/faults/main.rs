@@ -28,3 +28,4 @@ mod soak;
 mod support;
 #[path = "../support/terminal.rs"]
 mod terminal;
+mod watched;

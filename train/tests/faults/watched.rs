@@ -1,0 +1,188 @@
+//! A run that is watched in every way there is goes on as one that nobody looks at: whoever looks may be slow, silent,
+//! many or gone, and what is written for them may find no room.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Ended, Run, config, kiln, undisturbed};
+
+/// Longer than anything here takes: it only ends a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Steps of the runs here, which have something to do while clients come.
+const STEPS: &str = "train.steps=300";
+
+/// Everything that shows a run while it goes on.
+const EVERYTHING: [&str; 12] = [
+    "--set",
+    "log.http=127.0.0.1:0",
+    "--set",
+    "log.tensorboard=true",
+    "--set",
+    "log.histograms=50",
+    "--set",
+    "sample.every=50",
+    "--set",
+    "sample.prompts=[\"1 + \", \"2 + \"]",
+    "--set",
+    "sample.max_tokens=4",
+];
+
+/// A run that says where its page is, and all else that it says.
+fn start(run: &Run, arguments: &[&str]) -> (Child, String, mpsc::Receiver<String>) {
+    let mut child = kiln(run.train_arguments(arguments)).spawn().expect("kiln starts");
+    let (say, said) = mpsc::channel();
+    let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+    thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| say.send(line)));
+    let at = "this run is at http://";
+    let address = said.iter().find_map(|line| Some(line.strip_prefix(at)?.trim_end_matches('/').to_owned()));
+    (child, address.expect("it says where its page is"), said)
+}
+
+fn end(mut child: Child, said: mpsc::Receiver<String>) -> Ended {
+    let mut stderr = String::new();
+    child.stderr.take().expect("it is piped").read_to_string(&mut stderr).expect("text");
+    let code = child.wait().expect("it ends").code();
+    Ended { code, stdout: said.iter().collect::<Vec<_>>().join("\n"), stderr }
+}
+
+fn ask(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("the page is there");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// The weights of the last checkpoint, byte for byte.
+fn weights(run: &Run) -> Vec<(String, Vec<u8>)> {
+    fn files(folder: &Path, into: &mut Vec<(String, Vec<u8>)>) {
+        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+            match entry.path() {
+                path if path.is_dir() => files(&path, into),
+                path if path.extension().is_some_and(|end| end == "safetensors") => {
+                    let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+                    into.push((name, fs::read(&path).expect("a file")));
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut found = Vec::new();
+    files(&run.out().join("checkpoints/fsdp_cpt300"), &mut found);
+    assert!(!found.is_empty());
+    found.sort();
+    found
+}
+
+#[test]
+fn a_hundred_clients_and_everything_else_that_shows_a_run_change_nothing_of_it() {
+    config();
+    let alone = Run::new();
+    let no_saves = ["--ranks", "2", "--set", STEPS, "--set", "checkpoint.every=0"];
+    assert_eq!(end_of(&alone, &no_saves).code, Some(0));
+
+    let watched = Run::new();
+    let (child, address, said) = start(&watched, &[&no_saves[..], &EVERYTHING].concat());
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let mut clients = Vec::new();
+    for index in 0..100 {
+        let Ok(mut stream) = TcpStream::connect(&address) else { continue };
+        let sent = match index % 4 {
+            0 => String::new(),
+            1 => "GET / HTTP/1.1\r\nHos".to_owned(),
+            // Asked for again and again, and never read.
+            2 => get("/").repeat(20),
+            _ => get("/api/runs"),
+        };
+        // A client that is turned away is none that the run has to bear.
+        let _ = stream.write_all(sent.as_bytes());
+        clients.push(stream);
+    }
+    assert!(clients.len() >= 50);
+    let ended = end(child, said);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    drop(clients);
+    assert_eq!(watched.losses(), alone.losses());
+    assert!(weights(&watched) == weights(&alone), "the weights of a run that was watched");
+    assert!(watched.out().join("samples.jsonl").exists() && watched.out().join("tensorboard").exists());
+    assert_eq!(watched.orphans(), Vec::<String>::new());
+}
+
+fn end_of(run: &Run, arguments: &[&str]) -> Ended {
+    kiln(run.train_arguments(arguments)).output().expect("kiln starts").into()
+}
+
+#[test]
+fn a_run_of_processes_shows_itself_and_goes_on_without_a_page_whose_address_is_taken() {
+    config();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let http = format!("log.http={}", taken.local_addr().expect("an address"));
+    let run = Run::new();
+    let ended = run.launch(2, &[], &["--set", &http, "--set", "log.tensorboard=true"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let log = run.logs(2, 0).concat();
+    assert!(log.contains("log.http: cannot serve the page at "), "{log}");
+    assert_eq!(run.losses(), undisturbed(2));
+    // Rank 0 alone writes.
+    assert_eq!(fs::read_dir(run.out().join("tensorboard")).expect("a folder").count(), 1);
+}
+
+#[test]
+fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
+    config();
+    let run = Run::new();
+    let slow = ["--fault", "slow=100000@backward:60:1"];
+    let fixed =
+        ["--ranks", "2", "--set", STEPS, "--set", "log.http=127.0.0.1:0", "--set", "comm.timeout_s=1000"];
+    let (mut child, address, _said) = start(&run, &[&fixed[..], &slow].concat());
+    let is_at_60 = || ask(&address, "/api/runs").contains("\"step\":60,");
+    let begun = std::time::Instant::now();
+    while !is_at_60() {
+        assert!(begun.elapsed() < PATIENCE, "{}", ask(&address, "/api/runs"));
+        thread::sleep(Duration::from_millis(100));
+    }
+    let look = ask(&address, "/api/look?run=run");
+    assert!(look.starts_with("HTTP/1.1 200") && look.contains("\"rank\":1"), "{look}");
+    let timeline = ask(&address, "/api/timeline?run=run");
+    for word in ["layers.0", "forward", "backward", "\"step\":59"] {
+        assert!(timeline.contains(word), "{word}: {timeline}");
+    }
+    let metrics = ask(&address, "/metrics");
+    assert!(metrics.contains("kiln_loss{run=\"run\"}"), "{metrics}");
+    let mut stranger = TcpStream::connect(&address).expect("the page is there");
+    stranger.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    write!(stranger, "GET /api/runs HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+        .expect("sent");
+    let mut answer = String::new();
+    stranger.read_to_string(&mut answer).expect("an answer");
+    assert!(!answer.starts_with("HTTP/1.1 200") && !answer.contains("\"step\""), "{answer}");
+    child.kill().expect("it goes on");
+    child.wait().expect("it ends");
+}
+
+/// What is written for those who look finds no room: no file may grow beyond what a checkpoint takes.
+#[test]
+fn files_for_tensorboard_that_find_no_room_end_nothing() {
+    config();
+    let run = Run::new();
+    let more = ["--set", STEPS, "--set", "checkpoint.every=0", "--set", "log.histograms=1"];
+    let arguments = run.train_arguments(&[&more[..], &["--set", "log.tensorboard=true"]].concat());
+    let mut shell = Command::new("sh");
+    let text = "trap '' XFSZ; exec prlimit --fsize=400000 \"$0\" \"$@\"";
+    shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln")).args(arguments);
+    let ended: Ended = shell.output().expect("sh").into();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("done: 300 steps"), "{ended:?}");
+    let told = ended.stderr.lines().filter(|line| line.contains("tensorboard")).count();
+    // A short event may still find room where a long one did not.
+    assert!((2..30).contains(&told), "{}", ended.stderr);
+    assert_eq!(run.losses().len(), 300);
+}
