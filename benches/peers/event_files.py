@@ -189,7 +189,8 @@ def check_histograms(out, folder, steps, checkpoint=None):
         weights = weights_of(checkpoint, ROOT / f"full-{out.name}")
         step = int(re.search(r"\d+$", checkpoint.name)[0])
         for module in modules:
-            values = np.concatenate([v for name, v in weights.items() if name.startswith(f"{module}.")]).astype(float)
+            prefixes = {"embed": ("embed_tokens.",), "head": ("norm.", "lm_head.")}.get(module, (f"{module}.",))
+            values = np.concatenate([v for name, v in weights.items() if name.startswith(prefixes)]).astype(float)
             found = {event.step: event.histogram_value for event in events.Histograms(f"weights/{module}")}[step]
             check((found.min, found.max) == (values.min(), values.max()), f"{module}: ends")
             check(found.num == len(values), f"{module}: {found.num} values, not {len(values)}")
@@ -207,7 +208,7 @@ def check_server(logdir, runs):
     """What the server tells the browser, with either of its loaders."""
     for loader in ("false", "true"):
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--port", "0", "--load_fast", loader]
-        command += ["--samples_per_plugin", "scalars=0,text=0,histograms=0"]
+        command += ["--samples_per_plugin", "scalars=100000,text=1000,histograms=1000"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
             url = next((m[0] for m in (re.search(r"http://\S+:\d+/", line) for line in server.stderr) if m), None)
@@ -322,7 +323,7 @@ def main():
     check_histograms(out, folder, [10, 20, 30, 40], out / "checkpoints/fsdp_cpt40")
 
     print("goes on to step 60")
-    kiln(*train_arguments(out, 60, "--resume"))
+    kiln(*train_arguments(out, 60, "--resume", "latest"))
     check_scalars("resumed", out, folder)
     check_histograms(out, folder, [10, 20, 30, 40, 50, 60])
 
@@ -342,7 +343,7 @@ def main():
     run.kill()
     run.wait()
     last = lines_of(killed)[-1]["step"]
-    kiln(*train_arguments(killed, last + 5, "--resume"))
+    kiln(*train_arguments(killed, last + 5, "--resume", "latest"))
     check_scalars("killed", killed, killed / "tensorboard")
 
     print("HYBRID_SHARD on 4 ranks, in a folder of several runs")
