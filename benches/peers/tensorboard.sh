@@ -25,4 +25,4 @@ if ! "$venv/bin/python" -c 'import tensorboard, wandb, numpy' 2>/dev/null; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check \
         tensorboard==2.21.0 wandb==0.19.11 numpy==2.4.6 setuptools==80.9.0
 fi
-exec "$venv/bin/python" benches/peers/tensorboard.py "$kiln" target/tensorboard/runs
+exec "$venv/bin/python" benches/peers/event_files.py "$kiln" target/tensorboard/runs

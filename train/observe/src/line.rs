@@ -1,10 +1,20 @@
 //! A line of `metrics.jsonl` with everything in it, in its order.
 
-use std::fmt;
-
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde::de::IgnoredAny;
+
+/// A value of a line.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    /// A number, as it is written: no digit is lost.
+    Number(String),
+    /// A number that is NaN or infinite, or a text that there is none of.
+    Null,
+    /// A text.
+    Text(String),
+    /// Anything else, as JSON.
+    Other(String),
+}
 
 /// A line of metrics, or any other object with a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,44 +29,76 @@ pub(crate) struct Line {
 impl Line {
     /// Reads a line. `None` if it is none, such as half of one.
     pub(crate) fn read(line: &[u8]) -> Option<Line> {
-        serde_json::from_slice(line).ok()
+        let mut rest = Rest(std::str::from_utf8(line).ok()?.trim());
+        let (mut step, mut line) = (None, Line::default());
+        rest.take('{')?;
+        if rest.take('}').is_none() {
+            loop {
+                let (key, _) = rest.next::<String>()?;
+                rest.take(':')?;
+                let (_, text) = rest.next::<IgnoredAny>()?;
+                match key.as_str() {
+                    "step" => step = Some(text.parse().ok()?),
+                    "time" => line.time = text.parse().ok(),
+                    _ => line.values.push((key, Value::of(text))),
+                }
+                if rest.take(',').is_none() {
+                    break rest.take('}')?;
+                }
+            }
+        }
+        line.step = step?;
+        rest.0.is_empty().then_some(line)
     }
 
     /// The values that are numbers. What is NaN or infinite is written as `null`, and is NaN here.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
         self.values.iter().filter_map(|(key, value)| match value {
-            Value::Number(number) => Some((key.as_str(), number.as_f64()?)),
-            // The one key with a text, which may be missing.
-            Value::Null if key != "parameter" => Some((key.as_str(), f64::NAN)),
+            Value::Number(number) => Some((key.as_str(), number.parse().ok()?)),
+            Value::Null if !is_text(key) => Some((key.as_str(), f64::NAN)),
             _ => None,
         })
     }
 }
 
-impl<'de> Deserialize<'de> for Line {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Line;
+/// Whether the value of a key is a text, if there is one.
+pub(crate) fn is_text(key: &str) -> bool {
+    key == "parameter"
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a line of metrics")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Line, A::Error> {
-                let (mut step, mut line) = (None, Line::default());
-                while let Some(key) = map.next_key::<String>()? {
-                    match key.as_str() {
-                        "step" => step = Some(map.next_value()?),
-                        "time" => line.time = map.next_value()?,
-                        _ => line.values.push((key, map.next_value()?)),
-                    }
-                }
-                line.step = step.ok_or_else(|| serde::de::Error::missing_field("step"))?;
-                Ok(line)
-            }
+impl Value {
+    /// The value of which `text` is the JSON.
+    fn of(text: &str) -> Value {
+        match text.as_bytes() {
+            b"null" => Value::Null,
+            [b'-' | b'0'..=b'9', ..] => Value::Number(text.to_owned()),
+            _ => match serde_json::from_str(text) {
+                Ok(text) => Value::Text(text),
+                Err(_) => Value::Other(text.to_owned()),
+            },
         }
-        from.deserialize_map(Entries)
+    }
+}
+
+/// What is left of a line. Numbers are taken as text: `serde_json` reads them up to their last digit only with a
+/// feature that every reader of JSON would pay for.
+struct Rest<'a>(&'a str);
+
+impl<'a> Rest<'a> {
+    /// Takes `sign`, if that comes next.
+    fn take(&mut self, sign: char) -> Option<()> {
+        self.0 = self.0.trim_start().strip_prefix(sign)?;
+        Some(())
+    }
+
+    /// Takes the value that comes next, and its JSON.
+    fn next<T: Deserialize<'a>>(&mut self) -> Option<(T, &'a str)> {
+        let text = self.0.trim_start();
+        let mut values = serde_json::Deserializer::from_str(text).into_iter::<T>();
+        let value = values.next()?.ok()?;
+        let (json, rest) = text.split_at_checked(values.byte_offset())?;
+        self.0 = rest;
+        Some((value, json))
     }
 }
 
@@ -78,16 +120,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_keep_their_order_and_only_numbers_are_numbers() {
-        let text = br#"{"step":3,"time":1.5,"loss":null,"b":1,"a":2.5,"parameter":null}"#;
+    fn lines_keep_their_order_and_every_digit() {
+        let text =
+            br#" {"step":3, "time":1.5,"loss":null,"b":96737.56346040845,"a" : -2.5e3,"parameter":null} "#;
         let line = Line::read(text).unwrap();
         assert_eq!((line.step, line.time), (3, Some(1.5)));
         let keys: Vec<_> = line.values.iter().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["loss", "b", "a", "parameter"]);
+        assert_eq!(line.values[1].1, Value::Number("96737.56346040845".to_owned()));
         let numbers: Vec<_> = line.numbers().collect();
         assert!(numbers[0].0 == "loss" && numbers[0].1.is_nan());
-        assert_eq!(numbers[1..], [("b", 1.0), ("a", 2.5)]);
-        for none in ["", "{\"step\":3,\"lo", "{\"loss\":1.0}", "[1]", "{\"step\":-1}"] {
+        assert_eq!(numbers[1..], [("b", 96737.56346040845), ("a", -2500.0)]);
+        let line = Line::read(br#"{"step":1,"t\"":"a\n,}","list":[1,{"a":2}],"is":true}"#).unwrap();
+        let values: Vec<_> = line.values.into_iter().map(|(_, value)| value).collect();
+        let others = ["[1,{\"a\":2}]", "true"].map(|json| Value::Other(json.to_owned()));
+        assert_eq!(values, [&[Value::Text("a\n,}".to_owned())][..], &others].concat());
+        for none in [
+            "",
+            "{}",
+            "{\"step\":3,\"lo",
+            "{\"loss\":1.0}",
+            "[1]",
+            "{\"step\":-1}",
+            "{\"step\":1}}",
+            "{\"step\":1,}",
+        ] {
             assert_eq!(Line::read(none.as_bytes()), None, "{none}");
         }
     }

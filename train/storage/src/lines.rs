@@ -31,9 +31,11 @@ impl Records {
         Ok(Records { path: path.to_owned(), file, length, is_torn: false, lost: 0, noun })
     }
 
-    /// Appends a record.
-    pub fn append(&mut self, record: &[u8]) {
-        match self.mend().and_then(|()| self.file.write_all(record)) {
+    /// Appends a record. Returns whether it is there.
+    pub fn append(&mut self, record: &[u8]) -> bool {
+        let written = self.mend().and_then(|()| self.file.write_all(record));
+        let is_there = written.is_ok();
+        match written {
             Ok(()) => {
                 self.length += record.len() as u64;
                 self.tell();
@@ -49,6 +51,7 @@ impl Records {
                 self.lost += 1;
             }
         }
+        is_there
     }
 
     /// Cuts off what is there of a record that is not whole.

@@ -4,11 +4,9 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use serde_json::Value;
-
 use super::error::ExportError;
 use super::run::Exported;
-use crate::line::Line;
+use crate::line::{Line, Value};
 
 /// The metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, a column for each key, in the order in
 /// which keys first come. A key that a step does not have is an empty cell, and so is what is not a number. With
@@ -52,13 +50,12 @@ fn row<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>
     for Line { step, time, values } in lines {
         cells[0] = step.to_string().into();
         if let Some(time) = time {
-            cells[1] = Value::from(*time).to_string().into();
+            cells[1] = time.to_string().into();
         }
         for (key, value) in values {
             cells[places[key.as_str()]] = match value {
                 Value::Null => "".into(),
-                Value::String(text) => cell(text),
-                value => cell(&value.to_string()).into_owned().into(),
+                Value::Number(text) | Value::Text(text) | Value::Other(text) => cell(text),
             };
         }
     }

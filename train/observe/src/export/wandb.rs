@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use kiln_process::words::time_at;
 use prost::Message;
-use serde_json::Value;
 
 use super::error::ExportError;
 use super::leveldb::Log;
@@ -15,7 +14,7 @@ use super::run::{Exported, each};
 use super::wandb_proto::{
     Exit, Header, History, Item, Record, RunRecord, Step, Summary, Timestamp, VersionInfo, What,
 };
-use crate::line::Line;
+use crate::line::{Line, Value, is_text};
 
 /// The project that runs are in, unless `wandb sync --project` names another.
 const PROJECT: &str = "kiln";
@@ -75,8 +74,8 @@ fn write(run: &Exported, id: &str, path: &Path) -> io::Result<()> {
         let mut row: Vec<(&str, String)> = lines.iter().flat_map(values).collect();
         row.extend([
             ("_step", lines[0].step.to_string()),
-            ("_timestamp", json(&Value::from(time))),
-            ("_runtime", json(&Value::from(runtime))),
+            ("_timestamp", time.to_string()),
+            ("_runtime", runtime.to_string()),
         ]);
         last.extend(row.iter().cloned());
         let item = row.into_iter().map(|(key, value)| named(key, value)).collect();
@@ -91,20 +90,22 @@ fn write(run: &Exported, id: &str, path: &Path) -> io::Result<()> {
 
 /// Keys of a line and their values as JSON.
 fn values(line: &Line) -> impl Iterator<Item = (&str, String)> {
-    line.values.iter().filter(|(key, value)| key != "parameter" || value.is_string()).map(|(key, value)| {
+    line.values.iter().filter_map(|(key, value)| {
         let value = match value {
+            Value::Null if is_text(key) => return None,
             // As wandb writes it, with Python's `json`.
             Value::Null => "NaN".to_owned(),
-            value => json(value),
+            Value::Number(json) | Value::Other(json) => json.clone(),
+            Value::Text(text) => json(text),
         };
-        (key.as_str(), value)
+        Some((key.as_str(), value))
     })
 }
 
 /// The sections of the configuration.
 fn config(run: &Exported) -> Summary {
     let section = |(name, value): (&String, &toml::Value)| {
-        named(name, serde_json::to_string(value).unwrap_or_else(|_| json(&value.to_string().into())))
+        named(name, serde_json::to_string(value).unwrap_or_else(|_| json(&value.to_string())))
     };
     Summary { update: run.config.iter().map(section).collect() }
 }
@@ -113,6 +114,6 @@ fn named(key: &str, value_json: String) -> Item {
     Item { nested_key: vec![key.to_owned()], value_json }
 }
 
-fn json(value: &Value) -> String {
-    value.to_string()
+fn json(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }

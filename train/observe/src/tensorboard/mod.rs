@@ -4,6 +4,7 @@
 //! - [`TensorBoard`]: those of a run that goes on.
 
 mod background;
+mod cut;
 mod event;
 mod proto;
 mod record;

@@ -3,6 +3,19 @@
 
 use crc_fast::{CrcAlgorithm, checksum};
 
+/// Bytes of a record before its data: the length and its checksum.
+pub(super) const HEADER: usize = 12;
+
+/// Bytes of a record after its data: their checksum.
+pub(super) const TRAILER: usize = 4;
+
+/// The length of the data, as the header of a record has it; `None` if it is no header.
+pub(super) fn length(header: &[u8]) -> Option<u64> {
+    let (length, crc) = header.split_first_chunk::<8>()?;
+    let is_header = u32::from_le_bytes(crc.try_into().ok()?) == masked_crc(length);
+    is_header.then_some(u64::from_le_bytes(*length))
+}
+
 /// `data` as one record: its length, the masked CRC-32C of the length, the data, and their masked CRC-32C, all
 /// little-endian.
 pub(super) fn framed(data: &[u8]) -> Vec<u8> {

@@ -91,6 +91,11 @@ fn a_run_that_goes_on_from_an_earlier_step_goes_on_in_its_curves() {
     let of_loss = events(&folder).into_iter().filter(|event| event.wall_time == 100.5).count();
     assert_eq!(of_loss, 4, "the time of a line is that of its event");
 
+    // Also to whoever minds no START.
+    let of_step =
+        |step| move |event: &&Event| event.step == step && matches!(event.what, Some(What::Summary(_)));
+    assert_eq!(events(&folder).iter().filter(of_step(3)).count(), 2);
+
     // Nothing to show: nothing is written.
     show(options(run.path(), 3), &[]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
@@ -151,6 +156,19 @@ fn settings_texts_and_histograms_are_shown() {
     let Some(Value::Histogram(found)) = &histogram.value else { panic!("{histogram:?}") };
     assert_eq!((found.num, found.sum, found.min), (5.0, 4.0, -1.0));
     assert_eq!((&found.bucket_limit[..], &found.bucket[..]), (&[-1.0, 0.0, 1.0][..], &[0.0, 2.0, 3.0][..]));
+}
+
+#[test]
+fn a_record_that_is_not_whole_is_cut_off() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = run.path().join("tensorboard");
+    show(options(run.path(), 0), &["{\"step\":1,\"loss\":3.0}", "{\"step\":2,\"loss\":2.0}"]);
+    let file = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 3]).unwrap();
+    fs::write(run.path().join("metrics.jsonl"), "{\"step\":1,\"loss\":3.0}\n").unwrap();
+    show(options(run.path(), 1), &["{\"step\":2,\"loss\":1.0}"]);
+    assert_eq!(curves(&folder).into_values().collect::<Vec<_>>(), [[(1, 3.0), (2, 1.0)]]);
 }
 
 #[test]

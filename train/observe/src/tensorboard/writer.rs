@@ -8,6 +8,7 @@ use kiln_storage::Records;
 use prost::Message;
 use toml::Table;
 
+use super::cut::cut;
 use super::event::{self, Histogram, now};
 use super::proto::Event;
 use super::record::framed;
@@ -17,25 +18,34 @@ use crate::line::Line;
 /// What the name of every event file begins with; seconds since 1970 follow.
 const PREFIX: &str = "events.out.tfevents.";
 
+/// What the names of those end with that are written here.
+const SUFFIX: &str = ".kiln";
+
 /// Writes an event file. An event that cannot be written leaves no part of itself, and is told of in the log.
 pub struct EventWriter {
     records: Records,
+    /// Records that no other may come before, until they are written.
+    first: Vec<u8>,
 }
 
 impl EventWriter {
     /// Begins another event file in `folder`, which is created if it is not there. What files that are there
-    /// already have of the step `first` and later ones is void from now on, to whoever reads them.
+    /// already have of the step `first` and later ones is cut off, and void to whoever has read it.
     ///
     /// # Errors
     ///
-    /// If the folder or the file cannot be created.
+    /// If the folder or the file cannot be created, or files that are there cannot be cut.
     pub fn create(folder: &Path, first: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let mut writer = EventWriter { records: Records::open(&next_file(folder)?, "event")? };
-        let time = now();
-        writer.write(&event::version(time));
-        writer.write(&event::start(time, first));
-        Ok(writer)
+        let files = event_files(folder)?;
+        // Not those of other programs, nor anything for a run that begins: it may be another run's.
+        let is_ours = |path: &Path| path.to_string_lossy().ends_with(SUFFIX);
+        let mut earlier = files.iter().filter(|(_, path)| first > 0 && is_ours(path));
+        earlier.try_for_each(|(_, path)| cut(path, first))?;
+        let (records, time) = (Records::open(&next_file(folder, &files), "event")?, now());
+        let first = [event::version(time), event::start(time, first)];
+        let first = first.iter().flat_map(|event| framed(&event.encode_to_vec())).collect();
+        Ok(EventWriter { records, first })
     }
 
     /// Writes the numbers of a line of `metrics.jsonl`. If the line does not say when it was written, it was at
@@ -61,37 +71,43 @@ impl EventWriter {
     }
 
     fn write(&mut self, event: &Event) {
-        self.records.append(&framed(&event.encode_to_vec()));
+        let record = framed(&event.encode_to_vec());
+        if self.first.is_empty() {
+            self.records.append(&record);
+        } else if self.records.append(&[&self.first[..], &record].concat()) {
+            self.first.clear();
+        }
     }
 }
 
 /// Whether there are event files in `folder`.
 pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
-    Ok(last_time(folder)?.is_some())
+    Ok(!event_files(folder)?.is_empty())
 }
 
-/// The path of the next event file in `folder`: by its name it comes after those that are there, in whose order
-/// TensorBoard reads them.
-fn next_file(folder: &Path) -> io::Result<PathBuf> {
-    let last = last_time(folder)?;
+/// A path for the next event file beside `files`: by its name it comes after them, in whose order TensorBoard reads
+/// them.
+fn next_file(folder: &Path, files: &[(u64, PathBuf)]) -> PathBuf {
+    let last = files.iter().map(|(time, _)| *time).max();
     let seconds = (now() as u64).max(last.map_or(0, |last| last + 1));
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let host: String = host.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
-    Ok(folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0", std::process::id())))
+    folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0{SUFFIX}", std::process::id()))
 }
 
-/// The time in the name of the last event file in `folder`.
-fn last_time(folder: &Path) -> io::Result<Option<u64>> {
+/// The event files in `folder`, each with the time in its name.
+fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let time = |entry: fs::DirEntry| {
+    let event_file = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok()?;
-        name.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok()
+        let time = name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok()?;
+        Some((time, entry.path()))
     };
-    Ok(entries.flatten().filter_map(time).max())
+    Ok(entries.flatten().filter_map(event_file).collect())
 }

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -68,6 +69,8 @@ def train_arguments(out, steps, *more):
         "eval.every": 20,
         "checkpoint.every": 20,
         "checkpoint.keep": 0,
+        "sample.prompts": '["2 + ", "12 - "]',
+        "sample.max_tokens": 8,
     }
     sets = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
     return ["train", "configs/debug.toml", "--out", out, *sets, *more]
@@ -134,6 +137,23 @@ def check_scalars(what, out, folder):
     compare_scalars(f"{what}, the server's accumulator", found, expected)
 
 
+def check_texts(out, folder):
+    """The texts of samples.jsonl, the prompts of a step in their order."""
+    samples, expected, found = [json.loads(line) for line in (out / "samples.jsonl").open()], {}, {}
+    for sample in samples:
+        of_step = [other for other in samples if other["step"] == sample["step"]]
+        tag = f"samples/{of_step.index(sample)}"
+        expected.setdefault(tag, []).append((sample["step"], sample["prompt"] + sample["text"]))
+    events = read(folder)
+    for tag in events.PluginTagToContent("text"):
+        for event in events.Tensors(tag):
+            text = tensor_util.make_ndarray(event.tensor_proto).item().decode()
+            text = "\n".join(line.removeprefix("    ") for line in text.split("\n"))
+            found.setdefault(tag, []).append((event.step, text))
+    check(found == expected, f"texts: {found} for {expected}")
+    print(f"  {len(samples)} texts")
+
+
 def flat(value, key=""):
     if isinstance(value, dict):
         return {k: v for name, inner in value.items() for k, v in flat(inner, f"{key}.{name}" if key else name).items()}
@@ -189,7 +209,8 @@ def check_histograms(out, folder, steps, checkpoint=None):
         weights = weights_of(checkpoint, ROOT / f"full-{out.name}")
         step = int(re.search(r"\d+$", checkpoint.name)[0])
         for module in modules:
-            values = np.concatenate([v for name, v in weights.items() if name.startswith(f"{module}.")]).astype(float)
+            prefixes = {"embed": ("embed_tokens.",), "head": ("norm.", "lm_head.")}.get(module, (f"{module}.",))
+            values = np.concatenate([v for name, v in weights.items() if name.startswith(prefixes)]).astype(float)
             found = {event.step: event.histogram_value for event in events.Histograms(f"weights/{module}")}[step]
             check((found.min, found.max) == (values.min(), values.max()), f"{module}: ends")
             check(found.num == len(values), f"{module}: {found.num} values, not {len(values)}")
@@ -207,7 +228,7 @@ def check_server(logdir, runs):
     """What the server tells the browser, with either of its loaders."""
     for loader in ("false", "true"):
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--port", "0", "--load_fast", loader]
-        command += ["--samples_per_plugin", "scalars=0,text=0,histograms=0"]
+        command += ["--samples_per_plugin", "scalars=100000,text=1000,histograms=1000"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
             url = next((m[0] for m in (re.search(r"http://\S+:\d+/", line) for line in server.stderr) if m), None)
@@ -232,7 +253,8 @@ def check_server(logdir, runs):
                     points = get(f"data/plugin/scalars/scalars?{query}")
                     found[tag] = [(s, math.nan if v in (None, "NaN") else v, at) for at, s, v in points]
                 compare_scalars(f"server, --load_fast={loader}, {run}", found, expected)
-                check(run in get("data/plugin/histograms/tags"), f"--load_fast={loader}: no histograms of {run}")
+                for plugin in ("histograms", "text"):
+                    check(run in get(f"data/plugin/{plugin}/tags"), f"--load_fast={loader}: no {plugin} of {run}")
             experiment = get("data/plugin/hparams/experiment", {"experimentName": ""})
             names = {info["name"] for info in experiment["hparamInfos"]}
             check({"train.steps", "optim.lr"} <= names, f"--load_fast={loader}: settings {names}")
@@ -255,21 +277,11 @@ def check_exports(out):
             check(is_same, f"csv: {key} is {cell}, not {value}")
     print(f"  csv: {len(rows)} rows, {len(rows[0])} columns")
 
-    # Texts, as runs with samples have them.
-    samples = [{"step": 20, "prompt": "2 + ", "text": "2 = *4*\n\n# 5"}, {"step": 20, "prompt": "a", "text": "b"}]
-    (out / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     boards = ROOT / "boards"
     kiln("export", "metrics", out, "--tensorboard", boards)
     check_scalars("export --tensorboard", out, boards / out.name)
     check_settings(out, boards / out.name)
-    events = read(boards / out.name)
-    for index, sample in enumerate(samples):
-        plugin = events.SummaryMetadata(f"samples/{index}").plugin_data.plugin_name
-        [event] = events.Tensors(f"samples/{index}")
-        text = tensor_util.make_ndarray(event.tensor_proto).item().decode()
-        text = "\n".join(line.removeprefix("    ") for line in text.split("\n"))
-        check((event.step, text, plugin) == (20, sample["prompt"] + sample["text"], "text"), f"text: {text!r}")
-    print(f"  {len(samples)} texts")
+    check_texts(out, boards / out.name)
     check_wandb(out, expected)
 
 
@@ -302,7 +314,12 @@ def check_wandb(out, expected):
     summary = values(records[-2].summary.update)
     check(summary["loss"] == last["loss"] and summary["_step"] == last["step"], "wandb: the summary")
     shown = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--view", path.parent], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "wandb", "sync", "--view", path.parent],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        # Nothing is sent; without any key, it does not begin.
+        env={**os.environ, "WANDB_API_KEY": "0" * 40},
     )
     shown = shown.stdout + shown.stderr
     check(shown.count("Record: history") == len(history) and "Record: exit" in shown, f"wandb sync --view: {shown}")
@@ -319,10 +336,11 @@ def main():
     kiln(*train_arguments(out, 40))
     check_scalars("new", out, folder)
     check_settings(out, folder)
+    check_texts(out, folder)
     check_histograms(out, folder, [10, 20, 30, 40], out / "checkpoints/fsdp_cpt40")
 
     print("goes on to step 60")
-    kiln(*train_arguments(out, 60, "--resume"))
+    kiln(*train_arguments(out, 60, "--resume", "latest"))
     check_scalars("resumed", out, folder)
     check_histograms(out, folder, [10, 20, 30, 40, 50, 60])
 
@@ -331,6 +349,7 @@ def main():
     kiln(*train_arguments(out, 50, *more))
     check(not any("val_loss" in line and line["step"] == 40 for line in lines_of(out)), "step 40 was not cut")
     check_scalars("resumed from step 20", out, folder)
+    check_texts(out, folder)
     check_histograms(out, folder, [10, 20, 30, 40, 50])
 
     print("killed, and started again")
@@ -342,7 +361,7 @@ def main():
     run.kill()
     run.wait()
     last = lines_of(killed)[-1]["step"]
-    kiln(*train_arguments(killed, last + 5, "--resume"))
+    kiln(*train_arguments(killed, last + 5, "--resume", "latest"))
     check_scalars("killed", killed, killed / "tensorboard")
 
     print("HYBRID_SHARD on 4 ranks, in a folder of several runs")
