@@ -57,6 +57,7 @@ pub mod planner;
 pub mod prepared;
 pub mod process;
 pub mod registry;
+mod report;
 pub mod run;
 pub mod schedule;
 pub mod values;

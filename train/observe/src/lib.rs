@@ -8,7 +8,8 @@
 //! - [`tensorboard`]: files that TensorBoard shows;
 //! - [`export`]: metrics in the forms of other programs;
 //! - [`watch`]: runs on a whole terminal;
-//! - [`page`]: all of it in a browser, and for Prometheus.
+//! - [`page`]: all of it in a browser, and for Prometheus;
+//! - [`plot`]: curves and bars as SVG; [`report`]: pages about runs.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.
@@ -19,6 +20,8 @@ pub mod export;
 mod fresh;
 mod line;
 pub mod page;
+pub mod plot;
+pub mod report;
 pub mod run;
 pub mod status;
 pub mod tensorboard;

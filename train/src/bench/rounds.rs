@@ -32,6 +32,9 @@ pub struct StrategyRow {
     pub mesh: String,
     /// Tokens per second of all ranks together, median over rounds.
     pub tokens_per_s: f64,
+    /// Tokens per second of the slowest and of the fastest round.
+    #[serde(skip)]
+    pub tokens_per_s_range: (f64, f64),
     /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
     pub relative_speed: f64,
     /// The most bytes a rank held.
@@ -100,8 +103,10 @@ impl Rounds<'_> {
                 median(measured.iter().map(|round| value(&round[index])).collect())
             };
             let ratios = measured.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
+            let speeds = || measured.iter().map(|round| round[index].tokens_per_s);
             StrategyRow {
                 tokens_per_s: column(|row| row.tokens_per_s),
+                tokens_per_s_range: (speeds().fold(f64::INFINITY, f64::min), speeds().fold(0.0, f64::max)),
                 relative_speed: median(ratios.collect()),
                 wait_share: column(|row| row.wait_share),
                 ..measured[measured.len() - 1][index].clone()
@@ -168,6 +173,7 @@ fn sample(
         strategy: engine.policy().strategy,
         mesh: engine.mesh().to_string(),
         tokens_per_s: tokens / elapsed.as_secs_f64(),
+        tokens_per_s_range: (0.0, 0.0),
         relative_speed: 1.0,
         peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
         sent_bytes,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
+use kiln_observe::report::{self, Measured, Strategies};
 use kiln_shard::Strategy;
 use serde::Serialize;
 
@@ -15,9 +16,11 @@ use crate::device;
 use crate::error::{Result, TrainError};
 use crate::launch;
 use crate::place::{self, RankEnv, Role};
-use crate::process::output::say;
+use crate::process::output::{complain, say};
 use crate::registry::Registry;
+use crate::report::{check_place, write};
 use crate::run;
+use crate::version::version;
 use crate::words::number_of;
 use crate::world::Ranks;
 
@@ -39,6 +42,9 @@ pub(crate) struct StrategiesArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// Also write a page with plots into this folder, which is new or empty.
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
 }
 
 impl StrategiesArgs {
@@ -50,6 +56,9 @@ impl StrategiesArgs {
             Role::Alone(_) => None,
         };
         let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
+        if let Some(report) = self.report.as_ref().filter(|_| speaks) {
+            check_place(report, "--report")?;
+        }
         let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
         let StrategiesArgs { ranks, steps, rounds, .. } = self;
         let registry = registry.clone();
@@ -57,6 +66,13 @@ impl StrategiesArgs {
         let table = strategies(&options)?;
         if speaks {
             say(&if self.json { table.to_json() } else { table.to_text() });
+            if let Some(place) = &self.report {
+                let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+                let measured = table.for_report(&options, words.collect());
+                let told = write(&report::of_strategies(&measured), place, "--report")?;
+                // Whoever reads JSON reads standard output.
+                if self.json { complain(&told) } else { say(&format!("\n{told}")) }
+            }
         }
         Ok(0)
     }
@@ -88,6 +104,12 @@ pub struct StrategiesTable {
     pub parameters: usize,
     /// Ranks.
     pub ranks: usize,
+    /// What it was computed on.
+    #[serde(skip)]
+    pub device: String,
+    /// Seed of the weights, and dtype of the passes.
+    #[serde(skip)]
+    pub settled: (u64, String),
     /// Sequences per step.
     pub global_batch: usize,
     /// Tokens per sequence.
@@ -139,6 +161,8 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let rows = measured.measure(&ways, *rounds)?;
     Ok(StrategiesTable {
         ranks: config.train.ranks,
+        device: selected.name(),
+        settled: (config.train.seed, config.precision.compute().to_string()),
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
         parameters: Decoder::count_parameters(layers, &model)?,
@@ -148,6 +172,40 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 }
 
 impl StrategiesTable {
+    /// The same for a report, with how it was measured and the words of the command.
+    fn for_report(&self, options: &StrategiesOptions, command: Vec<String>) -> Strategies {
+        let row = |row: &StrategyRow| Measured {
+            strategy: row.strategy.to_string(),
+            mesh: row.mesh.clone(),
+            tokens_per_s: row.tokens_per_s,
+            tokens_per_s_range: row.tokens_per_s_range,
+            relative_speed: row.relative_speed,
+            peak_bytes: row.peak_bytes,
+            sent_bytes: row.sent_bytes,
+            gathers: row.gathers,
+            reductions: row.reductions,
+            wait_share: row.wait_share,
+        };
+        let are = if options.place.is_some() { "processes" } else { "threads of one process" };
+        Strategies {
+            parameters: self.parameters as u64,
+            ranks: self.ranks as u64,
+            global_batch: self.global_batch as u64,
+            seq_len: self.seq_len as u64,
+            seed: self.settled.0,
+            steps: options.steps as u64,
+            rounds: options.rounds as u64,
+            program: version().to_owned(),
+            device: self.device.clone(),
+            facts: vec![
+                ("Ranks".to_owned(), format!("{}, {are}", self.ranks)),
+                ("Compute dtype".to_owned(), self.settled.1.clone()),
+            ],
+            command,
+            rows: self.rows.iter().map(row).collect(),
+        }
+    }
+
     /// The table as JSON.
     pub fn to_json(&self) -> String {
         // Numbers and strings only: this cannot fail.

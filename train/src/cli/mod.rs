@@ -28,6 +28,7 @@ use crate::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
+use crate::report::ReportArgs;
 use crate::run::{Program, ReplayArgs, TrainArgs};
 use crate::version::version;
 use crate::watch::WatchArgs;
@@ -96,6 +97,8 @@ enum Command {
     Inspect(InspectArgs),
     /// Tell where two runs part, or what else differs: checkpoints, metrics, configurations, data.
     Diff(DiffArgs),
+    /// Write a page about runs, with plots: results, how they differ, and how to repeat them.
+    Report(ReportArgs),
     /// Find the key that makes the difference of two runs or configurations, by trying.
     Bisect(BisectArgs),
     /// Make a full checkpoint of a sharded one, or the other way round.
@@ -186,6 +189,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Replay(args) => args.run(registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Diff(args) => args.run(registry),
+        Command::Report(args) => args.run().map(tell).map(done),
         Command::Bisect(args) => args.run(registry),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

@@ -9,7 +9,6 @@ mod clock;
 mod command;
 mod engine;
 mod memory;
-mod plot;
 mod report;
 mod sweep;
 mod table;

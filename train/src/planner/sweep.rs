@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use kiln_observe::plot::{Axis, Curve, Curves, Ink, Scale, under_each_other};
 use serde::Serialize;
 
-use super::plot::{Line, draw};
 use super::report::recommend;
 use super::table::{PlanRow, Planned};
 use super::target::Target;
@@ -127,16 +127,26 @@ fn to_text(points: &[Point], sequences: usize) -> String {
     text
 }
 
+/// One plot under the other, over a common axis.
 fn write_svg(points: &[Point], path: &Path) -> io::Result<()> {
-    let line = |title, value: &dyn Fn(&PlanRow) -> Option<f64>| {
+    let plot = |title: &str, unit: &str, value: &dyn Fn(&PlanRow) -> Option<f64>| {
         let values =
             points.iter().filter_map(|point| Some((point.ranks as f64, value(point.best.as_ref()?)?)));
-        Line { title, values: values.collect() }
+        Curves {
+            title: title.to_owned(),
+            x: Axis { label: "ranks".to_owned(), scale: Scale::PowersOfTwo },
+            y: Axis::linear(unit),
+            curves: vec![Curve { points: values.collect(), has_marks: true, ..Curve::default() }],
+            ..Curves::default()
+        }
     };
-    let lines = [
-        line("seconds per step", &|row| row.step_s),
-        line("MFU, %", &|row| row.mfu.map(|mfu| 100.0 * mfu)),
-        line("peak memory of a rank, GiB", &|row| Some(row.peak_bytes as f64 / f64::from(1 << 30))),
+    let plots = [
+        plot("seconds per step", "s", &|row| row.step_s),
+        plot("MFU", "%", &|row| row.mfu.map(|mfu| 100.0 * mfu)),
+        plot("peak memory of a rank", "GiB", &|row| Some(row.peak_bytes as f64 / f64::from(1 << 30))),
     ];
-    std::fs::write(path, draw("ranks", &lines))
+    let drawn: Vec<_> =
+        plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0, Ink::File)).collect();
+    let (title, description) = ("kiln plan --sweep", "The best way to run, planned for more and more ranks.");
+    std::fs::write(path, under_each_other(title, description, &drawn).file("sweep"))
 }

@@ -92,6 +92,7 @@ mod prepare;
 mod presets;
 mod processes;
 mod reference;
+mod report;
 mod restarts;
 mod resume;
 mod run_folder;
