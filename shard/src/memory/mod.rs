@@ -8,8 +8,10 @@
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
+mod changes;
 mod owners;
 mod pool;
+mod profile;
 mod regions;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -20,6 +22,7 @@ use self::owners::{BOUND, RANK, Tag, check_limit};
 pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by, write_module_of};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
+pub use self::profile::{Change, HeldFor, Profile, Profiler};
 
 /// Allocations below this many bytes are not counted.
 const COUNTED_FROM: usize = 4096;
@@ -98,27 +101,37 @@ pub fn reset_peak(rank: usize) {
     COUNTERS[rank.min(MAX_RANKS - 1)].take_peak();
 }
 
+/// Records from now on what `rank` allocates, and who it is for. `None` if nobody counts, or several ranks share its
+/// counter.
+pub fn begin_profile(rank: usize) -> Option<Profiler> {
+    (is_counting() && rank + 1 < MAX_RANKS).then(|| Profiler::begin(rank, live_bytes))
+}
+
 /// Memory that a rank holds together with others: it counts for each of them in full, as if it had a copy of
 /// its own, for as long as this lives.
 pub(crate) struct Held {
     counter: &'static Counter,
+    tag: Tag,
     size: usize,
 }
 
 impl Held {
     /// `size` bytes, held by the rank that the calling thread works for.
     pub(crate) fn new(size: usize) -> Held {
-        let counter = &COUNTERS[RANK.get()];
+        let rank = RANK.get();
+        let (counter, tag) = (&COUNTERS[rank], Tag::gathered(rank));
         // A rank that allocates is never at zero, unless nobody counts.
         let size = if counter.live.load(Ordering::Relaxed) == 0 { 0 } else { size };
         counter.add(size);
-        Held { counter, size }
+        changes::record(tag.word(), size.cast_signed());
+        Held { counter, tag, size }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.counter.remove(self.size);
+        changes::record(self.tag.word(), -self.size.cast_signed());
     }
 }
 

@@ -9,13 +9,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use super::changes;
 use crate::sync::lock;
 
 /// Ranks that can be told apart in one process; further ones share the last counter.
 pub const MAX_RANKS: usize = 64;
 
 /// What memory is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryOwner {
     /// Of modules, and whatever else nobody claims.
     Activations,
@@ -38,7 +39,8 @@ impl MemoryOwner {
         MemoryOwner::GatheredWeights,
     ];
 
-    fn name(self) -> &'static str {
+    /// The owner in words.
+    pub fn name(self) -> &'static str {
         ["activations", "weights", "optimizer state", "gradients", "gathered weights"][self as usize]
     }
 }
@@ -46,6 +48,8 @@ impl MemoryOwner {
 /// Modules that are told apart; those beyond share the last place.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
+/// The most that [`holders`] tells of.
+pub(super) const HOLDERS: usize = PLACES + OWNERS;
 
 /// Bytes by rank, owner and, of activations, module.
 static BY_OWNER: [[AtomicUsize; OWNERS]; MAX_RANKS + 1] =
@@ -122,8 +126,32 @@ pub fn lower_limit(bytes: usize) {
     }
 }
 
+/// What `rank` holds for every owner, and of activations for every module.
+pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
+    let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
+    for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
+        // What other owners hold has no place.
+        let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
+        held.push((Tag(rank | place << 32), bytes));
+    }
+    for (owner, bytes) in BY_OWNER[rank].iter().map(read).enumerate().skip(1) {
+        held.push((Tag(rank | owner << 16), bytes));
+    }
+    held.retain(|(_, bytes)| *bytes > 0);
+}
+
+/// The name of a place, which [`name_modules`] has given it.
+fn name_of(place: usize, names: &[String]) -> Option<&str> {
+    match place {
+        0 => None,
+        place if place == PLACES - 1 => Some("further modules"),
+        place => names.get(place - 1).map(String::as_str),
+    }
+}
+
 /// Owner, place and rank of a block in one word, for its header.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Tag(usize);
 
 impl Tag {
@@ -154,7 +182,22 @@ impl Tag {
         self.0 >> 32
     }
 
+    /// Whole weights that `rank` holds together with others.
+    pub(super) fn gathered(rank: usize) -> Self {
+        Tag(rank | (MemoryOwner::GatheredWeights as usize) << 16)
+    }
+
+    pub(super) fn memory_owner(self) -> MemoryOwner {
+        MemoryOwner::ALL.get(self.owner()).copied().unwrap_or(MemoryOwner::Activations)
+    }
+
+    /// The module that it belongs to, if it has one.
+    pub(super) fn module(self) -> Option<String> {
+        name_of(self.place(), &lock(&NAMES)).map(str::to_owned)
+    }
+
     pub(super) fn add(self, size: usize) {
+        changes::record(self.0, size.cast_signed());
         BY_OWNER[self.rank()][self.owner()].fetch_add(size, Ordering::Relaxed);
         BY_PLACE[self.rank()][self.place()].fetch_add(size, Ordering::Relaxed);
         let total = TOTAL.fetch_add(size, Ordering::Relaxed) + size;
@@ -162,6 +205,7 @@ impl Tag {
     }
 
     pub(super) fn remove(self, size: usize) {
+        changes::record(self.0, -size.cast_signed());
         BY_OWNER[self.rank()][self.owner()].fetch_sub(size, Ordering::Relaxed);
         BY_PLACE[self.rank()][self.place()].fetch_sub(size, Ordering::Relaxed);
         TOTAL.fetch_sub(size, Ordering::Relaxed);
@@ -230,11 +274,7 @@ fn describe(size: usize, limit: usize) -> String {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let names = NAMES.try_lock().map(|names| names.clone()).unwrap_or_default();
-    let name = |place: usize| match place {
-        0 => "elsewhere",
-        place if place == PLACES - 1 => "further modules",
-        place => names.get(place - 1).map_or("elsewhere", String::as_str),
-    };
+    let name = |place: usize| name_of(place, &names).unwrap_or("elsewhere");
     let place = name(read(&PLACE[counter]));
     let held = read(&TOTAL);
     let mut text = format!(

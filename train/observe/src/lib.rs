@@ -4,6 +4,7 @@
 //! - [`ask`]: the socket of each process of a run, what it is asked and says, and the one who asks;
 //! - [`status`]: what is made of all answers together;
 //! - [`run`]: what is in a run folder;
+//! - [`profile`]: the memory of a step, by owner;
 //! - [`trace`]: a few steps of all ranks, in a file for Perfetto, and what it tells;
 //! - [`tensorboard`]: files that TensorBoard shows;
 //! - [`export`]: metrics in the forms of other programs;
@@ -21,6 +22,7 @@ mod fresh;
 mod line;
 pub mod page;
 pub mod plot;
+pub mod profile;
 pub mod report;
 pub mod run;
 pub mod status;

@@ -8,6 +8,7 @@
 
 mod attach;
 pub(crate) mod hash;
+mod memory;
 mod nonfinite;
 mod options;
 mod prompt;
@@ -34,6 +35,7 @@ pub(crate) use status::look_at_runs;
 pub use trace::{TraceArgs, TraceCommand, TraceOptions, TraceOptionsError};
 
 use hash::Hasher;
+use memory::MemoryProfiler;
 
 use crate::run::Observer;
 use prompt::Debugger;
@@ -47,7 +49,9 @@ pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn
     let tracer =
         |options: TraceOptions| Box::new(Tracer::new(options, &of.out, of.rank)) as Box<dyn Observer>;
     let tracer = options.trace.clone().map(tracer);
+    let profiler = |step: u64| Box::new(MemoryProfiler::new(step, &of.out, of.rank)) as Box<dyn Observer>;
+    let profiler = options.memory_profile.map(profiler);
     let debugger: Box<dyn Observer> = Box::new(Debugger::new(options, of));
     let shapes: Box<dyn Observer> = Box::new(ShapeLog::default());
-    hasher.into_iter().chain(tracer).chain([debugger, shapes]).collect()
+    hasher.into_iter().chain(tracer).chain(profiler).chain([debugger, shapes]).collect()
 }

@@ -1,8 +1,19 @@
 //! What looks into a run from its start.
 
+use kiln_shard::memory;
+
 use super::hash::HashOptions;
 use super::prompt::{Breakpoint, Others};
 use super::trace::TraceOptions;
+
+/// Why memory of a GPU has no profile.
+const ON_GPU: &str = "--memory-profile: who holds the memory of a GPU is not counted; `kiln plan` tells what a rank \
+                      will hold and for what, and `nsys profile --cuda-memory-usage=true` what the GPU holds when";
+
+/// Why a program of somebody's own may have none.
+const UNCOUNTED: &str = "--memory-profile: this program does not count its memory; it does with \
+                         `#[global_allocator] static ALLOCATOR: kiln_shard::memory::CountingAllocator = \
+                         kiln_shard::memory::CountingAllocator;` in its main file";
 
 /// What looks into a run from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,15 +26,17 @@ pub struct DebugOptions {
     pub hash: Option<HashOptions>,
     /// The steps that are traced.
     pub trace: Option<TraceOptions>,
+    /// The step whose allocations are recorded.
+    pub memory_profile: Option<u64>,
 }
 
 impl DebugOptions {
-    /// Whether a run of so many `ranks` and `steps` can have its breakpoints and its trace.
+    /// Whether a run of so many `ranks` and `steps` can have its breakpoints, its trace and its profile.
     ///
     /// # Errors
     ///
     /// What is wrong, in words.
-    pub(crate) fn check(&self, ranks: usize, steps: u64, with_mpi: bool) -> Result<(), String> {
+    pub(crate) fn check(&self, ranks: usize, steps: u64, with_mpi: bool, on_gpu: bool) -> Result<(), String> {
         for Breakpoint { rank, others, .. } in &self.breakpoints {
             match rank {
                 Some(rank) if *rank >= ranks => {
@@ -36,10 +49,15 @@ impl DebugOptions {
                 _ => {}
             }
         }
-        match &self.trace {
-            Some(trace) if *trace.steps.end() > steps => {
-                Err(format!("--trace {trace}: the run has {steps} steps, see train.steps"))
+        if let Some(trace) = self.trace.as_ref().filter(|trace| *trace.steps.end() > steps) {
+            return Err(format!("--trace {trace}: the run has {steps} steps, see train.steps"));
+        }
+        match self.memory_profile {
+            Some(step) if step > steps => {
+                Err(format!("--memory-profile={step}: the run has {steps} steps, see train.steps"))
             }
+            Some(_) if on_gpu => Err(ON_GPU.to_owned()),
+            Some(_) if !memory::is_counting() => Err(UNCOUNTED.to_owned()),
             _ => Ok(()),
         }
     }

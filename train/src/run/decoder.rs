@@ -87,6 +87,17 @@ pub(crate) struct TrainArgs {
     /// `<out>/traces/steps-10-12.pftrace`, or FILE.
     #[arg(long, value_name = "steps=10-12[,FILE]")]
     trace: Option<TraceOptions>,
+    /// Record every allocation of a step, draw who held how much when, and name what makes the peak:
+    /// `<out>/memory`. The third step, or STEP.
+    #[arg(
+        long,
+        value_name = "STEP",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "3",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    memory_profile: Option<u64>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -165,7 +176,13 @@ impl TrainArgs {
                 }
             }
         }
-        Ok(DebugOptions { breakpoints, has_prompt: true, hash: self.hash.take(), trace: self.trace.take() })
+        Ok(DebugOptions {
+            breakpoints,
+            has_prompt: true,
+            hash: self.hash.take(),
+            trace: self.trace.take(),
+            memory_profile: self.memory_profile,
+        })
     }
 }
 
@@ -275,7 +292,8 @@ fn run_as_threads(
     run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
-    options.debug.check(config.train.ranks, config.train.steps, false).map_err(TrainError::usage)?;
+    let (ranks, steps) = (config.train.ranks, config.train.steps);
+    options.debug.check(ranks, steps, false, device.is_gpu()).map_err(TrainError::usage)?;
     let plan = plan::make(&config, options, device, start)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
@@ -308,7 +326,8 @@ fn run_as_process(
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
         let with_mpi = world.backend() == "mpi";
-        options.debug.check(world.world_size(), config.train.steps, with_mpi).map_err(TrainError::usage)?;
+        let (ranks, steps) = (world.world_size(), config.train.steps);
+        options.debug.check(ranks, steps, with_mpi, device.is_gpu()).map_err(TrainError::usage)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }

@@ -89,6 +89,11 @@ pub trait Observer: Send {
     fn stepped(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         Ok(())
     }
+
+    /// What there is to say at the end of the run; rank 0 says it.
+    fn closing(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What observers change of a run that goes on; the same on all ranks. Cheap to clone; clones share it.
@@ -254,6 +259,11 @@ impl Observers {
             state.error.take().map_or(Ok(()), Err)?;
             state.each(step, |observer| observer.reduced(engine, step))
         })
+    }
+
+    /// What there is to say at the end of the run.
+    pub(crate) fn closing(&self) -> Vec<String> {
+        self.with(|state| state.observers.iter().filter_map(|observer| observer.closing()).collect())
     }
 
     /// The outcome of a step is known.

@@ -108,6 +108,7 @@ mod surroundings;
 #[path = "../support/terminal.rs"]
 mod terminal;
 mod text_in;
+mod timeline;
 #[cfg(feature = "cuda")]
 mod trace;
 mod tune;

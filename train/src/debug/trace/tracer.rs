@@ -42,7 +42,11 @@ impl Tracer {
             (sum > before).then(|| (name, sum - before))
         };
         let sums = after.into_iter().filter_map(since).collect();
-        if let Some(timeline) = engine.world().view().timeline(Some(step)) {
+        if let Some(mut timeline) = engine.world().view().timeline(Some(step)) {
+            if engine.world().backend() == "local" {
+                // Threads need no name of their machine to find each other.
+                timeline.node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            }
             self.recorded.steps.push(RecordedStep { timeline, sums });
         }
     }

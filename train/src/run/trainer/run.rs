@@ -285,6 +285,7 @@ impl Trainer<'_> {
             checkpoint.display()
         ));
         conclusion.lines().iter().for_each(|line| say(line));
+        self.observers.closing().iter().for_each(|line| say(line));
         for text in texts {
             say(&format!("sample: {}", text.whole));
         }

@@ -86,7 +86,7 @@ fn step_summary(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> StepS
     StepSummary {
         step: all.first().map_or(0, |of| of.step.step),
         seconds: seconds(end - start),
-        critical_path: path::critical_path(trace, all, calls),
+        critical_path: path::critical_path(trace, all, start, calls),
         ranks: all.iter().map(|of| ranks::of_rank(*of, start)).collect(),
         exposed: ranks::exposed(all),
         slowest: ranks::slowest(all, start),

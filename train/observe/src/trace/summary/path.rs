@@ -26,8 +26,14 @@ pub struct PathPart {
     pub seconds: f64,
 }
 
-/// The parts of the critical path of a step that `all` ranks have recorded, the longest first.
-pub(super) fn critical_path(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<PathPart> {
+/// The parts of the critical path of a step that `all` ranks have recorded and that the first of them has begun at
+/// `start`, the longest first.
+pub(super) fn critical_path(
+    trace: &Trace,
+    all: &[RankStep<'_>],
+    start: u64,
+    calls: &Calls<'_>,
+) -> Vec<PathPart> {
     let Some(last) = all.iter().max_by_key(|of| of.step.end) else { return Vec::new() };
     let spans: HashMap<usize, Spans<'_>> =
         all.iter().map(|of| (of.rank.rank, Spans { spans: &of.step.spans, start: of.step.start })).collect();
@@ -73,6 +79,13 @@ pub(super) fn critical_path(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'
             }
         }
     }
+    if now > start {
+        // The rank on which the path begins was late, or did something that was not recorded.
+        let begun = spans.get(&rank.rank).map_or(start, |spans| spans.start);
+        add(rank, "not recorded".to_owned(), false, now.saturating_sub(begun));
+        add(rank, "late start".to_owned(), false, begun.min(now) - start);
+    }
+    parts.retain(|part| part.seconds > 0.0);
     parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     parts
 }

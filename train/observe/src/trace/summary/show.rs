@@ -86,8 +86,8 @@ impl StepSummary {
         }
         let rest: f64 = self.critical_path.iter().skip(SHOWN).map(|part| part.seconds).sum();
         if rest > 0.0 {
-            let count = self.critical_path.len() - SHOWN;
-            writeln!(f, "    {:>7} {:>14}  {count} more parts", percent(rest, self.seconds), ms(rest))?;
+            let more = more(self.critical_path.len() - SHOWN, "part");
+            writeln!(f, "    {:>7} {:>14}  {more}", percent(rest, self.seconds), ms(rest))?;
         }
         Ok(())
     }
@@ -128,6 +128,12 @@ impl StepSummary {
         }
         Ok(())
     }
+}
+
+/// So many more of something.
+fn more(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} more {what}{plural}")
 }
 
 /// At most `width` characters of `text`.

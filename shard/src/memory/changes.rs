@@ -1,0 +1,98 @@
+//! Every change of counted memory in this process for a while, in order.
+//!
+//! Nothing is recorded, and nothing but the load of one flag is done for it, while nobody wants it. What is recorded goes
+//! into memory that is there from the start and not touched before, so that recording allocates nothing.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Changes that are recorded at most, of all ranks of the process.
+const CAPACITY: usize = 1 << 20;
+
+/// A change as it is recorded: nanoseconds since [`EPOCH`], whose it is, and by how many bytes.
+struct Slot {
+    time: AtomicU64,
+    tag: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+static SLOTS: [Slot; CAPACITY] =
+    [const { Slot { time: AtomicU64::new(0), tag: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } };
+        CAPACITY];
+
+/// The number of changes since recording has begun; those beyond [`CAPACITY`] are not recorded.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// Whether anybody wants changes, and how many do.
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static WANTED: AtomicUsize = AtomicUsize::new(0);
+static EPOCH: OnceLock<Instant> = OnceLock::new();
+
+/// The owner whose word is `tag` holds `bytes` more, or fewer where they are negative.
+#[inline]
+pub(super) fn record(tag: usize, bytes: isize) {
+    if IS_ON.load(Ordering::Relaxed) {
+        record_now(tag, bytes);
+    }
+}
+
+#[cold]
+fn record_now(tag: usize, bytes: isize) {
+    let Some(slot) = SLOTS.get(NEXT.fetch_add(1, Ordering::Relaxed)) else { return };
+    let time = EPOCH.get().map_or(Duration::ZERO, Instant::elapsed);
+    slot.time.store(time.as_nanos() as u64, Ordering::Relaxed);
+    slot.tag.store(tag, Ordering::Relaxed);
+    slot.bytes.store(bytes.cast_unsigned(), Ordering::Release);
+}
+
+/// A change that was recorded.
+#[derive(Clone, Copy)]
+pub(super) struct Recorded {
+    /// Since recording has begun.
+    pub(super) after: Duration,
+    pub(super) tag: usize,
+    pub(super) bytes: isize,
+}
+
+/// Changes are recorded for as long as there is any of these.
+#[derive(Debug)]
+pub(super) struct Recording {
+    first: usize,
+    begun: Duration,
+}
+
+impl Recording {
+    pub(super) fn begin() -> Self {
+        let epoch = EPOCH.get_or_init(Instant::now);
+        if WANTED.fetch_add(1, Ordering::Relaxed) == 0 {
+            NEXT.store(0, Ordering::Relaxed);
+        }
+        IS_ON.store(true, Ordering::Relaxed);
+        Recording { first: NEXT.load(Ordering::Relaxed), begun: epoch.elapsed() }
+    }
+
+    /// How many changes there were up to now: for [`Recording::take`].
+    pub(super) fn count(&self) -> usize {
+        NEXT.load(Ordering::Relaxed)
+    }
+
+    /// The changes of all ranks from the beginning up to the number `count`, and how many there was no room for.
+    pub(super) fn take(&self, count: usize) -> (impl Iterator<Item = Recorded>, usize) {
+        let slots = SLOTS.get(self.first..count.min(CAPACITY)).unwrap_or_default();
+        let begun = self.begun;
+        let read = move |slot: &Slot| {
+            let bytes = slot.bytes.load(Ordering::Acquire).cast_signed();
+            let time = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
+            Recorded { after: time.saturating_sub(begun), tag: slot.tag.load(Ordering::Relaxed), bytes }
+        };
+        (slots.iter().map(read), count.saturating_sub(CAPACITY))
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if WANTED.fetch_sub(1, Ordering::Relaxed) == 1 {
+            IS_ON.store(false, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! `kiln train --memory-profile`: who holds how much memory when, in one step.
+
+mod profiler;
+
+pub(super) use profiler::MemoryProfiler;

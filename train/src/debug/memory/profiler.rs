@@ -1,0 +1,113 @@
+//! The observer that profiles memory.
+
+use std::path::{Path, PathBuf};
+
+use kiln_collectives::StepTimeline;
+use kiln_observe::profile::{Change, Holder, Profile, Recorded, save};
+use kiln_shard::Engine;
+use kiln_shard::memory::{self, Profiler};
+
+use crate::debug::share::collect;
+use crate::error::Result;
+use crate::metrics::{StepMetrics, say};
+use crate::run::Observer;
+
+/// Records the allocations of a rank in one step; after it, rank 0 writes the profiles of all ranks.
+pub(crate) struct MemoryProfiler {
+    step: u64,
+    folder: PathBuf,
+    rank: usize,
+    under_way: Option<Profiler>,
+    /// What makes the peak, once that is known; on rank 0 alone.
+    words: Option<String>,
+}
+
+impl MemoryProfiler {
+    /// One for `rank` of the run in the folder `out`.
+    pub(crate) fn new(step: u64, out: &Path, rank: usize) -> Self {
+        MemoryProfiler { step, folder: out.join("memory"), rank, under_way: None, words: None }
+    }
+
+    /// What was recorded, on the clock of the step.
+    fn recorded(&self, of: memory::Profile, timeline: Option<StepTimeline>) -> Recorded {
+        let memory::Profile { holders, held, changes, held_at_end, missing } = of;
+        let holder =
+            |holder: memory::HeldFor| Holder { owner: holder.owner.name().to_owned(), module: holder.module };
+        let change = |change: memory::Change| Change {
+            after: change.after.as_secs_f64(),
+            holder: change.holder,
+            bytes: change.bytes,
+        };
+        let (seconds, doings) = timeline.map_or((0.0, Vec::new()), |timeline| {
+            let doing =
+                |span: kiln_collectives::Span| (span.start - timeline.start, span.activity, span.unit);
+            (timeline.end - timeline.start, timeline.spans.into_iter().map(doing).collect())
+        });
+        Recorded {
+            rank: self.rank,
+            step: self.step,
+            seconds,
+            holders: holders.into_iter().map(holder).collect(),
+            held,
+            changes: changes.into_iter().map(change).collect(),
+            held_at_end,
+            missing,
+            doings,
+        }
+    }
+}
+
+impl Observer for MemoryProfiler {
+    fn looks_into(&self, step: u64) -> bool {
+        step == self.step
+    }
+
+    fn is_shown(&self, _step: u64) -> bool {
+        false
+    }
+
+    fn begun(&mut self, _engine: &Engine, step: u64) {
+        if step == self.step {
+            self.under_way = memory::begin_profile(self.rank);
+        }
+    }
+
+    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+        let profile = self.under_way.take().map(Profiler::end);
+        // What the rank was doing until now ends here.
+        engine.set_activity("memory profile");
+        let timeline = engine.world().view().timeline(Some(self.step));
+        let profile = profile.map(|profile| Profile::of(self.recorded(profile, timeline)));
+        // A rank that cannot say it takes part all the same.
+        let all = collect(engine, serde_json::to_vec(&profile).unwrap_or_default())?;
+        if self.rank != 0 {
+            return Ok(());
+        }
+        let profiles: Vec<Profile> =
+            all.iter().filter_map(|message| serde_json::from_slice::<Option<_>>(message).ok()?).collect();
+        let Some(largest) = profiles.iter().max_by_key(|profile| profile.peak.held.total()) else {
+            tracing::warn!("no memory profile: no rank could record its allocations");
+            return Ok(());
+        };
+        let rank = largest.rank;
+        self.words = Some(format!("memory of rank {rank} in step {}: {largest}", self.step));
+        match save(&profiles, &self.folder) {
+            Ok(text) => say(&format!("memory profile: {}", text.display())),
+            // A run does not end for it.
+            Err(error) => tracing::warn!("no memory profile in {}: {error}", self.folder.display()),
+        }
+        Ok(())
+    }
+
+    fn closing(&self) -> Option<String> {
+        self.words.clone()
+    }
+}
+
+impl Drop for MemoryProfiler {
+    fn drop(&mut self) {
+        if self.words.is_none() && self.rank == 0 {
+            tracing::warn!("no memory profile: this start of the run has not taken step {}", self.step);
+        }
+    }
+}
