@@ -5,6 +5,7 @@ import http.client
 import http.server
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -32,7 +33,11 @@ def check(is_right, what):
 @contextlib.contextmanager
 def serving(program, runs, token=None):
     environment = dict(os.environ, **({"KILN_PAGE_TOKEN": token} if token else {}))
-    process = subprocess.Popen([program, runs, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment)
+    # The page shows the folder as it was named: without the place of this check.
+    runs = pathlib.Path(runs).absolute()
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen([os.path.abspath(program), runs.name, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,
+                               env=environment, cwd=runs.parent)
     try:
         yield process.stdout.readline().strip()
     finally:
@@ -115,7 +120,7 @@ def operating(browser, base):
     browser.wait("document.querySelectorAll('.chart .plot canvas').length > 0")
     browser.value("document.querySelector('.chart .plot').focus()")
     press("ArrowLeft", 37)
-    told = browser.wait("document.querySelector('.chart .place').textContent !== 'last' && document.querySelector('.chart .place').textContent")
+    told = browser.wait("document.querySelector('.chart .place').textContent.startsWith('Step') && document.querySelector('.chart .place').textContent")
     check(True, f"arrow keys read a curve: {told}")
     browser.value("document.querySelector('.chart details').open = true")
     check(browser.wait("document.querySelectorAll('.chart details tbody tr').length") > 10, "a curve is a table as well")
@@ -153,8 +158,8 @@ def fitting(browser, base, shots):
 
 def screenshots(browser, base, shots):
     for view, theme, detail, height in [
-        ("overview", "light", "baseline-adamw", 1100), ("overview", "dark", LARGE, 1100), ("curves", "light", SMALL[0], 1100),
-        ("ranks", "light", LARGE, 900), ("timeline", "light", LARGE, 1120), ("timeline", "dark", SMALL[0], 760), ("memory", "dark", LARGE, 800),
+        ("overview", "light", "baseline-adamw", 1240), ("overview", "dark", LARGE, 1240), ("curves", "light", SMALL[0], 1100),
+        ("ranks", "light", LARGE, 900), ("timeline", "light", LARGE, 1120), ("memory", "dark", LARGE, 800),
         ("configuration", "light", SMALL[0], 700), ("text", "light", "muon", 820), ("events", "dark", "baseline-adamw", 700),
     ]:
         browser.size(1200, height, theme)
@@ -249,6 +254,9 @@ def main():
         metrics = http.client.HTTPConnection(urllib.parse.urlparse(base).netloc)
         metrics.request("GET", "/metrics")
         text = metrics.getresponse().read()
+        used = set(re.findall(r"kiln_[a-z_]+", pathlib.Path("configs/grafana/kiln.json").read_text()))
+        unknown = used - set(re.findall(r"# TYPE (\S+)", text.decode()))
+        check(not unknown, f"/metrics has all {len(used)} names that the dashboard for Grafana uses {unknown or ''}")
         promtool = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
         check(promtool.returncode == 0, f"promtool takes {text.count(bytes([10]))} lines of /metrics {promtool.stderr.decode() or promtool.stdout.decode()}")
     strangers(program, runs)

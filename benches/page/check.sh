@@ -11,5 +11,5 @@ done
 cargo build --release -p kiln-observe --example page
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-exec_dir=$(cargo metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
-python3 benches/page/check.py "$exec_dir/release/examples/page" "$work/runs" "$@"
+target=$(cargo metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
+python3 benches/page/check.py "$target/release/examples/page" "$work/runs" "$@"

@@ -156,7 +156,12 @@ impl Walk {
 fn timeline(rank: usize, step: u64) -> StepTimeline {
     const MIB: i64 = 1 << 20;
     let start = step as f64 * 0.4;
-    let mut walk = Walk { now: start, spans: Vec::new(), records: Vec::new(), bytes: 5200 * MIB as u64 };
+    let mut walk = Walk {
+        now: start,
+        spans: Vec::new(),
+        records: Vec::new(),
+        bytes: 5200 * MIB as u64 + (rank as u64 * 37 % 11) * 24 * MIB as u64,
+    };
     // One rank is slow, and the others wait for it.
     let is_late = rank == 41;
     let pace = if is_late { 1.0 } else { 0.95 - 0.01 * (rank * 29 % 7) as f64 };

@@ -206,7 +206,8 @@ impl MadeUp {
             let val_loss = curve + 0.06 + 0.01 * noise(seed + 4);
             let _ = writeln!(
                 line,
-                "{{\"step\":{step},\"time\":{time:.3},\"val_loss\":{val_loss:.5},\"val_tokens\":65536}}"
+                "{{\"step\":{step},\"time\":{time:.3},\"val_loss\":{val_loss:.5},\"val_tokens\":65536,\"answer_loss\":{:.5}}}",
+                val_loss + 0.3
             );
         }
         line

@@ -11,7 +11,7 @@ use crate::run::Metrics;
 use crate::status::{Look, RankLook, State};
 
 /// The last values of a run's metrics: name and meaning here, the key there, and the factor to the unit of the name.
-const VALUES: [(&str, &str, &str, f64); 12] = [
+const VALUES: [(&str, &str, &str, f64); 11] = [
     ("kiln_loss", "Training loss of the last logged step, in nats per token.", "loss", 1.0),
     ("kiln_validation_loss", "Loss of the last evaluation, in nats per token.", "val_loss", 1.0),
     ("kiln_answer_loss", "Loss of the answers to eval.prompts, in nats per token.", "answer_loss", 1.0),
@@ -23,7 +23,6 @@ const VALUES: [(&str, &str, &str, f64); 12] = [
     ("kiln_step_duration_seconds", "Duration of the last logged step.", "step_s", 1.0),
     ("kiln_memory_peak_bytes", "Most memory that any rank has held.", "peak_bytes", 1.0),
     ("kiln_last_line_timestamp_seconds", "When the last line of metrics was written.", "time", 1.0),
-    ("kiln_skipped_steps", "Updates that were skipped since gradients were not finite.", "skipped", 1.0),
 ];
 
 const STATES: [State; 10] = [

@@ -40,11 +40,12 @@ class Chart {
     this.curves = [];
     this.plot = null;
     this.legend = h("ul", { class: "legend" });
+    this.place = h("p", { class: "place quiet" });
     this.area = h("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
     this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Values of ${options.title}` });
     this.alternative = h("details", { class: "values", ontoggle: () => this.writeTable() }, h("summary", null, "Values as a table"), this.table);
     this.element = h("figure", { class: `chart ${options.class ?? ""}` },
-      h("figcaption", null, h("h3", null, options.title), options.note ? h("p", { class: "quiet" }, options.note) : null),
+      h("figcaption", null, h("h3", null, options.title), options.note ? h("p", { class: "quiet" }, options.note) : null, this.place),
       this.legend, this.area, this.alternative);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.area);
@@ -115,7 +116,7 @@ class Chart {
     // A logarithmic axis of a narrow range would have no label but its ends.
     const ticks = (values, write) => values.map((value) => (value === null ? "" : write(value)));
     this.plot = new uPlot({
-      width: Math.max(200, this.area.clientWidth), height, series, bands,
+      width: Math.max(200, this.area.clientWidth), height, series, bands, padding: [10, 14, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: Boolean(this.options.onzoom), y: false, setScale: false }, points: { size: 7 }, focus: { prox: -1 } },
       scales: { x: { time: false, distr: isLogX ? 3 : 1 }, y: isLogY ? { distr: 3 } : { range: (_, low, high) => padded(low, high) } },
@@ -153,11 +154,9 @@ class Chart {
       while (at >= 0 && (column[at] === null || column[at] === undefined)) at -= 1;
       return [curve, at >= 0 ? write(column[at]) : NONE];
     });
-    if (this.place === undefined) this.place = h("li", { class: "place quiet" });
-    setText(this.place, place === null ? "last" : `${AXES[axis].name} ${AXES[axis].format(place)}`);
+    setText(this.place, place === null ? (entries.length ? "Last values" : "") : `${AXES[axis].name} ${AXES[axis].format(place)}`);
     fill(this.legend, entries.map(([curve, value]) =>
-      h("li", null, h("span", { class: curve.isDashed ? "key dashed" : "key", style: { "--key": curve.color } }), curve.name, " ", h("b", null, value))),
-    entries.length ? this.place : null);
+      h("li", null, h("span", { class: curve.isDashed ? "key dashed" : "key", style: { "--key": curve.color } }), curve.name, " ", h("b", null, value))));
   }
 
   key(event) {

@@ -1,6 +1,7 @@
 // Numbers as people read them. What is not known is a dash.
 
 const NONE = "–";
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
 const format = {
@@ -48,7 +49,7 @@ const format = {
     return `${Math.floor(hours / 24)} d ${hours % 24} h`;
   },
   /** A moment in the reader's own time zone. */
-  moment: (time) => (known(time) ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : NONE),
+  moment: (time) => (known(time) && Math.abs(time) < 1e11 ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : NONE),
   microseconds: (value) => format.seconds(value / 1e6),
 };
 

@@ -88,7 +88,7 @@ function showConnection(error) {
   const at = byId("connection");
   at.classList.toggle("lost", Boolean(error));
   const live = state.runs.filter((run) => !run.is_over && run.state).length;
-  setText(at, error ? `No answer: ${error.message}` : `${state.runs.length} ${state.runs.length === 1 ? "run" : "runs"}, ${live} live`);
+  setText(at, error ? `No answer: ${error.message}` : `${plural(state.runs.length, "run")}, ${live} live`);
 }
 
 // The token stays out of the history: the browser has a cookie by now.

@@ -3,7 +3,7 @@
 function memoryView() {
   const note = h("p", { class: "quiet" });
   const area = h("div", { class: "plot", tabindex: "0", role: "img" });
-  const told = h("p", { class: "told", role: "status" });
+  const told = h("p", { class: "told", role: "status" }, "Point at the chart to read it.");
   const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, height: 200, note: "The most that any rank has held." });
   const title = h("h2", null, "Memory over a step");
   const table = new Table("Peaks of the step by rank", [
@@ -70,7 +70,7 @@ function memoryView() {
 
   function tell(u, ranks) {
     const index = u.cursor.idx;
-    if (index === null || index === undefined) return setText(told, "");
+    if (index === null || index === undefined) return;
     const held = ranks.map((rank, i) => {
       let at = index;
       while (at >= 0 && (u.data[i + 1][at] === undefined || u.data[i + 1][at] === null)) at -= 1;

@@ -10,7 +10,7 @@ function overview() {
   const notices = h("div", { class: "notices" });
   const events = h("section", { class: "panel" });
   const charts = {
-    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, class: "wide", note: "Training loss as a line, validation loss dashed." }),
+    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, note: "Training loss as a line, validation loss dashed." }),
     speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short, height: 220 }),
     mfu: new Chart({ title: METRICS.mfu.name, format: format.percent, height: 220 }),
   };
@@ -26,8 +26,8 @@ function overview() {
     { name: "Left", isNumber: true, cell: (run) => (run.is_over ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
   ], { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
   const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
-  const root = h("div", { class: "view" }, notices, cards, table,
-    h("section", { class: "charts", "aria-label": "Curves" }, charts.loss.element, charts.speed.element, charts.mfu.element), events);
+  const root = h("div", { class: "view" }, notices, cards, h("section", { "aria-label": "Loss" }, charts.loss.element), table,
+    h("section", { class: "charts", "aria-label": "Speed" }, charts.speed.element, charts.mfu.element), events);
 
   async function update() {
     const run = detailRun();
@@ -114,5 +114,5 @@ function eventList(events) {
   if (!events.length) return h("p", { class: "quiet" }, "Nothing was written.");
   return h("ol", { class: "events" }, events.map((event) => h("li", null, kindBadge(event.kind),
     h("span", { class: "what" }, event.text), h("span", { class: "quiet" }, `step ${format.count(event.step)}, `,
-      h("time", { datetime: new Date(event.time * 1000).toISOString() }, format.moment(event.time))))));
+      h("time", null, format.moment(event.time))))));
 }

@@ -11,7 +11,7 @@ function samplesView() {
     const shown = answer.samples.filter((sample) => select.value === "" || sample.prompt === select.value);
     const steps = [...new Set(shown.map((sample) => sample.step))];
     if (!steps.length) return void fill(list, h("p", { class: "quiet" }, "Nothing was generated. With sample.every and sample.prompts a run writes text as it learns."));
-    fill(list, steps.map((step) => h("article", null, h("h3", null, `Step ${format.count(step)}`), shown.filter((sample) => sample.step === step)
+    fill(list, steps.map((step) => h("article", null, h("h3", null, `Step ${format.count(step)}`), shown.filter((sample) => sample.step === step).reverse()
       .map((sample) => h("blockquote", null, h("b", null, sample.prompt), sample.text)))));
   }
 
@@ -50,9 +50,9 @@ function eventsView() {
     const checkpoints = answer.events.filter((event) => event.kind === "checkpoint");
     fill(missing, noticesOf(run));
     fill(saved, h("h2", null, "Checkpoints"), checkpoints.length || known(run.saved)
-      ? h("p", null, `The newest is of step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `Written: ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
+      ? h("p", null, `The newest is of step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `Written at steps ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
       : h("p", { class: "quiet" }, "There is no checkpoint yet."));
-    setText(title, `${run.id}: ${answer.total} events, ${count("resume")} restarts, ${count("skipped")} skipped steps`);
+    setText(title, `${run.id}: ${plural(answer.total, "event")}, ${plural(count("resume"), "restart")}, ${plural(count("skipped"), "skipped step")}`);
     table.set(answer.events);
   }
   return { root, update };
