@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kiln_process::ProcessId;
 
 use super::cpu::CpuMeter;
+use super::gpu::{GpuMeter, opened_by, used_by};
 use super::logs::Logs;
 use super::subject::{FolderFacts, Gauges, Subject};
 use crate::run::{Run, find_runs};
@@ -167,12 +168,13 @@ fn find(shared: &Shared, paths: &[PathBuf]) {
 /// Looks at every eighth run, from the one with the number `worker` on.
 fn look(shared: &Shared, worker: usize) {
     let mut lookers: HashMap<usize, Looker> = HashMap::new();
+    let gpus = Arc::new(GpuMeter::new());
     let mut round = 0;
     while !shared.is_over() {
         let begin = Instant::now();
         let subjects = lock(&shared.subjects).clone();
         for (index, subject) in subjects.iter().enumerate().skip(worker).step_by(THREADS) {
-            let looker = lookers.entry(index).or_insert_with(|| Looker::new(subject));
+            let looker = lookers.entry(index).or_insert_with(|| Looker::new(subject, Arc::clone(&gpus)));
             looker.read(subject);
             shared.tell();
             if round % OVER == 0 || !looker.is_over {
@@ -194,12 +196,13 @@ fn look(shared: &Shared, worker: usize) {
 struct Looker {
     logs: Logs,
     cpu: CpuMeter,
+    gpus: Arc<GpuMeter>,
     is_over: bool,
 }
 
 impl Looker {
-    fn new(subject: &Subject) -> Self {
-        Looker { logs: Logs::new(subject.folder()), cpu: CpuMeter::default(), is_over: false }
+    fn new(subject: &Subject, gpus: Arc<GpuMeter>) -> Self {
+        Looker { logs: Logs::new(subject.folder()), cpu: CpuMeter::default(), gpus, is_over: false }
     }
 
     /// Reads what is new in the folder.
@@ -250,9 +253,13 @@ impl Looker {
         let here = ProcessId::this().host;
         let now = Instant::now();
         let mut gauges = BTreeMap::new();
+        let gpus = if look.processes.is_empty() { Vec::new() } else { self.gpus.gpus() };
         for process in look.processes.iter().filter(|process| process.host == here) {
             let cpu = self.cpu.share(process.process, now);
-            let of_rank = Gauges { cpu, ..Gauges::default() };
+            let opened = if gpus.is_empty() { Vec::new() } else { opened_by(process.process) };
+            let gpu = used_by(&gpus, process.process, &opened);
+            let (load, celsius) = (gpu.and_then(|gpu| gpu.load), gpu.and_then(|gpu| gpu.celsius));
+            let of_rank = Gauges { cpu, gpu: load, celsius };
             gauges.extend(process.ranks.iter().map(|rank| (*rank, of_rank)));
         }
         gauges

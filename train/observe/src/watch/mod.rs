@@ -16,6 +16,7 @@ mod curve;
 mod draw;
 mod error;
 mod feed;
+mod gpu;
 mod input;
 mod keys;
 mod logs;

@@ -26,7 +26,7 @@ pub(super) struct Summary {
     pub tokens_per_s: Option<f64>,
     pub mfu: Option<f64>,
     pub peak_bytes: Option<f64>,
-    /// Seconds that are left, if the run goes on.
+    /// Seconds that are left, if the run goes on as it should.
     pub left_s: Option<f64>,
     /// The keys of its metrics.
     pub keys: Vec<String>,
@@ -42,7 +42,7 @@ impl Summary {
         let first_step = metrics.iter().filter_map(|(_, series)| series.steps().first().copied()).min();
         let step = look.and_then(|look| look.step).max(metrics.last_step());
         let steps = look.and_then(|look| look.steps).or(run.steps());
-        let goes_on = look.is_some_and(|look| !look.state.is_over());
+        let goes_on = look.is_some_and(|look| !look.state.is_over() && !look.state.is_bad());
         let left = step.zip(steps).filter(|_| goes_on).map(|(step, steps)| steps.saturating_sub(step));
         let pace = || {
             let steps = metrics.get("step_s")?;
