@@ -134,8 +134,8 @@ fn write_svg(points: &[Point], path: &Path) -> io::Result<()> {
             points.iter().filter_map(|point| Some((point.ranks as f64, value(point.best.as_ref()?)?)));
         Curves {
             title: title.to_owned(),
-            x: Axis { label: "ranks".to_owned(), scale: Scale::PowersOfTwo },
-            y: Axis::linear(unit),
+            x: Axis { label: "ranks".to_owned(), scale: Scale::PowersOfTwo, has_zero: false },
+            y: Axis::from_zero(unit),
             curves: vec![Curve { points: values.collect(), has_marks: true, ..Curve::default() }],
             ..Curves::default()
         }

@@ -88,7 +88,7 @@ fn strategies_are_reported() {
     let files = names(&workspace, "report");
     assert!(plots.iter().all(|plot| files.contains(&(*plot).to_owned())), "{files:?}");
     let markdown = workspace.text("report/report.md");
-    for strategy in ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] {
+    for strategy in ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"] {
         assert!(markdown.contains(&format!("| {strategy} | replicate ")), "{markdown}");
     }
     let command = "bench strategies --config bench.toml --ranks 2 --steps 1 --rounds 1 --report report";

@@ -60,12 +60,14 @@ impl Bars {
         let names: Vec<_> = self.bars.iter().map(|bar| label(&bar.name, most)).collect();
         let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) as f64 * CHARACTER;
         let left = 18.0 + widest(&mut names.iter().map(|name| name.chars().count()));
-        let right = 16.0 + widest(&mut self.bars.iter().map(|bar| bar.text.chars().count()));
-        let field = (width - left - right).max(40.0);
+        let right = 16.0;
+        let field = (width - left - right).max(80.0);
+        // The longest bar ends where its text has room within the field: kuva cuts off what is outside.
+        let text = 12.0 + widest(&mut self.bars.iter().map(|bar| bar.text.chars().count()));
         let columns = if width < 500.0 { 3 } else { 6 };
         let legend = LEGEND * self.parts.len().div_ceil(columns) as f64;
         let below = BELOW + if self.parts.is_empty() { 0.0 } else { legend };
-        let longest = self.longest().max(f64::MIN_POSITIVE);
+        let axis = self.longest().max(f64::MIN_POSITIVE) * field / (field - text).max(field / 4.0);
         let mut plot = BarPlot::new().with_horizontal(true).with_width(0.66);
         // The first bar of kuva is the lowest.
         for (bar, name) in self.bars.iter().zip(&names).rev() {
@@ -83,13 +85,13 @@ impl Bars {
             .with_title_size(15)
             .with_x_label(label(&self.label, 60))
             .with_x_axis_min(0.0)
-            .with_x_axis_max(longest)
+            .with_x_axis_max(axis)
             .with_ticks(if width < 500.0 { 4 } else { 7 });
         for (index, bar) in self.bars.iter().enumerate() {
             let end: f64 = bar.values.iter().map(|value| length(*value)).sum();
             // kuva centres a text, and sets it 6 above its place.
             let half = bar.text.chars().count() as f64 * CHARACTER / 2.0 + 5.0;
-            let (x, y) = (end + half / field * longest, (count - index) as f64 - 10.0 / ROW);
+            let (x, y) = (end + half / field * axis, (count - index) as f64 - 10.0 / ROW);
             layout = layout.with_annotation(TextAnnotation::new(label(&bar.text, 40), x, y));
         }
         if !self.parts.is_empty() {

@@ -34,17 +34,24 @@ pub struct Axis {
     pub label: String,
     /// How it is spaced.
     pub scale: Scale,
+    /// Whether a linear axis begins at zero, so that lengths can be compared.
+    pub has_zero: bool,
 }
 
 impl Axis {
     /// A linear axis.
     pub fn linear(label: &str) -> Self {
-        Axis { label: label.to_owned(), scale: Scale::Linear }
+        Axis { label: label.to_owned(), ..Axis::default() }
     }
 
     /// A logarithmic axis.
     pub fn log(label: &str) -> Self {
-        Axis { label: label.to_owned(), scale: Scale::Log }
+        Axis { label: label.to_owned(), scale: Scale::Log, has_zero: false }
+    }
+
+    /// A linear axis that begins at zero.
+    pub fn from_zero(label: &str) -> Self {
+        Axis { has_zero: true, ..Axis::linear(label) }
     }
 }
 
@@ -114,6 +121,9 @@ impl Curves {
                 })))
             }
         };
+        if self.y.has_zero && self.y.scale == Scale::Linear {
+            layout = layout.with_y_axis_min(0.0);
+        }
         if self.y.scale != Scale::Linear {
             layout = layout.with_log_y().with_y_tick_format(TickFormat::Custom(Arc::new(power_of_ten)));
         }
@@ -175,7 +185,7 @@ mod tests {
     use super::*;
 
     fn curves(points: Vec<(f64, f64)>, scale: Scale) -> Curves {
-        let axis = Axis { label: "a <b>".to_owned(), scale };
+        let axis = Axis { label: "a <b>".to_owned(), scale, has_zero: true };
         let curve = |series| Curve {
             name: format!("run \"{series}\" & $x$"),
             series,

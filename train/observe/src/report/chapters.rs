@@ -113,7 +113,7 @@ pub(super) fn speed(subjects: &[Subject<'_>]) -> Vec<Block> {
             id: "throughput",
             key: "tokens_per_s",
             title: "Throughput",
-            y: Axis::linear("tokens/s"),
+            y: Axis::from_zero("tokens/s"),
             caption: "Tokens per second of all ranks together: pale as logged, strong its moving average.",
             is_smoothed: true,
             digits: 4,
