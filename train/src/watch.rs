@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kiln_observe::ask;
-use kiln_observe::page::{self, PageError, ServeOptions, TimelinesAt, Token};
+use kiln_observe::page::{self, AccessToken, PageError, ServeOptions, TimelinesAt};
 use kiln_observe::watch::{self, WatchOptions};
 
 use crate::debug::look_at_runs;
@@ -67,9 +67,9 @@ impl WatchArgs {
 pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Server, PageError> {
     let chosen = env::var(TOKEN).ok().filter(|token| !token.is_empty());
     let token = match chosen {
-        Some(token) => Some(Token::new(token)?),
+        Some(token) => Some(AccessToken::new(token)?),
         None if address.ip().is_loopback() => None,
-        None => Some(Token::random()?),
+        None => Some(AccessToken::random()?),
     };
     let look_at = look_at_runs();
     let timelines_at: Option<TimelinesAt> =

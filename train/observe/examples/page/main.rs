@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kiln_observe::page::{ServeOptions, Token, serve};
+use kiln_observe::page::{AccessToken, ServeOptions, serve};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:6006".to_owned()).parse()?;
     let large_steps = arguments.next().map_or(Ok(1_000_000), |steps| steps.parse())?;
     let runs = made_up::runs(&folder, large_steps)?;
-    let token = std::env::var("KILN_PAGE_TOKEN").ok().map(Token::new).transpose()?;
+    let token = std::env::var("KILN_PAGE_TOKEN").ok().map(AccessToken::new).transpose()?;
     let server = serve(ServeOptions {
         address,
         paths: vec![folder],

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderName, ORIGIN};
 
-use super::token::Token;
+use super::token::AccessToken;
 
 /// Characters of a `Host` at most.
 const MOST_HOST: usize = 260;
@@ -18,7 +18,7 @@ const MOST_HOST: usize = 260;
 #[derive(Debug)]
 pub(super) struct Guard {
     address: SocketAddr,
-    token: Option<Token>,
+    token: Option<AccessToken>,
     /// Names of this machine, lower case.
     names: Vec<String>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Admitted {
 impl Guard {
     /// A guard for a server at `address`, which is the one that it is bound to. `names` are further names under which
     /// clients know this machine.
-    pub(super) fn new(address: SocketAddr, token: Option<Token>, names: &[String]) -> Guard {
+    pub(super) fn new(address: SocketAddr, token: Option<AccessToken>, names: &[String]) -> Guard {
         Guard { address, token, names: names.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
@@ -84,7 +84,7 @@ impl Guard {
         if is_ours { Ok(host) } else { Err(WRONG) }
     }
 
-    fn has_cookie(&self, headers: &HeaderMap, expected: &Token) -> bool {
+    fn has_cookie(&self, headers: &HeaderMap, expected: &AccessToken) -> bool {
         let ours = self.cookie_name();
         let texts = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
         let mut pairs = texts.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
@@ -153,7 +153,7 @@ mod tests {
         guard.admit(&headers(pairs), None).map_or_else(|(status, _)| status.as_u16(), |_| 200)
     }
 
-    fn guard(address: &str, token: Option<Token>) -> Guard {
+    fn guard(address: &str, token: Option<AccessToken>) -> Guard {
         Guard::new(address.parse().unwrap(), token, &["Trainbox".to_owned()])
     }
 
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_token_is_asked_for_in_three_places() {
-        let guard = guard("0.0.0.0:6006", Some(Token::new("secret-secret-secret").unwrap()));
+        let guard = guard("0.0.0.0:6006", Some(AccessToken::new("secret-secret-secret").unwrap()));
         let host = ("host", "10.0.0.1:6006");
         for (header, expected) in [
             (("authorization", "Bearer secret-secret-secret"), 200),

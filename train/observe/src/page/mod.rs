@@ -27,4 +27,4 @@ mod watched;
 pub use error::PageError;
 pub use server::{ServeOptions, Server, serve};
 pub use timeline::TimelinesAt;
-pub use token::Token;
+pub use token::AccessToken;

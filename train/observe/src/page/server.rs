@@ -23,7 +23,7 @@ use super::guard::Guard;
 use super::refresh::Refresher;
 use super::routes::Site;
 use super::timeline::TimelinesAt;
-use super::token::Token;
+use super::token::AccessToken;
 use super::watched::Watched;
 use crate::status::LookAt;
 
@@ -54,7 +54,7 @@ pub struct ServeOptions {
     /// Run folders, and folders of run folders. Those that are not there yet may come.
     pub paths: Vec<PathBuf>,
     /// What clients have to show. An address that other machines reach needs one.
-    pub token: Option<Token>,
+    pub token: Option<AccessToken>,
     /// Names under which clients know this machine, besides its own, such as that of a load balancer.
     pub names: Vec<String>,
     /// Looks at a run.

@@ -16,16 +16,16 @@ const LEAST: usize = 16;
 /// A secret that a client shows to see the page. Its text is for the one who starts the server, who gives it to
 /// others as part of an address.
 #[derive(Clone)]
-pub struct Token(String);
+pub struct AccessToken(String);
 
-impl Token {
+impl AccessToken {
     /// A token that nobody can guess.
     ///
     /// # Errors
     ///
     /// If the system has no random bytes.
-    pub fn random() -> io::Result<Token> {
-        random_hex::<BYTES>().map(Token)
+    pub fn random() -> io::Result<AccessToken> {
+        random_hex::<BYTES>().map(AccessToken)
     }
 
     /// A token that someone has chosen, such as one from the environment.
@@ -33,10 +33,10 @@ impl Token {
     /// # Errors
     ///
     /// If it is short, or has other characters than letters, digits, `-` and `_`.
-    pub fn new(text: impl Into<String>) -> Result<Token, PageError> {
+    pub fn new(text: impl Into<String>) -> Result<AccessToken, PageError> {
         let text = text.into();
         let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-        if is_plain && text.len() >= LEAST { Ok(Token(text)) } else { Err(PageError::WeakToken) }
+        if is_plain && text.len() >= LEAST { Ok(AccessToken(text)) } else { Err(PageError::WeakToken) }
     }
 
     /// The token itself.
@@ -50,9 +50,9 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for AccessToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
+        f.write_str("AccessToken")
     }
 }
 
@@ -69,12 +69,14 @@ mod tests {
 
     #[test]
     fn only_the_token_itself_is_right() {
-        let token = Token::random().unwrap();
+        let token = AccessToken::random().unwrap();
         assert_eq!(token.text().len(), 2 * BYTES);
         assert!(token.is(token.text()) && !token.is("") && !token.is(&token.text()[1..]));
-        assert_ne!(token.text(), Token::random().unwrap().text());
-        assert!(Token::new("0123456789abcde").is_err() && Token::new("0123456789abcde;").is_err());
-        assert!(Token::new("0123456789abcde_").is_ok());
+        assert_ne!(token.text(), AccessToken::random().unwrap().text());
+        assert!(
+            AccessToken::new("0123456789abcde").is_err() && AccessToken::new("0123456789abcde;").is_err()
+        );
+        assert!(AccessToken::new("0123456789abcde_").is_ok());
         assert!(!format!("{token:?}").contains(token.text()));
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_observe::page::{ServeOptions, Server, Token, serve};
+use kiln_observe::page::{AccessToken, ServeOptions, Server, serve};
 use serde_json::Value;
 
 /// What a server has said.
@@ -60,7 +60,7 @@ pub fn runs_of(server: &Server) -> Value {
     get_json(server, "/api/runs")["runs"].clone()
 }
 
-pub fn options(paths: Vec<PathBuf>, token: Option<Token>) -> ServeOptions {
+pub fn options(paths: Vec<PathBuf>, token: Option<AccessToken>) -> ServeOptions {
     ServeOptions {
         address: "127.0.0.1:0".parse().unwrap(),
         paths,
@@ -71,7 +71,7 @@ pub fn options(paths: Vec<PathBuf>, token: Option<Token>) -> ServeOptions {
     }
 }
 
-pub fn serve_runs(paths: Vec<PathBuf>, token: Option<Token>) -> Server {
+pub fn serve_runs(paths: Vec<PathBuf>, token: Option<AccessToken>) -> Server {
     serve(options(paths, token)).unwrap()
 }
 

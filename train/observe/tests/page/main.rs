@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use client::{Answer, get, get_json, runs_of, serve_runs, write_run};
 use kiln_collectives::{Span, StepTimeline};
-use kiln_observe::page::{PageError, ServeOptions, Token, serve};
+use kiln_observe::page::{AccessToken, PageError, ServeOptions, serve};
 use kiln_observe::status::Look;
 
 #[test]
@@ -214,7 +214,7 @@ fn other_machines_need_a_token() {
     let options =
         |token| ServeOptions { address: "0.0.0.0:0".parse().unwrap(), ..client::options(Vec::new(), token) };
     assert!(matches!(serve(options(None)), Err(PageError::TokenNeeded { .. })));
-    let token = Token::random().unwrap();
+    let token = AccessToken::random().unwrap();
     let server = serve(options(Some(token.clone()))).unwrap();
     assert!(server.url().ends_with(&format!("/?token={}", token.text())));
 }

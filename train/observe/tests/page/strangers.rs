@@ -1,7 +1,7 @@
 //! Those who get nothing.
 
 use super::client::{ask, get, get_with, serve_runs, write_run};
-use kiln_observe::page::Token;
+use kiln_observe::page::AccessToken;
 
 /// What only those may see who are let in.
 const SECRET: &str = "the-name-of-a-run";
@@ -19,7 +19,7 @@ const PATHS: [&str; 6] = [
 fn nobody_without_the_token_gets_anything() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
-    let token = Token::random().unwrap();
+    let token = AccessToken::random().unwrap();
     let server = serve_runs(vec![root.path().to_owned()], Some(token.clone()));
     let (address, text) = (server.address(), token.text());
     let host = format!("Host: {address}\r\n");
@@ -59,7 +59,7 @@ fn no_other_site_gets_anything() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
     // With the token and without: a browser that has the cookie sends it along.
-    for token in [None, Some(Token::random().unwrap())] {
+    for token in [None, Some(AccessToken::random().unwrap())] {
         let bearer = token
             .as_ref()
             .map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.text()));
