@@ -104,7 +104,7 @@ impl Numbers {
             ("Step time (ms)", spread(self.step_s, 1e3, 4)),
             ("MFU (%)", spread(self.mfu, 100.0, 3)),
             ("Model TFLOP/s, all ranks", spread(self.tflops, 1.0, 3)),
-            ("Peak memory of a rank (MiB)", self.peak_bytes.map(|bytes| mebibytes(bytes))),
+            ("Peak memory of a rank (MiB)", self.peak_bytes.map(mebibytes)),
             ("Steps without an update", self.skipped.map(|steps| count(steps as u64))),
             ("Restarts", self.resumes.map(|resumes| resumes.to_string())),
             ("Checkpoints in the folder", Some(checkpoints)),
