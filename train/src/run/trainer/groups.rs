@@ -86,7 +86,7 @@ impl GroupTable {
             names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("parameter group".len());
         let row = |name: &str, count: &str, [parameters, whole, weights, gradients, optimizer]: [&str; 5]| {
             format!(
-                "{name:<width$}  {count:>6}  {parameters:>10}  {whole:>10}  {weights:>10}  {gradients:>10}  \
+                "{name:<width$} {count:>6} {parameters:>10} {whole:>11} {weights:>10} {gradients:>10} \
                  {optimizer:>10}"
             )
         };
@@ -98,7 +98,7 @@ impl GroupTable {
         };
         let whole = format!("whole, {}", self.dtype);
         let mut lines = vec![
-            format!("{:<width$}  {:>6}  {:>10}  {:>10}  {:->34}", "", "", "", "", " a rank's share of each"),
+            format!("{:<width$} {:>6} {:>10} {:>11} {:->32}", "", "", "", "", " a rank's share of each"),
             row("parameter group", "groups", ["parameters", &whole, "weights", "gradients", "optimizer"]),
         ];
         lines.extend(shown.iter().zip(&names).map(|(row, name)| line(name, row.count(), &row.each)));
