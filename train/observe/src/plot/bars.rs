@@ -58,13 +58,14 @@ impl Bars {
     pub fn draw(&self, width: f64, ink: Ink) -> Drawing {
         let most = if width < 500.0 { 16 } else { 32 };
         let names: Vec<_> = self.bars.iter().map(|bar| label(&bar.name, most)).collect();
-        let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) as f64 * CHARACTER;
-        let left = 18.0 + widest(&mut names.iter().map(|name| name.chars().count()));
+        let widest =
+            |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| room(text)).fold(0.0, f64::max);
+        let left = 18.0 + widest(&mut names.iter());
         let right = 16.0;
         let field = (width - left - right).max(80.0);
         // The longest bar ends where its text has room within the field: kuva cuts off what is outside.
-        let text = 12.0 + widest(&mut self.bars.iter().map(|bar| bar.text.chars().count()));
-        let columns = if width < 500.0 { 3 } else { 6 };
+        let text = 12.0 + widest(&mut self.bars.iter().map(|bar| &bar.text));
+        let columns = if width < 500.0 { 2 } else { 6 };
         let legend = LEGEND * self.parts.len().div_ceil(columns) as f64;
         let below = BELOW + if self.parts.is_empty() { 0.0 } else { legend };
         let axis = self.longest().max(f64::MIN_POSITIVE) * field / (field - text).max(field / 4.0);
@@ -76,21 +77,26 @@ impl Bars {
         }
         let plots: Vec<Plot> = vec![if self.parts.is_empty() { plot } else { plot.with_stacked() }.into()];
         let count = self.bars.len();
+        // A legend stands where the name of the axis would.
+        let (title, under) = match self.parts.is_empty() {
+            true => (self.title.clone(), self.label.as_str()),
+            false => (format!("{} ({})", self.title, self.label), ""),
+        };
         let mut layout = Layout::auto_from_plots(&plots)
             .with_width(width)
             .with_height(ABOVE + ROW * count as f64 + below)
             .with_force_margins(left, right)
             .with_force_margins_y(ABOVE, below)
-            .with_title(label(&self.title, 80))
+            .with_title(label(&title, 80))
             .with_title_size(15)
-            .with_x_label(label(&self.label, 60))
+            .with_x_label(label(under, 60))
             .with_x_axis_min(0.0)
             .with_x_axis_max(axis)
-            .with_ticks(if width < 500.0 { 4 } else { 7 });
+            .with_ticks(if width < 500.0 { 2 } else { 6 });
         for (index, bar) in self.bars.iter().enumerate() {
             let end: f64 = bar.values.iter().map(|value| length(*value)).sum();
             // kuva centres a text, and sets it 6 above its place.
-            let half = bar.text.chars().count() as f64 * CHARACTER / 2.0 + 5.0;
+            let half = room(&bar.text) / 2.0 + 5.0;
             let (x, y) = (end + half / field * axis, (count - index) as f64 - 10.0 / ROW);
             layout = layout.with_annotation(TextAnnotation::new(label(&bar.text, 40), x, y));
         }
@@ -107,6 +113,11 @@ impl Bars {
         }
         Drawing::new(&self.title, &self.description, plots, layout, ink)
     }
+}
+
+/// How wide about a text is.
+fn room(text: &str) -> f64 {
+    text.chars().map(|c| if c.is_uppercase() || c == '×' { 1.2 * CHARACTER } else { CHARACTER }).sum()
 }
 
 /// What can be drawn of a value.
@@ -148,7 +159,7 @@ mod tests {
     #[test]
     fn names_and_values_stand_at_the_bars() {
         let drawn = bars(&[&[1.0, 2.0], &[3.0, 4.0]], 2).draw(720.0, Ink::File).file("time");
-        for text in ["&lt;bar 0&gt;", "&lt;bar 1&gt;", "1 &amp; 2", "part 0", "part 1", ">ms<"] {
+        for text in ["&lt;bar 0&gt;", "&lt;bar 1&gt;", "1 &amp; 2", "part 0", "part 1", ">t (ms)<"] {
             assert!(drawn.contains(text), "{text}: {drawn}");
         }
     }

@@ -122,7 +122,9 @@ impl Curves {
             }
         };
         if self.y.has_zero && self.y.scale == Scale::Linear {
-            layout = layout.with_y_axis_min(0.0);
+            let values = self.curves.iter().flat_map(|curve| &curve.points).map(|(_, y)| *y);
+            let most = values.filter(|y| *y < FARTHEST).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+            layout = layout.with_y_axis_min(0.0).with_y_axis_max(1.1 * most);
         }
         if self.y.scale != Scale::Linear {
             layout = layout.with_log_y().with_y_tick_format(TickFormat::Custom(Arc::new(power_of_ten)));

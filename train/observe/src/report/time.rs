@@ -37,7 +37,7 @@ pub(super) fn blocks(subjects: &[Subject<'_>]) -> Vec<Block> {
         description:
             "A bar for each run, made of what rank 0 did in a step. The table that follows has the values."
                 .to_owned(),
-        label: "ms, mean of a step".to_owned(),
+        label: "mean, ms".to_owned(),
         parts: ACTIVITIES.map(|(_, name)| name.to_owned()).to_vec(),
         bars: timed.iter().map(bar).collect(),
     });
