@@ -1,6 +1,8 @@
 // Numbers as people read them. What is not known is a dash.
 
 const NONE = "–";
+/** A text of the server as a sentence. */
+const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".") : "");
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 

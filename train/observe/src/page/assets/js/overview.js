@@ -23,7 +23,7 @@ function overview() {
     { name: "Tokens/s", isNumber: true, downFirst: true, cell: (run) => format.short(run.tokens_per_s), value: (run) => run.tokens_per_s },
     { name: "MFU", isNumber: true, downFirst: true, cell: (run) => format.percent(run.mfu), value: (run) => run.mfu },
     { name: "Peak memory", isNumber: true, cell: (run) => format.bytes(run.peak_bytes), value: (run) => run.peak_bytes },
-    { name: "Left", isNumber: true, cell: (run) => (run.is_over ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
+    { name: "Left", isNumber: true, cell: (run) => (run.is_over || !run.eta_s ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
   ], { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
   const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
   const root = h("div", { class: "view" }, notices, cards, h("section", { "aria-label": "Loss" }, charts.loss.element), table,
@@ -76,11 +76,11 @@ function cardsOf(run, series) {
   const quiet = (...text) => h("p", { class: "quiet" }, ...text);
   const since = known(run.changed) ? Math.max(0, state.now - run.changed) : null;
   return [
-    h("div", { class: "card verdict" }, h("h3", null, run.id), h("p", { class: "value" }, badge(run.state)), h("p", null, run.text),
+    h("div", { class: "card verdict" }, h("h3", null, run.id), h("p", { class: "value" }, badge(run.state)), h("p", null, sentence(run.text)),
       quiet(run.folder, run.ranks ? `, ${run.ranks} ranks` : "", since !== null && !run.is_over && since > 120 ? `, last line ${format.duration(since)} ago` : "")),
     card("Step", [format.count(run.step), run.steps ? h("small", null, ` of ${format.count(run.steps)}`) : null],
       share === null ? null : h("progress", { max: 1, value: share, "aria-label": "Share of the steps that are done" }),
-      quiet(run.is_over ? `${format.short(run.tokens)} tokens` : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "time left is not known",
+      quiet(run.is_over ? `${format.short(run.tokens)} tokens` : run.steps && run.step >= run.steps ? "all steps are done" : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "time left is not known",
         known(run.saved) ? `, saved at ${format.count(run.saved)}` : ", no checkpoint yet")),
     card("Loss", format.loss(run.loss), spark("loss"),
       quiet(known(run.val_loss) ? `validation ${format.loss(run.val_loss)}, best ${format.loss(run.best_val_loss)}` : "no evaluation yet")),

@@ -45,7 +45,7 @@ function ranksView() {
     const { look, problem } = await ask("/api/look", { run: run.id });
     const ranks = look?.ranks ?? [];
     culprits = new Set(look?.culprits ?? []);
-    fill(said, h("h2", null, `${run.id} `, badge(look?.state)), h("p", null, look?.text ?? problem ?? "Its processes are being asked."),
+    fill(said, h("h2", null, `${run.id} `, badge(look?.state)), h("p", null, sentence(look?.text ?? problem ?? "its processes are being asked")),
       culprits.size ? h("p", null, h("b", null, "Look first at "), `rank ${[...culprits].join(", ")}.`) : null,
       !ranks.length ? h("p", { class: "quiet" }, run.is_over ? "A run that has ended has no ranks to ask." : "No rank has answered yet.") : null);
     lists.hidden = ranks.length === 0;
