@@ -54,6 +54,9 @@ pub trait Observer: Send {
     /// A step begins, whether or not this observer looks into it. Called on all ranks; must not communicate.
     fn begun(&mut self, _engine: &Engine, _step: u64) {}
 
+    /// The work of a step is over, and what became of it is not known yet. Called as [`Observer::begun`].
+    fn ended(&mut self, _engine: &Engine, _step: u64) {}
+
     /// A micro-batch is there, and its forward pass is next.
     ///
     /// # Errors
@@ -201,6 +204,11 @@ impl Observers {
     /// The step begins.
     pub(crate) fn begun(&self, engine: &Engine, step: u64) {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.begun(engine, step)));
+    }
+
+    /// The work of the step is over.
+    pub(crate) fn ended(&self, engine: &Engine, step: u64) {
+        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.ended(engine, step)));
     }
 
     /// A micro-batch is there; `at` says which. What looks at its passes, if anything does.

@@ -14,6 +14,7 @@
 
 mod blocks;
 mod planned;
+mod profile;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

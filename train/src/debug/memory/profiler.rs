@@ -18,6 +18,8 @@ pub(crate) struct MemoryProfiler {
     folder: PathBuf,
     rank: usize,
     under_way: Option<Profiler>,
+    /// What was recorded, until all ranks have put theirs together.
+    profile: Option<Profile>,
     /// What makes the peak, once that is known; on rank 0 alone.
     words: Option<String>,
 }
@@ -25,7 +27,7 @@ pub(crate) struct MemoryProfiler {
 impl MemoryProfiler {
     /// One for `rank` of the run in the folder `out`.
     pub(crate) fn new(step: u64, out: &Path, rank: usize) -> Self {
-        MemoryProfiler { step, folder: out.join("memory"), rank, under_way: None, words: None }
+        MemoryProfiler { step, folder: out.join("memory"), rank, under_way: None, profile: None, words: None }
     }
 
     /// What was recorded, on the clock of the step.
@@ -72,14 +74,20 @@ impl Observer for MemoryProfiler {
         }
     }
 
-    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
-        let profile = self.under_way.take().map(Profiler::end);
+    fn ended(&mut self, engine: &Engine, step: u64) {
+        // Before the step is logged, which takes memory of its own.
+        let Some(profiler) = self.under_way.take().filter(|_| step == self.step) else { return };
+        let profile = profiler.end();
         // What the rank was doing until now ends here.
         engine.set_activity("memory profile");
-        let timeline = engine.world().view().timeline(Some(self.step));
-        let profile = profile.map(|profile| Profile::of(self.recorded(profile, timeline)));
+        let timeline = engine.world().view().timeline(Some(step));
+        self.profile = Some(Profile::of(self.recorded(profile, timeline)));
+    }
+
+    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
         // A rank that cannot say it takes part all the same.
-        let all = collect(engine, serde_json::to_vec(&profile).unwrap_or_default())?;
+        let mine = serde_json::to_vec(&self.profile.take()).unwrap_or_default();
+        let all = collect(engine, mine)?;
         if self.rank != 0 {
             return Ok(());
         }

@@ -209,6 +209,7 @@ impl Trainer<'_> {
         let recorded =
             records.map(|records| RecordedStep::start(self.model.engine(), &records)).transpose()?;
         let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
+        self.observers.ended(self.model.engine(), step);
         let any_recorded = sync.any_recorded;
         let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
         self.pace.told(sync.longest_pass);
