@@ -3,6 +3,7 @@
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
 use crate::float;
+use crate::footprint::Footprint;
 use crate::lanes::{LANES, Registers, each};
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
 use crate::program::{Access, Atomic, Kind, Type};
@@ -38,6 +39,8 @@ pub struct Memory<'a> {
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
     pub party: Party,
+    /// The device memory that is used, where somebody asks for it.
+    pub footprint: Option<Box<Footprint>>,
 }
 
 /// The part of a warp that memory needs to know: its number, its local memory, the line.
@@ -113,6 +116,9 @@ impl Memory<'_> {
         let from = match space {
             Space::Global | Space::Generic => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
+                if let Some(footprint) = &mut self.footprint {
+                    footprint.note(address, bytes, false);
+                }
                 if self.books.is_some() {
                     place.check_read(Party { warp: local.warp as u32, ..self.party })?;
                 }
@@ -147,6 +153,9 @@ impl Memory<'_> {
         let to = match space {
             Space::Global | Space::Generic | Space::Param => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
+                if let Some(footprint) = &mut self.footprint {
+                    footprint.note(address, bytes, true);
+                }
                 if self.books.is_some() {
                     place.check_write(Party { warp: local.warp as u32, ..self.party }, false)?;
                 }
@@ -267,6 +276,9 @@ pub fn atomic(
                 Ok(value)
             }),
             (_, at) => memory.view.reach(at, bits / 8, &mut memory.hint).and_then(|place| {
+                if let Some(footprint) = &mut memory.footprint {
+                    footprint.note(at, bits / 8, true);
+                }
                 if memory.books.is_some() {
                     place.check_update(Party { warp: local.warp as u32, ..memory.party })?;
                 }

@@ -9,4 +9,5 @@ mod floats;
 mod integers;
 mod matrices;
 mod memory;
+mod streams;
 mod support;
