@@ -32,8 +32,8 @@ struct seat {
     atomic_int taken;
     /* How many meetings the rank has come to. */
     atomic_ulong met;
-    struct call call;
-    /* Its colors and keys; the last two of them, of which others may read one. */
+    /* What it calls, and its colors and keys: the last two of them, of which others may still read one. */
+    struct call calls[2];
     atomic_ulong splits;
     int color[2], key[2];
     char window[WINDOW] __attribute__((aligned(64)));

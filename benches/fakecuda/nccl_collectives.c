@@ -45,7 +45,7 @@ static int is_agreed(const struct collective *of) {
     const struct seat *seats = of->comm->room->seats;
     const struct call *own = &of->call;
     for (int rank = 0; rank < of->comm->ranks; rank++) {
-        const struct call *other = &seats[rank].call;
+        const struct call *other = &seats[rank].calls[own->number % 2];
         if (other->number == own->number && other->kind == own->kind && other->count == own->count &&
             other->type == own->type && other->operation == own->operation && other->root == own->root)
             continue;
@@ -102,7 +102,7 @@ static int run(void *data) {
     if (comm->room == NULL) {
         alone(of);
     } else {
-        comm->room->seats[comm->rank].call = *call;
+        comm->room->seats[comm->rank].calls[call->number % 2] = *call;
         int goes_on = room_meet(comm->room, comm->ranks, comm->rank, &comm->aborted);
         if (goes_on && !is_agreed(of)) {
             atomic_store(&comm->failed, INVALID_USAGE);
@@ -118,7 +118,7 @@ static int run(void *data) {
     return SUCCESS;
 }
 
-static Result submit(const struct collective *of, void *stream) {
+Result submit(const struct collective *of, void *stream) {
     Communicator comm = of->comm;
     const struct call *call = &of->call;
     size_t width = type_width(call->type);

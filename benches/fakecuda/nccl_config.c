@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ncclConfig_t as of NCCL 2.30.7. Fields are only ever added at its end, the last one into what was padding
@@ -32,9 +33,15 @@ static size_t config_size(int version) {
                               : offsetof(Config, cgaClusterSize) + 4;
 }
 
-static int outside(int value, int least, int most) {
-    return value != UNSET && (value < least || value > most);
+/* Whether a field has a value that NCCL refuses, which is told. */
+static int outside(const char *name, int value, int least, int most) {
+    if (value == UNSET || (value >= least && value <= most))
+        return 0;
+    fprintf(stderr, "NCCL: %s is %d, and may be unset (%d) or from %d to %d\n", name, value, UNSET, least, most);
+    return 1;
 }
+
+#define OUTSIDE(field, least, most) outside(#field, config.field, least, most)
 
 /* As parseCommConfig in init.cc of NCCL 2.30.7: as many bytes as both sides know, without the fields that are
  * newer than the version that the caller says; what is left must be unset or in its range. */
@@ -69,14 +76,14 @@ Result parse_config(const void *given, int *blocking) {
         config.graphStreamOrdering = UNSET;
     trace("comm_config version=%u blocking=%d max_p2p_peers=%d graph_stream_ordering=%d", config.version,
           config.blocking, config.maxP2pPeers, config.graphStreamOrdering);
-    if (outside(config.blocking, 0, 1) || outside(config.cgaClusterSize, 0, INT_MAX) ||
-        outside(config.minCTAs, 1, INT_MAX) || outside(config.maxCTAs, 1, INT_MAX) ||
-        config.minCTAs > config.maxCTAs || outside(config.splitShare, 0, 1) ||
-        outside(config.collnetEnable, 0, 1) || outside(config.CTAPolicy, 0, 3) ||
-        outside(config.shrinkShare, 0, 1) || outside(config.nvlsCTAs, 1, INT_MAX) ||
-        outside(config.nChannelsPerNetPeer, 1, 64) || outside(config.nvlinkCentricSched, 0, 1) ||
-        outside(config.graphUsageMode, 0, 2) || outside(config.numRmaCtx, 0, INT_MAX) ||
-        outside(config.maxP2pPeers, 1, INT_MAX) || outside(config.graphStreamOrdering, 0, 1))
+    if (OUTSIDE(blocking, 0, 1) || OUTSIDE(cgaClusterSize, 0, INT_MAX) ||
+        OUTSIDE(minCTAs, 1, INT_MAX) || OUTSIDE(maxCTAs, 1, INT_MAX) ||
+        config.minCTAs > config.maxCTAs || OUTSIDE(splitShare, 0, 1) ||
+        OUTSIDE(collnetEnable, 0, 1) || OUTSIDE(CTAPolicy, 0, 3) ||
+        OUTSIDE(shrinkShare, 0, 1) || OUTSIDE(nvlsCTAs, 1, INT_MAX) ||
+        OUTSIDE(nChannelsPerNetPeer, 1, 64) || OUTSIDE(nvlinkCentricSched, 0, 1) ||
+        OUTSIDE(graphUsageMode, 0, 2) || OUTSIDE(numRmaCtx, 0, INT_MAX) ||
+        OUTSIDE(maxP2pPeers, 1, INT_MAX) || OUTSIDE(graphStreamOrdering, 0, 1))
         return INVALID_ARGUMENT;
     *blocking = config.blocking != 0;
     return SUCCESS;
