@@ -128,6 +128,70 @@ fn a_world_of_one_and_its_parts() {
     check_world_of_one(part.as_ref());
 }
 
+/// What rank `rank` has: numbers that every type has exactly, and their sums as well.
+fn part<T: Element>(rank: usize, len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
+    (0..len).map(|index| from(((rank + 1) * (index % 13)) as f32 - 20.0)).collect()
+}
+
+fn check_ranks<T: Element + PartialEq + std::fmt::Debug>(
+    member: &dyn Communicator,
+    device: usize,
+    len: usize,
+    from: impl Fn(f32) -> T + Copy,
+    sum: impl Fn(&[T]) -> T,
+) {
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(device)).client();
+    let (rank, size) = (member.rank(), member.world_size());
+    let all: Vec<Vec<T>> = (0..size).map(|rank| part(rank, len * size, from)).collect();
+    let there = |values: &[T]| Buffer::from_slice(values).to_device(&client);
+    let zeros = |len| Buffer::zeros(T::DTYPE, len).to_device(&client);
+    let own = &all[rank];
+    // All are under way at once.
+    let gather = member.all_gather(label("gather"), Arc::new(there(&own[..len])), zeros(len * size));
+    let scatter = member.reduce_scatter(label("scatter"), Arc::new(there(own)), zeros(len));
+    let reduce = member.all_reduce(label("reduce"), there(own));
+    let broadcast = member.broadcast(label("broadcast"), there(own), size - 1);
+    let sums: Vec<T> = (0..len * size)
+        .map(|index| sum(&all.iter().map(|values| values[index]).collect::<Vec<_>>()))
+        .collect();
+    let gathered: Vec<T> = all.iter().flat_map(|values| values[..len].to_vec()).collect();
+    let result = |work: kiln_collectives::Work| work.wait(PATIENCE).unwrap().to_host().unwrap();
+    assert_eq!(result(gather).as_slice::<T>().unwrap(), gathered);
+    assert_eq!(result(scatter).as_slice::<T>().unwrap(), &sums[rank * len..][..len]);
+    assert_eq!(result(reduce).as_slice::<T>().unwrap(), sums);
+    assert_eq!(result(broadcast).as_slice::<T>().unwrap(), all[size - 1]);
+}
+
+/// As many ranks as there are GPUs, a thread and a GPU each.
+#[test]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
+fn ranks_with_a_gpu_each() {
+    let count = CudaRuntime::enumerate_all_devices().len();
+    assert!(count >= 2, "{count} GPUs");
+    thread::scope(|scope| {
+        for (device, world) in LocalGroup::new(count).into_iter().enumerate() {
+            scope.spawn(move || {
+                nccl::attach(&world, &NcclOptions::new(device)).unwrap();
+                let check = |member: &dyn Communicator| {
+                    for len in [1, 5, 30_001] {
+                        check_ranks(member, device, len, |value| value, |all: &[f32]| all.iter().sum());
+                        let sum = |all: &[bf16]| bf16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+                        check_ranks(member, device, len, bf16::from_f32, sum);
+                        let sum = |all: &[f16]| f16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+                        check_ranks(member, device, len, f16::from_f32, sum);
+                    }
+                };
+                check(&world);
+                // Pairs, the later rank first.
+                let pair = world.split("pair", Some(device as u32 / 2), -(device as i64)).unwrap().unwrap();
+                check(pair.as_ref());
+                drop(world);
+                check(pair.as_ref());
+            });
+        }
+    });
+}
+
 #[test]
 #[ignore = "as above"]
 fn what_is_done_is_no_longer_pending() {
@@ -151,12 +215,12 @@ fn what_is_done_is_no_longer_pending() {
     assert!(last.finished >= last.started && last.started >= last.enqueued);
 }
 
-/// With stand-ins for the driver whose events never pass, which `FAKE_CUDA_STUCK` asks them for, the
+/// With the stand-in for NCCL whose first collective never ends, which `FAKE_NCCL_STALLS` asks it for, the
 /// operation never ends.
 #[test]
 #[ignore = "as above"]
 fn an_operation_ends_or_times_out() {
-    let is_stuck = std::env::var_os("FAKE_CUDA_STUCK").is_some();
+    let is_stuck = std::env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
     options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
     let world = world_of_one(&options);
