@@ -6,10 +6,14 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kiln_collectives::nccl::{self, NcclError, NcclOptions};
+use kiln_collectives::tcp::{JoinOptions, TcpCommunicator};
 use kiln_collectives::{
     ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Element, Finding, Label,
     LocalCommunicator, LocalGroup, Operation, Phase,
 };
+use std::env;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -162,36 +166,70 @@ fn check_ranks<T: Element + PartialEq + std::fmt::Debug>(
     assert_eq!(result(broadcast).as_slice::<T>().unwrap(), all[size - 1]);
 }
 
+/// What a rank that has this GPU moves, in the world and in pairs, the later rank first.
+fn check_rank(world: &dyn Communicator, device: usize) {
+    let check = |member: &dyn Communicator| {
+        for len in [1, 5, 30_001] {
+            check_ranks(member, device, len, |value| value, |all: &[f32]| all.iter().sum());
+            let sum = |all: &[bf16]| bf16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+            check_ranks(member, device, len, bf16::from_f32, sum);
+            let sum = |all: &[f16]| f16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+            check_ranks(member, device, len, f16::from_f32, sum);
+        }
+        // A rank that leaves ends what others still wait for.
+        member.barrier(label("done")).wait(PATIENCE).unwrap();
+    };
+    check(world);
+    let pair = world.split("pair", Some(device as u32 / 2), -(device as i64)).unwrap().unwrap();
+    check(pair.as_ref());
+}
+
 /// As many ranks as there are GPUs, a thread and a GPU each.
 #[test]
 #[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
-fn ranks_with_a_gpu_each() {
+fn threads_with_a_gpu_each() {
     let count = CudaRuntime::enumerate_all_devices().len();
     assert!(count >= 2, "{count} GPUs");
     thread::scope(|scope| {
         for (device, world) in LocalGroup::new(count).into_iter().enumerate() {
             scope.spawn(move || {
                 nccl::attach(&world, &NcclOptions::new(device)).unwrap();
-                let check = |member: &dyn Communicator| {
-                    for len in [1, 5, 30_001] {
-                        check_ranks(member, device, len, |value| value, |all: &[f32]| all.iter().sum());
-                        let sum = |all: &[bf16]| bf16::from_f32(all.iter().map(|value| value.to_f32()).sum());
-                        check_ranks(member, device, len, bf16::from_f32, sum);
-                        let sum = |all: &[f16]| f16::from_f32(all.iter().map(|value| value.to_f32()).sum());
-                        check_ranks(member, device, len, f16::from_f32, sum);
-                    }
-                    // A rank that leaves ends what others still wait for.
-                    member.barrier(label("done")).wait(PATIENCE).unwrap();
-                };
-                check(&world);
-                // Pairs, the later rank first.
-                let pair = world.split("pair", Some(device as u32 / 2), -(device as i64)).unwrap().unwrap();
-                check(pair.as_ref());
-                drop(world);
-                check(pair.as_ref());
+                check_rank(&world, device);
             });
         }
     });
+}
+
+/// Says that a process is a rank: its number, how many there are, and where they meet.
+const RANK: &str = "NCCL_TEST_RANK";
+
+/// As many ranks as there are GPUs, a process and a GPU each.
+#[test]
+#[ignore = "as above"]
+fn processes_with_a_gpu_each() {
+    if let Ok(place) = env::var(RANK) {
+        let numbers: Vec<usize> = place.split(' ').map(|number| number.parse().unwrap()).collect();
+        let options = JoinOptions::new(numbers[0], numbers[1], "127.0.0.1", numbers[2] as u16);
+        let world = TcpCommunicator::join(options).unwrap();
+        nccl::attach(&world, &NcclOptions::new(numbers[0])).unwrap();
+        return check_rank(&world, numbers[0]);
+    }
+    let count = CudaRuntime::enumerate_all_devices().len();
+    assert!(count >= 2, "{count} GPUs");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let ranks: Vec<_> = (0..count)
+        .map(|rank| {
+            let mut program = Command::new(env::current_exe().unwrap());
+            program.args(["processes_with_a_gpu_each", "--exact", "--ignored", "--nocapture"]);
+            program.env(RANK, format!("{rank} {count} {port}")).stdout(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
 }
 
 #[test]
@@ -222,7 +260,7 @@ fn what_is_done_is_no_longer_pending() {
 #[test]
 #[ignore = "as above"]
 fn an_operation_ends_or_times_out() {
-    let is_stuck = std::env::var_os("FAKE_NCCL_STALLS").is_some();
+    let is_stuck = env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
     options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
     let world = world_of_one(&options);

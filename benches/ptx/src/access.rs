@@ -22,7 +22,7 @@ pub struct Span {
 }
 
 impl Span {
-    fn of(access: &Access, address: u64) -> Span {
+    pub fn of(access: &Access, address: u64) -> Span {
         let part = access.ty.bits / 8;
         Span { space: access.space, address, bytes: part * u32::from(access.count), part }
     }
@@ -205,12 +205,25 @@ pub fn load(
         let at = address(r, base[0], access.offset, access.wide, lane);
         let value =
             memory.read(local, lane, Span::of(access, at)).map_err(|fault| (lane, Box::new(fault)))?;
-        for (n, values) in values.iter_mut().take(results.len()).enumerate() {
-            values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
-        }
+        split(value, bits, lane, &mut values[..results.len()]);
     }
-    for (&result, values) in results.iter().zip(&values) {
-        match bits {
+    set(r, access, results, &values, mask);
+    Ok(())
+}
+
+/// The parts of a vector that a lane has read.
+#[inline(always)]
+pub fn split(value: u128, bits: u32, lane: usize, values: &mut [[u64; LANES]]) {
+    for (n, values) in values.iter_mut().enumerate() {
+        values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
+    }
+}
+
+/// Puts what was loaded in registers.
+#[inline(always)]
+pub fn set(r: &mut Registers, access: &Access, results: &[u16], values: &[[u64; LANES]; 4], mask: u32) {
+    for (&result, values) in results.iter().zip(values) {
+        match access.ty.bits {
             64 => r.set_wide(result, values, mask),
             8 if access.ty.kind == Kind::Signed => {
                 r.set_narrow(result, &values.map(|value| u32::from(value as u8 as i8 as u16)), mask);
@@ -218,7 +231,6 @@ pub fn load(
             _ => r.set_narrow(result, &values.map(|value| value as u32), mask),
         }
     }
-    Ok(())
 }
 
 pub fn store(

@@ -10,7 +10,7 @@
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
-//! | `access`, `copies`, `fragments` | what reads and writes |
+//! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
 //! | `memory` | what is allocated and has been written |
 //! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
 //! | `streams`, `footprint` | asynchronous streams, and whether the order of what they do is safe |
@@ -40,6 +40,7 @@ mod layout;
 mod lexer;
 mod matrix;
 mod memory;
+mod moved;
 mod movement;
 mod parse;
 mod program;
