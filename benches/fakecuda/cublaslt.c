@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef int Result;
-enum { SUCCESS = 0, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 
 /* Of cudaDataType. */
 enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
@@ -17,7 +17,7 @@ enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 /* Of cublasComputeType_t and cublasLtEpilogue_t. */
 enum { COMPUTE_32F = 68, COMPUTE_32F_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
-typedef struct { uint64_t rows, columns; int64_t leading; int type; } *Layout;
+typedef struct layout { uint64_t rows, columns; int64_t leading; int type; } *Layout;
 typedef struct { int compute, scale, transposed[2], epilogue; void *bias; } *Description;
 typedef struct { uint64_t workspace; uint32_t aligned[4]; } *Preference;
 typedef struct { uint64_t data[8]; } Algorithm;
@@ -174,6 +174,8 @@ Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Lay
     return SUCCESS;
 }
 
+static uint64_t width(int type) { return type == R_32F ? 4 : 2; }
+
 static float load(const void *from, int type, uint64_t index) {
     if (type == R_32F)
         return ((const float *)from)[index];
@@ -198,31 +200,63 @@ static void store(void *to, int type, uint64_t index, float value) {
     }
 }
 
+/* A product, as a stream has it: what the caller's objects were when it was asked for. */
+struct product {
+    int transposed[2], epilogue;
+    void *bias;
+    float alpha, beta;
+    const void *a, *b, *c;
+    void *d;
+    struct layout of_a, of_b, of_c, of_d;
+    uint64_t inner;
+};
+
 /* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). */
-static void compute(Description of, float alpha, const void *a, Layout of_a, const void *b, Layout of_b, float beta,
-                    const void *c, Layout of_c, void *d, Layout of_d) {
-    uint64_t inner = columns_of(of_a, of->transposed[0]);
-    uint64_t step_a = of->transposed[0] ? 1 : (uint64_t)of_a->leading;
-    uint64_t row_a = of->transposed[0] ? (uint64_t)of_a->leading : 1;
-    uint64_t step_b = of->transposed[1] ? (uint64_t)of_b->leading : 1;
-    uint64_t column_b = of->transposed[1] ? 1 : (uint64_t)of_b->leading;
-    for (uint64_t column = 0; column < of_d->columns; column++) {
-        for (uint64_t row = 0; row < of_d->rows; row++) {
+static int compute(void *data) {
+    const struct product *p = data;
+    uint64_t step_a = p->transposed[0] ? 1 : (uint64_t)p->of_a.leading;
+    uint64_t row_a = p->transposed[0] ? (uint64_t)p->of_a.leading : 1;
+    uint64_t step_b = p->transposed[1] ? (uint64_t)p->of_b.leading : 1;
+    uint64_t column_b = p->transposed[1] ? 1 : (uint64_t)p->of_b.leading;
+    uint64_t size = width(p->of_d.type);
+    for (uint64_t column = 0; column < p->of_d.columns; column++) {
+        for (uint64_t row = 0; row < p->of_d.rows; row++) {
             double sum = 0;
-            for (uint64_t i = 0; i < inner; i++)
-                sum += (double)load(a, of_a->type, row * row_a + i * step_a) *
-                       load(b, of_b->type, column * column_b + i * step_b);
-            double value = alpha * sum;
+            for (uint64_t i = 0; i < p->inner; i++)
+                sum += (double)load(p->a, p->of_a.type, row * row_a + i * step_a) *
+                       load(p->b, p->of_b.type, column * column_b + i * step_b);
+            double value = p->alpha * sum;
             /* As in the library, c is not read if its factor is zero. */
-            if (beta != 0)
-                value += (double)beta * load(c, of_c->type, row + column * (uint64_t)of_c->leading);
-            if (of->epilogue == EPILOGUE_BIAS)
-                value += load(of->bias, of_d->type, row);
-            store(d, of_d->type, row + column * (uint64_t)of_d->leading, (float)value);
+            if (p->beta != 0)
+                value += (double)p->beta * load(p->c, p->of_c.type, row + column * (uint64_t)p->of_c.leading);
+            if (p->epilogue == EPILOGUE_BIAS)
+                value += load(p->bias, p->of_d.type, row);
+            store(p->d, p->of_d.type, row + column * (uint64_t)p->of_d.leading, (float)value);
         }
-        uint64_t size = of_d->type == R_32F ? 4 : 2;
-        wrote((char *)d + size * column * (uint64_t)of_d->leading, size * of_d->rows);
+        wrote((char *)p->d + size * column * (uint64_t)p->of_d.leading, size * p->of_d.rows);
     }
+    return SUCCESS;
+}
+
+/* The columns of a matrix. */
+static struct span columns_at(const void *start, const struct layout *of, int writes) {
+    uint64_t size = width(of->type);
+    return (struct span){(uintptr_t)start, size * of->rows, of->columns, size * (uint64_t)of->leading, writes};
+}
+
+/* Gives the product to its stream. */
+static Result submit(const struct product *p, void *workspace, size_t workspace_size, void *stream) {
+    struct span spans[] = {
+        columns_at(p->a, &p->of_a, 0), columns_at(p->b, &p->of_b, 0), columns_at(p->d, &p->of_d, 1),
+        bytes_at(workspace, workspace_size, 1), {0}, {0},
+    };
+    size_t count = 4;
+    if (p->beta != 0)
+        spans[count++] = columns_at(p->c, &p->of_c, 0);
+    if (p->epilogue == EPILOGUE_BIAS)
+        spans[count++] = bytes_at(p->bias, width(p->of_d.type) * p->of_d.rows, 0);
+    return in_stream(stream, "product of cuBLASLt", spans, count, compute, p, sizeof *p) == 0 ? SUCCESS
+                                                                                        : EXECUTION_FAILED;
 }
 
 static const char *letter(int transposed) { return transposed ? "T" : "N"; }
@@ -253,7 +287,13 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
           letter(of->transposed[1]), of_a->leading, of_b->leading, of_d->leading, of_a->type, of_d->type,
           of->compute, *alpha, *beta, of->epilogue, (unsigned long)a, (unsigned long)b, (unsigned long)c,
           (unsigned long)d, (unsigned long)of->bias, workspace_size, (unsigned long)workspace, result);
-    if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= setting("FAKE_CUBLASLT_COMPUTE", setting("FAKE_CUDA_EXECUTE", 0) != 0 ? INFINITY : 0))
-        compute(of, *alpha, a, of_a, b, of_b, *beta, c, of_c, d, of_d);
+    double most = setting("FAKE_CUBLASLT_COMPUTE", setting("FAKE_CUDA_EXECUTE", 0) != 0 ? INFINITY : 0);
+    if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= most) {
+        struct product product = {
+            {of->transposed[0], of->transposed[1]}, of->epilogue, of->bias, *alpha, *beta, a, b, c, d,
+            *of_a, *of_b, *of_c, *of_d, inner,
+        };
+        result = submit(&product, workspace, WORKSPACE, stream);
+    }
     return result;
 }

@@ -1,28 +1,66 @@
 #!/usr/bin/env bash
-# Runs tests of GPU kernels on CUDA without a GPU: kernels are compiled by NVRTC, and executed and checked by
-# benches/ptx. Needs a C compiler, and PyPI for NVRTC.
+# Runs Kiln's tests on CUDA without a GPU: kernels are compiled by NVRTC, and executed and checked by benches/ptx;
+# streams are asynchronous, and NCCL moves data. Needs a C compiler, and PyPI for NVRTC.
 #
-#     benches/fakecuda/execute.sh                 # the model's operations and the decoder
-#     benches/fakecuda/execute.sh cube_attention  # tests of this name
+#     benches/fakecuda/execute.sh                       # all parts
+#     benches/fakecuda/execute.sh model                 # one of: stand-ins, nccl, model, sharding, commands
+#     benches/fakecuda/execute.sh model cube_attention  # tests of this name in it
 #
-# FAKE_CUDA_CAPABILITY=8.0 executes what an A100 gets, FAKE_CUDA_CHECK=0 leaves the checks out.
+# FAKE_CUDA_CAPABILITY=8.0 executes what an A100 gets, FAKE_CUDA_CHECK=0 leaves the checks of kernels out,
+# FAKE_CUDA_ASYNC=7 delays other operations, and FAKE_CUDA_ASYNC=0 makes streams synchronous.
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,8s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
+"" | stand-ins | nccl | model | sharding | commands) ;;
+*)
+    echo "no part $1: stand-ins, nccl, model, sharding, commands" >&2
+    exit 2
+    ;;
 esac
+part=${1:-} name=${2:-}
 
 cd "$(dirname "$0")/../.."
-# One set of features for everything on GPUs, so that burn is built once. Only the model has a test `it`.
+# One set of features for everything on GPUs, so that burn is built once.
 build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
-program=$(cargo test "${build[@]}" --test it --no-run --message-format=json |
-    sed -n 's/.*"executable":"\([^"]*\/it-[^"]*\)".*/\1/p')
 
+# A program of tests, which is started without cargo: see README.md.
+program() {
+    cargo test "${build[@]}" --test "$1" --no-run --message-format=json |
+        sed -n 's/.*"executable":"\([^"]*\/'"$1"'-[^"]*\)".*/\1/p'
+}
+
+# Starts a program of tests under the stand-ins.
+run() {
+    (
+        # shellcheck source=/dev/null
+        . "${CARGO_TARGET_DIR:-target}/fakecuda/env.sh"
+        export KILN_TEST_DEVICE=cuda FAKE_CUDA_EXECUTE=1 FAKE_CUDA_ASYNC="${FAKE_CUDA_ASYNC:-1}"
+        "$@"
+    )
+}
+
+wanted() { [ -z "$part" ] || [ "$part" = "$1" ]; }
+
+if wanted stand-ins; then
+    benches/fakecuda/streams.sh
+fi
 benches/fakecuda/setup.sh
-# shellcheck source=/dev/null
-. "${CARGO_TARGET_DIR:-target}/fakecuda/env.sh"
-export KILN_TEST_DEVICE=cuda FAKE_CUDA_EXECUTE=1
-# What kernels are compiled to is tested elsewhere, and takes a minute.
-exec "$program" "${1:-cube}" --skip compiled
+if wanted nccl; then
+    nccl=$(program nccl)
+    FAKE_CUDA_DEVICES=2 run "$nccl" "$name" --ignored --skip python_wheel
+    # A collective that never ends is told.
+    FAKE_NCCL_STALLS=1 run "$nccl" ends_or_times_out --ignored
+fi
+if wanted model; then
+    # What kernels are compiled to is tested elsewhere, and takes a minute.
+    run "$(program it)" "${name:-cube}" --skip compiled
+fi
+if wanted sharding; then
+    run "$(program sharding)" "${name:-cube}"
+fi
+if wanted commands; then
+    run "$(program cli)" "${name:-gpu::}"
+fi

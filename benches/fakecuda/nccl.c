@@ -1,129 +1,38 @@
-/* A stand-in for NCCL, libnccl.so.2: every rank is on its own.
+/* A stand-in for NCCL, libnccl.so.2: communicators. Collectives are in nccl_collectives.c.
  *
- * A collective copies this rank's part to where it belongs in its own result, and leaves a line in the
- * trace. With one rank that is the right result. With more, the parts of the others are copies of this
- * rank's: for traces of a rank in a world that is not there. */
+ * Where kernels compute (FAKE_CUDA_EXECUTE), ranks in processes and threads of one machine move their data through
+ * shared memory (nccl_ranks.c). Where they do not, every rank is on its own: a collective copies this rank's part to
+ * where it belongs, and the parts of the others are copies of it, for traces of a rank in a world that is not there. */
 #define _GNU_SOURCE
-#include "trace.h"
+#include "nccl.h"
 
-#include <limits.h>
-#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-typedef int Result;
-typedef struct { char bytes[128]; } UniqueId;
-typedef struct {
-    unsigned long number;
-    int ranks, rank, device, blocking;
-    /* What goes on in the background: looks until it is done, looks so far, who began it, and how often that
-     * thread had slept by then. */
-    int busy, looks, thread;
-    long slept;
-    /* Calls so far that go on in the background. */
-    int begun;
-} *Communicator;
-
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-
-/* ncclConfig_t as of NCCL 2.30.7. Fields are only ever added at its end, the last one into what was padding
- * before, which the size does not show. */
-typedef struct {
-    size_t size;
-    unsigned magic, version;
-    int blocking, cgaClusterSize, minCTAs, maxCTAs;
-    const char *netName;
-    int splitShare, trafficClass;
-    const char *commName;
-    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
-    int graphUsageMode, numRmaCtx, maxP2pPeers, graphStreamOrdering;
-} Config;
-
-enum { UNSET = INT_MIN };
-
-static unsigned long communicators;
-
-static int library_version(void) {
-    return (int)setting("FAKE_NCCL_VERSION", 22803);
-}
-
-/* Bytes of ncclDataType_t. */
-static size_t width(int type) {
-    static const size_t widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-    return widths[type];
-}
+static unsigned long communicators, ids;
 
 Result ncclGetVersion(int *version) {
     *version = library_version();
     return SUCCESS;
 }
 
+/* A name for the room of the ranks: no other process of this machine makes the same. */
 Result ncclGetUniqueId(UniqueId *id) {
-    memset(id, 7, sizeof *id);
+    unsigned long random = 0;
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return SYSTEM_ERROR;
+    memset(id, 0, sizeof *id);
+    snprintf(id->bytes, sizeof id->bytes, "%d-%lu-%016lx", (int)getpid(), (unsigned long)next_handle(&ids), random);
     return SUCCESS;
 }
 
-/* Bytes of ncclConfig_t in a library of this version. */
-static size_t config_size(int version) {
-    return version >= 23000   ? sizeof(Config)
-           : version >= 22900 ? offsetof(Config, maxP2pPeers)
-           : version >= 22800 ? offsetof(Config, graphUsageMode)
-           : version >= 22700 ? offsetof(Config, nChannelsPerNetPeer)
-           : version >= 21700 ? offsetof(Config, commName)
-                              : offsetof(Config, cgaClusterSize) + 4;
-}
-
-static int outside(int value, int least, int most) {
-    return value != UNSET && (value < least || value > most);
-}
-
-/* As parseCommConfig in init.cc of NCCL 2.30.7: as many bytes as both sides know, without the fields that are
- * newer than the version that the caller says; what is left must be unset or in its range. */
-static Result parse(const void *given, int *blocking) {
-    *blocking = 1;
-    if (given == NULL)
-        return SUCCESS;
-    Config config = {
-        0, 0, 0, UNSET, UNSET, UNSET, UNSET, NULL, UNSET, UNSET, NULL, UNSET, UNSET, UNSET, UNSET, UNSET,
-        UNSET, UNSET, UNSET, UNSET, UNSET,
-    };
-    size_t size, known = config_size(library_version());
-    memcpy(&size, given, sizeof size);
-    memcpy(&config, given, size < known ? size : known);
-    if (config.magic != 0xcafebeef)
-        return INVALID_ARGUMENT;
-    if (config.version < 21400)
-        config.blocking = UNSET;
-    if (config.version < 21700)
-        config.cgaClusterSize = config.minCTAs = config.maxCTAs = UNSET, config.netName = NULL;
-    if (config.version < 22500)
-        config.trafficClass = UNSET;
-    if (config.version < 22700)
-        config.collnetEnable = config.CTAPolicy = config.shrinkShare = config.nvlsCTAs = UNSET;
-    if (config.version < 22800)
-        config.nChannelsPerNetPeer = config.nvlinkCentricSched = UNSET;
-    if (config.version < 22900)
-        config.graphUsageMode = config.numRmaCtx = UNSET;
-    if (config.version < 23000)
-        config.maxP2pPeers = UNSET;
-    if (config.version < 23005 || library_version() < 23005)
-        config.graphStreamOrdering = UNSET;
-    trace("comm_config version=%u blocking=%d max_p2p_peers=%d graph_stream_ordering=%d", config.version,
-          config.blocking, config.maxP2pPeers, config.graphStreamOrdering);
-    if (outside(config.blocking, 0, 1) || outside(config.cgaClusterSize, 0, INT_MAX) ||
-        outside(config.minCTAs, 1, INT_MAX) || outside(config.maxCTAs, 1, INT_MAX) ||
-        config.minCTAs > config.maxCTAs || outside(config.splitShare, 0, 1) ||
-        outside(config.collnetEnable, 0, 1) || outside(config.CTAPolicy, 0, 3) ||
-        outside(config.shrinkShare, 0, 1) || outside(config.nvlsCTAs, 1, INT_MAX) ||
-        outside(config.nChannelsPerNetPeer, 1, 64) || outside(config.nvlinkCentricSched, 0, 1) ||
-        outside(config.graphUsageMode, 0, 2) || outside(config.numRmaCtx, 0, INT_MAX) ||
-        outside(config.maxP2pPeers, 1, INT_MAX) || outside(config.graphStreamOrdering, 0, 1))
-        return INVALID_ARGUMENT;
-    *blocking = config.blocking != 0;
-    return SUCCESS;
-}
+/* Whether ranks move data. */
+static int shares(void) { return setting("FAKE_CUDA_EXECUTE", 0) != 0; }
 
 /* How often this thread has given the processor back of its own will, as one does that sleeps. */
 static long sleeps(void) {
@@ -131,78 +40,165 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* What a call returns that goes on in the background, if the communicator has one. */
-static Result begin(Communicator comm) {
+Result begin(Communicator comm) {
+    comm->begun++;
     if (comm->blocking)
         return SUCCESS;
     comm->busy = (int)setting("FAKE_NCCL_LOOKS", 1);
-    comm->begun++;
     comm->looks = 0, comm->thread = gettid(), comm->slept = sleeps();
-    return comm->busy > 0 ? IN_PROGRESS : SUCCESS;
+    return comm->busy > 0 || comm->joins || comm->made != NULL ? IN_PROGRESS : SUCCESS;
 }
 
-static Result make(Communicator *made, int ranks, int rank, const void *config) {
-    int blocking;
-    if (ranks < 1 || rank < 0 || rank >= ranks || parse(config, &blocking) != SUCCESS)
-        return INVALID_ARGUMENT;
-    *made = calloc(1, sizeof **made);
-    if (*made == NULL)
+void let_go(Communicator comm) {
+    if (atomic_fetch_sub(&comm->users, 1) > 1)
+        return;
+    room_leave(comm->room);
+    free(comm);
+}
+
+/* Whether others are still to come. */
+static int joins(Communicator comm) {
+    if (comm->joins && room_is_full(comm->room, comm->name, comm->ranks))
+        comm->joins = 0;
+    return comm->joins;
+}
+
+static Result make(Communicator *made, int ranks, int rank, const char *name, int blocking) {
+    Communicator comm = calloc(1, sizeof *comm);
+    if (comm == NULL)
         return SYSTEM_ERROR;
-    (*made)->number = (unsigned long)next_handle(&communicators);
-    (*made)->ranks = ranks;
-    (*made)->rank = rank;
-    (*made)->blocking = blocking;
-    trace("nccl_init comm=%lu rank=%d ranks=%d", (*made)->number, rank, ranks);
-    return begin(*made);
-}
-
-Result ncclCommInitRank(Communicator *made, int ranks, UniqueId id, int rank) {
-    (void)id;
-    return make(made, ranks, rank, NULL);
+    comm->number = (unsigned long)next_handle(&communicators);
+    comm->ranks = ranks, comm->rank = rank, comm->blocking = blocking;
+    atomic_store(&comm->users, 1);
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    if (ranks > 1 && shares()) {
+        comm->room = room_enter(comm->name, ranks, rank);
+        if (comm->room == NULL) {
+            free(comm);
+            return INVALID_USAGE;
+        }
+        comm->joins = 1;
+    }
+    trace("nccl_init comm=%lu rank=%d ranks=%d", comm->number, rank, ranks);
+    *made = comm;
+    while (blocking && joins(comm))
+        usleep(200);
+    return begin(comm);
 }
 
 Result ncclCommInitRankConfig(Communicator *made, int ranks, UniqueId id, int rank, void *config) {
-    (void)id;
-    return make(made, ranks, rank, config);
+    int blocking;
+    if (ranks < 1 || rank < 0 || rank >= ranks || parse_config(config, &blocking) != SUCCESS)
+        return INVALID_ARGUMENT;
+    id.bytes[sizeof id.bytes - 1] = 0;
+    return make(made, ranks, rank, id.bytes, blocking);
 }
 
-/* Which ranks have the same color is known only where there is one. */
-Result ncclCommSplit(Communicator of, int color, int key, Communicator *made, void *config) {
-    (void)key;
+Result ncclCommInitRank(Communicator *made, int ranks, UniqueId id, int rank) {
+    return ncclCommInitRankConfig(made, ranks, id, rank, NULL);
+}
+
+/* Ends a split, if all have come: its ranks are those of one color, by their keys, then by their ranks. */
+static Result end_split(Communicator of) {
+    unsigned long number = of->splits;
+    for (int rank = 0; rank < of->ranks; rank++)
+        if (atomic_load(&of->room->seats[rank].splits) < number)
+            return IN_PROGRESS;
+    const struct seat *seats = of->room->seats;
+    int turn = (int)(number % 2), color = seats[of->rank].color[turn], key = seats[of->rank].key[turn];
+    int ranks = 0, rank = 0;
+    for (int other = 0; other < of->ranks; other++) {
+        if (seats[other].color[turn] != color)
+            continue;
+        ranks++;
+        int before = seats[other].key[turn];
+        rank += before < key || (before == key && other < of->rank);
+    }
+    Communicator *made = of->made;
+    of->made = NULL;
+    char name[sizeof of->name];
     if (color < 0) {
         *made = NULL;
         return SUCCESS;
     }
-    return of->ranks == 1 ? make(made, 1, 0, config) : INVALID_USAGE;
+    if (snprintf(name, sizeof name, "%s-%lu.%d", of->name, number, color) >= (int)sizeof name)
+        return INVALID_USAGE;
+    Result result = make(made, ranks, rank, name, of->made_blocking);
+    return result == IN_PROGRESS ? SUCCESS : result;
+}
+
+int is_free(Communicator comm) {
+    if (comm->busy == 0 && !comm->joins && comm->made == NULL)
+        return 1;
+    fprintf(stderr, "NCCL: communicator %lu is used before its last call has ended\n", comm->number);
+    return 0;
+}
+
+Result ncclCommSplit(Communicator of, int color, int key, Communicator *made, void *config) {
+    int blocking;
+    if (!is_free(of) || parse_config(config, &blocking) != SUCCESS)
+        return INVALID_ARGUMENT;
+    /* Which ranks have the same color is known only where there are others, or none. */
+    if (of->room == NULL && of->ranks > 1 && color >= 0)
+        return INVALID_USAGE;
+    if (of->room == NULL) {
+        *made = NULL;
+        return color < 0 ? SUCCESS : make(made, 1, 0, of->name, blocking);
+    }
+    struct seat *seat = &of->room->seats[of->rank];
+    int turn = (int)(++of->splits % 2);
+    seat->color[turn] = color, seat->key[turn] = key;
+    of->made = made, of->made_blocking = blocking;
+    atomic_store(&seat->splits, of->splits);
+    if (!of->blocking)
+        return begin(of);
+    Result result;
+    while ((result = end_split(of)) == IN_PROGRESS)
+        usleep(200);
+    return result;
 }
 
 Result ncclCommFinalize(Communicator comm) {
     trace("nccl_finalize comm=%lu", comm->number);
+    comm->finalizes = 1;
     return begin(comm);
 }
 
 Result ncclCommDestroy(Communicator comm) {
     trace("nccl_destroy comm=%lu busy=%d", comm->number, comm->busy);
-    free(comm);
+    let_go(comm);
     return SUCCESS;
 }
 
+/* What a stream waits for ends, and so does the communicator when it has. */
 Result ncclCommAbort(Communicator comm) {
     trace("nccl_abort comm=%lu", comm->number);
-    free(comm);
+    atomic_store(&comm->aborted, 1);
+    let_go(comm);
     return SUCCESS;
 }
 
+/* A look at what goes on in the background, which goes on with it. */
 Result ncclCommGetAsyncError(Communicator comm, Result *error) {
     double failing = setting("FAKE_NCCL_FAILS", 0);
-    if (failing > 0 && comm->begun >= failing) {
-        *error = SYSTEM_ERROR;
+    *error = failing > 0 && comm->begun >= failing ? SYSTEM_ERROR : atomic_load(&comm->failed);
+    if (*error != SUCCESS)
         return SUCCESS;
-    }
-    *error = comm->busy > 0 ? IN_PROGRESS : SUCCESS;
     comm->looks++;
-    if (comm->busy > 0 && --comm->busy == 0 && comm->thread == gettid())
+    int was_busy = comm->busy > 0;
+    if (was_busy && --comm->busy == 0 && comm->thread == gettid())
         trace("comm_looked comm=%lu looks=%d sleeps=%ld", comm->number, comm->looks, sleeps() - comm->slept);
+    if (comm->made != NULL)
+        *error = end_split(comm);
+    int works = comm->finalizes && atomic_load(&comm->users) > 1;
+    if (*error == SUCCESS && (was_busy || works || joins(comm)))
+        *error = IN_PROGRESS;
+    if (comm->busy == 0 && comm->is_deferred) {
+        comm->is_deferred = 0;
+        Result result = submit(&comm->deferred, comm->stream);
+        if (result != SUCCESS)
+            atomic_store(&comm->failed, result);
+    }
     return SUCCESS;
 }
 
@@ -228,77 +224,6 @@ const char *ncclGetErrorString(Result error) {
 const char *ncclGetLastError(Communicator comm) {
     (void)comm;
     return "";
-}
-
-Result ncclGroupStart(void) { return SUCCESS; }
-
-Result ncclGroupEnd(void) { return SUCCESS; }
-
-static void tell(const char *what, Communicator comm, void *stream, size_t bytes) {
-    trace("nccl_%s comm=%lu stream=%lu bytes=%zu ranks=%d", what, comm->number, (unsigned long)stream,
-          bytes, comm->ranks);
-}
-
-Result ncclAllGather(const void *from, void *to, size_t count, int type, Communicator comm, void *stream) {
-    size_t bytes = count * width(type);
-    tell("all_gather", comm, stream, bytes * (size_t)comm->ranks);
-    /* Own slot last: in place, it is the source of the others. */
-    for (int slot = 0; slot < comm->ranks; slot++)
-        if (slot != comm->rank)
-            memmove((char *)to + (size_t)slot * bytes, from, bytes);
-    memmove((char *)to + (size_t)comm->rank * bytes, from, bytes);
-    wrote(to, bytes * (size_t)comm->ranks);
-    return begin(comm);
-}
-
-Result ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation,
-                         Communicator comm, void *stream) {
-    (void)operation;
-    size_t bytes = count * width(type);
-    tell("reduce_scatter", comm, stream, bytes * (size_t)comm->ranks);
-    memmove(to, (const char *)from + (size_t)comm->rank * bytes, bytes);
-    wrote(to, bytes);
-    return begin(comm);
-}
-
-Result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, Communicator comm,
-                     void *stream) {
-    (void)operation;
-    tell("all_reduce", comm, stream, count * width(type));
-    memmove(to, from, count * width(type));
-    wrote(to, count * width(type));
-    return begin(comm);
-}
-
-Result ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator comm,
-                     void *stream) {
-    tell("broadcast", comm, stream, count * width(type));
-    if (root == comm->rank)
-        memmove(to, from, count * width(type));
-    wrote(to, count * width(type));
-    return begin(comm);
-}
-
-Result ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root,
-                  Communicator comm, void *stream) {
-    (void)operation;
-    tell("reduce", comm, stream, count * width(type));
-    if (root == comm->rank)
-        memmove(to, from, count * width(type));
-    wrote(to, count * width(type));
-    return begin(comm);
-}
-
-Result ncclSend(const void *from, size_t count, int type, int peer, Communicator comm, void *stream) {
-    (void)from, (void)peer;
-    tell("send", comm, stream, count * width(type));
-    return begin(comm);
-}
-
-Result ncclRecv(void *to, size_t count, int type, int peer, Communicator comm, void *stream) {
-    (void)to, (void)peer;
-    tell("recv", comm, stream, count * width(type));
-    return begin(comm);
 }
 
 Result ncclMemAlloc(void **pointer, size_t size) {

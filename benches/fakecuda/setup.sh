@@ -31,8 +31,10 @@ build() {
         -Wl,-soname,"$name" -o "$out/lib/$name" "$sources/trace.c" "$@"
 }
 cargo build --quiet --release -p kiln-ptx
-build libcuda.so.1 -DHAS_PTX=1 "$sources/cuda.c" "$out/../release/libkiln_ptx.a" -Wl,--exclude-libs,ALL -ldl -lm
-build libnccl.so.2 "$sources/nccl.c"
+build libcuda.so.1 -DHAS_PTX=1 "$sources/cuda.c" "$sources/memory.c" "$sources/streams.c" \
+    "$out/../release/libkiln_ptx.a" -Wl,--exclude-libs,ALL -ldl -lm
+build libnccl.so.2 "$sources/nccl.c" "$sources/nccl_collectives.c" "$sources/nccl_config.c" \
+    "$sources/nccl_ranks.c" "$sources/nccl_sum.c"
 build libcublasLt.so.13 "$sources/cublaslt.c"
 
 cat >"$out/env.sh" <<END

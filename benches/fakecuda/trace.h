@@ -1,8 +1,14 @@
-/* What the stand-ins share: settings from variables, and the trace. */
+/* What the stand-ins share: settings from variables, the trace, and the way to the streams of the driver. */
 #ifndef TRACE_H
 #define TRACE_H
 
 #include <stddef.h>
+
+/* Bytes that an operation of a stream uses: `count` times `bytes`, one `stride` apart. */
+struct span {
+    unsigned long long start, bytes, count, stride;
+    int writes;
+};
 
 /* Kept inside of each library, so that two of them can be in one process. */
 #pragma GCC visibility push(hidden)
@@ -19,6 +25,15 @@ void *next_handle(unsigned long *counter);
 
 /* Tells the stand-in for the driver that a library has written `size` bytes of device memory. */
 void wrote(const void *to, size_t size);
+
+/* Runs `run` with a copy of `size` bytes of `data` when the stream gets there: see fake.h. */
+int in_stream(void *stream, const char *what, const struct span *spans, size_t count, int (*run)(void *),
+              const void *data, size_t size);
+
+/* The span of `size` bytes. */
+static inline struct span bytes_at(const void *start, size_t size, int writes) {
+    return (struct span){(unsigned long long)start, size, 1, size, writes};
+}
 
 #pragma GCC visibility pop
 #endif

@@ -6,10 +6,14 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kiln_collectives::nccl::{self, NcclError, NcclOptions};
+use kiln_collectives::tcp::{JoinOptions, TcpCommunicator};
 use kiln_collectives::{
     ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Element, Finding, Label,
     LocalCommunicator, LocalGroup, Operation, Phase,
 };
+use std::env;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -128,6 +132,106 @@ fn a_world_of_one_and_its_parts() {
     check_world_of_one(part.as_ref());
 }
 
+/// What rank `rank` has: numbers that every type has exactly, and their sums as well.
+fn part<T: Element>(rank: usize, len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
+    (0..len).map(|index| from(((rank + 1) * (index % 13)) as f32 - 20.0)).collect()
+}
+
+fn check_ranks<T: Element + PartialEq + std::fmt::Debug>(
+    member: &dyn Communicator,
+    device: usize,
+    len: usize,
+    from: impl Fn(f32) -> T + Copy,
+    sum: impl Fn(&[T]) -> T,
+) {
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(device)).client();
+    let (rank, size) = (member.rank(), member.world_size());
+    let all: Vec<Vec<T>> = (0..size).map(|rank| part(rank, len * size, from)).collect();
+    let there = |values: &[T]| Buffer::from_slice(values).to_device(&client);
+    let zeros = |len| Buffer::zeros(T::DTYPE, len).to_device(&client);
+    let own = &all[rank];
+    // All are under way at once.
+    let gather = member.all_gather(label("gather"), Arc::new(there(&own[..len])), zeros(len * size));
+    let scatter = member.reduce_scatter(label("scatter"), Arc::new(there(own)), zeros(len));
+    let reduce = member.all_reduce(label("reduce"), there(own));
+    let broadcast = member.broadcast(label("broadcast"), there(own), size - 1);
+    let sums: Vec<T> = (0..len * size)
+        .map(|index| sum(&all.iter().map(|values| values[index]).collect::<Vec<_>>()))
+        .collect();
+    let gathered: Vec<T> = all.iter().flat_map(|values| values[..len].to_vec()).collect();
+    let result = |work: kiln_collectives::Work| work.wait(PATIENCE).unwrap().to_host().unwrap();
+    assert_eq!(result(gather).as_slice::<T>().unwrap(), gathered);
+    assert_eq!(result(scatter).as_slice::<T>().unwrap(), &sums[rank * len..][..len]);
+    assert_eq!(result(reduce).as_slice::<T>().unwrap(), sums);
+    assert_eq!(result(broadcast).as_slice::<T>().unwrap(), all[size - 1]);
+}
+
+/// What a rank that has this GPU moves, in the world and in pairs, the later rank first.
+fn check_rank(world: &dyn Communicator, device: usize) {
+    let check = |member: &dyn Communicator| {
+        for len in [1, 5, 30_001] {
+            check_ranks(member, device, len, |value| value, |all: &[f32]| all.iter().sum());
+            let sum = |all: &[bf16]| bf16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+            check_ranks(member, device, len, bf16::from_f32, sum);
+            let sum = |all: &[f16]| f16::from_f32(all.iter().map(|value| value.to_f32()).sum());
+            check_ranks(member, device, len, f16::from_f32, sum);
+        }
+        // A rank that leaves ends what others still wait for.
+        member.barrier(label("done")).wait(PATIENCE).unwrap();
+    };
+    check(world);
+    let pair = world.split("pair", Some(device as u32 / 2), -(device as i64)).unwrap().unwrap();
+    check(pair.as_ref());
+}
+
+/// As many ranks as there are GPUs, a thread and a GPU each.
+#[test]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
+fn threads_with_a_gpu_each() {
+    let count = CudaRuntime::enumerate_all_devices().len();
+    assert!(count >= 2, "{count} GPUs");
+    thread::scope(|scope| {
+        for (device, world) in LocalGroup::new(count).into_iter().enumerate() {
+            scope.spawn(move || {
+                nccl::attach(&world, &NcclOptions::new(device)).unwrap();
+                check_rank(&world, device);
+            });
+        }
+    });
+}
+
+/// Says that a process is a rank: its number, how many there are, and where they meet.
+const RANK: &str = "NCCL_TEST_RANK";
+
+/// As many ranks as there are GPUs, a process and a GPU each.
+#[test]
+#[ignore = "as above"]
+fn processes_with_a_gpu_each() {
+    if let Ok(place) = env::var(RANK) {
+        let numbers: Vec<usize> = place.split(' ').map(|number| number.parse().unwrap()).collect();
+        let options = JoinOptions::new(numbers[0], numbers[1], "127.0.0.1", numbers[2] as u16);
+        let world = TcpCommunicator::join(options).unwrap();
+        nccl::attach(&world, &NcclOptions::new(numbers[0])).unwrap();
+        return check_rank(&world, numbers[0]);
+    }
+    let count = CudaRuntime::enumerate_all_devices().len();
+    assert!(count >= 2, "{count} GPUs");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let ranks: Vec<_> = (0..count)
+        .map(|rank| {
+            let mut program = Command::new(env::current_exe().unwrap());
+            program.args(["processes_with_a_gpu_each", "--exact", "--ignored", "--nocapture"]);
+            program.env(RANK, format!("{rank} {count} {port}")).stdout(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
 #[test]
 #[ignore = "as above"]
 fn what_is_done_is_no_longer_pending() {
@@ -151,12 +255,12 @@ fn what_is_done_is_no_longer_pending() {
     assert!(last.finished >= last.started && last.started >= last.enqueued);
 }
 
-/// With stand-ins for the driver whose events never pass, which `FAKE_CUDA_STUCK` asks them for, the
+/// With the stand-in for NCCL whose first collective never ends, which `FAKE_NCCL_STALLS` asks it for, the
 /// operation never ends.
 #[test]
 #[ignore = "as above"]
 fn an_operation_ends_or_times_out() {
-    let is_stuck = std::env::var_os("FAKE_CUDA_STUCK").is_some();
+    let is_stuck = env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
     options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
     let world = world_of_one(&options);

@@ -3,6 +3,7 @@
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
 use crate::float;
+use crate::footprint::Footprint;
 use crate::lanes::{LANES, Registers, each};
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
 use crate::program::{Access, Atomic, Kind, Type};
@@ -21,7 +22,7 @@ pub struct Span {
 }
 
 impl Span {
-    fn of(access: &Access, address: u64) -> Span {
+    pub fn of(access: &Access, address: u64) -> Span {
         let part = access.ty.bits / 8;
         Span { space: access.space, address, bytes: part * u32::from(access.count), part }
     }
@@ -38,6 +39,8 @@ pub struct Memory<'a> {
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
     pub party: Party,
+    /// The device memory that is used, where somebody asks for it.
+    pub footprint: Option<Box<Footprint>>,
 }
 
 /// The part of a warp that memory needs to know: its number, its local memory, the line.
@@ -113,6 +116,9 @@ impl Memory<'_> {
         let from = match space {
             Space::Global | Space::Generic => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
+                if let Some(footprint) = &mut self.footprint {
+                    footprint.note(address, bytes, false);
+                }
                 if self.books.is_some() {
                     place.check_read(Party { warp: local.warp as u32, ..self.party })?;
                 }
@@ -147,6 +153,9 @@ impl Memory<'_> {
         let to = match space {
             Space::Global | Space::Generic | Space::Param => {
                 let place = self.view.reach(address, bytes, &mut self.hint)?;
+                if let Some(footprint) = &mut self.footprint {
+                    footprint.note(address, bytes, true);
+                }
                 if self.books.is_some() {
                     place.check_write(Party { warp: local.warp as u32, ..self.party }, false)?;
                 }
@@ -196,12 +205,25 @@ pub fn load(
         let at = address(r, base[0], access.offset, access.wide, lane);
         let value =
             memory.read(local, lane, Span::of(access, at)).map_err(|fault| (lane, Box::new(fault)))?;
-        for (n, values) in values.iter_mut().take(results.len()).enumerate() {
-            values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
-        }
+        split(value, bits, lane, &mut values[..results.len()]);
     }
-    for (&result, values) in results.iter().zip(&values) {
-        match bits {
+    set(r, access, results, &values, mask);
+    Ok(())
+}
+
+/// The parts of a vector that a lane has read.
+#[inline(always)]
+pub fn split(value: u128, bits: u32, lane: usize, values: &mut [[u64; LANES]]) {
+    for (n, values) in values.iter_mut().enumerate() {
+        values[lane] = (value >> (bits * n as u32)) as u64 & (u64::MAX >> (64 - bits));
+    }
+}
+
+/// Puts what was loaded in registers.
+#[inline(always)]
+pub fn set(r: &mut Registers, access: &Access, results: &[u16], values: &[[u64; LANES]; 4], mask: u32) {
+    for (&result, values) in results.iter().zip(values) {
+        match access.ty.bits {
             64 => r.set_wide(result, values, mask),
             8 if access.ty.kind == Kind::Signed => {
                 r.set_narrow(result, &values.map(|value| u32::from(value as u8 as i8 as u16)), mask);
@@ -209,7 +231,6 @@ pub fn load(
             _ => r.set_narrow(result, &values.map(|value| value as u32), mask),
         }
     }
-    Ok(())
 }
 
 pub fn store(
@@ -267,6 +288,9 @@ pub fn atomic(
                 Ok(value)
             }),
             (_, at) => memory.view.reach(at, bits / 8, &mut memory.hint).and_then(|place| {
+                if let Some(footprint) = &mut memory.footprint {
+                    footprint.note(at, bits / 8, true);
+                }
                 if memory.books.is_some() {
                     place.check_update(Party { warp: local.warp as u32, ..memory.party })?;
                 }

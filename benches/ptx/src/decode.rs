@@ -7,6 +7,7 @@ use crate::arithmetic;
 use crate::builder::{Builder, Decoded};
 use crate::error::{ParseError, Space};
 use crate::layout::allocate;
+use crate::moved;
 use crate::movement;
 use crate::parse::{Instruction, Source, Statement, parse};
 use crate::program::{Kernel, Module, Op};
@@ -73,7 +74,9 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     let granule = builder.code.iter().filter_map(|instr| shared_bytes(&instr.op)).min().unwrap_or(4).min(16);
     let (static_shared, local_bytes) = (builder.static_shared, builder.local_bytes);
     let (parameters, parameter_bytes) = builder.parameters();
-    let placed = allocate(builder.into_virtual());
+    let mut instructions = builder.into_virtual();
+    moved::mark(&mut instructions);
+    let placed = allocate(instructions);
     Ok(Kernel {
         name: source.name.clone(),
         code: placed.code,

@@ -1,15 +1,17 @@
-//! Functions with C's calling convention, for `benches/fakecuda/cuda.c`: its modules, functions, memory and
-//! launches. `FAKE_CUDA_CHECK` and `FAKE_CUDA_THREADS` are read here.
+//! Functions with C's calling convention, for `benches/fakecuda`: its modules, functions, memory and launches. `FAKE_CUDA_CHECK` and `FAKE_CUDA_THREADS` are read here.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::decode::module;
 use crate::error::LaunchError;
+use crate::footprint::Footprint;
 use crate::grid::{Checks, Launch, Options};
 use crate::memory::DeviceMemory;
 use crate::program::{Kernel, Module};
+use crate::stream_driver::{self, device};
+use crate::streams::Submitted;
 
 /// CUDA's numbers of errors.
 const SUCCESS: c_int = 0;
@@ -128,7 +130,8 @@ pub unsafe extern "C" fn kiln_ptx_allow_shared(function: *const Function, bytes:
     function.dynamic_shared_limit.store(bytes, Ordering::Relaxed);
 }
 
-/// Executes a launch to its end. What stops it is told, and a number of CUDA's returned.
+/// Executes a launch to its end, or gives it to `stream` where streams are asynchronous. What stops it is told, and
+/// a number of CUDA's returned.
 ///
 /// # Safety
 /// `function` must be of `kiln_ptx_function`, `grid` and `block` have three numbers each, and `arguments` a
@@ -140,6 +143,7 @@ pub unsafe extern "C" fn kiln_ptx_launch(
     block: *const u32,
     shared: u32,
     arguments: *const *const c_void,
+    stream: c_ulong,
 ) -> c_int {
     // SAFETY: as above.
     let (function, grid, block) =
@@ -156,16 +160,32 @@ pub unsafe extern "C" fn kiln_ptx_launch(
             }
         })
         .collect();
+    let sizes = format!("grid {grid:?}, block {block:?}, {shared} bytes of shared memory");
     let result = Launch::new(kernel, grid, block, &values).and_then(|mut launch| {
         launch.dynamic_shared = shared;
         launch.dynamic_shared_limit = function.dynamic_shared_limit.load(Ordering::Relaxed);
-        launch.run(memory(), options())
-    });
-    match result {
-        Ok(_) => SUCCESS,
-        Err(error) => {
-            eprintln!("{error}\n  grid {grid:?}, block {block:?}, {shared} bytes of shared memory");
-            if matches!(error, LaunchError::Failed(_)) { LAUNCH_FAILED } else { INVALID_VALUE }
+        match device() {
+            None => launch.run(memory(), options()).map(|_| SUCCESS),
+            Some(device) => match launch.refused() {
+                None => {
+                    Ok(stream_driver::code(device.submit(stream as usize, queued(launch, sizes.clone()))))
+                }
+                Some(reason) => Err(LaunchError::Refused(reason)),
+            },
         }
-    }
+    });
+    result.unwrap_or_else(|error| {
+        eprintln!("{error}\n  {sizes}");
+        if matches!(error, LaunchError::Failed(_)) { LAUNCH_FAILED } else { INVALID_VALUE }
+    })
+}
+
+/// A launch as a stream has it in its queue.
+fn queued(launch: Launch, sizes: String) -> Submitted {
+    Submitted::kernel(format!("launch of {}", launch.kernel.name), move || {
+        let footprint = Mutex::new(Footprint::default());
+        let result = launch.run_noting(memory(), options(), Some(&footprint));
+        let footprint = footprint.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (footprint.accesses(), result.map(drop).map_err(|error| format!("{error}\n  {sizes}")))
+    })
 }

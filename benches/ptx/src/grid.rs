@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::access::{self, Memory};
 use crate::check::Books;
 use crate::error::{Error, Fault, LaunchError};
+use crate::footprint::Footprint;
 use crate::lanes::LANES;
 use crate::memory::{DeviceMemory, View};
 use crate::program::Kernel;
@@ -93,7 +94,8 @@ impl Launch {
         Ok(Launch { kernel, grid, block, dynamic_shared: 0, dynamic_shared_limit: SHARED_LIMIT, parameters })
     }
 
-    fn refused(&self) -> Option<String> {
+    /// Why a device would not begin this launch.
+    pub(crate) fn refused(&self) -> Option<String> {
         let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).product::<u64>();
         let (grid, block, kernel) = (self.grid, self.block, &self.kernel);
         let threads = product(block);
@@ -118,6 +120,16 @@ impl Launch {
 
     /// Executes all blocks.
     pub fn run(&self, memory: &DeviceMemory, options: Options) -> Result<Work, LaunchError> {
+        self.run_noting(memory, options, None)
+    }
+
+    /// Executes all blocks, and adds the device memory that they use to `footprint`; until its end, or the fault.
+    pub fn run_noting(
+        &self,
+        memory: &DeviceMemory,
+        options: Options,
+        footprint: Option<&Mutex<Footprint>>,
+    ) -> Result<Work, LaunchError> {
         if let Some(reason) = self.refused() {
             return Err(LaunchError::Refused(reason));
         }
@@ -129,14 +141,22 @@ impl Launch {
         let failed: Mutex<Option<(u64, Box<Error>)>> = Mutex::new(None);
         let worker = || {
             let mut block = Block::new(self, &view, number, options.checks);
+            block.memory.footprint = footprint.map(|_| Box::default());
+            let note = |block: &Block<'_>| {
+                if let Some((all, own)) = footprint.zip(block.memory.footprint.as_ref()) {
+                    all.lock().unwrap_or_else(PoisonError::into_inner).merge(own);
+                }
+            };
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= blocks {
+                    note(&block);
                     let executed = block.warps.iter().map(|warp| warp.executed).sum();
                     instructions.fetch_add(executed, Ordering::Relaxed);
                     return;
                 }
                 if let Err(error) = block.run(number as u32) {
+                    note(&block);
                     // No block behind this one is begun.
                     next.fetch_max(blocks, Ordering::Relaxed);
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +214,11 @@ impl<'a> Block<'a> {
             Party { launch: number, block: 0, warp: 0, barriers: 0, strict: checks == Checks::Strict };
         let books = (checks > Checks::Off).then(|| Books::new(shared, kernel.granule, warps.len()));
         let (parameters, shared) = (&launch.parameters[..], vec![0; shared as usize]);
-        Block { launch, memory: Memory { view, parameters, shared, books, hint: 0, party }, warps }
+        Block {
+            launch,
+            memory: Memory { view, parameters, shared, books, hint: 0, party, footprint: None },
+            warps,
+        }
     }
 
     fn error(&self, block: [u32; 3], warp: usize, lane: usize, fault: Fault) -> Box<Error> {

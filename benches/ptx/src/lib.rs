@@ -10,10 +10,11 @@
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
-//! | `access`, `copies`, `fragments` | what reads and writes |
+//! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
 //! | `memory` | what is allocated and has been written |
 //! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
-//! | `driver` | the functions that the stand-in calls |
+//! | `streams`, `footprint` | asynchronous streams, and whether the order of what they do is safe |
+//! | `driver`, `stream_driver` | the functions that the stand-in calls |
 //!
 //! Floats are those of PTX's manual: f32 operations and conversions are exactly rounded, and so is what the
 //! manual calls approximate, for which it states a bound. Differences from a GPU: sums of tensor cores (see
@@ -30,6 +31,7 @@ mod decode;
 mod driver;
 mod error;
 mod float;
+mod footprint;
 mod fragments;
 mod grid;
 mod integers;
@@ -38,14 +40,18 @@ mod layout;
 mod lexer;
 mod matrix;
 mod memory;
+mod moved;
 mod movement;
 mod parse;
 mod program;
 mod races;
+mod stream_driver;
+pub mod streams;
 mod warp;
 
 pub use decode::{module, unknown};
 pub use error::{Error, Fault, LaunchError, Other, ParseError, Space};
+pub use footprint::Footprint;
 pub use grid::{Checks, Launch, Options, Work};
 pub use memory::DeviceMemory;
 pub use program::{Kernel, Module};

@@ -202,6 +202,23 @@ impl Region<'_> {
         }
     }
 
+    /// The bytes that nothing has written, a bit for each.
+    pub fn unwritten(&self) -> u16 {
+        let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
+        let bytes = written.iter().take(self.bytes as usize).enumerate();
+        bytes.fold(0, |all, (n, byte)| all | u16::from(byte.load(Ordering::Relaxed) == 0) << n)
+    }
+
+    /// Says that nothing has written these bytes, a bit for each.
+    pub fn unmark(&self, bytes: u16) {
+        let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
+        for (n, byte) in written.iter().take(self.bytes as usize).enumerate() {
+            if bytes >> n & 1 != 0 {
+                byte.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Fails if a byte has not been written, or was by others; keeps books of a read.
     #[inline]
     pub fn check_read(&self, party: Party) -> Result<(), Fault> {

@@ -300,7 +300,11 @@ pub enum Op {
         bits: u32,
     },
     Load(Access),
+    /// Of a value that does nothing but get into a [`Op::StoreMoved`].
+    LoadMoved(Access),
     Store(Access),
+    /// Of values that come from [`Op::LoadMoved`] alone.
+    StoreMoved(Access),
     /// target, source, bytes of the source
     CopyAsync {
         bytes: u8,

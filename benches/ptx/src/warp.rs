@@ -11,6 +11,7 @@ use crate::fragments;
 use crate::lanes::{ALL, LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
+use crate::moved::{self, Undefined};
 use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote};
 
 /// Why a warp no longer goes on.
@@ -36,6 +37,8 @@ pub struct Warp {
     /// Paths that wait for their turn: instruction and lanes.
     waiting: Vec<(usize, u32)>,
     copies: Vec<Copy>,
+    /// Of what was loaded to be moved.
+    undefined: Undefined,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
     /// Instructions that lanes have executed, in all blocks.
@@ -79,6 +82,7 @@ impl Warp {
             all: ALL >> (LANES as u32 - lanes),
             waiting: Vec::new(),
             copies: Vec::new(),
+            undefined: Undefined::default(),
             groups: [0; LANES],
             executed: 0,
         }
@@ -255,6 +259,10 @@ impl Warp {
         match instr.op {
             Op::Load(access) => access::load(memory, &mut local, r, &access, o, mask),
             Op::Store(access) => access::store(memory, &mut local, r, &access, o, mask),
+            Op::LoadMoved(access) => {
+                moved::load(memory, &mut local, r, &mut self.undefined, &access, o, mask)
+            }
+            Op::StoreMoved(access) => moved::store(memory, &mut local, r, &self.undefined, &access, o, mask),
             Op::Atomic { op, access } => access::atomic(memory, &mut local, r, op, &access, o, mask),
             Op::ToGeneric(space) | Op::FromGeneric(space) => {
                 let window = match space {

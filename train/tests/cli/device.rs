@@ -187,15 +187,20 @@ mod with_stand_ins {
         assert!(status.expect("a C compiler").success(), "{name}");
     }
 
-    fn sources(name: &str) -> [PathBuf; 2] {
-        ["trace.c", name].map(|file| Path::new(SOURCES).join(file))
+    /// What a library of the stand-ins is made of.
+    fn sources(files: &[&str]) -> Vec<PathBuf> {
+        ["trace.c"].iter().chain(files).map(|file| Path::new(SOURCES).join(file)).collect()
     }
+
+    const DRIVER_SOURCES: &[&str] = &["cuda.c", "memory.c", "streams.c"];
+    const NCCL_SOURCES: &[&str] =
+        &["nccl.c", "nccl_collectives.c", "nccl_config.c", "nccl_ranks.c", "nccl_sum.c"];
 
     /// A driver in `driver/`, where the loader is told to look, and a virtual environment `venv/` with
     /// the Python packages that `parts` names.
     fn machine(parts: &[&str]) -> Workspace {
         let workspace = on_cuda();
-        build(&workspace.path("driver/libcuda.so.1"), &sources("cuda.c"));
+        build(&workspace.path("driver/libcuda.so.1"), &sources(DRIVER_SOURCES));
         let packages = "venv/lib/python3.12/site-packages/nvidia";
         for part in parts {
             let library = |path: &str| workspace.path(format!("{packages}/{path}"));
@@ -215,8 +220,8 @@ mod with_stand_ins {
                         workspace.write(&format!("{packages}/cu13/include/{header}"), "");
                     }
                 }
-                "cublaslt" => build(&library("cu13/lib/libcublasLt.so.13"), &sources("cublaslt.c")),
-                "nccl" => build(&library("nccl/lib/libnccl.so.2"), &sources("nccl.c")),
+                "cublaslt" => build(&library("cu13/lib/libcublasLt.so.13"), &sources(&["cublaslt.c"])),
+                "nccl" => build(&library("nccl/lib/libnccl.so.2"), &sources(NCCL_SOURCES)),
                 other => panic!("{other}"),
             }
         }

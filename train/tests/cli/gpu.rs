@@ -1,5 +1,5 @@
-//! Commands that compute on a GPU: through wgpu, which Mesa's lavapipe will do for, beside the same on
-//! the CPU. Kernels add in another order and have other exponentials, so numbers agree to 1e-4.
+//! Commands that compute on a GPU: through wgpu, which Mesa's lavapipe will do for, or where `KILN_TEST_DEVICE` is
+//! `cuda` on an NVIDIA GPU, beside the same on the CPU. Kernels add in another order and have other exponentials, so numbers agree to 1e-4.
 
 use serde_json::Value as Json;
 
@@ -12,6 +12,20 @@ const TOLERANCE: f64 = 1e-4;
 const CPU: &str = "device.backend=cpu";
 const WGPU: &str = "device.backend=wgpu";
 
+/// The GPU's backend, and how a run names it.
+fn backend() -> (&'static str, &'static str) {
+    match std::env::var("KILN_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("wgpu") => ("wgpu", "device: what wgpu finds"),
+        Ok("cuda") if cfg!(feature = "cuda") => ("cuda", "device: GPU 0 ("),
+        Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu, or cuda in a build with it"),
+    }
+}
+
+/// What tells a run to compute on it.
+fn gpu() -> &'static str {
+    if backend().0 == "cuda" { "device.backend=cuda" } else { WGPU }
+}
+
 const HYBRID: &[(&str, &str)] = &[
     ("shard.strategy", "'HYBRID_SHARD'"),
     ("shard.shard_size", "2"),
@@ -22,7 +36,8 @@ const HYBRID: &[(&str, &str)] = &[
 /// A run for either device, with some values changed.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
-    workspace.config("run.toml", changes);
+    // A GPU may have another default.
+    workspace.config("run.toml", &[&[("precision.compute", "'f32'")], changes].concat());
     // It is for the CPU alone.
     workspace.replace("run.toml", "threads = 1\n", "");
     workspace
@@ -56,8 +71,8 @@ fn every_strategy_trains_as_on_the_cpu() {
         ("groups", HYBRID),
     ] {
         let workspace = workspace(changes);
-        let said = train(&workspace, WGPU, "gpu", &[]);
-        assert!(said.contains("device: what wgpu finds, as device.backend says\n"), "{said}");
+        let said = train(&workspace, gpu(), "gpu", &[]);
+        assert!(said.contains(backend().1) && said.contains("as device.backend says\n"), "{said}");
         train(&workspace, CPU, "cpu", &[]);
         assert_same(&workspace, name, "gpu", "cpu");
         // Bytes of the GPU, which has pages of some size.
@@ -72,7 +87,7 @@ fn every_strategy_trains_as_on_the_cpu() {
 fn a_run_has_the_same_bits_again() {
     let workspace = workspace(&[]);
     for out in ["a", "b"] {
-        train(&workspace, WGPU, out, &[]);
+        train(&workspace, gpu(), out, &[]);
     }
     assert_same_curve("again", &workspace.steps("a"), &workspace.steps("b"), 0.0);
     let end = |out: &str| workspace.path(out).join("checkpoints/fsdp_cpt4");
@@ -88,7 +103,7 @@ fn checkpoints_go_from_either_device_to_the_other() {
     for (name, changes) in [("full", &[][..]), ("groups", HYBRID)] {
         let changes = [&[("train.steps", "8"), ("checkpoint.every", "4")], changes].concat();
         let workspace = workspace(&changes);
-        for (here, there, folder) in [(CPU, WGPU, "cpu"), (WGPU, CPU, "gpu")] {
+        for (here, there, folder) in [(CPU, gpu(), "cpu"), (gpu(), CPU, "gpu")] {
             train(&workspace, here, folder, &[]);
             let from = format!("{folder}/checkpoints/fsdp_cpt4");
             let (same, other) = (format!("{folder}-same"), format!("{folder}-other"));
@@ -107,9 +122,9 @@ fn checkpoints_go_from_either_device_to_the_other() {
 #[test]
 fn saves_in_the_background_are_of_their_step() {
     let workspace = workspace(&[("train.steps", "6"), ("checkpoint.every", "1")]);
-    train(&workspace, WGPU, "behind", &[]);
-    train(&workspace, WGPU, "waiting", &["--set", "checkpoint.async=false"]);
-    train(&workspace, WGPU, "full", &["--set", "checkpoint.format=full"]);
+    train(&workspace, gpu(), "behind", &[]);
+    train(&workspace, gpu(), "waiting", &["--set", "checkpoint.async=false"]);
+    train(&workspace, gpu(), "full", &["--set", "checkpoint.format=full"]);
     for step in 1..=6 {
         let folder = |out: &str| format!("{out}/checkpoints/fsdp_cpt{step}");
         let files = names(&workspace.path(folder("waiting")));
@@ -134,7 +149,7 @@ fn steps_that_go_wrong_are_left_out() {
         let skip = [("train.nonfinite", "'skip'"), ("train.steps", "5"), ("checkpoint.every", "1")];
         let workspace = workspace(&[&skip, changes].concat());
         let drill = ["--fault", "nan@backward:3:1"];
-        let said = train(&workspace, WGPU, "gpu", &drill);
+        let said = train(&workspace, gpu(), "gpu", &drill);
         train(&workspace, CPU, "cpu", &drill);
         assert_same(&workspace, "skipped", "gpu", "cpu");
         let line = said.lines().find(|line| line.contains("left out")).expect("it is said");
@@ -151,7 +166,7 @@ fn steps_that_go_wrong_are_left_out() {
     }
     // And, unless told so, end the run.
     let workspace = workspace(&[]);
-    let arguments = ["train", "run.toml", "--out", "run", "--set", WGPU];
+    let arguments = ["train", "run.toml", "--out", "run", "--set", gpu()];
     let ended = workspace.kiln(&[&arguments[..], &["--fault", "nan@backward:2:0"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let start = "error: step 2: the gradient norm is NaN (first in the gradient of `";
@@ -168,7 +183,7 @@ fn calls_that_differ_are_named() {
         ("scatter", "size@backward:2:1", "rank 1 called reduce_scatter of "),
         ("arguments", "error@backward:2:0", "reduce_scatter"),
     ] {
-        let arguments = ["train", "run.toml", "--out", out, "--set", WGPU, "--fault", fault];
+        let arguments = ["train", "run.toml", "--out", out, "--set", gpu(), "--fault", fault];
         let ended = workspace.kiln(&arguments);
         assert_eq!(ended.code, Some(1), "{fault}: {ended:?}");
         assert!(ended.stderr.contains(words), "{fault}: {}", ended.stderr);
@@ -182,11 +197,8 @@ fn on(workspace: &Workspace, device: &str, arguments: &[&str]) -> String {
     let child = workspace.command(&arguments).env("KILN_LOG", "kiln=info").spawn();
     let Ended { code, stdout, stderr } = workspace.end(child.expect("the binary starts"));
     assert_eq!(code, Some(0), "{arguments:?}: {stderr}");
-    let named = match device {
-        "wgpu" => "device: what wgpu finds, as --device says",
-        _ => "device: CPU, as --device says",
-    };
-    assert!(stderr.contains(named), "{arguments:?}: {stderr}");
+    let named = if device == "cpu" { "device: CPU" } else { backend().1 };
+    assert!(stderr.contains(named) && stderr.contains("as --device says"), "{arguments:?}: {stderr}");
     stdout
 }
 
@@ -196,7 +208,8 @@ fn trained() -> Workspace {
     let ids = crate::support::tokenizer().encode(&"abcdefg".repeat(250)).expect("ids");
     let ids: Vec<u16> = ids.into_iter().map(|id| u16::try_from(id).expect("a small id")).collect();
     workspace.write_data("data", &ids);
-    workspace.config("run.toml", &[("train.steps", "40"), ("optim.lr", "3e-2")]);
+    workspace
+        .config("run.toml", &[("train.steps", "40"), ("optim.lr", "3e-2"), ("precision.compute", "'f32'")]);
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     workspace
 }
@@ -214,11 +227,11 @@ fn evaluations_are_those_of_the_cpu() {
     {
         let arguments = [&eval[..], &["--samples", "8"], more].concat();
         let loss = |device| number(&on(&workspace, device, &arguments), "val_loss");
-        assert_close("validation loss", loss("wgpu"), loss("cpu"));
+        assert_close("validation loss", loss(backend().0), loss("cpu"));
     }
     let arguments = [&eval[..], &["--prompt", "abc", "--answer", "dea"]].concat();
     let loss = |device| number(&on(&workspace, device, &arguments), "loss");
-    assert_close("answer", loss("wgpu"), loss("cpu"));
+    assert_close("answer", loss(backend().0), loss("cpu"));
 
     let logits = |device: &str| {
         let file = format!("{device}.npy");
@@ -231,7 +244,7 @@ fn evaluations_are_those_of_the_cpu() {
         assert!(rest.is_empty());
         values.iter().map(|value| f64::from(f32::from_le_bytes(*value))).collect::<Vec<_>>()
     };
-    let (gpu, cpu) = (logits("wgpu"), logits("cpu"));
+    let (gpu, cpu) = (logits(backend().0), logits("cpu"));
     assert_eq!(gpu.len(), cpu.len());
     let size = cpu.iter().map(|value| value * value).sum::<f64>().sqrt();
     let off = gpu.iter().zip(&cpu).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
@@ -245,24 +258,29 @@ fn generated_text_is_that_of_the_cpu() {
     for prompt in ["abc", "abcdefgabcdefga"] {
         let generate = ["generate", "--checkpoint", "run", "--prompt", prompt];
         let arguments = [&generate[..], &["--max-tokens", "12", "--temperature", "0"]].concat();
-        let text = on(&workspace, "wgpu", &arguments);
+        let text = on(&workspace, backend().0, &arguments);
         assert_eq!(text, on(&workspace, "cpu", &arguments));
         assert!(text.len() > prompt.len() + 10, "{text}");
     }
     // The sample at the end of a run, from sharded weights.
     workspace.config(
         "run.toml",
-        &[("sample.prompt", "'abc'"), ("sample.temperature", "0.0"), ("sample.max_tokens", "5")],
+        &[
+            ("sample.prompt", "'abc'"),
+            ("sample.temperature", "0.0"),
+            ("sample.max_tokens", "5"),
+            ("precision.compute", "'f32'"),
+        ],
     );
     workspace.replace("run.toml", "threads = 1\n", "");
-    let said = train(&workspace, WGPU, "run", &["--resume", "latest"]);
+    let said = train(&workspace, gpu(), "run", &["--resume", "latest"]);
     assert!(said.ends_with("sample: abcdefga\n"), "{said}");
 }
 
 #[test]
 fn strategies_are_measured() {
     let workspace = workspace(&[("model.vocab_size", "300")]);
-    workspace.replace("run.toml", "\"cpu\"", "\"wgpu\"");
+    workspace.replace("run.toml", "\"cpu\"", &format!("\"{}\"", backend().0));
     let strategies = ["bench", "strategies", "--steps", "1", "--rounds", "1"];
     let more = ["--config", "run.toml", "--ranks", "2", "--json"];
     let said = workspace.succeed(&[&strategies[..], &more].concat());
@@ -295,4 +313,23 @@ fn combinations_that_cannot_be() {
     let ended = workspace.end(child.expect("the binary starts"));
     messages.record("ranks that are processes", &ended, 2);
     insta::assert_snapshot!(messages.finish());
+}
+
+/// Processes with a GPU each, which NCCL connects, train as threads on the CPU do.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
+fn processes_over_nccl_train_as_on_the_cpu() {
+    let replicate = [("shard.strategy", "'NO_SHARD'")];
+    let accumulate = [("train.micro_batch", "1"), ("shard.recompute", "'block'")];
+    for (name, processes, changes) in
+        [("full", "2", &[][..]), ("micro-batches", "2", &accumulate), ("replicas", "2", &replicate)]
+    {
+        let workspace = workspace(changes);
+        train(&workspace, CPU, "cpu", &["--ranks", processes]);
+        let launch = ["launch", "--nproc-per-node", processes, "--log-dir", "logs", "--"];
+        let run = ["train", "run.toml", "--out", "gpu", "--set", "device.backend=cuda"];
+        workspace.succeed(&[&launch[..], &run].concat());
+        assert_same(&workspace, name, "gpu", "cpu");
+    }
 }

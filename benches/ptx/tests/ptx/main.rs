@@ -9,4 +9,6 @@ mod floats;
 mod integers;
 mod matrices;
 mod memory;
+mod orders;
+mod streams;
 mod support;

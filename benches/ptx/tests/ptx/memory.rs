@@ -1,8 +1,8 @@
 //! Loads, stores, copies and atomic operations in all spaces.
 
-use kiln_ptx::{DeviceMemory, Launch, Options};
+use kiln_ptx::{DeviceMemory, Fault, Launch, Options, Space};
 
-use crate::support::{Buffer, kernel, lanes, launch, random, text};
+use crate::support::{Buffer, fault, kernel, lanes, launch, random, text};
 
 /// The address of this thread's 16 bytes in `%x` (second argument) and `%z` (first argument).
 const PLACES: &str = ".reg .b32 %t, %r<16>;\n.reg .b64 %x, %y, %z, %w<4>;\n.reg .b16 %h<8>;\n.reg .pred %p;
@@ -173,4 +173,44 @@ fn dynamic_shared_memory_is_behind_the_rest() {
     launch.dynamic_shared = 64;
     launch.run(&memory, Options::default()).unwrap();
     assert_eq!(result.values(), [128, 8, 0, 64]);
+}
+
+/// Words that a kernel only moves may be some that nothing has written: then nothing has written the copy.
+#[test]
+fn copies_of_what_nothing_has_written_are_not_written() {
+    let addresses =
+        ".reg .b32 %t, %r<5>;\n.reg .b64 %a, %b, %y;\nmov.u32 %t, %tid.x;\nmul.wide.u32 %y, %t, 16;
+        ld.param.u64 %a, [p0];\nadd.s64 %a, %a, %y;\nld.param.u64 %b, [p1];\nadd.s64 %b, %b, %y;\n";
+    let moves = format!(
+        "{addresses}ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%a];\nst.global.v4.u32 [%b], {{%r1, %r2, %r3, %r4}};"
+    );
+    let computes =
+        format!("{addresses}ld.global.u32 %r1, [%a];\nadd.u32 %r1, %r1, 1;\nst.global.u32 [%b], %r1;");
+    let memory = DeviceMemory::default();
+    let (from, to, other) = (Buffer::raw(&memory, 128), Buffer::raw(&memory, 128), Buffer::raw(&memory, 128));
+    // All but the third word of the second thread.
+    memory.wrote(from.address(), 24);
+    memory.wrote(from.address() + 28, 512 - 28);
+    launch(&kernel(&text(2, "", &moves)), &memory, [1, 32], &[&from, &to]).unwrap();
+    assert_eq!(to.values(), from.values());
+    // What was written before is not written any more, and every other word is.
+    let error = fault(&text(2, "", &computes.replace("[%a]", "[%a+8]")), [1, 32], &memory, &[&to, &other]);
+    assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: to.address() + 24 });
+    assert_eq!(error.thread, [1, 0, 0]);
+    for offset in ["[%a]", "[%a+4]", "[%a+12]"] {
+        let kernel = kernel(&text(2, "", &computes.replace("[%a]", offset)));
+        launch(&kernel, &memory, [1, 32], &[&to, &other]).unwrap();
+    }
+    // Once it is written, its copy is, too.
+    memory.wrote(from.address() + 24, 4);
+    launch(&kernel(&text(2, "", &moves)), &memory, [1, 32], &[&from, &to]).unwrap();
+    launch(&kernel(&text(2, "", &computes.replace("[%a]", "[%a+8]"))), &memory, [1, 32], &[&to, &other])
+        .unwrap();
+    // A value that is moved and computed with is computed with.
+    let both = format!(
+        "{addresses}ld.global.u32 %r1, [%a];\nst.global.u32 [%b], %r1;\nadd.u32 %r2, %r1, 1;\nst.global.u32 [%b], %r2;"
+    );
+    let raw = Buffer::raw(&memory, 128);
+    let error = fault(&text(2, "", &both), [1, 32], &memory, &[&raw, &other]);
+    assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: raw.address() });
 }

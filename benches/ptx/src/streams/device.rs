@@ -1,0 +1,146 @@
+//! Streams and events, as a driver has them, and the threads that execute what streams are given.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use super::state::{Event, Failed, Release, Settings, State, Stream, Submitted, Work};
+use super::worker::{Shared, lock};
+
+/// The streams of a process, and the memory that they use. Stream 0 is the default stream.
+#[derive(Clone)]
+pub struct Device(Arc<Shared>);
+
+impl Device {
+    /// A device that calls `tell` with each problem that it finds.
+    pub fn new(settings: Settings, tell: impl Fn(&str) + Send + Sync + 'static) -> Device {
+        let shared = Shared {
+            settings,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            order: Mutex::default(),
+            graveyard: Mutex::default(),
+            tell: Box::new(tell),
+        };
+        let device = Device(Arc::new(shared));
+        device.create(0, true);
+        device
+    }
+
+    /// Makes a stream, and the thread that executes it. `blocking` ones have an order with the default stream.
+    pub fn create(&self, number: usize, blocking: bool) {
+        let stream = Stream { blocking, ..Stream::default() };
+        lock(&self.0.state).streams.insert(number, stream);
+        let shared = self.0.clone();
+        let worker = thread::Builder::new().name(format!("stream {number}"));
+        if let Err(error) = worker.spawn(move || shared.execute(number)) {
+            self.0.fail(&format!("no thread for stream {number}: {error}"));
+        }
+    }
+
+    /// Ends a stream, which finishes what it has.
+    pub fn destroy(&self, number: usize) {
+        if let Some(stream) = lock(&self.0.state).streams.get_mut(&number) {
+            stream.ends = true;
+        }
+        self.0.changed.notify_all();
+    }
+
+    /// Gives `stream` an operation, and waits for room in its queue.
+    pub fn submit(&self, stream: usize, submitted: Submitted) -> Result<(), Failed> {
+        self.0.issue(stream, submitted, None).map(drop)
+    }
+
+    /// Says that `bytes` at `start` are memory: from the next operation of `stream` on, or at once.
+    pub fn allocated(&self, start: u64, bytes: u64, stream: Option<usize>) -> Result<(), Failed> {
+        let what = "allocation".to_owned();
+        let operation = match stream {
+            Some(stream) => {
+                self.0.issue(stream, Submitted { what, accesses: Vec::new(), work: Work::Nothing }, None)?
+            }
+            None => self.0.by_host(what),
+        };
+        lock(&self.0.order).allocated(start, bytes, &operation);
+        Ok(())
+    }
+
+    /// Says that `bytes` at `start` are memory of the host which copies read when their turn has come.
+    pub fn pinned(&self, start: u64, bytes: u64) {
+        let operation = self.0.by_host("allocation".to_owned());
+        lock(&self.0.order).allocated(start, bytes, &operation);
+        lock(&self.0.state).pinned.insert(start, start + bytes);
+    }
+
+    /// Frees pinned memory at once.
+    pub fn unpinned(&self, start: u64, release: Release) {
+        let operation = self.0.by_host("free".to_owned());
+        let end = lock(&self.0.state).pinned.remove(&start).unwrap_or(start);
+        let freed = lock(&self.0.order).freed(&operation, start);
+        self.0.tell(freed.result);
+        if freed.written.is_some() {
+            self.0.bury(start, end - start, release);
+        }
+    }
+
+    /// Frees the memory at `start` when `stream` gets there, or when all streams have done what they have.
+    pub fn free(&self, start: u64, stream: Option<usize>, release: Release) -> Result<(), Failed> {
+        let what = "free".to_owned();
+        if let Some(stream) = stream {
+            let work = Work::Free(start, release);
+            return self.submit(stream, Submitted { what, accesses: Vec::new(), work });
+        }
+        let result = self.synchronize();
+        let operation = self.0.by_host(what);
+        self.0.free(&operation, start, release);
+        result
+    }
+
+    /// What `stream` has been given so far.
+    pub fn record(&self, stream: usize) -> Event {
+        let state = lock(&self.0.state);
+        let mark = |of: &Stream| Event { place: Some((stream, of.issued)), clock: of.clock.clone() };
+        state.streams.get(&stream).map(mark).unwrap_or_default()
+    }
+
+    /// Makes what `stream` is given from now on wait for `event`. One that was never recorded is not waited for.
+    pub fn wait(&self, stream: usize, event: &Event) -> Result<(), Failed> {
+        let what = "wait for an event".to_owned();
+        let submitted = Submitted { what, accesses: Vec::new(), work: Work::Nothing };
+        self.0.issue(stream, submitted, Some(event)).map(drop)
+    }
+
+    /// Whether all that `event` stands for is done. If so, the host knows.
+    pub fn query(&self, event: &Event) -> Result<bool, Failed> {
+        let mut state = lock(&self.0.state);
+        if state.failed {
+            return Err(Failed);
+        }
+        let done = event.place.is_none_or(|place| state.is_done(place));
+        if done {
+            state.host.join(&event.clock);
+        }
+        Ok(done)
+    }
+
+    /// Waits until `event` is done.
+    pub fn wait_on_host(&self, event: &Event) -> Result<(), Failed> {
+        let state = lock(&self.0.state);
+        let goes_on = |state: &mut State| {
+            let done = event.place.is_none_or(|place| state.is_done(place));
+            !done && !state.failed
+        };
+        let mut state = self.0.changed.wait_while(state, goes_on).unwrap_or_else(PoisonError::into_inner);
+        state.host.join(&event.clock);
+        if state.failed { Err(Failed) } else { Ok(()) }
+    }
+
+    /// Waits until all streams have done what they have.
+    pub fn synchronize(&self) -> Result<(), Failed> {
+        let streams: Vec<usize> = lock(&self.0.state).streams.keys().copied().collect();
+        streams.into_iter().map(|stream| self.wait_on_host(&self.record(stream))).fold(Ok(()), Result::and)
+    }
+
+    /// Whether something went wrong.
+    pub fn has_failed(&self) -> bool {
+        lock(&self.0.state).failed
+    }
+}

@@ -1,0 +1,261 @@
+//! How operations are issued, and what the threads of streams do with them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::operation::{Access, Operation};
+use super::order::Order;
+use super::problem::Problem;
+use super::state::{Event, Failed, Release, Settings, State, Submitted, Task, Work};
+
+/// The byte that fills freed memory: as numbers of any width, it makes none.
+const POISON: u8 = 0xff;
+
+/// Bytes of freed memory whose addresses are kept, so that who uses them can be told.
+const KEPT: u64 = 256 << 20;
+
+/// How long a kernel that read what nothing has written waits for who should have: others may be late.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Freed memory whose addresses are kept for a while.
+#[derive(Default)]
+pub struct Graveyard {
+    allocations: VecDeque<(u64, u64, Release)>,
+    bytes: u64,
+}
+
+/// What the host and the threads of streams share.
+pub struct Shared {
+    pub settings: Settings,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
+    pub order: Mutex<Order>,
+    pub graveyard: Mutex<Graveyard>,
+    pub tell: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// What a mutex has, also if a thread has panicked with it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A sum that tells changes of bytes.
+fn checksum(access: &Access) -> u64 {
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    let mut at = access.start;
+    while at < access.end {
+        let step = if access.end - at >= 8 && at.is_multiple_of(8) { 8 } else { 1 };
+        // SAFETY: pinned memory of this process, aligned, which the host keeps until the copy is done: if it does
+        // not, the copy itself would read what is not there. Volatile, because the host may write meanwhile.
+        let value = unsafe {
+            if step == 8 {
+                (at as *const u64).read_volatile()
+            } else {
+                (at as *const u8).read_volatile().into()
+            }
+        };
+        sum = (sum ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        at += step;
+    }
+    sum
+}
+
+/// How long the operation at `position` of `stream` is late: three of four not at all, the others some hundreds of
+/// microseconds, and one of 64 some milliseconds.
+fn delay(seed: u64, stream: usize, position: u32) -> Duration {
+    let mut random = seed ^ (stream as u64) << 40 ^ u64::from(position);
+    // SplitMix64.
+    random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    random = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    random = (random ^ random >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    random ^= random >> 31;
+    let most = match random % 64 {
+        0 => 5000,
+        1..16 => 800,
+        _ => return Duration::ZERO,
+    };
+    Duration::from_micros((random >> 8) % most)
+}
+
+impl Shared {
+    pub fn by_host(&self, what: String) -> Arc<Operation> {
+        let mut state = lock(&self.state);
+        state.operations += 1;
+        let (number, clock) = (state.operations, state.host.clone());
+        Arc::new(Operation { number, what, place: None, clock })
+    }
+
+    pub fn issue(
+        &self,
+        stream: usize,
+        submitted: Submitted,
+        event: Option<&Event>,
+    ) -> Result<Arc<Operation>, Failed> {
+        let Submitted { what, accesses, work } = submitted;
+        let reads = lock(&self.state).pinned_reads(&accesses);
+        let sums = reads.into_iter().map(|access| (access, checksum(&access))).collect();
+        let is_full = |state: &mut State| {
+            let queued = state.streams.get(&stream).map_or(0, |stream| stream.tasks.len());
+            queued >= self.settings.queue.max(1) && !state.failed
+        };
+        let state = lock(&self.state);
+        let mut state = self.changed.wait_while(state, is_full).unwrap_or_else(PoisonError::into_inner);
+        if state.failed {
+            return Err(Failed);
+        }
+        let mut after: Vec<_> = event.and_then(|event| event.place).into_iter().collect();
+        let mut clock = event.map(|event| event.clock.clone()).unwrap_or_default();
+        let own = state.streams.get(&stream).is_some_and(|stream| stream.blocking);
+        for (&number, other) in &state.streams {
+            if number != stream && own && other.blocking && (stream == 0 || number == 0) {
+                after.push((number, other.issued));
+                clock.join(&other.clock);
+            }
+        }
+        clock.join(&state.host);
+        state.operations += 1;
+        let number = state.operations;
+        let Some(to) = state.streams.get_mut(&stream) else {
+            drop(state);
+            self.fail(&format!("{what} on stream {stream}, which is not there"));
+            return Err(Failed);
+        };
+        to.issued += 1;
+        clock.raise(stream, to.issued);
+        to.clock.join(&clock);
+        let (place, clock) = (Some((stream, to.issued)), to.clock.clone());
+        let operation = Arc::new(Operation { number, what, place, clock });
+        to.tasks.push_back(Task { operation: operation.clone(), after, accesses, sums, work: Some(work) });
+        self.changed.notify_all();
+        Ok(operation)
+    }
+
+    /// What the thread of a stream does.
+    pub fn execute(&self, stream: usize) {
+        loop {
+            let state = lock(&self.state);
+            let rests = |state: &mut State| {
+                let own = &state.streams[&stream];
+                !(state.is_ready(stream) || own.ends && own.tasks.is_empty())
+            };
+            let mut state = self.changed.wait_while(state, rests).unwrap_or_else(PoisonError::into_inner);
+            let failed = state.failed;
+            let Some(task) = state.streams.get_mut(&stream).and_then(|own| own.tasks.front_mut()) else {
+                return;
+            };
+            let operation = task.operation.clone();
+            let (work, accesses) = (task.work.take(), task.accesses.clone());
+            let sums = std::mem::take(&mut task.sums);
+            drop(state);
+            if let Some(work) = work.filter(|_| !failed) {
+                if let Some((stream, position)) = operation.place {
+                    thread::sleep(delay(self.settings.seed, stream, position));
+                }
+                self.perform(&operation, &accesses, &sums, work);
+            }
+            let mut state = lock(&self.state);
+            if let Some(own) = state.streams.get_mut(&stream) {
+                own.tasks.pop_front();
+                own.done += 1;
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    fn perform(&self, operation: &Arc<Operation>, accesses: &[Access], sums: &[(Access, u64)], work: Work) {
+        let noted = lock(&self.order).uses(operation, accesses);
+        // What is not there must not be touched.
+        let is_there = !noted.as_ref().is_err_and(|problem| matches!(**problem, Problem::Unknown(..)));
+        self.tell(noted);
+        for (access, sum) in sums {
+            if checksum(access) != *sum {
+                let (copy, bytes) = (operation.clone(), access.start..access.end);
+                self.tell(Err(Box::new(Problem::Overwritten { copy, bytes })));
+            }
+        }
+        match work {
+            Work::Nothing => {}
+            Work::Call(call) => {
+                if is_there && let Err(reason) = call() {
+                    self.fail(&format!("{operation}: {reason}"));
+                }
+            }
+            Work::Kernel(kernel) => {
+                let (accesses, result) = kernel();
+                let noted = lock(&self.order).uses(operation, &accesses);
+                self.tell(noted);
+                // A missing order shows in a kernel's own faults as well. It is the better message.
+                if let Err(reason) = result
+                    && !self.is_told(operation)
+                {
+                    self.fail(&format!("{reason}\n  {operation}, operation {}", operation.number));
+                }
+            }
+            Work::HostFunction(function) => {
+                lock(&self.state).host.join(&operation.clock);
+                function();
+            }
+            Work::Free(start, release) => self.free(operation, start, release),
+        }
+    }
+
+    /// Whether `operation` took part in a problem. Waits until those have run that run now or before it.
+    fn is_told(&self, operation: &Operation) -> bool {
+        let stream = operation.place.map_or(0, |(stream, _)| stream);
+        let goes_on = |state: &mut State| {
+            !state.told.contains(&operation.number) && !state.failed && !state.all_wait_for(stream)
+        };
+        let waited = self.changed.wait_timeout_while(lock(&self.state), PATIENCE, goes_on);
+        waited.unwrap_or_else(PoisonError::into_inner).0.told.contains(&operation.number)
+    }
+
+    pub fn free(&self, operation: &Arc<Operation>, start: u64, release: Release) {
+        let freed = lock(&self.order).freed(operation, start);
+        self.tell(freed.result);
+        let Some(written) = freed.written else { return };
+        for range in &written {
+            let bytes = (range.end - range.start) as usize;
+            // SAFETY: memory of an allocation, which stays until `release` is called.
+            unsafe { std::ptr::write_bytes(range.start as *mut u8, POISON, bytes) };
+        }
+        self.bury(start, written.iter().map(|range| range.end - range.start).sum(), release);
+    }
+
+    /// Keeps the addresses of freed memory, and gives back those that have been kept for longest.
+    pub fn bury(&self, start: u64, bytes: u64, release: Release) {
+        let mut graveyard = lock(&self.graveyard);
+        graveyard.bytes += bytes;
+        graveyard.allocations.push_back((start, bytes, release));
+        while graveyard.bytes > KEPT
+            && let Some((start, bytes, release)) = graveyard.allocations.pop_front()
+        {
+            graveyard.bytes -= bytes;
+            lock(&self.order).forget(start);
+            release();
+        }
+    }
+
+    pub fn tell(&self, result: Result<(), Box<Problem>>) {
+        let Err(problem) = result else { return };
+        let numbers: Vec<u64> = problem.operations().iter().map(|operation| operation.number).collect();
+        lock(&self.state).told.extend(numbers);
+        if self.settings.goes_on {
+            (self.tell)(&problem.to_string());
+        } else {
+            self.fail(&problem.to_string());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Tells what went wrong, unless that is a consequence of what was told before.
+    pub fn fail(&self, text: &str) {
+        let before = std::mem::replace(&mut lock(&self.state).failed, true);
+        if !before {
+            (self.tell)(text);
+        }
+        self.changed.notify_all();
+    }
+}

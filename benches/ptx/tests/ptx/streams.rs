@@ -1,0 +1,447 @@
+//! Streams, and bugs that are planted in how they are used: each is told by the names of both sides, whatever the
+//! delays are, and the same program without it runs and has the right result.
+
+use std::sync::{Arc, Mutex, mpsc};
+
+use kiln_ptx::streams::{Access, Device, Event, Settings, Submitted, Use};
+use kiln_ptx::{DeviceMemory, Footprint, Kernel, Launch, Options};
+
+use crate::support::{kernel, text};
+
+/// Delays of all kinds.
+const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
+
+const WORDS: usize = 64;
+const BYTES: u64 = 4 * WORDS as u64;
+
+/// Adds 1 to 64 words of `p0`, and writes them to `p1`.
+const BODY: &str = ".reg .b32 %t, %v;\n.reg .b64 %a, %b, %y;
+    mov.u32 %t, %tid.x;\nmul.wide.u32 %y, %t, 4;
+    ld.param.u64 %a, [p0];\nadd.s64 %a, %a, %y;
+    ld.param.u64 %b, [p1];\nadd.s64 %b, %b, %y;
+    ld.global.u32 %v, [%a];\nadd.u32 %v, %v, 1;\nst.global.u32 [%b], %v;";
+
+/// A device, and what it has told.
+struct Setup {
+    device: Device,
+    memory: DeviceMemory,
+    kernel: Arc<Kernel>,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+/// Memory for 64 words, which stays as long as the process: streams may use it at any time.
+fn words() -> u64 {
+    // Aligned for every access.
+    Box::leak(Box::new([0_u64; WORDS / 2])).as_mut_ptr() as u64
+}
+
+fn read(at: u64) -> Vec<u32> {
+    // SAFETY: `at` comes from `words`, and no stream uses it any more. Streams wrote behind the compiler's back.
+    (0..WORDS).map(|i| unsafe { (at as *const u32).add(i).read_volatile() }).collect()
+}
+
+impl Setup {
+    fn new(seed: u64) -> Setup {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let telling = told.clone();
+        let device = Device::new(Settings { seed, queue: 4, goes_on: false }, move |problem| {
+            telling.lock().unwrap().push(problem.to_owned());
+        });
+        device.create(1, false);
+        device.create(2, false);
+        Setup { device, memory: DeviceMemory::default(), kernel: kernel(&text(2, "", BODY)), told }
+    }
+
+    /// Device memory of 64 words.
+    fn allocate(&self, stream: Option<usize>) -> u64 {
+        let start = words();
+        // SAFETY: it stays.
+        unsafe { self.memory.add(start, BYTES, true) };
+        let _ = self.device.allocated(start, BYTES, stream);
+        start
+    }
+
+    /// Device memory that was filled with 7, which the host has seen.
+    fn filled(&self) -> u64 {
+        let start = self.allocate(None);
+        self.fill(1, start, 7);
+        let _ = self.device.wait_on_host(&self.device.record(1));
+        start
+    }
+
+    fn pinned(&self) -> u64 {
+        let start = words();
+        self.device.pinned(start, BYTES);
+        start
+    }
+
+    fn fill(&self, stream: usize, at: u64, value: u32) {
+        let memory = self.memory.clone();
+        let call = move || {
+            // SAFETY: the memory stays, and this is its turn.
+            (0..WORDS).for_each(|i| unsafe { (at as *mut u32).add(i).write_volatile(value) });
+            memory.wrote(at, BYTES);
+            Ok(())
+        };
+        let used = vec![Access::new(at, BYTES, Use::Write)];
+        let _ = self.device.submit(stream, Submitted::call("memset", used, call));
+    }
+
+    fn copy(&self, stream: usize, to: u64, from: u64) {
+        let memory = self.memory.clone();
+        let call = move || {
+            // SAFETY: both stay, and this is their turn.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, BYTES as usize) };
+            memory.wrote(to, BYTES);
+            Ok(())
+        };
+        let used = vec![Access::new(from, BYTES, Use::Read), Access::new(to, BYTES, Use::Write)];
+        let _ = self.device.submit(stream, Submitted::call("copy", used, call));
+    }
+
+    fn launch(&self, stream: usize, from: u64, to: u64) {
+        let arguments = [from.to_le_bytes(), to.to_le_bytes()];
+        let arguments: Vec<&[u8]> = arguments.iter().map(|argument| &argument[..]).collect();
+        let launch = Launch::new(&self.kernel, [1, 1, 1], [WORDS as u32, 1, 1], &arguments).unwrap();
+        let memory = self.memory.clone();
+        let kernel = move || {
+            let footprint = Mutex::new(Footprint::default());
+            let result = launch.run_noting(&memory, Options::default(), Some(&footprint));
+            let accesses = footprint.into_inner().unwrap().accesses();
+            (accesses, result.map(drop).map_err(|error| error.to_string()))
+        };
+        let _ = self.device.submit(stream, Submitted::kernel("launch of test", kernel));
+    }
+
+    fn free(&self, stream: Option<usize>, at: u64) {
+        let _ = self.device.free(at, stream, Box::new(|| ()));
+    }
+
+    /// Makes `later` wait for what `earlier` has.
+    fn order(&self, earlier: usize, later: usize) {
+        let _ = self.device.wait(later, &self.device.record(earlier));
+    }
+}
+
+/// Runs `program` with the bug and without it, with all delays. With it, the same is always told, which is returned;
+/// without it, nothing.
+#[track_caller]
+fn planted(program: impl Fn(&Setup, bool)) -> String {
+    let mut messages = Vec::new();
+    for seed in SEEDS {
+        let setup = Setup::new(seed);
+        program(&setup, true);
+        let _ = setup.device.synchronize();
+        assert!(setup.device.has_failed(), "seed {seed}: nothing is found");
+        messages.extend(setup.told.lock().unwrap().drain(..));
+
+        let setup = Setup::new(seed);
+        program(&setup, false);
+        let result = setup.device.synchronize();
+        let told = setup.told.lock().unwrap().join("\n");
+        assert!(result.is_ok() && told.is_empty(), "seed {seed}, mended: {told}");
+    }
+    assert_eq!(messages.len(), SEEDS.len(), "{messages:#?}");
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "{messages:#?}");
+    messages.remove(0)
+}
+
+/// A kernel that comes first reads what nothing has written, and stops there. Who should have written it is waited
+/// for, so that the names are told in this case, too.
+#[test]
+fn an_event_forgotten_before_the_first_write() {
+    for seed in SEEDS {
+        let setup = Setup::new(seed);
+        let (a, b) = (setup.allocate(None), setup.allocate(None));
+        setup.fill(1, a, 7);
+        setup.launch(2, a, b);
+        assert!(setup.device.synchronize().is_err());
+        let told = setup.told.lock().unwrap();
+        let expected =
+            "not ordered: memset on stream 1 writes and launch of test on stream 2 reads bytes 0..";
+        assert!(told.len() == 1 && told[0].starts_with(expected), "{told:?}");
+    }
+}
+
+#[test]
+fn an_event_forgotten() {
+    let message = planted(|setup, bug| {
+        let [a, b, c] = [(); 3].map(|()| setup.filled());
+        setup.launch(1, a, b);
+        if !bug {
+            setup.order(1, 2);
+        }
+        setup.launch(2, b, c);
+        if !bug {
+            setup.device.synchronize().unwrap();
+            assert_eq!(read(c), [9; WORDS]);
+        }
+    });
+    assert!(
+        message.starts_with(
+            "not ordered: launch of test on stream 1 writes and launch of test on stream 2 reads bytes 0..256 of \
+             allocation 2 (256 bytes)"
+        ),
+        "{message}"
+    );
+}
+
+/// The event is waited for, but was recorded before the launch that it is there for.
+#[test]
+fn an_event_recorded_too_early() {
+    let message = planted(|setup, bug| {
+        let [a, b, c] = [(); 3].map(|()| setup.filled());
+        let early = setup.device.record(1);
+        setup.launch(1, a, b);
+        let late = setup.device.record(1);
+        let _ = setup.device.wait(2, if bug { &early } else { &late });
+        setup.launch(2, b, c);
+    });
+    assert!(message.contains("stream 1 writes and launch of test on stream 2 reads"), "{message}");
+}
+
+#[test]
+fn an_event_that_was_never_recorded_is_not_waited_for() {
+    let setup = Setup::new(1);
+    setup.device.wait(1, &Event::default()).unwrap();
+    assert_eq!(setup.device.query(&Event::default()), Ok(true));
+    setup.device.synchronize().unwrap();
+}
+
+#[test]
+fn a_buffer_freed_early() {
+    let message = planted(|setup, bug| {
+        let (a, b) = (setup.allocate(Some(1)), setup.allocate(None));
+        setup.fill(1, a, 7);
+        setup.order(1, 2);
+        setup.launch(2, a, b);
+        if !bug {
+            setup.order(2, 1);
+        }
+        setup.free(Some(1), a);
+        if !bug {
+            setup.device.synchronize().unwrap();
+            assert_eq!(read(b), [8; WORDS]);
+        }
+    });
+    assert!(
+        message.starts_with(
+            "not ordered: launch of test on stream 2 reads and free on stream 1 frees bytes 0..256"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_buffer_used_behind_its_free() {
+    let message = planted(|setup, bug| {
+        let (a, b) = (setup.allocate(Some(1)), setup.allocate(None));
+        setup.fill(1, a, 7);
+        if bug {
+            setup.free(Some(1), a);
+        }
+        setup.launch(1, a, b);
+        if !bug {
+            setup.free(Some(1), a);
+        }
+    });
+    assert!(
+        message.starts_with(
+            "used after it was freed: launch of test on stream 1 reads bytes 0..256 of allocation 1 (256 bytes), \
+             which free on stream 1 frees"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn freed_memory_is_poisoned_when_its_stream_gets_there() {
+    let setup = Setup::new(1);
+    let a = setup.allocate(Some(1));
+    let (open, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    setup.fill(1, a, 7);
+    setup.device.wait_on_host(&setup.device.record(1)).unwrap();
+    let waits = Submitted::host_function(move || gate.lock().unwrap().recv().unwrap());
+    setup.device.submit(1, waits).unwrap();
+    setup.free(Some(1), a);
+    assert_eq!(read(a), [7; WORDS]);
+    assert_eq!(setup.device.query(&setup.device.record(1)), Ok(false));
+    open.send(()).unwrap();
+    setup.device.synchronize().unwrap();
+    assert_eq!(read(a), [u32::MAX; WORDS]);
+}
+
+#[test]
+fn memory_used_before_its_stream_has_allocated_it() {
+    let message = planted(|setup, bug| {
+        let a = setup.allocate(Some(1));
+        if !bug {
+            setup.order(1, 2);
+        }
+        setup.fill(2, a, 7);
+    });
+    assert!(
+        message.starts_with("not ordered: allocation on stream 1 allocates and memset on stream 2"),
+        "{message}"
+    );
+}
+
+/// A copy to the host, and one from there to a device on another stream that does not wait for it.
+#[test]
+fn a_copy_that_overtakes() {
+    let message = planted(|setup, bug| {
+        let (a, b, host) = (setup.allocate(None), setup.allocate(None), setup.pinned());
+        setup.fill(1, a, 7);
+        setup.copy(1, host, a);
+        if !bug {
+            setup.order(1, 2);
+        }
+        setup.copy(2, b, host);
+    });
+    assert!(
+        message.starts_with(
+            "not ordered: copy on stream 1 writes and copy on stream 2 reads bytes 0..256 of allocation 3"
+        ),
+        "{message}"
+    );
+}
+
+/// The next contents of a pinned buffer are there before the copy of those before has begun.
+#[test]
+fn a_host_that_overtakes_a_copy() {
+    let setup = |seed, bug: bool| {
+        let setup = Setup::new(seed);
+        let (a, host) = (setup.allocate(None), setup.pinned());
+        let (open, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        setup
+            .device
+            .submit(1, Submitted::host_function(move || gate.lock().unwrap().recv().unwrap()))
+            .unwrap();
+        setup.copy(1, a, host);
+        if bug {
+            // SAFETY: the copy waits for the gate.
+            unsafe { (host as *mut u32).write_volatile(1) };
+        }
+        open.send(()).unwrap();
+        let _ = setup.device.synchronize();
+        setup.told.lock().unwrap().join("\n")
+    };
+    for seed in SEEDS {
+        assert_eq!(setup(seed, false), "");
+        let message = setup(seed, true);
+        assert!(message.starts_with("overwritten: the host has changed"), "{message}");
+        assert!(message.contains("which copy on stream 1 was still to read"), "{message}");
+    }
+}
+
+/// Two streams that write to parts of one buffer, and to the same part.
+#[test]
+fn neighbours_are_told_apart() {
+    let message = planted(|setup, bug| {
+        let [a, b] = [(); 2].map(|()| setup.allocate(None));
+        setup.fill(1, a, 7);
+        setup.order(1, 2);
+        let half = |at| vec![Access::new(at, BYTES / 2, Use::Write)];
+        let write = |stream, at| setup.device.submit(stream, Submitted::call("half", half(at), || Ok(())));
+        let _ = write(1, b);
+        let _ = write(2, if bug { b + BYTES / 2 - 2 } else { b + BYTES / 2 });
+    });
+    assert!(message.contains("bytes 126..128 of allocation 2"), "{message}");
+}
+
+/// What the host has waited for needs no event.
+#[test]
+fn the_host_orders_streams() {
+    let message = planted(|setup, bug| {
+        let [a, b] = [(); 2].map(|()| setup.filled());
+        setup.fill(1, a, 8);
+        let event = setup.device.record(if bug { 2 } else { 1 });
+        let _ = setup.device.wait_on_host(&event);
+        setup.launch(2, a, b);
+    });
+    assert!(message.contains("memset on stream 1 writes and launch of test on stream 2 reads"), "{message}");
+}
+
+/// The default stream waits for blocking streams, and they for it.
+#[test]
+fn the_default_stream_orders_blocking_ones() {
+    let message = planted(|setup, bug| {
+        let [a, b, c] = [(); 3].map(|()| setup.filled());
+        setup.device.create(3, !bug);
+        setup.launch(0, a, b);
+        setup.launch(3, b, c);
+        if !bug {
+            setup.launch(0, c, a);
+            setup.device.synchronize().unwrap();
+            assert_eq!(read(a), [10; WORDS]);
+        }
+    });
+    assert!(
+        message.contains("launch of test on stream 0 writes and launch of test on stream 3 reads"),
+        "{message}"
+    );
+}
+
+/// Order goes on over a third stream, and does not come from an event of another one.
+#[test]
+fn order_is_transitive() {
+    let message = planted(|setup, bug| {
+        let [a, b] = [(); 2].map(|()| setup.filled());
+        setup.device.create(3, false);
+        setup.fill(1, a, 8);
+        if !bug {
+            setup.order(1, 3);
+        }
+        setup.fill(3, b, 0);
+        setup.order(3, 2);
+        setup.launch(2, a, b);
+    });
+    assert!(message.contains("memset on stream 1 writes and launch of test on stream 2 reads"), "{message}");
+}
+
+/// A stream takes four operations here; the host waits with the next one until there is room.
+#[test]
+fn a_full_queue_makes_the_host_wait() {
+    let setup = Setup::new(1);
+    let (open, gate) = mpsc::channel::<()>();
+    let (started, starts) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    setup.device.submit(1, Submitted::host_function(move || gate.lock().unwrap().recv().unwrap())).unwrap();
+    let device = setup.device.clone();
+    let count = Arc::new(Mutex::new(0));
+    let counted = count.clone();
+    let host = std::thread::spawn(move || {
+        for _ in 0..4 {
+            let counted = counted.clone();
+            let function = Submitted::host_function(move || *counted.lock().unwrap() += 1);
+            device.submit(1, function).unwrap();
+            let _ = started.send(());
+        }
+    });
+    // Three have room behind the first.
+    (0..3).for_each(|_| starts.recv().unwrap());
+    assert!(starts.try_recv().is_err());
+    open.send(()).unwrap();
+    host.join().unwrap();
+    setup.device.synchronize().unwrap();
+    assert_eq!(*count.lock().unwrap(), 4);
+}
+
+/// A fault of a kernel ends what streams do: every call from then on fails.
+#[test]
+fn a_fault_is_told_once_and_stays() {
+    let setup = Setup::new(1);
+    let [a, b] = [(); 2].map(|()| setup.allocate(None));
+    // Nothing has written `a`.
+    setup.launch(1, a, b);
+    assert!(setup.device.synchronize().is_err());
+    setup.fill(1, a, 7);
+    assert!(setup.device.synchronize().is_err() && setup.device.query(&setup.device.record(2)).is_err());
+    let told = setup.told.lock().unwrap();
+    assert_eq!(told.len(), 1);
+    assert!(told[0].starts_with("uninitialised: nothing has written global memory"), "{told:?}");
+    assert!(told[0].ends_with("launch of test on stream 1, operation 3"), "{told:?}");
+}
