@@ -1,5 +1,6 @@
 //! What a trace tells: where the time of each of its steps went.
 
+mod part;
 mod path;
 mod ranks;
 mod show;
@@ -7,7 +8,8 @@ mod show;
 use serde::Serialize;
 
 use super::calls::Calls;
-use super::model::{RankTrace, StepTrace, Trace};
+use super::model::{RankTrace, Trace};
+use part::{RankStep, seconds};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
 
@@ -40,13 +42,6 @@ pub struct StepSummary {
     pub slowest: Option<Slowest>,
     /// Collectives by kind.
     pub operations: Vec<OperationSummary>,
-}
-
-/// A step of one rank.
-#[derive(Clone, Copy)]
-struct RankStep<'a> {
-    rank: &'a RankTrace,
-    step: &'a StepTrace,
 }
 
 impl Summary {
@@ -92,13 +87,4 @@ fn step_summary(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> StepS
         slowest: ranks::slowest(all, start),
         operations: ranks::operations(all, calls),
     }
-}
-
-fn seconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e9
-}
-
-/// A part of a step in words, as in `backward of layers.3`.
-fn place(activity: &str, unit: Option<&str>) -> String {
-    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
 }
