@@ -1,17 +1,17 @@
 //! What a trace tells: where the time of each of its steps went.
 
+mod part;
 mod path;
 mod ranks;
 mod show;
-mod step;
 
 use serde::Serialize;
 
 use super::calls::Calls;
 use super::model::{RankTrace, Trace};
+use part::{RankStep, seconds};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
-use step::{RankStep, seconds};
 
 /// Where the time of the steps of a trace went.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::step::{RankStep, place, seconds};
+use super::part::{RankStep, place, seconds};
 use crate::trace::calls::Calls;
 use crate::trace::model::{RankTrace, SpanTrace, Trace};
 

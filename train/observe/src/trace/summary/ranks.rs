@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::step::{RankStep, place, seconds};
+use super::part::{RankStep, place, seconds};
 use crate::trace::calls::Calls;
 use crate::trace::model::{SpanTrace, ThreadTrack};
 

@@ -1,4 +1,4 @@
-//! A step of one rank, and how its parts are called.
+//! A step of one rank, and how its parts are told.
 
 use crate::trace::model::{RankTrace, StepTrace};
 
@@ -9,6 +9,7 @@ pub(super) struct RankStep<'a> {
     pub(super) step: &'a StepTrace,
 }
 
+/// Nanoseconds as seconds.
 pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
