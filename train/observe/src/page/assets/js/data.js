@@ -19,7 +19,7 @@ async function ask(path, query = {}) {
   for (const [name, value] of Object.entries(query)) {
     for (const one of [value].flat()) if (one !== undefined && one !== null) search.append(name, one);
   }
-  const answer = await fetch(`${path}?${search}`, { credentials: "same-origin", signal: AbortSignal.timeout(30_000) });
+  const answer = await fetch(`${path}?${search}`, { credentials: "same-origin", cache: "no-store", signal: AbortSignal.timeout(30_000) });
   if (!answer.ok) {
     const told = await answer.json().catch(() => ({}));
     throw new Error(told.error ?? `the server says ${answer.status}`);
