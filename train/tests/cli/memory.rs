@@ -6,7 +6,7 @@ use crate::support::{VOCAB, Workspace};
 /// What a run says at its end that was planned, and what a rank took, in bytes.
 fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
     let said = workspace.succeed(arguments);
-    let line = said.lines().find(|line| line.contains("of memory at its peak"));
+    let line = said.lines().find(|line| line.starts_with("memory of a rank "));
     let line = line.unwrap_or_else(|| panic!("no line about memory: {said}"));
     let mut sizes = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
     let [taken, planned] = [(); 2].map(|()| sizes.next().unwrap_or_else(|| panic!("{line}")));

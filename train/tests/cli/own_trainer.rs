@@ -2,6 +2,7 @@
 //! the stock loop does, it leaves the same; and what `[experiment]` says stays with the checkpoint.
 
 use rustix::process::Signal;
+use serde_json::Value as Json;
 
 use crate::support::{Ended, Workspace, example, signal};
 
@@ -25,7 +26,10 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     assert_eq!(workspace.steps("own"), workspace.steps("stock"));
     let evaluations = |out: &str| -> Vec<_> {
         let lines = workspace.metrics(out).into_iter();
-        lines.filter(|line| line.get("val_loss").is_some()).collect()
+        let of = |line: Json| {
+            Some((line["step"].as_u64()?, line.get("val_loss")?.clone(), line["val_tokens"].clone()))
+        };
+        lines.filter_map(of).collect()
     };
     assert_eq!(evaluations("own"), evaluations("stock"));
     assert_eq!(evaluations("own").len(), 2);
