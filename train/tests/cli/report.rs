@@ -32,8 +32,7 @@ fn runs_are_reported_with_their_numbers() {
         .text("runs/a/metrics.jsonl")
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
-        .filter(|line: &serde_json::Value| line["loss"].is_number())
-        .next_back()
+        .rfind(|line: &serde_json::Value| line["loss"].is_number())
         .expect("a step");
     let loss = format!("{:.4} (step 4)", last["loss"].as_f64().expect("a loss"));
     assert!(markdown.contains(&loss), "{loss}: {markdown}");
