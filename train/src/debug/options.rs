@@ -15,6 +15,9 @@ const UNCOUNTED: &str = "--memory-profile: this program does not count its memor
                          `#[global_allocator] static ALLOCATOR: kiln_shard::memory::CountingAllocator = \
                          kiln_shard::memory::CountingAllocator;` in its main file";
 
+/// Steps of a trace at most: all of them are in memory until the last one has ended.
+const MOST_TRACED: u64 = 200;
+
 /// What looks into a run from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DebugOptions {
@@ -51,6 +54,10 @@ impl DebugOptions {
         }
         if let Some(trace) = self.trace.as_ref().filter(|trace| *trace.steps.end() > steps) {
             return Err(format!("--trace {trace}: the run has {steps} steps, see train.steps"));
+        }
+        let is_long = |trace: &&TraceOptions| trace.steps.end() - trace.steps.start() >= MOST_TRACED;
+        if let Some(trace) = self.trace.as_ref().filter(is_long) {
+            return Err(format!("--trace {trace}: at most {MOST_TRACED} steps fit into a trace; name fewer"));
         }
         match self.memory_profile {
             Some(step) if step > steps => {

@@ -22,6 +22,9 @@ use kiln_storage::files;
 /// Name of the folder in the run folder.
 const FOLDER: &str = "debug";
 
+/// There are no worlds of more ranks.
+const MOST_RANKS: usize = 1 << 20;
+
 /// Longer files are not of ours.
 const MAX_BYTES: u64 = 64 * 1024;
 
@@ -100,7 +103,9 @@ impl Folder {
                 name.strip_prefix("rank_")?.strip_suffix(".json")?;
                 let owner: Owner =
                     serde_json::from_slice(&files::read(&entry.path(), MAX_BYTES).ok()?).ok()?;
-                (format!("{}.json", owner.name()) == name).then_some(owner)
+                let is_of_ours =
+                    owner.ranks.is_sorted() && owner.ranks.last().is_none_or(|last| *last < MOST_RANKS);
+                (is_of_ours && format!("{}.json", owner.name()) == name).then_some(owner)
             })
             .collect();
         owners.sort_by_key(|owner| owner.ranks.first().copied());

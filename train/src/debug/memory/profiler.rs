@@ -22,12 +22,22 @@ pub(crate) struct MemoryProfiler {
     profile: Option<Profile>,
     /// What makes the peak, once that is known; on rank 0 alone.
     words: Option<String>,
+    /// Whether the step has begun, or was told not to come.
+    is_told: bool,
 }
 
 impl MemoryProfiler {
     /// One for `rank` of the run in the folder `out`.
     pub(crate) fn new(step: u64, out: &Path, rank: usize) -> Self {
-        MemoryProfiler { step, folder: out.join("memory"), rank, under_way: None, profile: None, words: None }
+        MemoryProfiler {
+            step,
+            folder: out.join("memory"),
+            rank,
+            under_way: None,
+            profile: None,
+            words: None,
+            is_told: false,
+        }
     }
 
     /// What was recorded, on the clock of the step.
@@ -69,7 +79,17 @@ impl Observer for MemoryProfiler {
     }
 
     fn begun(&mut self, _engine: &Engine, step: u64) {
+        if step > self.step && !self.is_told {
+            self.is_told = true;
+            if self.rank == 0 {
+                tracing::warn!(
+                    "no memory profile: the run goes on from step {step}, after step {}",
+                    self.step
+                );
+            }
+        }
         if step == self.step {
+            self.is_told = true;
             self.under_way = memory::begin_profile(self.rank);
         }
     }
@@ -114,7 +134,7 @@ impl Observer for MemoryProfiler {
 
 impl Drop for MemoryProfiler {
     fn drop(&mut self) {
-        if self.words.is_none() && self.rank == 0 {
+        if !self.is_told && self.rank == 0 {
             tracing::warn!("no memory profile: this start of the run has not taken step {}", self.step);
         }
     }

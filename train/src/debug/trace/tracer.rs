@@ -92,13 +92,21 @@ impl Observer for Tracer {
     fn begun(&mut self, engine: &Engine, step: u64) {
         let recorder = engine.world().recorder();
         self.end_step(engine);
+        let is_new = self.recorded.steps.is_empty();
+        if step > *self.options.steps.end() && is_new && !self.is_done {
+            self.is_done = true;
+            if self.rank == 0 {
+                tracing::warn!("no trace: the run goes on from step {step}, after {}", self.options);
+            }
+        }
         if !self.options.steps.contains(&step) {
             return;
         }
-        if step == *self.options.steps.start() {
+        if is_new {
             recorder.keep_all(true);
-        } else if self.recorded.steps.is_empty() && self.rank == 0 {
-            tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
+            if step != *self.options.steps.start() && self.rank == 0 {
+                tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
+            }
         }
         self.now = Some((step, sums(recorder)));
     }
