@@ -10,6 +10,7 @@
 # Needs valgrind, curl, and the binaries (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset KILN_HTTP_TOKEN
 kiln=$(realpath -m "${CARGO_TARGET_DIR:-target}/release/kiln")
 bench=${CARGO_TARGET_DIR:-target}/release/kiln-bench
 for command in valgrind curl; do

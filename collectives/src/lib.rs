@@ -110,6 +110,6 @@ pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use operation::Operation;
 pub use rank_view::RankView;
 pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
-pub use timeline::{ActivityTime, Span, StepTimeline};
+pub use timeline::{ActivityTime, HELD, Span, StepTimeline};
 pub use verdict::{Finding, Verdict};
 pub use work::Work;

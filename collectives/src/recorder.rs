@@ -186,6 +186,12 @@ impl Recorder {
         lock(&self.timeline).waited(group, sequence, start, self.created.elapsed());
     }
 
+    /// Notes that the rank was held for somebody to look into it, since `start`.
+    pub fn was_held(&self, start: Instant) {
+        let start = start.saturating_duration_since(self.created);
+        lock(&self.timeline).held(start, self.created.elapsed());
+    }
+
     /// Notes that an optimizer step begins.
     pub fn begin_step(&self, step: u64) {
         lock(&self.timeline).begin_step(step, self.created.elapsed());

@@ -13,6 +13,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The activity of a rank that is held for somebody to look into it.
+pub const HELD: &str = "held";
+
 /// Number of spans that are kept: some steps of most models.
 const CAPACITY: usize = 4096;
 
@@ -149,6 +152,14 @@ impl Timeline {
         }
         self.close(start, None);
         self.close(now, Some((Arc::clone(group), sequence)));
+    }
+
+    /// The rank was held from `start` on.
+    pub(crate) fn held(&mut self, start: Duration, now: Duration) {
+        self.close(start.clamp(self.since, now), None);
+        let activity = std::mem::replace(&mut self.activity, HELD);
+        self.close(now, None);
+        self.activity = activity;
     }
 
     pub(crate) fn begin_step(&mut self, step: u64, now: Duration) {

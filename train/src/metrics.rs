@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kiln_collectives::ActivityTime;
+use kiln_collectives::{ActivityTime, HELD};
 use kiln_observe::tensorboard::{Histogram, TensorBoard};
 use kiln_shard::ValueHistogram;
 use kiln_storage::Lines;
@@ -82,13 +82,18 @@ pub struct StepTimes {
 
 impl StepTimes {
     /// The time from `before` to `now`, which are both of [`Recorder::times`](kiln_collectives::Recorder::times).
-    pub(crate) fn between(before: &[ActivityTime], now: &[ActivityTime]) -> Self {
-        let mut times = StepTimes::default();
+    /// Ranks were held for `held` of it: somebody looked into them.
+    pub(crate) fn between(before: &[ActivityTime], now: &[ActivityTime], held: Duration) -> Self {
+        let (mut times, mut here) = (StepTimes::default(), 0.0);
         for ActivityTime { activity, busy, waited } in now {
             let before = before.iter().find(|before| before.activity == *activity);
             let since = |now: Duration, then: fn(&ActivityTime) -> Duration| {
                 now.saturating_sub(before.map_or(Duration::ZERO, then)).as_secs_f64()
             };
+            if *activity == HELD {
+                here = since(*busy, |then| then.busy);
+                continue;
+            }
             *match *activity {
                 "data loading" => &mut times.data_s,
                 "forward" => &mut times.forward_s,
@@ -98,6 +103,8 @@ impl StepTimes {
             } += since(*busy, |then| then.busy);
             times.wait_s += since(*waited, |then| then.waited);
         }
+        // The rest of it was a wait for ranks that were held.
+        times.wait_s = (times.wait_s - (held.as_secs_f64() - here).max(0.0)).max(0.0);
         times
     }
 }

@@ -3,9 +3,11 @@
 //! Nothing is recorded, and nothing but the load of one flag is done for it, while nobody wants it. What is recorded goes
 //! into memory that is there from the start and not touched before, so that recording allocates nothing.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+use crate::sync::lock;
 
 /// Changes that are recorded at most, of all ranks of the process.
 const CAPACITY: usize = 1 << 20;
@@ -25,7 +27,7 @@ static SLOTS: [Slot; CAPACITY] =
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Whether anybody wants changes, and how many do.
 static IS_ON: AtomicBool = AtomicBool::new(false);
-static WANTED: AtomicUsize = AtomicUsize::new(0);
+static WANTED: Mutex<usize> = Mutex::new(0);
 static EPOCH: OnceLock<Instant> = OnceLock::new();
 
 /// The owner whose word is `tag` holds `bytes` more, or fewer where they are negative.
@@ -64,9 +66,12 @@ pub(super) struct Recording {
 impl Recording {
     pub(super) fn begin() -> Self {
         let epoch = EPOCH.get_or_init(Instant::now);
-        if WANTED.fetch_add(1, Ordering::Relaxed) == 0 {
+        // Threads of other ranks begin and end at the same time.
+        let mut wanted = lock(&WANTED);
+        if *wanted == 0 {
             NEXT.store(0, Ordering::Relaxed);
         }
+        *wanted += 1;
         IS_ON.store(true, Ordering::Relaxed);
         Recording { first: NEXT.load(Ordering::Relaxed), begun: epoch.elapsed() }
     }
@@ -91,8 +96,8 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if WANTED.fetch_sub(1, Ordering::Relaxed) == 1 {
-            IS_ON.store(false, Ordering::Relaxed);
-        }
+        let mut wanted = lock(&WANTED);
+        *wanted -= 1;
+        IS_ON.store(*wanted > 0, Ordering::Relaxed);
     }
 }

@@ -64,7 +64,8 @@ impl Peak {
     /// peak was measured while other programs kept the processors busy: it is measured again, once, and is
     /// then at least what steps have reached. One that was given stays as it is, which is said once.
     pub fn share(&mut self, reached: f64) -> f64 {
-        if reached > self.flops {
+        // A step without time is none to measure by.
+        if reached > self.flops && reached.is_finite() {
             self.correct(reached);
         }
         reached / self.flops.max(1.0)

@@ -67,6 +67,18 @@ impl<'a> Continuation<'a> {
         device: &Device,
         after_pass: impl FnOnce() -> Result<(), ShardError>,
     ) -> Result<bool> {
+        self.advance_together(modules, device, after_pass, Ok)
+    }
+
+    /// [`Continuation::advance`] on several ranks: `agree` is given the choice of each, and returns that of one of
+    /// them on all. A choice is the id of a token, or negative if the scores are not numbers.
+    pub fn advance_together<P: Modules>(
+        &mut self,
+        modules: &P,
+        device: &Device,
+        after_pass: impl FnOnce() -> Result<(), ShardError>,
+        agree: impl FnOnce(f64) -> Result<f64, ShardError>,
+    ) -> Result<bool> {
         if self.ended || self.chosen == self.sampling.max_tokens {
             return Ok(false);
         }
@@ -83,11 +95,17 @@ impl<'a> Continuation<'a> {
         let logits = data.as_slice::<f32>().unwrap_or_default();
         // A model may have room for more ids than the tokenizer has tokens.
         let known = vocab_size.min(self.tokenizer.vocab_size()).min(logits.len());
-        if let Some(logit) = logits[..known].iter().find(|logit| !logit.is_finite()) {
-            let (what, value) = ("the score of the next token", f64::from(*logit));
+        let odd = logits[..known].iter().find(|logit| !logit.is_finite()).copied();
+        let choice = match odd {
+            Some(_) => -1.0,
+            None => f64::from(self.sampling.choose(&logits[..known], self.chosen as u64)),
+        };
+        let choice = agree(choice)?;
+        if choice < 0.0 {
+            let (what, value) = ("the score of the next token", f64::from(odd.unwrap_or(f32::NAN)));
             return Err(TrainError::NotANumber { what, value });
         }
-        let next = self.sampling.choose(&logits[..known], self.chosen as u64);
+        let next = choice as u32;
         self.chosen += 1;
         self.ended = self.ends.contains(&next);
         if !self.ended {

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use super::options::{Resume, RunOptions, Summary};
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{Config, ModelSection};
+use crate::config::{Config, EventFolder, ModelSection};
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
 
@@ -58,6 +58,8 @@ impl Smoke {
         eval.samples = EVAL_SAMPLES;
         (checkpoint.every, checkpoint.keep, checkpoint.keep_every) = (STEPS / 2, 0, 0);
         log.every = 1;
+        // What a run writes elsewhere, or is asked at, is that of the real one.
+        (log.tensorboard, log.histograms, log.http) = (EventFolder::None, 0, None);
         sample.max_tokens = sample.max_tokens.min(16);
         sample.every = sample.every.min(STEPS / 2);
         if sample.all_prompts().next().is_none() {

@@ -5,6 +5,7 @@
 //! waiting. A rank that is held alone reads its lines itself, and sees its own shard.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
@@ -59,9 +60,11 @@ impl Debugger {
         why: &str,
         alone: bool,
     ) -> Result<()> {
+        let start = Instant::now();
         engine.world().hold(true);
         let held = self.stay(engine, point, tensor, why, alone);
         engine.world().hold(false);
+        engine.world().recorder().was_held(start);
         held
     }
 

@@ -1,6 +1,6 @@
 //! A step that is under way.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kiln_collectives::ActivityTime;
 use kiln_shard::Update;
@@ -14,6 +14,8 @@ pub(super) struct Issued {
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: Instant,
+    /// How long ranks had been held until then.
+    pub(super) held: Duration,
     /// Where the time of the rank had gone until then.
     pub(super) times: Vec<ActivityTime>,
     pub(super) peak_bytes: u64,

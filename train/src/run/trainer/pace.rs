@@ -45,6 +45,12 @@ impl Pace {
         self.left == 0
     }
 
+    /// The passes that come now are of another kind: the ranks ask each other after the first one. To be called on all
+    /// ranks at the same place.
+    pub(super) fn ask_soon(&mut self) {
+        self.left = 1;
+    }
+
     /// What this rank has to tell.
     pub(super) fn longest(&self) -> f64 {
         self.longest

@@ -90,7 +90,6 @@ impl Trainer<'_> {
         if !self.plan.device.is_gpu() || stop || is_looked_at || self.is_complete() {
             self.settle_step()?;
         }
-        self.reached();
         self.advance_save(saving)?;
         if is_asked {
             self.settle_step()?;
@@ -134,14 +133,14 @@ impl Trainer<'_> {
             .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
-        if let Some(mut reporter) = self.reporter.take() {
-            reporter.finish();
-            self.conclude(&reporter, val_loss, &checkpoint, &texts);
-        }
         let (steps, loss) = (self.state.step, self.loss());
         let told = loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
         let told = format!("{}{told}, validation loss {val_loss:.4}", number_of(steps, "step"));
         self.note(EventKind::End, steps, &told);
+        if let Some(mut reporter) = self.reporter.take() {
+            reporter.finish();
+            self.conclude(&reporter, val_loss, &checkpoint, &texts);
+        }
         let sample = texts.into_iter().next().map(|text| text.whole);
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
     }
@@ -220,7 +219,7 @@ impl Trainer<'_> {
         self.state.next_sample += config.train.global_batch as u64;
         self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
         let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
-        Ok(Some((Issued { step, update, lr, start, times, peak_bytes, tokens, log }, sync)))
+        Ok(Some((Issued { step, update, lr, start, held, times, peak_bytes, tokens, log }, sync)))
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if
@@ -246,6 +245,8 @@ impl Trainer<'_> {
         let held = || model.engine().world().holds().total();
         pace.begin(held());
         let (mut done, passes) = (0, passes_of(model.engine(), validation, samples, rows));
+        let ranks = model.engine().world().world_size();
+        let passes = passes + plan.message.answers.len().div_ceil(ranks) as u64;
         let mut show = || {
             reporter.iter().for_each(|reporter| reporter.activity(&format!("evaluation {done}/{passes}")));
             done += 1;
@@ -268,6 +269,8 @@ impl Trainer<'_> {
             self.stopping = true;
             return Ok(None);
         };
+        // A pass of a step may take longer.
+        self.pace.ask_soon();
         self.evaluated = Some((self.state.step, val_loss));
         // A run that had nothing left to do says where it stands, and logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {

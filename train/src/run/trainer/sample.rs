@@ -66,7 +66,12 @@ impl Trainer<'_> {
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {
-                match continuation.advance(&pass, device, || engine.finish_evaluation()) {
+                // Rank 0 chooses: machines of other kinds compute other last bits, and all have to go the same way.
+                let agree = |choice| {
+                    let own = if *rank == 0 { choice } else { 0.0 };
+                    Ok(engine.sum_over_ranks("sample", &[own])?[0])
+                };
+                match continuation.advance_together(&pass, device, || engine.finish_evaluation(), agree) {
                     Ok(true) => {}
                     Ok(false) => break,
                     // All ranks see the same, and the steps say what is wrong.
@@ -94,6 +99,8 @@ impl Trainer<'_> {
                 self.reporter.iter_mut().for_each(|reporter| reporter.text(step, &tag, &text.whole));
             }
         }
+        // A pass of a step takes longer than a token.
+        self.pace.ask_soon();
         self.sampled = Some((step, texts.clone()));
         Ok(texts)
     }

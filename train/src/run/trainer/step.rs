@@ -155,20 +155,21 @@ impl Trainer<'_> {
     /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
     pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
         let Some(issued) = self.issued.take() else { return Ok(()) };
-        let Issued { step, update, lr, start, times, peak_bytes, tokens, log } = issued;
+        let Issued { step, update, lr, start, held: held_then, times, peak_bytes, tokens, log } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
         let held = self.held();
         let times_now = self.times();
         // What lies between two steps, such as an evaluation, is of neither.
-        let (begun, before) = match self.settled > start {
-            true => (self.settled, std::mem::take(&mut self.settled_times)),
-            false => (start, times),
+        let (begun, before, held_before) = match self.settled > start {
+            true => (self.settled, std::mem::take(&mut self.settled_times), self.held_before),
+            false => (start, times, held_then),
         };
         let taken = now - begun;
-        let times = StepTimes::between(&before, &times_now);
+        let was_held = held.saturating_sub(held_before);
+        let times = StepTimes::between(&before, &times_now, was_held);
         self.settled_times = times_now;
-        let step_s = taken.saturating_sub(held - self.held_before).as_secs_f64();
+        let step_s = taken.saturating_sub(was_held).as_secs_f64();
         (self.settled, self.held_before) = (now, held);
         self.in_steps += step_s;
         self.state.loss_scale = outcome.loss_scale;
@@ -220,6 +221,7 @@ impl Trainer<'_> {
         }
         self.observers.stepped(self.model.engine(), &metrics)?;
         self.metrics = Some(metrics);
+        self.reached();
         Ok(())
     }
 

@@ -31,6 +31,16 @@ impl Trainer<'_> {
             self.settle_save()?;
         }
         let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
+        let (steps, loss) = (self.state.step, self.loss());
+        let who = match stop_signal() {
+            Some(signal) => signal,
+            None if self.plan.stop.load(Ordering::Relaxed) => "rank 0, not by a signal",
+            None => "another rank",
+        };
+        let of = number_of(self.plan.config.train.steps, "step");
+        let told = format!("asked by {who}: {steps} of {of}, checkpoint {}", checkpoint.display());
+        self.note(EventKind::Stop, steps, &told);
+        // A disk that hangs may hold up what else is written.
         if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
             self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
@@ -41,15 +51,6 @@ impl Trainer<'_> {
                 checkpoint.display()
             ));
         }
-        let (steps, loss) = (self.state.step, self.loss());
-        let who = match stop_signal() {
-            Some(signal) => signal,
-            None if self.plan.stop.load(Ordering::Relaxed) => "rank 0, not by a signal",
-            None => "another rank",
-        };
-        let of = number_of(self.plan.config.train.steps, "step");
-        let told = format!("asked by {who}: {steps} of {of}, checkpoint {}", checkpoint.display());
-        self.note(EventKind::Stop, steps, &told);
         Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
     }
 
