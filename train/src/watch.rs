@@ -21,6 +21,9 @@ use crate::process::stop_on_signals;
 /// The token of pages, where somebody has chosen one.
 const TOKEN: &str = "KILN_HTTP_TOKEN";
 
+/// Names under which clients know this machine, besides its own, with commas between them.
+const NAMES: &str = "KILN_HTTP_NAMES";
+
 /// How often a server looks whether it was asked to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -71,8 +74,10 @@ pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Se
         None if address.ip().is_loopback() => None,
         None => Some(AccessToken::random()?),
     };
+    let names = env::var(NAMES).unwrap_or_default();
+    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
     let look_at = look_at_runs();
     let timelines_at: Option<TimelinesAt> =
         Some(Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string())));
-    page::serve(ServeOptions { address, paths, token, names: Vec::new(), look_at, timelines_at })
+    page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at })
 }

@@ -40,15 +40,16 @@ impl Guard {
         Guard { address, token, names: names.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
-    /// The cookie that stands for the token. Browsers send cookies to all ports of a host: the name tells ours apart.
-    fn cookie_name(&self) -> String {
-        format!("kiln-{}", self.address.port())
+    /// The name of the cookie that stands for the token. Browsers send cookies to all ports of a host, and tunnels to
+    /// two servers may begin at one port: the name tells ours apart.
+    fn cookie_name(token: &AccessToken) -> String {
+        format!("kiln-{}", token.mark())
     }
 
     /// The header that lets a browser remember the token.
     pub(super) fn cookie(&self) -> Option<String> {
         let token = self.token.as_ref()?;
-        Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", self.cookie_name(), token.text()))
+        Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", Self::cookie_name(token), token.text()))
     }
 
     /// Whether a request with these headers and this `?token=` is answered.
@@ -59,7 +60,7 @@ impl Guard {
         if token.is_some_and(|shown| expected.is(shown)) {
             return Ok(Admitted { sets_cookie: true });
         }
-        match bearer(headers).is_some_and(|shown| expected.is(shown)) || self.has_cookie(headers, expected) {
+        match bearer(headers).is_some_and(|shown| expected.is(shown)) || has_cookie(headers, expected) {
             true => Ok(Admitted { sets_cookie: false }),
             false => Err((
                 StatusCode::UNAUTHORIZED,
@@ -83,13 +84,13 @@ impl Guard {
         };
         if is_ours { Ok(host) } else { Err(WRONG) }
     }
+}
 
-    fn has_cookie(&self, headers: &HeaderMap, expected: &AccessToken) -> bool {
-        let ours = self.cookie_name();
-        let texts = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
-        let mut pairs = texts.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs.any(|(name, value)| name == ours && expected.is(value))
-    }
+fn has_cookie(headers: &HeaderMap, expected: &AccessToken) -> bool {
+    let ours = Guard::cookie_name(expected);
+    let texts = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+    let mut pairs = texts.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.any(|(name, value)| name == ours && expected.is(value))
 }
 
 /// The name or number in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
@@ -210,26 +211,31 @@ mod tests {
 
     #[test]
     fn a_token_is_asked_for_in_three_places() {
-        let guard = guard("0.0.0.0:6006", Some(AccessToken::new("secret-secret-secret").unwrap()));
+        let token = |text| AccessToken::new(text).unwrap();
+        let guard = guard("0.0.0.0:6006", Some(token("secret-secret-secret")));
+        let name = Guard::cookie_name(&token("secret-secret-secret"));
+        let other = Guard::cookie_name(&token("secret-secret-other-"));
+        assert_ne!(name, other);
+        let cookie = |name: &str, value: &str| format!("a=b; {name}={value}");
         let host = ("host", "10.0.0.1:6006");
         for (header, expected) in [
-            (("authorization", "Bearer secret-secret-secret"), 200),
-            (("authorization", "bearer secret-secret-secret"), 200),
-            (("authorization", "Bearer wrong"), 401),
-            (("authorization", "Basic secret-secret-secret"), 401),
-            (("cookie", "a=b; kiln-6006=secret-secret-secret"), 200),
-            (("cookie", "kiln-6007=secret-secret-secret"), 401),
-            (("cookie", "kiln-6006=secret-secret-secre"), 401),
-            (("accept", "*/*"), 401),
+            (("authorization", "Bearer secret-secret-secret".to_owned()), 200),
+            (("authorization", "bearer secret-secret-secret".to_owned()), 200),
+            (("authorization", "Bearer wrong".to_owned()), 401),
+            (("authorization", "Basic secret-secret-secret".to_owned()), 401),
+            (("cookie", cookie(&name, "secret-secret-secret")), 200),
+            (("cookie", cookie(&other, "secret-secret-secret")), 401),
+            (("cookie", cookie(&name, "secret-secret-secre")), 401),
+            (("accept", "*/*".to_owned()), 401),
         ] {
-            assert_eq!(status(&guard, &[host, header]), expected, "{header:?}");
+            assert_eq!(status(&guard, &[host, (header.0, &header.1)]), expected, "{header:?}");
         }
         let asked = |token| guard.admit(&headers(&[host]), Some(token));
         assert_eq!(asked("secret-secret-secret"), Ok(Admitted { sets_cookie: true }));
         assert!(asked("").is_err() && asked("secret-secret-secrets").is_err());
         assert_eq!(
             guard.cookie().unwrap(),
-            "kiln-6006=secret-secret-secret; HttpOnly; SameSite=Strict; Path=/"
+            format!("{name}=secret-secret-secret; HttpOnly; SameSite=Strict; Path=/")
         );
     }
 }

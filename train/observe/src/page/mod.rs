@@ -10,12 +10,13 @@
 //! - `timeline.rs`, `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
 //! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
 //! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
-//! - `routes.rs`, `server.rs`: requests, connections and their limits.
+//! - `kept.rs`, `routes.rs`, `server.rs`: answers that are kept, requests, connections and their limits.
 
 mod answers;
 mod document;
 mod error;
 mod guard;
+mod kept;
 mod reduce;
 mod refresh;
 mod routes;

@@ -25,6 +25,8 @@ struct State {
 struct Wishes {
     is_wanted: bool,
     is_over: bool,
+    /// Whether the thread has ended by a panic.
+    has_failed: bool,
     /// When the work was begun last.
     begun: Option<Instant>,
     /// When the work was begun that was done last: its result is of then.
@@ -43,6 +45,17 @@ impl State {
     }
 }
 
+/// Notes a panic of the thread that holds it.
+struct Failure(Arc<State>);
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.wishes().has_failed = true;
+        }
+    }
+}
+
 impl Refresher {
     /// Starts the thread `name`, which does `work` when it is wanted, with `pause` between two beginnings.
     pub(super) fn start(
@@ -54,6 +67,8 @@ impl Refresher {
         let (sender, done) = watch::channel(0);
         let shared = state.clone();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
+            // Gone before the sender, so that whoever waits for that finds it noted.
+            let _failure = Failure(shared.clone());
             while shared.next(pause) {
                 work();
                 shared.wishes().mark_done();
@@ -85,6 +100,11 @@ impl Refresher {
         self.state.changed.notify_all();
         // An error says that the thread is gone: what it did last is all there is.
         let _ = tokio::time::timeout(patience, done.changed()).await;
+    }
+
+    /// Whether the work is done no more, because it has panicked.
+    pub(super) fn has_failed(&self) -> bool {
+        self.state.wishes().has_failed
     }
 
     /// Lets the thread end, after the work that it may be doing.
@@ -152,6 +172,16 @@ mod tests {
             while done.changed().await.is_ok() {}
             // Nobody is there any more who could do it, and nobody waits for that.
             refresher.fresh(Duration::ZERO, long).await;
+            assert!(!refresher.has_failed());
         });
+    }
+
+    #[test]
+    fn a_panic_is_noted() {
+        let refresher = Refresher::start("test", Duration::ZERO, || panic!("as the test wants")).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let long = Duration::from_secs(600);
+        runtime.block_on(refresher.fresh(long, long));
+        assert!(refresher.has_failed());
     }
 }

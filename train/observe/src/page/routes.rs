@@ -1,6 +1,5 @@
 //! What each address of the server answers.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use serde::Serialize;
 use super::answers::{self, SeriesQuery};
 use super::document::document;
 use super::guard::Guard;
+use super::kept::{Answer, Kept};
 use super::refresh::Refresher;
 use super::token::random_hex;
 use super::watched::{Watched, WatchedRun};
@@ -23,9 +23,6 @@ const AGE: Duration = Duration::from_millis(900);
 
 /// How long a client waits for news of folders, and of processes. After that it gets what is known.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
-
-/// Answers that are kept until something changes.
-const MOST_KEPT: usize = 256;
 
 /// Characters of an address at most.
 const MOST_URI: usize = 4096;
@@ -56,12 +53,8 @@ pub(super) struct Site {
     pub(super) reader: Refresher,
     /// Asks processes.
     pub(super) asker: Refresher,
-    /// Answers by their address, with the version of what they were made from.
-    pub(super) kept: Mutex<(u64, HashMap<String, Answer>)>,
+    pub(super) kept: Mutex<Kept>,
 }
-
-/// A body with its type.
-pub(super) type Answer = (&'static str, Bytes);
 
 type Failure = (StatusCode, String);
 
@@ -125,23 +118,23 @@ impl Site {
     }
 
     fn kept_or_made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
-        let version = self.watched.version();
-        let name = format!("{path}?{}", query.text);
-        {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if kept.0 != version || kept.1.len() > MOST_KEPT {
-                *kept = (version, HashMap::new());
-            }
-            if let Some(answer) = kept.1.get(&name) {
-                return Ok(answer.clone());
-            }
+        let version = (self.watched.version(), self.failures().len());
+        let asked = query.asked(path);
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(answer) = kept().get(version, &asked) {
+            return Ok(answer);
         }
         let answer = self.made(path, query)?;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.0 == version {
-            kept.1.insert(name, answer.clone());
-        }
+        kept().keep(version, asked, answer.clone());
         Ok(answer)
+    }
+
+    /// What does not work any more, for people.
+    fn failures(&self) -> Vec<String> {
+        let threads =
+            [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer asked")];
+        let failed = threads.into_iter().filter(|(thread, _)| thread.has_failed());
+        failed.map(|(_, what)| format!("{what}: this server has a bug, start it again")).collect()
     }
 
     fn made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
@@ -154,7 +147,7 @@ impl Site {
                 let text = answers::metrics(&self.watched);
                 Ok(("text/plain; version=0.0.4; charset=utf-8", Bytes::from(text)))
             }
-            "/api/runs" => json(&answers::runs(&self.watched)),
+            "/api/runs" => json(&answers::runs(&self.watched, self.failures())),
             "/api/series" => json(&answers::series(&*run()?, &query.series()?)),
             "/api/keys" => json(&answers::keys(&*run()?)),
             "/api/config" => {
@@ -223,7 +216,6 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
 
 /// The part of an address after `?`.
 struct Query {
-    text: String,
     pairs: Vec<(String, String)>,
 }
 
@@ -231,7 +223,7 @@ impl Query {
     fn of(text: &str) -> Query {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
         let pairs = pairs.map(|(name, value)| (decoded(name), decoded(value))).collect();
-        Query { text: text.to_owned(), pairs }
+        Query { pairs }
     }
 
     fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -240,6 +232,17 @@ impl Query {
 
     fn first(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str())
+    }
+
+    /// What is asked of `path`: two queries that differ only in what nobody reads ask the same.
+    fn asked(&self, path: &str) -> String {
+        let read: &[&str] = match path {
+            "/api/series" => &["run", "key", "over", "from", "to", "points", "log"],
+            "/api/runs" | "/metrics" => &[],
+            _ => &["run"],
+        };
+        let pairs: Vec<_> = self.pairs.iter().filter(|pair| read.contains(&pair.0.as_str())).collect();
+        format!("{path}{pairs:?}")
     }
 
     fn number(&self, name: &str, otherwise: u64) -> Result<u64, Failure> {
@@ -288,6 +291,10 @@ mod tests {
         assert_eq!(query.all("key").collect::<Vec<_>>(), ["loss", "x/y"]);
         assert_eq!(query.first("z"), Some("\u{fffd}%"));
         assert_eq!(query.series().unwrap_err().0, StatusCode::BAD_REQUEST);
+        let asked = |text| Query::of(text).asked("/api/series");
+        assert_eq!(asked("run=a&key=b&now=1"), asked("run=a&no=2&key=b"));
+        assert_ne!(asked("run=a&key=b"), asked("run=a&key=c"));
+        assert_eq!(Query::of("run=a").asked("/api/runs"), Query::of("x=y").asked("/api/runs"));
         let series = Query::of("points=999999999&key=a").series().unwrap();
         assert_eq!((series.points, series.steps, series.is_log), (POINTS.1, (0, u64::MAX), false));
     }

@@ -1,6 +1,6 @@
 //! Connections, and the bounds that keep clients from costing more than they are worth.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -116,9 +116,16 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
         Ok((listener.local_addr()?, listener))
     });
     let (address, listener) = bound.map_err(|source| PageError::Bind { address, source })?;
-    names.extend(rustix::system::uname().nodename().to_str().map(str::to_owned));
+    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    names.extend(node.split('.').next().map(str::to_owned));
     let query = token.as_ref().map_or_else(String::new, |token| format!("?token={}", token.text()));
-    let url = format!("http://{address}/{query}");
+    let host = match address.ip().is_unspecified() && !node.is_empty() {
+        // Nobody can open 0.0.0.0.
+        true => format!("{node}:{}", address.port()),
+        false => address.to_string(),
+    };
+    let url = format!("http://{host}/{query}");
+    names.push(node);
 
     let watched = Arc::new(Watched::new(paths, look_at, timelines_at));
     let (read, asked) = (watched.clone(), watched.clone());
@@ -126,7 +133,7 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     reader.want();
     let asker = Refresher::start("kiln-page-ask", PAUSE, move || asked.ask_processes())?;
     let guard = Guard::new(address, token, &names);
-    let site = Arc::new(Site { guard, watched, reader, asker, kept: Mutex::new((0, HashMap::new())) });
+    let site = Arc::new(Site { guard, watched, reader, asker, kept: Mutex::default() });
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()

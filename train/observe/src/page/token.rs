@@ -1,6 +1,7 @@
 //! The secret that a client shows.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 
 use subtle::ConstantTimeEq;
@@ -42,6 +43,13 @@ impl AccessToken {
     /// The token itself.
     pub fn text(&self) -> &str {
         &self.0
+    }
+
+    /// A short text that tells tokens apart.
+    pub(super) fn mark(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
     }
 
     /// Whether `shown` is this token, in a time that does not tell how much of it is right.

@@ -189,6 +189,10 @@ impl Run {
     pub fn problems(&self) -> Vec<String> {
         let unread = self.unread.iter().map(|(path, why)| format!("{}: {why}", path.display()));
         let mut problems: Vec<String> = unread.collect();
+        let metrics = &self.files.metrics;
+        if !metrics.has_been_read() && !self.unread.contains_key(metrics.path()) {
+            problems.push(format!("{}: no metrics.jsonl yet", self.folder.display()));
+        }
         if self.passed_over > 0 {
             problems.push(format!(
                 "{}: {} passed over that this build cannot read",
@@ -232,7 +236,8 @@ mod tests {
         assert!(Run::open(&folder).is_err() && find_runs(std::slice::from_ref(&folder)).is_err());
         fs::write(folder.join("run.json"), "{").unwrap();
         let mut run = Run::open(&folder).unwrap();
-        assert_eq!((run.name(), run.steps(), run.problems().len()), ("one", None, 1), "{:?}", run.problems());
+        assert_eq!((run.name(), run.steps(), run.problems().len()), ("one", None, 2), "{:?}", run.problems());
+        assert!(run.problems()[1].ends_with(": no metrics.jsonl yet"), "{:?}", run.problems());
         fs::write(folder.join("config.toml"), "[train]\nsteps = 5\n[[optim.groups]]\nmatch = [\"a\"]\n")
             .unwrap();
         fs::write(folder.join("metrics.jsonl"), "{\"step\":1,\"loss\":2.0}\nwhat\n{\"step\":2,\"lo").unwrap();

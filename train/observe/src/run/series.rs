@@ -46,6 +46,17 @@ impl Series {
         self.steps.last().copied().zip(self.values.last().copied())
     }
 
+    /// By how much the value grows per step of late: the median over the last `most` pairs of neighbours, which a pause
+    /// does not change. Of times in seconds it is the pace.
+    pub fn growth(&self, most: usize) -> Option<f64> {
+        let from = self.steps.len().saturating_sub(most.saturating_add(1));
+        let pairs = self.steps[from..].windows(2).zip(self.values[from..].windows(2));
+        let growths = pairs.map(|(steps, values)| (values[1] - values[0]) / (steps[1] - steps[0]) as f64);
+        let mut growths: Vec<f64> = growths.filter(|growth| growth.is_finite()).collect();
+        growths.sort_by(f64::total_cmp);
+        growths.get(growths.len() / 2).copied()
+    }
+
     /// The value at `step`.
     pub fn at(&self, step: u64) -> Option<f64> {
         self.steps.binary_search(&step).ok().map(|index| self.values[index])
@@ -70,7 +81,10 @@ impl Series {
             let at = |part: usize| first + (end - first) * part / stretches;
             let range = at(stretch)..at(stretch + 1);
             let by_value = |a: &usize, b: &usize| self.values[*a].total_cmp(&self.values[*b]);
-            let (Some(least), Some(most)) = (range.clone().min_by(by_value), range.max_by(by_value)) else {
+            let finite = || range.clone().filter(|index| self.values[*index].is_finite());
+            let (Some(least), Some(most)) = (finite().min_by(by_value), finite().max_by(by_value)) else {
+                // Nothing but what is no number: one point says so.
+                range.take(1).for_each(&mut take);
                 continue;
             };
             take(least.min(most));
@@ -96,6 +110,29 @@ mod tests {
         assert_eq!(points.values.first(), Some(&Some(1.0)));
         assert_eq!(series.points(5, 8, 100).steps, [5, 6, 7, 8]);
         assert_eq!(series.points(20_000, u64::MAX, 100), Points::default());
+    }
+
+    #[test]
+    fn what_is_no_number_does_not_hide_a_peak() {
+        let mut series = Series::default();
+        let value = |step: u64| match step {
+            50 => 9.0,
+            51 | 101..=200 => f64::NAN,
+            _ => 1.0,
+        };
+        (1..=200).for_each(|step| series.push(step, value(step)));
+        let points = series.points(0, u64::MAX, 4);
+        assert_eq!((points.steps, points.values), (vec![1, 50, 101], vec![Some(1.0), Some(9.0), None]));
+    }
+
+    #[test]
+    fn a_pause_does_not_change_the_pace() {
+        let mut time = Series::default();
+        for (step, seconds) in [(10, 100.0), (20, 105.0), (30, 110.0), (40, 90_000.0), (50, 90_005.0)] {
+            time.push(step, seconds);
+        }
+        assert_eq!((time.growth(50), time.growth(1)), (Some(0.5), Some(0.5)));
+        assert_eq!(Series::default().growth(50), None);
     }
 
     #[test]

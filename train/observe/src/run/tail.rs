@@ -40,6 +40,11 @@ impl Tail {
         &self.path
     }
 
+    /// Whether the file was there when it was read.
+    pub(super) fn has_been_read(&self) -> bool {
+        self.inode.is_some()
+    }
+
     /// Hands the lines that have been added since the last call to `line`, after `void` if what was read before is
     /// void. A line without an end stays for the next call. A file that is not there has no lines.
     pub(super) fn read(&mut self, mut void: impl FnMut(), mut line: impl FnMut(&[u8])) -> io::Result<Change> {

@@ -79,13 +79,9 @@ impl Summary {
     }
 }
 
-/// Seconds of a step by the times of late lines, with evaluations and checkpoints.
+/// Seconds of a step by the times of late lines. A pause before a resume does not count.
 fn pace_by_time(times: &Series) -> Option<f64> {
-    let from = times.steps().len().saturating_sub(PACE);
-    let (first, last) = (times.steps().get(from)?, times.steps().last()?);
-    let seconds = times.values().last()? - times.values().get(from)?;
-    let pace = seconds / last.checked_sub(*first).filter(|steps| *steps > 0)? as f64;
-    (pace.is_finite() && pace > 0.0).then_some(pace)
+    times.growth(PACE).filter(|pace| *pace > 0.0)
 }
 
 /// The last values against those before: `None` if there are too few, equal if they differ by less than they scatter.

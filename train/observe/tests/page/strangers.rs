@@ -23,7 +23,8 @@ fn nobody_without_the_token_gets_anything() {
     let server = serve_runs(vec![root.path().to_owned()], Some(token.clone()));
     let (address, text) = (server.address(), token.text());
     let host = format!("Host: {address}\r\n");
-    let cookie = format!("kiln-{}", address.port());
+    let set = get(&server, &format!("/?token={text}")).header("set-cookie").unwrap().to_owned();
+    let (cookie, _) = set.split_once('=').unwrap();
     for path in PATHS {
         for header in [
             String::new(),

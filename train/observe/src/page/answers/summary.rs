@@ -8,7 +8,7 @@ use super::super::watched::{Watched, WatchedRun};
 use crate::run::{Metrics, Run};
 use crate::status::State;
 
-/// Logged steps whose mean stands for a time that varies.
+/// Logged steps whose mean or median stands for a time that varies.
 const RECENT: usize = 20;
 
 /// What a step's time is spent on, with the metric that tells.
@@ -42,6 +42,7 @@ pub(super) struct Summary {
     text: String,
     culprits: Vec<usize>,
     ranks: usize,
+    /// The last step that is known to be done.
     pub(super) step: Option<u64>,
     pub(super) steps: Option<u64>,
     /// The step of the newest checkpoint.
@@ -67,11 +68,11 @@ pub(super) struct Summary {
     problems: Vec<String>,
 }
 
-/// All runs in short.
-pub(in super::super) fn runs(watched: &Watched) -> impl Serialize {
+/// All runs in short. `failures` are what of the server does not work.
+pub(in super::super) fn runs(watched: &Watched, failures: Vec<String>) -> impl Serialize {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let runs = watched.runs().iter().map(|run| summary(run)).collect();
-    All { now, runs, problems: watched.problems() }
+    All { now, runs, problems: [failures, watched.problems()].concat() }
 }
 
 /// A run in short.
@@ -93,10 +94,11 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         (None, Some(problem)) => format!("its state is not known: {problem}"),
         (None, None) => "its processes are being asked".to_owned(),
     };
-    let (step, steps) = match &look {
-        Some(look) => (look.step.max(logged), look.steps.or(run.steps())),
-        None => (logged, run.steps()),
-    };
+    let saved = look.as_ref().and_then(|look| look.saved).or_else(|| last_checkpoint(&run));
+    // Ranks that live tell the step that they are in, which is not done yet.
+    let ended = look.as_ref().filter(|_| is_over).and_then(|look| look.step);
+    let step = logged.max(saved).max(ended);
+    let steps = look.as_ref().and_then(|look| look.steps).or(run.steps());
     Summary {
         id: watched.id.clone(),
         folder: run.folder().display().to_string(),
@@ -108,7 +110,7 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         ranks: look.as_ref().map_or(0, |look| look.ranks.len()),
         step,
         steps,
-        saved: look.as_ref().and_then(|look| look.saved).or_else(|| last_checkpoint(&run)),
+        saved,
         loss: last("loss"),
         val_loss: last("val_loss"),
         best_val_loss: best,
@@ -117,7 +119,7 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         mfu: last("mfu"),
         peak_bytes: last("peak_bytes"),
         step_s: recent_mean(metrics, "step_s"),
-        eta_s: if is_over { None } else { remaining(metrics, steps) },
+        eta_s: if is_over { None } else { remaining(metrics, step, steps) },
         began: time.first().copied(),
         changed: time.last().copied(),
         spent: ACTIVITIES
@@ -143,13 +145,8 @@ pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
 }
 
 /// Seconds until the last step, by the clock of the last lines, or by the length of the last steps.
-fn remaining(metrics: &Metrics, steps: Option<u64>) -> Option<f64> {
-    let todo = steps?.saturating_sub(metrics.last_step()?) as f64;
-    let by_clock = metrics.get("time").and_then(|time| {
-        let (last, first) = (time.steps().len().checked_sub(1)?, time.steps().len().saturating_sub(RECENT));
-        let steps = (time.steps()[last] - time.steps()[first]) as f64;
-        let seconds = time.values()[last] - time.values()[first];
-        (steps > 0.0 && seconds > 0.0).then(|| seconds / steps)
-    });
+fn remaining(metrics: &Metrics, step: Option<u64>, steps: Option<u64>) -> Option<f64> {
+    let todo = steps?.saturating_sub(step?) as f64;
+    let by_clock = metrics.get("time").and_then(|time| time.growth(RECENT)).filter(|pace| *pace > 0.0);
     Some(todo * by_clock.or_else(|| recent_mean(metrics, "step_s"))?)
 }

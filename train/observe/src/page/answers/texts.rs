@@ -1,5 +1,7 @@
 //! What a run has written and what has happened to it: `/api/samples` and `/api/events`.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::super::watched::WatchedRun;
@@ -22,6 +24,8 @@ struct Samples {
 struct Events {
     run: String,
     total: usize,
+    /// How many of all events there are of each kind.
+    kinds: BTreeMap<String, usize>,
     events: Vec<Event>,
     problems: Vec<String>,
 }
@@ -43,7 +47,9 @@ pub(in super::super) fn events(watched: &WatchedRun) -> impl Serialize {
     let run = watched.read();
     let cut = |event: &Event| Event { text: shortened(&event.text), ..event.clone() };
     let events = run.events().iter().rev().take(MOST).map(cut).collect();
-    Events { run: watched.id.clone(), total: run.events().len(), events, problems: run.problems() }
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    run.events().iter().for_each(|event| *kinds.entry(event.kind.clone()).or_default() += 1);
+    Events { run: watched.id.clone(), total: run.events().len(), kinds, events, problems: run.problems() }
 }
 
 fn shortened(text: &str) -> String {

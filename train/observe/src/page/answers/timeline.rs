@@ -1,11 +1,13 @@
-//! The last step of every rank: `/api/timeline`.
+//! The last step that most ranks have told of: `/api/timeline`.
 //!
 //! Names are sent once, and times as whole microseconds since the step began on the first rank: a step of 64 ranks has
 //! some ten thousand spans.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 use kiln_collectives::{Record, Span, StepTimeline};
+use kiln_process::words::number_of;
 use serde::Serialize;
 
 use super::super::watched::WatchedRun;
@@ -16,6 +18,8 @@ struct Answer {
     /// Why there is no timeline.
     problem: Option<String>,
     step: Option<u64>,
+    /// Which ranks are left out, in a sentence.
+    note: Option<String>,
     /// Microseconds from the first beginning to the last end.
     length: u64,
     names: Vec<String>,
@@ -26,7 +30,6 @@ struct Answer {
 struct Rank {
     rank: usize,
     node: String,
-    step: u64,
     start: u64,
     end: u64,
     /// Activity and module (indices of names; -1 for none), start, end, bytes held at the end, and what it waited for
@@ -58,7 +61,7 @@ impl Names {
     }
 }
 
-/// The last whole step of every rank of a run, as it was told last.
+/// The last whole step that most ranks of a run have told of. Ranks that told of another one are left out.
 pub(in super::super) fn timeline(watched: &WatchedRun) -> impl Serialize {
     let timelines = watched.seen().timelines.clone();
     let run = watched.id.clone();
@@ -76,15 +79,18 @@ pub(in super::super) fn timeline(watched: &WatchedRun) -> impl Serialize {
 
 fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     let mut names = Names::default();
+    let step = common_step(timelines);
+    let (shown, others): (Vec<_>, Vec<_>) = timelines.iter().partition(|one| Some(one.step) == step);
+    let note = (!others.is_empty()).then(|| left_out(&others));
     // Clocks of machines have nothing in common: on each, the first rank begins at 0.
     let mut zeros: HashMap<&str, f64> = HashMap::new();
-    for timeline in timelines {
+    for timeline in &shown {
         let begin = timeline.created + timeline.start;
         let zero = zeros.entry(&timeline.node).or_insert(begin);
         *zero = zero.min(begin);
     }
-    let mut ranks: Vec<Rank> = Vec::with_capacity(timelines.len());
-    for timeline in timelines {
+    let mut ranks: Vec<Rank> = Vec::with_capacity(shown.len());
+    for timeline in shown {
         let shift = timeline.created - zeros.get(timeline.node.as_str()).copied().unwrap_or_default();
         ranks.push(rank(timeline, shift, &mut names));
     }
@@ -92,11 +98,25 @@ fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     Answer {
         run,
         problem: None,
-        step: ranks.iter().map(|rank| rank.step).max(),
+        step,
+        note,
         length: ranks.iter().map(|rank| rank.end).max().unwrap_or_default(),
         names: names.all,
         ranks,
     }
+}
+
+/// The step that most ranks have told of; of two that are as frequent, the lower one. Ranks are asked one after another,
+/// so that some are further on.
+fn common_step(timelines: &[StepTimeline]) -> Option<u64> {
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    timelines.iter().for_each(|timeline| *counts.entry(timeline.step).or_default() += 1);
+    counts.into_iter().max_by_key(|(step, count)| (*count, Reverse(*step))).map(|(step, _)| step)
+}
+
+fn left_out(others: &[&StepTimeline]) -> String {
+    let was = if others.len() == 1 { "was" } else { "were" };
+    format!("{} {was} in another step when asked, and left out", number_of(others.len() as u64, "rank"))
 }
 
 fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
@@ -129,7 +149,7 @@ fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
         ));
     }
     let (start, end) = (at(timeline.start), at(timeline.end));
-    Rank { rank: timeline.rank, node: timeline.node.clone(), step: timeline.step, start, end, spans, calls }
+    Rank { rank: timeline.rank, node: timeline.node.clone(), start, end, spans, calls }
 }
 
 /// The collective that a span waited for, in words.
@@ -139,4 +159,30 @@ fn awaited(span: &Span, records: &HashMap<(&str, u64), &Record>) -> Option<Strin
         Some(call) => format!("{} {}", call.operation, call.label.scope),
         None => format!("call {sequence} of group {group}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeline(rank: usize, step: u64, created: f64) -> StepTimeline {
+        let (node, spans, records) = ("a".to_owned(), Vec::new(), Vec::new());
+        StepTimeline { rank, node, step, start: 1.0, end: 1.5, created, spans, records }
+    }
+
+    #[test]
+    fn steps_of_ranks_are_not_mixed() {
+        let told = answer(
+            "one".to_owned(),
+            &[timeline(0, 8, 20.5), timeline(2, 7, 20.25), timeline(1, 7, 20.0), timeline(3, 9, 21.0)],
+        );
+        let ranks: Vec<_> = told.ranks.iter().map(|rank| (rank.rank, rank.start, rank.end)).collect();
+        // Rank 0 began a later step: it does not move where the others begin.
+        assert_eq!(ranks, [(1, 0, 500_000), (2, 250_000, 750_000)]);
+        assert_eq!((told.step, told.length), (Some(7), 750_000));
+        assert_eq!(told.note.unwrap(), "2 ranks were in another step when asked, and left out");
+        let tie = answer("one".to_owned(), &[timeline(0, 8, 20.0), timeline(1, 7, 20.0)]);
+        assert_eq!((tie.step, tie.ranks.len(), tie.ranks[0].rank), (Some(7), 1, 1));
+        assert_eq!(answer("one".to_owned(), &[timeline(0, 7, 20.0)]).note, None);
+    }
 }

@@ -77,7 +77,7 @@ fn resolved(source: Source, news: &News) -> Source {
 fn title(source: Source) -> String {
     match source {
         Source::Either | Source::All => "output of all ranks".to_owned(),
-        Source::Events => "events".to_owned(),
+        Source::Events => "events (UTC)".to_owned(),
         Source::Rank(rank) => format!("output of rank {rank}"),
     }
 }

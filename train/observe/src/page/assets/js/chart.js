@@ -22,18 +22,17 @@ function smoothed(values, weight) {
   });
 }
 
-/** The places of a curve's points on the axis. */
-function places(curve, axis) {
+/** The places of a curve's points on the axis. Times count from when the run `began`. */
+function places(curve, axis, began) {
   if (axis === "step" || !curve.over) return curve.steps;
   if (axis !== "time") return curve.over;
-  const first = curve.over.find((time) => time !== null) ?? 0;
-  return curve.over.map((time) => (time === null ? null : time - first));
+  return curve.over.map((time) => (time === null ? null : time - (began ?? 0)));
 }
 
 class Chart {
   /**
-   * `options`: `title`, `format(value)`, `axis` (of `AXES`), `isLogX`, `isLogY`, `smoothing`, `height`, `start` (times
-   * count from it), `onzoom(from, to)` in steps.
+   * `options`: `title`, `format(value)`, `axis` (of `AXES`), `isLogX`, `isLogY`, `smoothing`, `height`,
+   * `onzoom(from, to)` in steps.
    */
   constructor(options) {
     this.options = { axis: "step", height: 260, format: format.number, ...options };
@@ -51,7 +50,10 @@ class Chart {
     this.resized.observe(this.area);
   }
 
-  /** Draws curves: each has `name`, `color`, `data` (as the server sends it) and maybe `isDashed` and `points`. */
+  /**
+   * Draws curves: each has `name`, `color`, `data` (as the server sends it) and maybe `isDashed`, `points` and `began`
+   * (for the axis of time).
+   */
   set(curves, changed = {}) {
     Object.assign(this.options, changed);
     this.curves = curves.filter((curve) => curve.data && curve.data.steps.length > 0);
@@ -73,8 +75,8 @@ class Chart {
   /** The columns that uPlot draws. Of each curve: smallest and largest values, means, and smoothed means. */
   data() {
     const { axis, smoothing, isLogX } = this.options;
-    const tables = this.curves.map(({ data }) => {
-      const xs = places(data, axis).map((x) => (isLogX && x !== null && x <= 0 ? null : x));
+    const tables = this.curves.map(({ data, began }) => {
+      const xs = places(data, axis, began).map((x) => (isLogX && x !== null && x <= 0 ? null : x));
       const keep = xs.map((x, i) => (x === null || (i > 0 && x === xs[i - 1]) ? -1 : i)).filter((i) => i >= 0);
       keep.sort((a, b) => xs[a] - xs[b]);
       const pick = (values) => keep.map((i) => values[i]);
@@ -131,8 +133,8 @@ class Chart {
   /** The step of the first curve that is nearest to a place on the axis. */
   stepAt(x) {
     let best = null, distance = Infinity;
-    for (const { data } of this.curves) {
-      places(data, this.options.axis).forEach((place, i) => {
+    for (const { data, began } of this.curves) {
+      places(data, this.options.axis, began).forEach((place, i) => {
         if (place !== null && Math.abs(place - x) < distance) [best, distance] = [data.steps[i], Math.abs(place - x)];
       });
     }

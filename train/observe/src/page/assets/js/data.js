@@ -54,10 +54,13 @@ async function seriesOf(run, query) {
 
 /** Chooses what is shown at first, and lets go of what is gone. */
 function settleChoice() {
+  // A server that has just begun has not read its folders yet: the choice stays.
+  if (!state.runs.length) return;
   const ids = new Set(state.runs.map((run) => run.id));
+  const had = state.compared.size;
   for (const id of state.compared) if (!ids.has(id)) state.compared.delete(id);
   const byNews = [...state.runs].sort((a, b) => a.is_over - b.is_over || (b.changed ?? 0) - (a.changed ?? 0));
-  if (state.compared.size === 0 && !state.hasChosen) {
+  if (state.compared.size === 0 && (had > 0 || !state.hasChosen || state.runs.length === 1)) {
     for (const run of byNews.slice(0, MOST_COMPARED)) state.compared.add(run.id);
   }
   if (!ids.has(state.detail)) state.detail = byNews[0]?.id ?? "";

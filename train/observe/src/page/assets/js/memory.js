@@ -1,4 +1,4 @@
-// What every rank holds over the phases of its last step.
+// What every rank holds over the phases of the last step.
 
 function memoryView() {
   const note = h("p", { class: "quiet" });
@@ -92,7 +92,7 @@ function memoryView() {
     peak.set([{ name: run.id, color: runColor(run.id), data: own.series.peak_bytes }], { theme: theme() });
     const counted = answer.ranks.filter((rank) => rank.spans.some((span) => span[4] > 0));
     step.hidden = list.hidden = counted.length === 0;
-    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? "" : "The ranks of this run do not count their memory.");
+    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? sentence(answer.note) : "The ranks of this run do not count their memory.");
     if (!counted.length) return;
     setText(title, `${run.id}: memory over step ${format.count(answer.step)}, ${counted.length} ranks`);
     for (const rank of counted) {

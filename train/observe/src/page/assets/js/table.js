@@ -36,7 +36,7 @@ class Table {
       else head.removeAttribute("aria-sort");
     });
     const value = this.columns[this.sorted]?.value;
-    const shown = value ? [...rows].sort((a, b) => (this.isDown ? -1 : 1) * compare(value(a), value(b))) : rows;
+    const shown = value ? [...rows].sort((a, b) => compare(value(a), value(b), this.isDown)) : rows;
     const kept = [...this.body.children];
     // Rows are changed in place, so that the reader's place in the table stays.
     shown.forEach((row, place) => {
@@ -53,9 +53,10 @@ class Table {
   }
 }
 
-/** Numbers by size, texts by letters, and what is not known last. */
-function compare(a, b) {
+/** Numbers by size, texts by letters, and what is not known last in both directions. */
+function compare(a, b, isDown) {
   const isNone = (value) => value === null || value === undefined || Number.isNaN(value);
   if (isNone(a) || isNone(b)) return isNone(a) - isNone(b);
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return isDown ? -order : order;
 }

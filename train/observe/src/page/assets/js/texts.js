@@ -46,11 +46,11 @@ function eventsView() {
     const run = detailRun();
     if (!run) return;
     const answer = await ask("/api/events", { run: run.id });
-    const count = (kind) => answer.events.filter((event) => event.kind === kind).length;
+    const count = (kind) => answer.kinds[kind] ?? 0;
     const checkpoints = answer.events.filter((event) => event.kind === "checkpoint");
     fill(missing, noticesOf(run));
     fill(saved, h("h2", null, "Checkpoints"), checkpoints.length || known(run.saved)
-      ? h("p", null, `The newest is of step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `Written at steps ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
+      ? h("p", null, `The newest is of step ${format.count(run.saved ?? checkpoints[0].step)}. `, checkpoints.length ? `${answer.total > answer.events.length ? `Of the newest ${answer.events.length} events: written` : "Written"} at steps ${checkpoints.map((event) => format.count(event.step)).join(", ")}.` : "")
       : h("p", { class: "quiet" }, "There is no checkpoint yet."));
     setText(title, `${run.id}: ${plural(answer.total, "event")}, ${plural(count("resume"), "restart")}, ${plural(count("skipped"), "skipped step")}`);
     table.set(answer.events);

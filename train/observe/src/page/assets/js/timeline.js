@@ -1,4 +1,4 @@
-// The last step of every rank, drawn to scale.
+// The last step that most ranks have told of, drawn to scale.
 
 const OPERATIONS = { all_gather: "--gather", reduce_scatter: "--reduce", all_reduce: "--reduce" };
 
@@ -151,11 +151,12 @@ function timelineView() {
 
   async function update() {
     const run = detailRun();
-    // A step that someone looks at closely stays.
-    if (!run || (data && range) || (data && document.activeElement === canvas)) return void draw();
+    // A step that someone looks at closely stays, unless another run is chosen.
+    if (!run || (data?.run === run.id && (range || document.activeElement === canvas))) return void draw();
     const answer = await ask("/api/timeline", { run: run.id });
     drawn.hidden = Boolean(answer.problem);
-    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : "Above, what each rank's own thread did; below, its collectives. Drag to look closer, double-click to see all.");
+    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : `Above, what each rank's own thread did; below, its collectives. Drag to look closer, double-click to see all. ${sentence(answer.note)}`.trim());
+    if (data?.run !== answer.run) range = null;
     data = answer.problem ? null : answer;
     if (!data) return;
     at = null;
