@@ -18,6 +18,8 @@ pub struct Records {
     /// Whether part of a record could not be cut off again.
     is_torn: bool,
     lost: u64,
+    /// Why the first record that is lost could not be written.
+    failure: Option<io::Error>,
     /// What one of them is called.
     noun: &'static str,
 }
@@ -28,7 +30,7 @@ impl Records {
     pub fn open(path: &Path, noun: &'static str) -> io::Result<Self> {
         let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
         let length = file.metadata()?.len();
-        Ok(Records { path: path.to_owned(), file, length, is_torn: false, lost: 0, noun })
+        Ok(Records { path: path.to_owned(), file, length, is_torn: false, lost: 0, failure: None, noun })
     }
 
     /// Appends a record. Returns whether it is there.
@@ -49,9 +51,22 @@ impl Records {
                     tracing::warn!("cannot write {path}: {error}; the run goes on without its {noun}s");
                 }
                 self.lost += 1;
+                self.failure.get_or_insert(error);
             }
         }
         is_there
+    }
+
+    /// Ends the file, for whoever needs all of it.
+    ///
+    /// # Errors
+    ///
+    /// If any record is lost, the error of the first one; or if the disk does not take what was written.
+    pub fn finish(mut self) -> io::Result<()> {
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None => self.file.sync_all(),
+        }
     }
 
     /// Cuts off what is there of a record that is not whole.

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::error::ExportError;
-use super::run::Exported;
+use super::run::runs;
 use crate::line::{Line, Value};
 
 /// The metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, a column for each key, in the order in
 /// which keys first come. A key that a step does not have is an empty cell, and so is what is not a number. With
-/// several runs, the first column is the name of the run.
+/// several runs, the first column is the name of the run's folder, or its path where two have the same name.
 ///
 /// # Errors
 ///
 /// If a folder is no run, or has no metrics.
 pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
-    let runs = folders.iter().map(|folder| Exported::read(folder)).collect::<Result<Vec<_>, _>>()?;
+    let runs = runs(folders).collect::<Result<Vec<_>, _>>()?;
     let mut columns: Vec<&str> = vec!["step", "time"];
     let mut places: HashMap<&str, usize> = columns.iter().copied().zip(0..).collect();
     for (key, _) in runs.iter().flat_map(|run| &run.lines).flat_map(|line| &line.values) {

@@ -5,6 +5,7 @@
 mod csv;
 mod error;
 mod events;
+mod folder;
 mod leveldb;
 mod run;
 mod wandb;

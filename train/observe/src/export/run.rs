@@ -8,11 +8,11 @@ use toml::Table;
 
 use super::error::ExportError;
 use crate::line::{Line, lines_of};
-use crate::run::{Run, Sample};
+use crate::run::{Run, Sample, distinct_names};
 
 /// What is exported of a run.
 pub(super) struct Exported {
-    /// The name of its folder.
+    /// The name of its folder, or its path if another run that is exported has the same.
     pub(super) name: String,
     /// What no other run has, of letters and digits: of `run.json`, or of the name where there is none.
     pub(super) id: String,
@@ -22,13 +22,12 @@ pub(super) struct Exported {
     pub(super) lines: Vec<Line>,
     /// Texts that it has generated.
     pub(super) samples: Vec<Sample>,
-    /// When `metrics.jsonl` was written last, in seconds since 1970: lines of older builds do not say when they
-    /// were written.
-    pub(super) written: f64,
+    /// When each of the lines was written, in seconds since 1970.
+    times: Vec<f64>,
 }
 
 impl Exported {
-    pub(super) fn read(folder: &Path) -> Result<Exported, ExportError> {
+    fn read(folder: &Path, name: String) -> Result<Exported, ExportError> {
         let run = Run::open(folder)?;
         let path = folder.join("metrics.jsonl");
         let empty = |why| ExportError::Empty(folder.to_owned(), why);
@@ -46,19 +45,32 @@ impl Exported {
         let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
         let written = written.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Ok(Exported {
-            id: id(folder, run.name()),
-            name: run.name().to_owned(),
+            id: id(folder, &name),
+            name,
             config: std::str::from_utf8(&config).ok().and_then(|text| text.parse().ok()).unwrap_or_default(),
+            times: times(&lines, written.map_or(0.0, |time| time.as_secs_f64())),
             lines,
             samples: run.samples().to_vec(),
-            written: written.map_or(0.0, |time| time.as_secs_f64()),
         })
     }
 
     /// The time of the line at `index`, or of the next one that says when it was written.
     pub(super) fn time(&self, index: usize) -> f64 {
-        self.lines[index..].iter().find_map(|line| line.time).unwrap_or(self.written)
+        self.times[index]
     }
+}
+
+/// The time of each line. Lines of older builds do not say when they were written: they have the time of the next one
+/// that does, or else `written`, when the file was written last.
+fn times(lines: &[Line], written: f64) -> Vec<f64> {
+    let mut next = written;
+    let time = |line: &Line| {
+        next = line.time.unwrap_or(next);
+        next
+    };
+    let mut times: Vec<f64> = lines.iter().rev().map(time).collect();
+    times.reverse();
+    times
 }
 
 /// What tells a run from others.
@@ -77,10 +89,8 @@ fn id(folder: &Path, name: &str) -> String {
     }
 }
 
-/// Reads the runs in `folders`, and hands each to `export`.
-pub(super) fn each(
-    folders: &[PathBuf],
-    mut export: impl FnMut(Exported) -> Result<PathBuf, ExportError>,
-) -> Result<Vec<PathBuf>, ExportError> {
-    folders.iter().map(|folder| export(Exported::read(folder)?)).collect()
+/// The runs in `folders`, each read when its turn comes.
+pub(super) fn runs(folders: &[PathBuf]) -> impl Iterator<Item = Result<Exported, ExportError>> {
+    let names = distinct_names(folders.iter().map(PathBuf::as_path));
+    folders.iter().zip(names).map(|(folder, name)| Exported::read(folder, name))
 }

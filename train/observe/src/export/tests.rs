@@ -1,7 +1,8 @@
 //! Exports, read again.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use prost::Message;
 
@@ -16,7 +17,7 @@ const METRICS: &str = r#"{"step":1,"time":1700000000.5,"loss":2.5,"tokens":90071
 
 fn run(root: &tempfile::TempDir, name: &str, metrics: &str) -> PathBuf {
     let folder = root.path().join(name);
-    fs::create_dir(&folder).unwrap();
+    fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("run.json"), format!("{{\"kiln_run\":1,\"id\":\"id-of-{name}\"}}")).unwrap();
     fs::write(folder.join("config.toml"), "[train]\nsteps = 4\n[optim]\nlr = 0.5\n").unwrap();
     fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
@@ -108,4 +109,54 @@ fn event_files_of_runs_are_in_folders_of_their_names() {
     let out = root.path().join("boards");
     assert_eq!(tensorboard(&runs, &out).unwrap(), [out.join("one"), out.join("two")]);
     assert!(matches!(tensorboard(&runs, &out), Err(ExportError::Taken(_))));
+}
+
+#[test]
+fn runs_of_the_same_name_are_told_apart_by_their_paths() {
+    let root = tempfile::tempdir().unwrap();
+    let runs = ["a/run", "b/run", "c"].map(|name| run(&root, name, "{\"step\":1,\"loss\":2}\n"));
+    let table = csv(&runs).unwrap();
+    let names: Vec<_> = table.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
+    let paths = runs.each_ref().map(|run| run.display().to_string());
+    assert_eq!(names, [&paths[0], &paths[1], "c"]);
+    let out = root.path().join("boards");
+    let folder = |path: &str| out.join(path.trim_start_matches('/').replace('/', "-"));
+    assert_eq!(tensorboard(&runs, &out).unwrap(), [folder(&paths[0]), folder(&paths[1]), out.join("c")]);
+}
+
+#[test]
+fn a_line_without_a_time_has_that_of_the_next_one_that_has() {
+    let root = tempfile::tempdir().unwrap();
+    let metrics = "{\"step\":1}\n{\"step\":2,\"time\":5}\n{\"step\":3}\n";
+    let folders = [run(&root, "one", metrics)];
+    let run = super::run::runs(&folders).next().unwrap().unwrap();
+    assert_eq!((run.time(0), run.time(1)), (5.0, 5.0));
+    assert!(run.time(2) > 5.0, "when the file was written");
+}
+
+/// The folder of the test below, for the process that it starts.
+const SMALL_DISK: &str = "KILN_TEST_SMALL_DISK";
+
+/// The limit of a process on the size of its files stands for a disk that is full.
+#[test]
+fn an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder() {
+    if let Some(root) = std::env::var_os(SMALL_DISK) {
+        let root = Path::new(&root);
+        let (one, out) = ([root.join("one")], root.join("out"));
+        assert!(matches!(tensorboard(&one, &out), Err(ExportError::Io { .. })));
+        assert!(matches!(wandb_offline(&one, &out), Err(ExportError::Io { .. })));
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let metrics: String = (0..1000).map(|step| format!("{{\"step\":{step},\"loss\":2.5}}\n")).collect();
+    run(&root, "one", &metrics);
+    let this = "export::tests::an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder";
+    let limited = "trap '' XFSZ && ulimit -f 8 && exec \"$0\" --exact \"$1\"";
+    let test = std::env::current_exe().unwrap();
+    let mut limited_test = Command::new("sh");
+    limited_test.arg("-c").arg(limited).arg(test).arg(this).env(SMALL_DISK, root.path());
+    let output = limited_test.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -1,7 +1,7 @@
 //! Runs as those that Weights & Biases writes offline, which `wandb sync` takes.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,9 @@ use kiln_process::words::time_at;
 use prost::Message;
 
 use super::error::ExportError;
+use super::folder::fill;
 use super::leveldb::Log;
-use super::run::{Exported, each};
+use super::run::{Exported, runs};
 use super::wandb_proto::{
     Exit, Header, History, Item, Record, RunRecord, Step, Summary, Timestamp, VersionInfo, What,
 };
@@ -28,9 +29,10 @@ const VERSIONS: (&str, &str) = ("0.19.11", "0.40.0");
 ///
 /// # Errors
 ///
-/// If a folder is no run or has no metrics, or nothing can be written.
+/// If a folder is no run or has no metrics, or not everything can be written.
 pub fn wandb_offline(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, ExportError> {
-    each(folders, |run| {
+    let of_run = |run: Result<Exported, ExportError>| {
+        let run = run?;
         let (begin, id) = (run.time(0), run.id.clone());
         let digits = |text: &str| text.chars().filter(char::is_ascii_digit).collect::<String>();
         let begun = time_at(begin as u64);
@@ -38,14 +40,9 @@ pub fn wandb_offline(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, Ex
         // Without the milliseconds.
         let (date, time) = (digits(date), digits(time.split('.').next().unwrap_or_default()));
         let folder = out.join(format!("offline-run-{date}_{time}-{id}"));
-        if folder.exists() {
-            return Err(ExportError::Taken(folder));
-        }
-        fs::create_dir_all(&folder).map_err(ExportError::io("create", &folder))?;
-        let path = folder.join(format!("run-{id}.wandb"));
-        write(&run, &id, &path).map_err(ExportError::io("write", &path))?;
-        Ok(folder)
-    })
+        fill(folder, |folder| write(&run, &id, &folder.join(format!("run-{id}.wandb"))))
+    };
+    runs(folders).map(of_run).collect()
 }
 
 fn write(run: &Exported, id: &str, path: &Path) -> io::Result<()> {

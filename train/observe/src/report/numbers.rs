@@ -16,11 +16,11 @@ pub(super) struct Numbers {
     pub(super) last_step: Option<u64>,
     /// Steps that its configuration asks for.
     pub(super) steps: Option<u64>,
-    /// Training loss of the last logged step.
+    /// Training loss of the last logged step, which need not be finite.
     pub(super) loss: Option<(u64, f64)>,
     /// The lowest validation loss, and the step after which it was measured.
     pub(super) best_validation: Option<(u64, f64)>,
-    /// The last validation loss.
+    /// The last validation loss, which need not be finite.
     pub(super) last_validation: Option<(u64, f64)>,
     /// Tokens trained on.
     pub(super) tokens: Option<f64>,
@@ -46,7 +46,7 @@ impl Numbers {
     /// Those of `run`.
     pub(super) fn of(run: &Run) -> Self {
         let metrics = run.metrics();
-        let last = |key: &str| metrics.get(key).and_then(last_finite);
+        let last = |key: &str| metrics.get(key).and_then(Series::last);
         let steady = |key: &str| Spread::of(steady(metrics.get(key)?).iter().copied());
         let most = |key: &str| {
             let values = metrics.get(key)?.values().iter().copied().filter(|value| value.is_finite());
@@ -65,7 +65,7 @@ impl Numbers {
             loss: last("loss"),
             best_validation: best,
             last_validation: last("val_loss"),
-            tokens: last("tokens").map(|(_, tokens)| tokens),
+            tokens: metrics.get("tokens").and_then(last_finite),
             seconds: metrics.get("time").and_then(|time| {
                 let (first, last) = (time.values().first()?, time.values().last()?);
                 Some(last - first).filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
@@ -138,9 +138,8 @@ fn state(run: &Run) -> String {
     }
 }
 
-fn last_finite(series: &Series) -> Option<(u64, f64)> {
-    let points = series.steps().iter().zip(series.values());
-    points.rev().find(|(_, value)| value.is_finite()).map(|(step, value)| (*step, *value))
+fn last_finite(series: &Series) -> Option<f64> {
+    series.values().iter().copied().rev().find(|value| value.is_finite())
 }
 
 /// The values of a series without those of its warm-up.

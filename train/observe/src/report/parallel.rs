@@ -1,5 +1,7 @@
 //! Runs that differ in how their state is spread: speed, memory, and whether their losses are the same.
 
+use kiln_process::words::number_of;
+
 use super::config;
 use super::document::{Block, Cell, Figure, Plot, Table};
 use super::numbers::mebibytes;
@@ -114,6 +116,16 @@ fn losses(first: &Run, other: &Run) -> String {
     };
     let relative = |(_, one, two): &(u64, f64, f64)| (one - two).abs() / one.abs().max(f64::MIN_POSITIVE);
     let most = pairs.iter().map(relative).filter(|one| one.is_finite()).fold(0.0, f64::max);
-    let from = count(pairs[parted].0);
-    format!("differs from step {from} on, by at most {} relative", significant(most, 2))
+    let is_gap = |(_, one, two): &&(u64, f64, f64)| !(one.is_finite() && two.is_finite());
+    let gaps = pairs.iter().filter(|pair| pair.1.to_bits() != pair.2.to_bits()).filter(is_gap).count();
+    let by = match (gaps, most > 0.0) {
+        (0, _) => format!("by at most {} relative", significant(most, 2)),
+        (_, false) => format!("where one of the two is not finite ({})", number_of(gaps as u64, "step")),
+        (_, true) => format!(
+            "by at most {} relative where both are finite; one of the two is not at {}",
+            significant(most, 2),
+            number_of(gaps as u64, "step")
+        ),
+    };
+    format!("differs from step {} on, {by}", count(pairs[parted].0))
 }

@@ -1,17 +1,20 @@
 //! Samples, events, what is missing, and the method.
 
+use std::fs;
+use std::path::Path;
+
 use super::document::{Block, Cell, Table};
 use super::statistics::count;
 use super::subject::Subject;
 use super::text::{cut, quoted};
 use super::time;
-use crate::run::Sample;
+use crate::run::{Event, Sample};
 
 /// Prompts of a run whose samples are shown.
 const PROMPTS: usize = 4;
 /// Characters of a sample.
 const CHARACTERS: usize = 1500;
-/// Events of all runs.
+/// Events of a run that are shown.
 const EVENTS: usize = 60;
 
 /// The last sample of each prompt.
@@ -45,15 +48,16 @@ pub(super) fn samples(subjects: &[Subject<'_>]) -> Vec<Block> {
 
 /// What has happened to the runs.
 pub(super) fn events(subjects: &[Subject<'_>]) -> Vec<Block> {
-    let all: Vec<_> = subjects
-        .iter()
-        .flat_map(|subject| subject.run.events().iter().map(move |event| (subject, event)))
-        .collect();
-    if all.is_empty() {
+    let all: usize = subjects.iter().map(|subject| subject.run.events().len()).sum();
+    if all == 0 {
         return Vec::new();
     }
+    let shown: Vec<_> = subjects
+        .iter()
+        .flat_map(|subject| most_telling(subject.run.events()).into_iter().map(move |event| (subject, event)))
+        .collect();
     let began = |subject: &Subject<'_>| subject.run.events().first().map_or(0.0, |event| event.time);
-    let rows = all.iter().take(EVENTS).map(|(subject, event)| {
+    let rows = shown.iter().map(|(subject, event)| {
         vec![
             Cell::Text(subject.name.clone()),
             Cell::Number(count(event.step)),
@@ -64,11 +68,45 @@ pub(super) fn events(subjects: &[Subject<'_>]) -> Vec<Block> {
     });
     let mut caption =
         "Events: the optimizer step before each, and the seconds since the first of its run.".to_owned();
-    if all.len() > EVENTS {
-        caption += &format!(" The first {EVENTS} of {}; the others are in events.jsonl.", all.len());
+    if shown.len() < all {
+        caption += &format!(
+            " {} of {all} events, at most {EVENTS} of a run: earlier checkpoints are left out first, and then what \
+             lies in the middle. All are in events.jsonl.",
+            shown.len()
+        );
     }
     let head = ["Run", "Step", "Time (s)", "Kind", "What happened"].map(str::to_owned).to_vec();
     vec![Block::Table(Table { caption, head, rows: rows.collect() })]
+}
+
+/// As many events of a run as are shown: without its earlier checkpoints where there are too many, and if that is not
+/// enough, the first and the last of the others. How the run ended is always among them.
+fn most_telling(events: &[Event]) -> Vec<&Event> {
+    let mut excess = events.len().saturating_sub(EVENTS);
+    let mut shown = Vec::new();
+    for event in events {
+        if excess > 0 && event.kind == "checkpoint" {
+            excess -= 1;
+        } else {
+            shown.push(event);
+        }
+    }
+    if excess > 0 {
+        shown.drain(EVENTS / 2..EVENTS / 2 + excess);
+    }
+    shown
+}
+
+/// Folders with steps that a run has taken and gone back from, by their names.
+fn superseded(folder: &Path) -> Vec<String> {
+    let is_one = |path: &Path| path.join("metrics.jsonl").is_file();
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries
+        .filter(|entry| is_one(&entry.path()))
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| name.starts_with("superseded-")).collect();
+    names.sort();
+    names
 }
 
 /// What the report cannot say, and why.
@@ -98,7 +136,7 @@ pub(super) fn missing(subjects: &[Subject<'_>]) -> Vec<Block> {
         if none > 0 {
             say(&format!("{none} logged losses are not finite; curves have gaps there."));
         }
-        if numbers.loss.is_some() && numbers.best_validation.is_none() {
+        if numbers.loss.is_some() && numbers.last_validation.is_none() {
             say("no validation loss is recorded.");
         }
         if time::seconds_of(run).is_none() {
@@ -109,11 +147,17 @@ pub(super) fn missing(subjects: &[Subject<'_>]) -> Vec<Block> {
         if numbers.resumes.is_none() {
             say("events.jsonl is not there, so restarts are unknown.");
         }
+        let mut earlier: Vec<_> =
+            superseded(run.folder()).into_iter().map(|name| format!("{name}/metrics.jsonl")).collect();
         if run.folder().join("metrics-superseded.jsonl").is_file() {
-            say(
+            earlier.insert(0, "metrics-superseded.jsonl".to_owned());
+        }
+        if !earlier.is_empty() {
+            say(&format!(
                 "steps that were taken again after a restart are shown once, as they were taken last; the earlier \
-                 lines are in metrics-superseded.jsonl.",
-            );
+                 lines are in {}.",
+                earlier.join(", ")
+            ));
         }
     }
     let differ = |what: &str, value: &dyn Fn(&Subject<'_>) -> Option<String>| {

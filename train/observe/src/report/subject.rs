@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::numbers::Numbers;
-use crate::run::Run;
+use crate::run::{Run, distinct_names};
 
 /// A run, and what is known of it.
 pub(super) struct Subject<'a> {
@@ -15,12 +15,6 @@ pub(super) struct Subject<'a> {
 
 /// All runs of a report. Names are those of the folders, or their paths where two have the same.
 pub(super) fn subjects(runs: &[Run]) -> Vec<Subject<'_>> {
-    let of = |run: &Run| runs.iter().filter(|other| other.name() == run.name()).count();
-    let subject = |run| Subject {
-        run,
-        name: if of(run) > 1 { run.folder().display().to_string() } else { run.name().to_owned() },
-        facts: Facts::of(run),
-        numbers: Numbers::of(run),
-    };
-    runs.iter().map(subject).collect()
+    let subject = |(run, name)| Subject { run, name, facts: Facts::of(run), numbers: Numbers::of(run) };
+    runs.iter().zip(distinct_names(runs.iter().map(Run::folder))).map(subject).collect()
 }

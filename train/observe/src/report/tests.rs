@@ -126,6 +126,52 @@ fn what_is_missing_is_told() {
     write(&report, &runs.root.path().join("report"), "--out").unwrap();
 }
 
+#[test]
+fn a_run_that_diverged_is_not_reported_with_its_last_finite_loss() {
+    let runs = Runs::new();
+    runs.add("a", &settings("FULL_SHARD", 2, 1e-3), 40, 100.0);
+    runs.add("b", &settings("NO_SHARD", 2, 1e-3), 40, 100.0);
+    let path = runs.root.path().join("b/metrics.jsonl");
+    let metrics = fs::read_to_string(&path).unwrap();
+    let at_end = "{\"step\":40,\"loss\":null}\n{\"step\":40,\"val_loss\":null}\n";
+    fs::write(&path, metrics + at_end).unwrap();
+    let page = markdown::page(&runs.report());
+    let row = |name: &str| page.lines().find(|line| line.contains(name)).unwrap();
+    for name in ["Training loss, last logged step", "Last validation loss"] {
+        assert!(row(name).contains("not finite (step 40)"), "{}", row(name));
+    }
+    assert!(row("Best validation loss").contains("(step 20)"), "{}", row("Best validation loss"));
+    assert!(page.contains("differs from step 40 on, where one of the two is not finite (1 step)"), "{page}");
+}
+
+#[test]
+fn many_checkpoints_do_not_hide_how_a_run_ended() {
+    let runs = Runs::new();
+    for name in ["a", "b"] {
+        runs.add(name, &settings("FULL_SHARD", 2, 1e-3), 40, 100.0);
+        let event = |index: u64| {
+            let kind = if index == 99 { "failure" } else { "checkpoint" };
+            let text = format!("event {index}");
+            format!("{}\n", json!({"time": 1.0, "step": index, "kind": kind, "text": text}))
+        };
+        runs.write(&format!("{name}/events.jsonl"), (0..100).map(event).collect::<String>());
+        runs.write(&format!("{name}/superseded-1/metrics.jsonl"), "");
+    }
+    let page = markdown::page(&runs.report());
+    assert_eq!((page.matches("event 99").count(), page.matches("event 40 ").count()), (2, 2), "{page}");
+    assert!(!page.contains("event 39 ") && page.contains("120 of 200 events"), "{page}");
+    assert!(page.contains("lines are in superseded-1/metrics.jsonl."), "{page}");
+    // Of what is no checkpoint, the first and the last.
+    let skipped =
+        |index: u64| json!({"time": 1.0, "step": index, "kind": "skipped", "text": format!("event {index}")});
+    runs.write("a/events.jsonl", (0..100).map(|index| format!("{}\n", skipped(index))).collect::<String>());
+    let page = markdown::page(&runs.report());
+    let is_of_a = |index: u64| {
+        page.lines().any(|line| line.starts_with("| a ") && line.contains(&format!("event {index} ")))
+    };
+    assert_eq!([0, 29, 30, 69, 70, 99].map(is_of_a), [true, true, false, false, true, true], "{page}");
+}
+
 /// Every attribute of a page by which a browser would load something, and its value.
 fn references(page: &str) -> Vec<String> {
     let value = |mark: &str, end: char| {

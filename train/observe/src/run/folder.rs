@@ -74,14 +74,10 @@ impl Run {
             let why = if folder.exists() { "it has no run.json" } else { "it is not there" };
             return Err(RunError::NoRun { path: folder.to_owned(), why: why.to_owned() });
         }
-        // `.` and `..` have no name of their own.
-        let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        let name =
-            whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
         let tail = |file: &str| Tail::new(folder.join(file));
         let mut run = Run {
             folder: folder.to_owned(),
-            name,
+            name: name_of(folder),
             config: BTreeMap::new(),
             metrics: Metrics::default(),
             samples: Vec::new(),
@@ -202,6 +198,30 @@ impl Run {
         }
         problems
     }
+}
+
+/// The name of the folder. `.` and `..` have none of their own.
+fn name_of(folder: &Path) -> String {
+    let whole = whole(folder);
+    whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn whole(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+}
+
+/// A name for each of the runs in `folders`: that of its folder, or its path where two have the same.
+pub(crate) fn distinct_names<'a>(folders: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
+    let folders: Vec<_> = folders.into_iter().map(|folder| (folder, name_of(folder))).collect();
+    let distinct = |(folder, name): &(&Path, String)| {
+        let is_only = folders.iter().filter(|(_, other)| other == name).count() < 2;
+        match folder.file_name() {
+            _ if is_only => name.clone(),
+            Some(_) => folder.display().to_string(),
+            None => whole(folder).display().to_string(),
+        }
+    };
+    folders.iter().map(distinct).collect()
 }
 
 /// Reads the new lines of a file of objects.

@@ -12,6 +12,7 @@ mod tail;
 
 pub use error::RunError;
 pub use find::find_runs;
+pub(crate) use folder::distinct_names;
 pub use folder::{Event, Run, Sample};
 pub use metrics::Metrics;
 pub use series::{Points, Series};

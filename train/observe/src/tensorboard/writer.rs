@@ -70,6 +70,15 @@ impl EventWriter {
         self.write(&event::settings(time, flatten(config)));
     }
 
+    /// Ends the file.
+    ///
+    /// # Errors
+    ///
+    /// If any event could not be written.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        self.records.finish()
+    }
+
     fn write(&mut self, event: &Event) {
         let record = framed(&event.encode_to_vec());
         if self.first.is_empty() {

@@ -154,7 +154,8 @@ impl Reader {
                 }
                 Ok(EventType::SliceEnd) => {
                     if let Some(slice) = self.open.get_mut(&track).and_then(Vec::pop) {
-                        self.slices.push(Slice { end: time, ..slice });
+                        // A file of others may have an end that lies before the beginning.
+                        self.slices.push(Slice { end: time.max(slice.start), ..slice });
                     }
                 }
                 Ok(EventType::Counter) => {
@@ -229,6 +230,8 @@ fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace
         for phase in phases.within(step.start, step.end) {
             step.spans.extend(spans_of(phase, &units, &waits, &memory));
         }
+        // Phases overlap only in a file of others.
+        step.spans.sort_by_key(|span| span.start);
     }
     for slice in of(category::COLLECTIVE) {
         let Some(collective) = collective(&slice) else { continue };

@@ -203,6 +203,24 @@ fn a_summary_has_80_columns() {
     assert!(text.contains("slowest rank: 1 on a-machine"), "{text}");
 }
 
+/// As in a file that another program has written.
+#[test]
+fn slices_that_end_before_they_begin_have_no_length() {
+    let mut file = proto::Trace::decode(&*written(&Trace::of_ranks(&recorded(0.0)))).unwrap();
+    for packet in &mut file.packet {
+        let is_end = packet.track_event.as_ref().is_some_and(|event| event.r#type() == EventType::SliceEnd);
+        if is_end {
+            packet.timestamp = Some(0);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pftrace");
+    std::fs::write(&path, file.encode_to_vec()).unwrap();
+    let summary = Summary::of(&Trace::open(&path).unwrap());
+    assert_eq!(summary.steps.len(), 3);
+    assert!(summary.steps.iter().flat_map(|step| &step.ranks).all(|rank| rank.step_s == 0.0), "{summary}");
+}
+
 #[test]
 fn other_files_are_refused_with_a_word() {
     let folder = tempfile::tempdir().unwrap();

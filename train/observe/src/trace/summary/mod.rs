@@ -80,7 +80,7 @@ fn step_summary(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> StepS
     let end = all.iter().map(|of| of.step.end).max().unwrap_or(start);
     StepSummary {
         step: all.first().map_or(0, |of| of.step.step),
-        seconds: seconds(end - start),
+        seconds: seconds(end.saturating_sub(start)),
         critical_path: path::critical_path(trace, all, start, calls),
         ranks: all.iter().map(|of| ranks::of_rank(*of, start)).collect(),
         exposed: ranks::exposed(all),

@@ -83,7 +83,7 @@ pub(super) fn critical_path(
         // The rank on which the path begins was late, or did something that was not recorded.
         let begun = spans.get(&rank.rank).map_or(start, |spans| spans.start);
         add(rank, "not recorded".to_owned(), false, now.saturating_sub(begun));
-        add(rank, "late start".to_owned(), false, begun.min(now) - start);
+        add(rank, "late start".to_owned(), false, begun.min(now).saturating_sub(start));
     }
     parts.retain(|part| part.seconds > 0.0);
     parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

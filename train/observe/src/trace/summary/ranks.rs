@@ -112,8 +112,8 @@ pub(super) fn of_rank(of: RankStep<'_>, start: u64) -> RankSummary {
     RankSummary {
         rank: of.rank.rank,
         machine: of.rank.node.clone(),
-        late_s: seconds(step.start - start),
-        step_s: seconds(step.end - step.start),
+        late_s: seconds(step.start.saturating_sub(start)),
+        step_s: seconds(step.end.saturating_sub(step.start)),
         computing_s: worked(ThreadTrack::Compute),
         data_s: worked(ThreadTrack::Data),
         checkpoint_s: worked(ThreadTrack::Checkpoint),
@@ -159,7 +159,7 @@ pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
     let work: Vec<BTreeMap<String, u64>> = all
         .iter()
         .map(|of| {
-            let mut work = BTreeMap::from([("late start".to_owned(), of.step.start - start)]);
+            let mut work = BTreeMap::from([("late start".to_owned(), of.step.start.saturating_sub(start))]);
             for span in of.step.spans.iter().filter(is_work) {
                 *work.entry(place(&span.activity, span.unit.as_deref())).or_default() += span.duration();
             }
@@ -170,7 +170,7 @@ pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
     let slowest = (0..all.len()).max_by_key(|index| total(*index))?;
     let others = || (0..all.len()).filter(|index| *index != slowest);
     let excess = seconds(total(slowest)) - median(others().map(total))?;
-    let step = all.iter().map(|of| of.step.end - of.step.start).max().unwrap_or(0);
+    let step = all.iter().map(|of| of.step.end.saturating_sub(of.step.start)).max().unwrap_or(0);
     if excess <= MINOR * seconds(step) {
         return None;
     }
@@ -214,12 +214,12 @@ pub(super) fn operations(all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<Operati
             });
             let same = calls.get(of.rank, &call.group, call.sequence);
             let last = same.iter().map(|(_, call)| call.started).max().unwrap_or(call.started);
-            let complete = last.clamp(call.started, call.finished);
+            let complete = last.min(call.finished).max(call.started);
             sum.calls += 1;
             sum.bytes_sent += call.bytes_sent;
-            sum.moving_s += seconds(call.finished - complete);
-            sum.late_s += seconds(complete - call.started);
-            sum.queued_s += seconds(call.started - call.enqueued);
+            sum.moving_s += seconds(call.finished.saturating_sub(complete));
+            sum.late_s += seconds(complete.saturating_sub(call.started));
+            sum.queued_s += seconds(call.started.saturating_sub(call.enqueued));
         }
     }
     let mut sums: Vec<_> = by_operation.into_values().collect();
