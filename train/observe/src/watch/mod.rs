@@ -1,10 +1,8 @@
 //! `kiln watch`: runs on a whole terminal.
 //!
-//! Threads of their own look at the runs (`feed.rs`) and leave what they find in a [`Subject`] each (`subject.rs`).
+//! Threads of their own look at the runs (`feed.rs`) and leave what they find in a `Subject` each (`subject.rs`).
 //! The thread that has the terminal (`screen.rs`) takes that over into the state of the screen (`state.rs`), changes
 //! the state with each key (`keys.rs`), and draws it (`draw/`): it never waits for a run or its files.
-//!
-//! [`Subject`]: subject::Subject
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
