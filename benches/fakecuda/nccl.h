@@ -59,6 +59,9 @@ void add(void *sum, const void *numbers, size_t count, int type);
 /* Divides a sum by the number of ranks. */
 void divide(void *sum, size_t count, int type, int ranks);
 
+/* Of ncclRedOp_t. */
+enum { SUM = 0, AVERAGE = 4 };
+
 /* nccl.c: communicators. */
 enum kind { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE };
 
@@ -100,15 +103,12 @@ struct communicator {
     atomic_int failed, aborted, users;
 };
 
-/* What a call returns that goes on in the background, if the communicator has one. */
-Result begin(Communicator comm);
-/* Whether the communicator takes another call: as NCCL, not before the last one has ended. */
-int is_free(Communicator comm);
-/* Ends a use. */
-void let_go(Communicator comm);
-
 /* nccl_collectives.c: gives a collective to its stream. */
 Result submit(const struct collective *of, void *stream);
+/* Ends a use of a communicator. */
+void let_go(Communicator comm);
+/* What kinds of collectives are called. */
+extern const char *const kinds[];
 
 #pragma GCC visibility pop
 #endif

@@ -2,13 +2,11 @@
 #include "nccl.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char *const kinds[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"};
-
-/* Of ncclRedOp_t. */
-enum { SUM = 0, AVERAGE = 4 };
+const char *const kinds[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"};
 
 /* The part of one rank and the result of a collective, in numbers. */
 static size_t sent(const struct call *call, int ranks) {
@@ -88,6 +86,13 @@ static int move(const struct collective *of, size_t at, size_t count) {
     return room_meet(comm->room, comm->ranks, comm->rank, &comm->aborted);
 }
 
+void let_go(Communicator comm) {
+    if (atomic_fetch_sub(&comm->users, 1) > 1)
+        return;
+    room_leave(comm->room);
+    free(comm);
+}
+
 static int run(void *data) {
     const struct collective *of = data;
     Communicator comm = of->comm;
@@ -137,66 +142,3 @@ Result submit(const struct collective *of, void *stream) {
     atomic_fetch_sub(&comm->users, 1);
     return SYSTEM_ERROR;
 }
-
-static Result collective(enum kind kind, const void *from, void *to, size_t count, int type, int operation, int root,
-                         Communicator comm, void *stream) {
-    int sums = kind == REDUCE_SCATTER || kind == ALL_REDUCE || kind == REDUCE;
-    if (!is_free(comm) || type_width(type) == 0 || root < 0 || root >= comm->ranks)
-        return INVALID_ARGUMENT;
-    if (sums && (!type_has_sum(type) || (operation != SUM && operation != AVERAGE)))
-        return INVALID_ARGUMENT;
-    size_t bytes = count * type_width(type) * (kind <= REDUCE_SCATTER ? (size_t)comm->ranks : 1);
-    trace("nccl_%s comm=%lu stream=%lu bytes=%zu ranks=%d", kinds[kind], comm->number, (unsigned long)stream, bytes,
-          comm->ranks);
-    struct call call = {++comm->collectives, count, kind, type, operation, root};
-    struct collective of = {comm, call, from, to, comm->collectives == (unsigned long)setting("FAKE_NCCL_STALLS", 0)};
-    Result result = begin(comm);
-    if (result != IN_PROGRESS)
-        return submit(&of, stream);
-    comm->deferred = of, comm->stream = stream, comm->is_deferred = 1;
-    return result;
-}
-
-Result ncclAllGather(const void *from, void *to, size_t count, int type, Communicator comm, void *stream) {
-    return collective(ALL_GATHER, from, to, count, type, SUM, 0, comm, stream);
-}
-
-Result ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, Communicator comm,
-                         void *stream) {
-    return collective(REDUCE_SCATTER, from, to, count, type, operation, 0, comm, stream);
-}
-
-Result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, Communicator comm,
-                     void *stream) {
-    return collective(ALL_REDUCE, from, to, count, type, operation, 0, comm, stream);
-}
-
-Result ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator comm, void *stream) {
-    return collective(BROADCAST, from, to, count, type, SUM, root, comm, stream);
-}
-
-Result ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, Communicator comm,
-                  void *stream) {
-    return collective(REDUCE, from, to, count, type, operation, root, comm, stream);
-}
-
-/* Messages between two ranks leave lines in the trace, and are not moved: Kiln sends none. */
-static Result message(const char *what, size_t count, int type, Communicator comm, void *stream) {
-    trace("nccl_%s comm=%lu stream=%lu bytes=%zu ranks=%d", what, comm->number, (unsigned long)stream,
-          count * type_width(type), comm->ranks);
-    return comm->room == NULL ? begin(comm) : INVALID_USAGE;
-}
-
-Result ncclSend(const void *from, size_t count, int type, int peer, Communicator comm, void *stream) {
-    (void)from, (void)peer;
-    return message("send", count, type, comm, stream);
-}
-
-Result ncclRecv(void *to, size_t count, int type, int peer, Communicator comm, void *stream) {
-    (void)to, (void)peer;
-    return message("recv", count, type, comm, stream);
-}
-
-Result ncclGroupStart(void) { return SUCCESS; }
-
-Result ncclGroupEnd(void) { return SUCCESS; }

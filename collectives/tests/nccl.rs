@@ -186,7 +186,7 @@ fn check_rank(world: &dyn Communicator, device: usize) {
 
 /// As many ranks as there are GPUs, a thread and a GPU each.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn threads_with_a_gpu_each() {
     let count = CudaRuntime::enumerate_all_devices().len();
     assert!(count >= 2, "{count} GPUs");
@@ -205,7 +205,7 @@ const RANK: &str = "NCCL_TEST_RANK";
 
 /// As many ranks as there are GPUs, a process and a GPU each.
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn processes_with_a_gpu_each() {
     if let Ok(place) = env::var(RANK) {
         let numbers: Vec<usize> = place.split(' ').map(|number| number.parse().unwrap()).collect();
@@ -233,7 +233,7 @@ fn processes_with_a_gpu_each() {
 }
 
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn what_is_done_is_no_longer_pending() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -258,7 +258,7 @@ fn what_is_done_is_no_longer_pending() {
 /// With the stand-in for NCCL whose first collective never ends, which `FAKE_NCCL_STALLS` asks it for, the
 /// operation never ends.
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn an_operation_ends_or_times_out() {
     let is_stuck = env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
@@ -298,7 +298,7 @@ fn an_operation_ends_or_times_out() {
 }
 
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn an_abort_ends_it() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -311,14 +311,14 @@ fn an_abort_ends_it() {
 }
 
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn threads_cannot_share_a_gpu_by_nccl() {
     let expected = NcclError::SharedDevice { ranks: vec![0, 1], index: 0 };
     assert_eq!(attach(2, 0), [expected.clone(), expected]);
 }
 
 #[test]
-#[ignore = "as above"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
 fn sums_of_bytes_are_refused() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();

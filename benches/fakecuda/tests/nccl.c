@@ -317,17 +317,6 @@ static int two_stalled(int argument) { return in_ranks(2, stalled, argument); }
 static int three_left_alone(int argument) { return in_ranks(3, left_alone, argument); }
 static int two_fail(int argument) { return in_ranks(2, fails, argument); }
 
-static void works(const char *name, int (*program)(int)) {
-    for (int seed = 1; seed <= 2; seed++) {
-        struct outcome outcome = run(program, 0, seed);
-        if (outcome.code != 0) {
-            printf("%s, seed %d: ended with %d:\n%s\n", name, seed, outcome.code, outcome.told);
-            exit(1);
-        }
-    }
-    printf("ok: %s\n", name);
-}
-
 int main(void) {
     works("two processes", two);
     works("four processes", four);

@@ -155,17 +155,6 @@ static int callbacks_and_queries(int unused) {
     return end();
 }
 
-static void works(const char *name, int (*program)(int)) {
-    for (int seed = 1; seed <= 3; seed++) {
-        struct outcome outcome = run(program, 0, seed);
-        if (outcome.code != 0) {
-            printf("%s, seed %d: ended with %d:\n%s\n", name, seed, outcome.code, outcome.told);
-            exit(1);
-        }
-    }
-    printf("ok: %s\n", name);
-}
-
 int main(void) {
     planted("an event forgotten", event_forgotten,
             "not ordered: launch of plus_one on stream 1 writes and launch of plus_one on stream 2 reads bytes 0..256 "

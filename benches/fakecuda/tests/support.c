@@ -49,3 +49,14 @@ void planted(const char *name, int (*program)(int bug), const char *expected) {
     }
     printf("ok: %s\n", name);
 }
+
+void works(const char *name, int (*program)(int)) {
+    for (int seed = 1; seed <= 3; seed++) {
+        struct outcome outcome = run(program, 0, seed);
+        if (outcome.code != 0) {
+            printf("%s, seed %d: ended with %d:\n%s\n", name, seed, outcome.code, outcome.told);
+            exit(1);
+        }
+    }
+    printf("ok: %s\n", name);
+}

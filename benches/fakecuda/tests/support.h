@@ -61,4 +61,7 @@ struct outcome run(int (*program)(int argument), int argument, int seed);
 /* Runs a program with its bug, which must be told like this, and without it. With several seeds. */
 void planted(const char *name, int (*program)(int bug), const char *expected);
 
+/* Runs a program that has no bug, with several seeds. */
+void works(const char *name, int (*program)(int));
+
 #endif

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
-use serde::Serialize;
+use kiln_observe::report::StrategyRow;
+use kiln_shard::{EngineBuilder, Policy, ShardError, memory};
 
 use super::{median, settle, step};
 use crate::config::Config;
@@ -22,32 +22,6 @@ use crate::run::{self, RunOptions};
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 use crate::world::{self, Ranks};
-
-/// Figures of one way to train; counts and bytes are per rank and optimizer step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StrategyRow {
-    /// The strategy.
-    pub strategy: Strategy,
-    /// Arrangement of the ranks, replicate x shard.
-    pub mesh: String,
-    /// Tokens per second of all ranks together, median over rounds.
-    pub tokens_per_s: f64,
-    /// Tokens per second of the slowest and of the fastest round.
-    #[serde(skip)]
-    pub tokens_per_s_range: (f64, f64),
-    /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
-    pub relative_speed: f64,
-    /// The most bytes a rank held.
-    pub peak_bytes: u64,
-    /// Bytes a rank sent.
-    pub sent_bytes: u64,
-    /// Gathers of weights.
-    pub gathers: u64,
-    /// Reductions of gradients.
-    pub reductions: u64,
-    /// Share of the step that a rank waited for communication, median over rounds.
-    pub wait_share: f64,
-}
 
 /// What is measured, on the ranks that measure it.
 pub(super) struct Rounds<'a> {
@@ -170,7 +144,7 @@ fn sample(
     peaks[world.rank()] = engine.peak_bytes() as f64;
     let peaks = engine.sum_over_ranks("peak", &peaks)?;
     Ok(StrategyRow {
-        strategy: engine.policy().strategy,
+        strategy: engine.policy().strategy.to_string(),
         mesh: engine.mesh().to_string(),
         tokens_per_s: tokens / elapsed.as_secs_f64(),
         tokens_per_s_range: (0.0, 0.0),

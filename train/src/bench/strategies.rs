@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_observe::report::{self, Measured, Strategies};
+use kiln_observe::report::{self, Strategies, StrategyRow};
 use kiln_shard::Strategy;
 use serde::Serialize;
 
-use super::rounds::{Rounds, StrategyRow, prepare};
+use super::rounds::{Rounds, prepare};
 use super::{check_counts, default_config};
 use crate::config::{self, Config};
 use crate::device;
@@ -174,18 +174,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 impl StrategiesTable {
     /// The same for a report, with how it was measured and the words of the command.
     fn for_report(&self, options: &StrategiesOptions, command: Vec<String>) -> Strategies {
-        let row = |row: &StrategyRow| Measured {
-            strategy: row.strategy.to_string(),
-            mesh: row.mesh.clone(),
-            tokens_per_s: row.tokens_per_s,
-            tokens_per_s_range: row.tokens_per_s_range,
-            relative_speed: row.relative_speed,
-            peak_bytes: row.peak_bytes,
-            sent_bytes: row.sent_bytes,
-            gathers: row.gathers,
-            reductions: row.reductions,
-            wait_share: row.wait_share,
-        };
         let are = if options.place.is_some() { "processes" } else { "threads of one process" };
         Strategies {
             parameters: self.parameters as u64,
@@ -202,7 +190,7 @@ impl StrategiesTable {
                 ("Compute dtype".to_owned(), self.settled.1.clone()),
             ],
             command,
-            rows: self.rows.iter().map(row).collect(),
+            rows: self.rows.clone(),
         }
     }
 
@@ -234,7 +222,7 @@ impl StrategiesTable {
         for row in &self.rows {
             text.push_str(&format!(
                 "{:<21} {:<23} {:>8.0} {:>8.2}x {:>10.1} {:>10.1} {:>8} {:>11} {:>6.1}%\n",
-                row.strategy.to_string(),
+                row.strategy.clone(),
                 row.mesh,
                 row.tokens_per_s,
                 row.relative_speed,
@@ -249,8 +237,9 @@ impl StrategiesTable {
             "relative: tok/s over those of FULL_SHARD in the same round, the median of the rounds; the \
              medians of tok/s may have another ratio",
         );
-        let mesh =
-            |strategy| self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str());
+        let mesh = |strategy: Strategy| {
+            self.rows.iter().find(|row| row.strategy == strategy.to_string()).map(|row| row.mesh.as_str())
+        };
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
                 "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD \

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use kiln_process::words::number_of;
@@ -94,17 +95,48 @@ impl Drop for Records {
 }
 
 /// Appends lines to a file, as [`Records`] does.
-pub struct Lines(Records);
+pub struct Lines {
+    records: Records,
+    /// Whether the last line that was there has no end: a process or a machine has gone down in the middle of it.
+    is_open: bool,
+}
 
 impl Lines {
     /// Appends to the file at `path`, which is created if it is not there.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Records::open(path, "line").map(Lines)
+        let records = Records::open(path, "line")?;
+        let mut last = *b"\n";
+        if let Some(at) = records.length.checked_sub(1) {
+            files::open(path)?.read_exact_at(&mut last, at)?;
+        }
+        Ok(Lines { records, is_open: last != *b"\n" })
     }
 
     /// Appends a line, which is given without its end.
     pub fn append(&mut self, mut line: String) {
         line.push('\n');
-        self.0.append(line.as_bytes());
+        if self.is_open {
+            line.insert(0, '\n');
+        }
+        self.is_open &= !self.records.append(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_line_without_an_end_does_not_swallow_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        fs::write(&path, "one\ntw").unwrap();
+        let mut lines = Lines::open(&path).unwrap();
+        ["three", "four"].into_iter().for_each(|line| lines.append(line.to_owned()));
+        drop(lines);
+        Lines::open(&path).unwrap().append("five".to_owned());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntw\nthree\nfour\nfive\n");
     }
 }

@@ -29,5 +29,5 @@ mod write;
 pub use document::{Block, Cell, Document, Figure, Plot, Table};
 pub use error::ReportError;
 pub use runs::of_runs;
-pub use strategies::{Measured, Strategies, of_strategies};
+pub use strategies::{Strategies, StrategyRow, of_strategies};
 pub use write::{check_place, write};

@@ -1,5 +1,7 @@
 //! The report of what `kiln bench strategies` has measured.
 
+use serde::Serialize;
+
 use super::document::{Block, Cell, Document, Figure, Plot, Table};
 use super::numbers::mebibytes;
 use super::statistics::{count, significant};
@@ -32,12 +34,12 @@ pub struct Strategies {
     /// The words of the command.
     pub command: Vec<String>,
     /// The strategies.
-    pub rows: Vec<Measured>,
+    pub rows: Vec<StrategyRow>,
 }
 
-/// A strategy. Counts and bytes are of a rank and step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Measured {
+/// Figures of one way to train; counts and bytes are of a rank and step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StrategyRow {
     /// Its name.
     pub strategy: String,
     /// Arrangement of the ranks.
@@ -45,6 +47,7 @@ pub struct Measured {
     /// Tokens per second of all ranks, median over rounds.
     pub tokens_per_s: f64,
     /// The slowest and the fastest round.
+    #[serde(skip)]
     pub tokens_per_s_range: (f64, f64),
     /// `tokens_per_s` over that of the first strategy, median of the ratios within rounds.
     pub relative_speed: f64,
@@ -109,7 +112,7 @@ pub fn of_strategies(measured: &Strategies) -> Document {
 }
 
 fn results(measured: &Strategies, first: &str) -> Table {
-    let row = |row: &Measured| {
+    let row = |row: &StrategyRow| {
         let (slowest, fastest) = row.tokens_per_s_range;
         let speed = |value: f64| significant(value, 4);
         vec![
@@ -175,9 +178,9 @@ fn bars(
     id: &'static str,
     title: &str,
     label: &str,
-    value: impl Fn(&Measured) -> (f64, String),
+    value: impl Fn(&StrategyRow) -> (f64, String),
 ) -> Figure {
-    let bar = |row: &Measured| {
+    let bar = |row: &StrategyRow| {
         let (value, text) = value(row);
         Bar { name: row.strategy.clone(), values: vec![value], text }
     };

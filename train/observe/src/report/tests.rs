@@ -243,7 +243,7 @@ fn nothing_of_a_file_is_obeyed_and_nothing_is_loaded() {
 
 #[test]
 fn strategies_are_shown() {
-    let row = |strategy: &str, tokens_per_s: f64| Measured {
+    let row = |strategy: &str, tokens_per_s: f64| StrategyRow {
         strategy: strategy.to_owned(),
         mesh: "replicate 1 x shard 2".to_owned(),
         tokens_per_s,
