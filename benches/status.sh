@@ -3,13 +3,14 @@
 # held against 0.5 % of the time of the cores that the run has when it is asked once a second.
 #
 #     benches/status.sh [LOOKS]
-#     benches/status.sh --paired [PAIRS]
+#     benches/status.sh --paired [MINUTES]
 #
 # One rank of the run hangs on purpose, so that the processes take no time of their own. Needs the binary
 # (cargo build --release).
 #
-# With --paired, the other way around: runs of 10m that nobody asks alternate with runs that are asked every second,
-# and the median over all pairs of the ratio of their median step times is told. For a machine that does nothing else.
+# With --paired, the other way around: a run of 10m is asked every second for six seconds, is left alone for six, and
+# so on. The median over all pairs of neighbours of the ratio of their mean step times is told. For a machine that
+# does nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kiln=$(realpath -m "${CARGO_TARGET_DIR:-target}/release/kiln")
@@ -18,38 +19,36 @@ looks=${1:-200}
 out=$(mktemp -d)
 
 if [ "${1:-}" = --paired ]; then
-    trap 'rm -rf "$out"' EXIT
-    # The median time of a step of 10m on two ranks; $1 names the run, $2 whether it is asked.
-    median_step() {
-        "$kiln" train configs/10m.toml --ranks 2 --out "$out/$1" --set data.path="$out/data" \
-            --set 'data.text=["docs"]' --set train.steps=60 --set log.every=1 --set eval.samples=8 \
-            --set optim.warmup_steps=5 --set train.global_batch=8 --set sample.prompt= >"$out/log" 2>&1 &
-        local run=$!
-        if [ "$2" = asked ]; then
-            while kill -0 $run 2>/dev/null; do
-                "$kiln" status "$out/$1" >/dev/null 2>&1 || true
-                sleep 1
-            done
-        fi
-        wait $run || { cat "$out/log" >&2; exit 1; }
-        sed -n 's/.*"step_s":\([0-9.e-]*\).*/\1/p' "$out/$1/metrics.jsonl" | tail -n +6 | sort -g |
-            awk '{ step[NR] = $1 } END { print step[int((NR + 1) / 2)] }'
-        rm -rf "${out:?}/$1"
-    }
-    median_step warm alone >/dev/null
-    for pair in $(seq "${2:-15}"); do
-        # Whoever comes first changes from pair to pair.
-        if [ $((pair % 2)) = 0 ]; then
-            alone=$(median_step alone alone) asked=$(median_step asked asked)
-        else
-            asked=$(median_step asked asked) alone=$(median_step alone alone)
-        fi
-        awk -v a="$asked" -v b="$alone" 'BEGIN { printf "%.5f\n", a / b }' | tee -a "$out/ratios" >&2
+    window=6
+    "$kiln" train configs/10m.toml --ranks 2 --out "$out/run" --set data.path="$out/data" --set 'data.text=["docs"]' \
+        --set train.steps=1000000 --set log.every=1 --set eval.every=0 --set checkpoint.every=0 \
+        --set train.global_batch=4 --set train.micro_batch=2 --set sample.prompt= >"$out/log" 2>&1 &
+    run=$!
+    trap 'kill -KILL $run; wait 2>/dev/null; rm -rf "$out"' EXIT
+    until grep -q "^step  *10/" "$out/log"; do
+        kill -0 $run || { cat "$out/log" >&2; exit 1; }
+        sleep 0.5
     done
-    sort -g "$out/ratios" | awk '{ ratio[NR] = $1 } END {
-        printf "step time asked every second / not asked: median %.4f of %d pairs, middle half %.4f to %.4f\n",
-            ratio[int((NR + 1) / 2)], NR, ratio[int((NR + 3) / 4)], ratio[int((3 * NR + 3) / 4)]
-        exit ratio[int((NR + 1) / 2)] > 1.005 }'
+    end=$((SECONDS + 60 * ${2:-10}))
+    while [ $SECONDS -lt $end ]; do
+        if [ $(($(date +%s) / window % 2)) = 0 ]; then
+            "$kiln" status "$out/run" >"$out/look" || { cat "$out/look" "$out/log" >&2; exit 1; }
+        fi
+        sleep 1
+    done
+    # A step counts for the window in which it lies as a whole. Each window is held against the one before it.
+    sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\).*"time":\([0-9.e]*\).*/\1 \2 \3/p' "$out/run/metrics.jsonl" |
+        awk -v window=$window '
+            $1 > 5 && int(($3 - $2) / window) == int($3 / window) { sum[int($3 / window)] += $2; steps[int($3 / window)]++ }
+            END {
+                for (at in sum) if (at - 1 in sum && steps[at] > 3 && steps[at - 1] > 3) {
+                    ratio = sum[at] / steps[at] / (sum[at - 1] / steps[at - 1])
+                    print at % 2 == 0 ? ratio : 1 / ratio
+                }
+            }' | sort -g | awk '{ ratio[NR] = $1 } END {
+                printf "step time asked every second / not asked: median %.4f of %d pairs, middle half %.4f to %.4f\n",
+                    ratio[int((NR + 1) / 2)], NR, ratio[int((NR + 3) / 4)], ratio[int((3 * NR + 3) / 4)]
+                exit NR < 20 || ratio[int((NR + 1) / 2)] > 1.005 }'
     exit
 fi
 

@@ -218,6 +218,17 @@ def strangers(program, runs):
         ready(browser, base)
         check(True, "the browser has a cookie from then on")
 
+        button = "[...document.querySelectorAll('.controls button')]"
+        names = browser.value(f"{button}.map((one) => one.textContent)")
+        check(names == ["Save a checkpoint", "Save and end"], f"a server that takes orders has buttons: {names}")
+        browser.value(f"{button}[0].click()")
+        told = "document.querySelector('.controls [role=status]').textContent"
+        browser.wait(f"{told} === 'Told: checkpoint.'")
+        browser.value(f"window.confirm = () => false; {button}[1].click()")
+        check(browser.value(told) == "Told: checkpoint.", "ending a run is asked back, and not done without a yes")
+        browser.value(f"window.confirm = () => true; {button}[1].click()")
+        check(browser.wait(f"{told} === 'Told: quit.'"), "orders are given with the cookie")
+
         page = (f"<!doctype html><title>other</title><iframe src='{base}'></iframe><script>"
                 f"fetch('{base}api/runs', {{credentials: 'include'}}).then((answer) => answer.text()).then((text) => window.got = text, (error) => window.got = 'nothing: ' + error)</script>")
 

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kiln_observe::ask;
-use kiln_observe::page::{self, AccessToken, PageError, ServeOptions, TimelinesAt};
+use kiln_observe::page::{self, AccessToken, PageError, ServeOptions, Tell, TimelinesAt};
 use kiln_observe::watch::{self, WatchOptions};
 
 use crate::debug::look_at_runs;
@@ -37,6 +37,9 @@ pub struct WatchArgs {
     /// other machines reach has a token, which is told, or KILN_HTTP_TOKEN.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:6006")]
     http: Option<SocketAddr>,
+    /// Let the page save checkpoints and end runs. It then has a token at every address.
+    #[arg(long, requires = "http")]
+    control: bool,
 }
 
 impl WatchArgs {
@@ -51,7 +54,8 @@ impl WatchArgs {
             return watch::run(options).map_err(|error| TrainError::usage(error.to_string()));
         };
         let stop = stop_on_signals();
-        let server = serve(address, self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
+        let server =
+            serve(address, self.runs, self.control).map_err(|error| TrainError::usage(error.to_string()))?;
         say(&format!("serving {} until Ctrl-C", server.url()));
         while !stop.load(Ordering::Relaxed) {
             thread::sleep(LOOK);
@@ -61,17 +65,21 @@ impl WatchArgs {
     }
 }
 
-/// Serves the page of the runs in `paths` at `address`. With a token where other machines reach it, or where one was
-/// chosen.
+/// Serves the page of the runs in `paths` at `address`, with orders to them if there is to be `control`. With a token
+/// where other machines reach it or orders are taken, or where one was chosen.
 ///
 /// # Errors
 ///
 /// If the address cannot be had, or the token is weak.
-pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Server, PageError> {
+pub(crate) fn serve(
+    address: SocketAddr,
+    paths: Vec<PathBuf>,
+    control: bool,
+) -> Result<page::Server, PageError> {
     let chosen = env::var(TOKEN).ok().filter(|token| !token.is_empty());
     let token = match chosen {
         Some(token) => Some(AccessToken::new(token)?),
-        None if address.ip().is_loopback() => None,
+        None if address.ip().is_loopback() && !control => None,
         None => Some(AccessToken::random()?),
     };
     let names = env::var(NAMES).unwrap_or_default();
@@ -79,5 +87,8 @@ pub(crate) fn serve(address: SocketAddr, paths: Vec<PathBuf>) -> Result<page::Se
     let look_at = look_at_runs();
     let timelines_at: Option<TimelinesAt> =
         Some(Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string())));
-    page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at })
+    let tell: Option<Tell> = control.then(|| {
+        Arc::new(|out: &Path, line: &str| ask::tell(out, line).map_err(|error| error.to_string())) as Tell
+    });
+    page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at, tell })
 }

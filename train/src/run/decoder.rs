@@ -360,7 +360,7 @@ fn look_into(plan: &Plan, ranks: Vec<usize>) -> (Server, Option<page::Server>) {
     let address = plan.config.log.http.filter(|_| ranks.contains(&0));
     let server = Server::start(&plan.out, ranks, about);
     // A run goes on without its page.
-    let page = address.and_then(|address| match watch::serve(address, vec![plan.out.clone()]) {
+    let page = address.and_then(|address| match watch::serve(address, vec![plan.out.clone()], false) {
         Ok(page) => {
             say(&format!("this run is at {}", page.url()));
             Some(page)

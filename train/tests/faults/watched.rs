@@ -53,9 +53,14 @@ fn end(mut child: Child, said: mpsc::Receiver<String>) -> Ended {
 }
 
 fn ask(address: &str, path: &str) -> String {
+    request(address, &format!("GET {path}"), "")
+}
+
+fn request(address: &str, what: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the page is there");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("a request");
+    write!(stream, "{what} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n")
+        .expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -167,6 +172,58 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
     assert!(!answer.starts_with("HTTP/1.1 200") && !answer.contains("\"step\""), "{answer}");
     child.kill().expect("it goes on");
     child.wait().expect("it ends");
+}
+
+/// A page with `--control` saves a checkpoint of a run that goes on, and ends it: what it has trained until then is what
+/// an undisturbed run trains, and it goes on from there.
+#[test]
+fn a_page_with_control_saves_and_ends_a_run() {
+    config();
+    let run = Run::new();
+    let fixed = ["--ranks", "2", "--set", "log.http=127.0.0.1:0", "--set", "checkpoint.every=0"];
+    let (child, _, said) = start(&run, &[&fixed[..], &["--set", "train.steps=100000000"]].concat());
+    let out = run.out().display().to_string();
+    let mut page = kiln(["watch", &out, "--http", "127.0.0.1:0", "--control"]).spawn().expect("kiln starts");
+    let mut line = String::new();
+    BufReader::new(page.stdout.take().expect("it is piped")).read_line(&mut line).expect("its address");
+    let (address, token) = line
+        .strip_prefix("serving http://")
+        .and_then(|rest| rest.split(' ').next()?.split_once("/?token="))
+        .unwrap_or_else(|| panic!("an address with a token: {line}"));
+    let headers = format!("Authorization: Bearer {token}\r\nX-Kiln-Control: 1\r\n");
+    let order = |path: &str| request(address, &format!("POST {path}?run=run"), &headers);
+    // A run is known to the page once its folder has been read, and takes lines once it trains.
+    let begun = std::time::Instant::now();
+    let mut answer = order("/api/checkpoint");
+    while !answer.starts_with("HTTP/1.1 200") {
+        assert!(begun.elapsed() < PATIENCE, "{answer}");
+        thread::sleep(Duration::from_millis(100));
+        answer = order("/api/checkpoint");
+    }
+    assert!(answer.ends_with("{\"said\":\"a checkpoint is saved after this step\"}"), "{answer}");
+    let events = || fs::read_to_string(run.out().join("events.jsonl")).unwrap_or_default();
+    while !events().contains("\"kind\":\"checkpoint\"") {
+        assert!(begun.elapsed() < PATIENCE, "{}", events());
+        thread::sleep(Duration::from_millis(100));
+    }
+    // Without what an order needs, the run goes on.
+    let refused = request(address, "POST /api/stop?run=run", "X-Kiln-Control: 1\r\n");
+    assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
+    let answer = order("/api/stop");
+    assert!(answer.ends_with("{\"said\":\"the run saves and ends\"}"), "{answer}");
+    let ended = end(child, said);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("stopped as asked"), "{ended:?}");
+    let answer = order("/api/stop");
+    assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
+    page.kill().expect("it goes on");
+    page.wait().expect("it ends");
+
+    let losses = run.losses();
+    let more = format!("train.steps={}", losses.len() + 5);
+    let resumed = end_of(&run, &[&fixed[..], &["--set", &more, "--resume", "latest"]].concat());
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_eq!(run.losses().len(), losses.len() + 5);
 }
 
 /// What is written for those who look finds no room: no file may grow beyond what a checkpoint takes.

@@ -9,12 +9,12 @@ mod live;
 mod made_up;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kiln_observe::page::{AccessToken, ServeOptions, serve};
+use kiln_observe::page::{AccessToken, ServeOptions, Tell, serve};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -23,6 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let large_steps = arguments.next().map_or(Ok(1_000_000), |steps| steps.parse())?;
     let runs = made_up::runs(&folder, large_steps)?;
     let token = std::env::var("KILN_PAGE_TOKEN").ok().map(AccessToken::new).transpose()?;
+    // The runs are made up: what they say to an order is what was ordered.
+    let tell = token.as_ref().map(|_| Arc::new(|_: &Path, line: &str| Ok(format!("told: {line}"))) as Tell);
     let server = serve(ServeOptions {
         address,
         paths: vec![folder],
@@ -30,6 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         names: Vec::new(),
         look_at: Arc::new(live::look_at),
         timelines_at: Some(Arc::new(live::timelines_at)),
+        tell,
     })?;
     println!("{}", server.url());
     let mut going: Vec<_> = runs.into_iter().filter(|run| run.goes_on).collect();

@@ -41,8 +41,13 @@ impl Connection {
 
     /// Asks, and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
-        say(self.0.get_ref(), request)?;
+        self.say(request)?;
         self.receive()
+    }
+
+    /// Sends something that has no reply of its own.
+    pub(super) fn say(&self, message: &impl Serialize) -> io::Result<()> {
+        say(self.0.get_ref(), message)
     }
 
     /// What writes to the process, and a connection that reads from it without end.

@@ -11,12 +11,13 @@ const STYLES: [&str; 3] = [
 ];
 
 /// In the order in which they build on each other.
-const SCRIPTS: [&str; 13] = [
+const SCRIPTS: [&str; 14] = [
     include_str!("assets/js/dom.js"),
     include_str!("assets/js/format.js"),
     include_str!("assets/js/data.js"),
     include_str!("assets/js/chart.js"),
     include_str!("assets/js/table.js"),
+    include_str!("assets/js/control.js"),
     include_str!("assets/js/overview.js"),
     include_str!("assets/js/curves.js"),
     include_str!("assets/js/ranks.js"),

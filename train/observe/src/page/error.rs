@@ -20,6 +20,9 @@ pub enum PageError {
         /// The address that was asked for.
         address: SocketAddr,
     },
+    /// Whoever opens the address would end runs.
+    #[error("a page that takes orders needs a token")]
+    TokenNeededForOrders,
     /// Whoever guesses would see the runs, or the token cannot be part of an address.
     #[error("a token has 16 or more letters, digits, - and _")]
     WeakToken,

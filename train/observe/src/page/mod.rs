@@ -2,17 +2,19 @@
 //!
 //! [`serve`] starts it in threads of its own and comes back at once. Nothing that a client does reaches a run: files
 //! are read and processes are asked at most once a second, however many clients there are, and only while somebody
-//! looks. No request changes anything.
+//! looks. No request changes a run, unless the server was told to take orders.
 //!
 //! From the ground up:
 //!
 //! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
 //! - `timeline.rs`, `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
+//! - `control.rs`: what a run can be asked to do;
 //! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
 //! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
 //! - `kept.rs`, `routes.rs`, `server.rs`: answers that are kept, requests, connections and their limits.
 
 mod answers;
+mod control;
 mod document;
 mod error;
 mod guard;
@@ -25,6 +27,7 @@ mod timeline;
 mod token;
 mod watched;
 
+pub use control::Tell;
 pub use error::PageError;
 pub use server::{ServeOptions, Server, serve};
 pub use timeline::TimelinesAt;

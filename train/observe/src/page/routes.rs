@@ -11,6 +11,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
 use super::answers::{self, SeriesQuery};
+use super::control::{Order, Tell};
 use super::document::document;
 use super::guard::Guard;
 use super::kept::{Answer, Kept};
@@ -53,6 +54,8 @@ pub(super) struct Site {
     pub(super) reader: Refresher,
     /// Asks processes.
     pub(super) asker: Refresher,
+    /// Gives orders to runs, if the server takes them.
+    pub(super) tell: Option<Tell>,
     pub(super) kept: Mutex<Kept>,
 }
 
@@ -67,8 +70,14 @@ impl Site {
             Ok(admitted) => admitted,
             Err((status, why)) => return failure(status, why),
         };
-        if request.method() != Method::GET && request.method() != Method::HEAD {
-            return failure(StatusCode::METHOD_NOT_ALLOWED, "only GET: nothing here changes a run");
+        let (path, method) = (uri.path(), request.method());
+        let order = Order::of(path).filter(|_| self.tell.is_some());
+        match order {
+            Some(_) if method != Method::POST => return not_allowed("POST", "an order is a POST"),
+            None if method != Method::GET && method != Method::HEAD => {
+                return not_allowed("GET, HEAD", "only GET: this does not change a run");
+            }
+            _ => {}
         }
         // A body has no meaning here.
         if !request.body().is_end_stream() {
@@ -77,8 +86,8 @@ impl Site {
         if uri.to_string().len() > MOST_URI {
             return failure(StatusCode::URI_TOO_LONG, "the address is too long");
         }
-        let path = uri.path();
         let mut response = match path {
+            _ if let Some(order) = order => return self.give(order, query, request.headers()).await,
             "/" => page(),
             "/metrics" => self.prepared(path, query, true).await,
             _ if path.starts_with("/api/") => {
@@ -93,6 +102,26 @@ impl Site {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response
+    }
+
+    /// Gives an order to a run, and answers what the run says.
+    async fn give(&self, order: Order, query: Query, headers: &HeaderMap) -> Response<Full<Bytes>> {
+        if !Order::is_meant(headers) {
+            return failure(StatusCode::FORBIDDEN, "an order has the header x-kiln-control");
+        }
+        let run = query.first("run").and_then(|id| self.watched.run(id));
+        let (Some(run), Some(tell)) = (run, self.tell.clone()) else {
+            return failure(StatusCode::NOT_FOUND, "no run has this name");
+        };
+        let folder = run.read().folder().to_owned();
+        match tokio::task::spawn_blocking(move || tell(&folder, order.line())).await {
+            Ok(Ok(said)) => match json(&serde_json::json!({ "said": said })) {
+                Ok((kind, body)) => response(StatusCode::OK, kind, body),
+                Err((status, why)) => failure(status, &why),
+            },
+            Ok(Err(why)) => failure(StatusCode::CONFLICT, &why),
+            Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, "the order could not be given"),
+        }
     }
 
     /// An answer from what is known of the runs, after that was made fresh.
@@ -147,7 +176,7 @@ impl Site {
                 let text = answers::metrics(&self.watched);
                 Ok(("text/plain; version=0.0.4; charset=utf-8", Bytes::from(text)))
             }
-            "/api/runs" => json(&answers::runs(&self.watched, self.failures())),
+            "/api/runs" => json(&answers::runs(&self.watched, self.failures(), self.tell.is_some())),
             "/api/series" => json(&answers::series(&*run()?, &query.series()?)),
             "/api/keys" => json(&answers::keys(&*run()?)),
             "/api/config" => {
@@ -188,15 +217,19 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
+fn not_allowed(allowed: &'static str, why: &str) -> Response<Full<Bytes>> {
+    let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, why);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
 fn failure(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
     let body = serde_json::json!({ "error": why }).to_string();
     let mut response = response(status, JSON, Bytes::from(body));
     let headers = response.headers_mut();
-    match status {
-        StatusCode::UNAUTHORIZED => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
-        StatusCode::METHOD_NOT_ALLOWED => headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD")),
-        _ => None,
-    };
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     response
 }
 

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time;
 
+use super::control::Tell;
 use super::error::PageError;
 use super::guard::Guard;
 use super::refresh::Refresher;
@@ -61,6 +62,8 @@ pub struct ServeOptions {
     pub look_at: LookAt,
     /// Reads the last step of every rank of a run.
     pub timelines_at: Option<TimelinesAt>,
+    /// Gives orders to a run, for whoever has the token. Without it, no request changes a run.
+    pub tell: Option<Tell>,
 }
 
 /// A server that goes on until it is stopped or dropped.
@@ -105,11 +108,14 @@ impl Drop for Server {
 ///
 /// # Errors
 ///
-/// If the address cannot be had or needs a token, or the system has no threads.
+/// If the address cannot be had, a token is needed and missing, or the system has no threads.
 pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
-    let ServeOptions { address, paths, token, mut names, look_at, timelines_at } = options;
+    let ServeOptions { address, paths, token, mut names, look_at, timelines_at, tell } = options;
     if !address.ip().is_loopback() && token.is_none() {
         return Err(PageError::TokenNeeded { address });
+    }
+    if tell.is_some() && token.is_none() {
+        return Err(PageError::TokenNeededForOrders);
     }
     let bound = TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -133,7 +139,7 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     reader.want();
     let asker = Refresher::start("kiln-page-ask", PAUSE, move || asked.ask_processes())?;
     let guard = Guard::new(address, token, &names);
-    let site = Arc::new(Site { guard, watched, reader, asker, kept: Mutex::default() });
+    let site = Arc::new(Site { guard, watched, reader, asker, tell, kept: Mutex::default() });
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()

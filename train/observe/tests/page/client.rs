@@ -68,6 +68,7 @@ pub fn options(paths: Vec<PathBuf>, token: Option<AccessToken>) -> ServeOptions 
         names: Vec::new(),
         look_at: Arc::new(|_| Err("nobody can be asked".to_owned())),
         timelines_at: None,
+        tell: None,
     }
 }
 

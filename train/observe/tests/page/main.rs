@@ -218,3 +218,63 @@ fn other_machines_need_a_token() {
     let server = serve(options(Some(token.clone()))).unwrap();
     assert!(server.url().ends_with(&format!("/?token={}", token.text())));
 }
+
+#[test]
+fn orders_are_given_to_the_run_that_they_name() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = write_run(root.path(), "one", 3);
+    write_run(root.path(), "two", 3);
+    let (tells, told) = mpsc::channel();
+    let tells = Mutex::new(tells);
+    let tell = move |run: &Path, line: &str| match run.ends_with("one") {
+        true => {
+            tells.lock().unwrap().send((run.to_owned(), line.to_owned())).unwrap();
+            Ok(format!("it does: {line}"))
+        }
+        false => Err("it is over".to_owned()),
+    };
+    let token = AccessToken::new("a-token-of-this-test").unwrap();
+    let options = client::options(vec![root.path().to_owned()], Some(token));
+    let server = serve(ServeOptions { tell: Some(Arc::new(tell)), ..options }).unwrap();
+    let (address, host) = (server.address(), format!("Host: {}\r\n", server.address()));
+    let bearer = "Authorization: Bearer a-token-of-this-test\r\n";
+    let ours = format!("{host}{bearer}X-Kiln-Control: 1\r\n");
+    // The folders have been read by then.
+    let runs = client::get_with(address, "/api/runs", &format!("{host}{bearer}"));
+    assert!(runs.body.contains("\"orders\":true"), "{}", runs.body);
+    let post = |path: &str, headers: &str| {
+        client::ask(address, &format!("POST {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"))
+    };
+    let answer = post("/api/checkpoint?run=one", &ours);
+    assert_eq!((answer.status, answer.body.as_str()), (200, "{\"said\":\"it does: checkpoint\"}"));
+    assert_eq!(told.recv().unwrap(), (folder.clone(), "checkpoint".to_owned()));
+    assert_eq!(post("/api/stop?run=one", &ours).status, 200);
+    assert_eq!(told.recv().unwrap(), (folder, "quit".to_owned()));
+    let answer = post("/api/stop?run=two", &ours);
+    assert_eq!((answer.status, answer.body.as_str()), (409, "{\"error\":\"it is over\"}"));
+    for (path, headers, status) in [
+        ("/api/stop?run=three", ours.clone(), 404),
+        ("/api/stop", ours.clone(), 404),
+        ("/api/runs", ours.clone(), 405),
+        ("/api/stop?run=one", format!("{host}{bearer}"), 403),
+        ("/api/stop?run=one", format!("{host}X-Kiln-Control: 1\r\n"), 401),
+        ("/api/stop?run=one", format!("{ours}Origin: http://evil.example\r\n"), 403),
+        ("/api/stop?run=one", ours.replace(&host, "Host: evil.example\r\n"), 421),
+        ("/api/stop?run=one", format!("{ours}Sec-Fetch-Site: cross-site\r\n"), 403),
+        ("/api/stop?run=one", format!("{ours}Content-Length: 2\r\n"), 413),
+    ] {
+        assert_eq!(post(path, &headers).status, status, "{path} {headers}");
+    }
+    // A link, such as one that a browser opens before it is clicked, gives no order.
+    assert_eq!(client::get_with(address, "/api/stop?run=one", &ours).status, 405);
+    assert!(told.try_recv().is_err());
+
+    let options = client::options(Vec::new(), None);
+    let without = serve(ServeOptions { tell: Some(Arc::new(|_, _| Ok(String::new()))), ..options });
+    assert!(matches!(without, Err(PageError::TokenNeededForOrders)));
+    let server = serve_runs(vec![root.path().to_owned()], None);
+    let host = format!("Host: {}\r\n", server.address());
+    let order =
+        format!("POST /api/stop?run=one HTTP/1.1\r\nConnection: close\r\n{host}X-Kiln-Control: 1\r\n\r\n");
+    assert_eq!(client::ask(server.address(), &order).status, 405);
+}

@@ -26,6 +26,8 @@ struct All {
     /// Seconds since 1970 on this machine's clock.
     now: f64,
     runs: Vec<Summary>,
+    /// Whether the server takes orders for them.
+    orders: bool,
     problems: Vec<String>,
 }
 
@@ -68,11 +70,11 @@ pub(super) struct Summary {
     problems: Vec<String>,
 }
 
-/// All runs in short. `failures` are what of the server does not work.
-pub(in super::super) fn runs(watched: &Watched, failures: Vec<String>) -> impl Serialize {
+/// All runs in short. `failures` are what of the server does not work, `orders` whether it takes them.
+pub(in super::super) fn runs(watched: &Watched, failures: Vec<String>, orders: bool) -> impl Serialize {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let runs = watched.runs().iter().map(|run| summary(run)).collect();
-    All { now, runs, problems: [failures, watched.problems()].concat() }
+    All { now, runs, orders, problems: [failures, watched.problems()].concat() }
 }
 
 /// A run in short.

@@ -6,6 +6,8 @@ const MOST_COMPARED = 6;
 const state = {
   now: 0,
   runs: [],
+  /** Whether the server takes orders for runs. */
+  orders: false,
   problems: [],
   /** Names of the runs that are compared, and of the one whose details are shown. */
   compared: new Set(memory.get("compared", [])),
@@ -13,13 +15,13 @@ const state = {
   hasChosen: memory.get("compared", []).length > 0,
 };
 
-/** An answer of the server. */
-async function ask(path, query = {}) {
+/** An answer of the server. `how` is for requests that are no simple GET. */
+async function ask(path, query = {}, how = {}) {
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     for (const one of [value].flat()) if (one !== undefined && one !== null) search.append(name, one);
   }
-  const answer = await fetch(`${path}?${search}`, { credentials: "same-origin", cache: "no-store", signal: AbortSignal.timeout(30_000) });
+  const answer = await fetch(`${path}?${search}`, { credentials: "same-origin", cache: "no-store", signal: AbortSignal.timeout(30_000), ...how });
   if (!answer.ok) {
     const told = await answer.json().catch(() => ({}));
     throw new Error(told.error ?? `the server says ${answer.status}`);
@@ -77,7 +79,7 @@ function poll(tell) {
   const turn = async () => {
     try {
       const answer = await ask("/api/runs");
-      Object.assign(state, { now: answer.now, runs: answer.runs, problems: answer.problems });
+      Object.assign(state, { now: answer.now, runs: answer.runs, orders: answer.orders, problems: answer.problems });
       settleChoice();
       await tell(null);
     } catch (error) {

@@ -8,6 +8,7 @@ const SPENT = {
 function overview() {
   const cards = h("section", { class: "cards", "aria-label": "The run at a glance" });
   const notices = h("div", { class: "notices" });
+  const orders = controls();
   const events = h("section", { class: "panel" });
   const charts = {
     loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, note: "Training loss as a line, validation loss dashed." }),
@@ -26,7 +27,7 @@ function overview() {
     { name: "Left", isNumber: true, cell: (run) => (run.is_over || !run.eta_s ? NONE : format.duration(run.eta_s)), value: (run) => run.eta_s },
   ], { rowClass: (run) => (run.id === state.detail ? "chosen" : null) });
   const table = h("section", { class: "panel" }, h("h2", null, "All runs"), runs.element);
-  const root = h("div", { class: "view" }, notices, cards, h("section", { "aria-label": "Loss" }, charts.loss.element), table,
+  const root = h("div", { class: "view" }, notices, cards, orders.root, h("section", { "aria-label": "Loss" }, charts.loss.element), table,
     h("section", { class: "charts", "aria-label": "Speed" }, charts.speed.element, charts.mfu.element), events);
 
   async function update() {
@@ -34,6 +35,7 @@ function overview() {
     fill(notices, noticesOf(run));
     table.hidden = state.runs.length < 2;
     runs.set(state.runs);
+    orders.update(run);
     if (!run) return void fill(cards, h("p", { class: "quiet" }, "There is no run yet."));
     const compared = comparedRuns();
     const keys = ["loss", "val_loss", "tokens_per_s", "mfu"];
