@@ -224,12 +224,20 @@ Result cuFuncSetAttribute(void *function, int attribute, int value) {
     return SUCCESS;
 }
 
+static launch_hook *launch_told;
+
+void fake_cuda_on_launch(launch_hook *hook) { __atomic_store_n(&launch_told, hook, __ATOMIC_RELEASE); }
+
 Result cuLaunchKernel(void *launched, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
                       void **extra) {
     const struct function *function = launched;
     trace("launch stream=%lu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long)stream,
           function->name, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared);
+    launch_hook *hook = __atomic_load_n(&launch_told, __ATOMIC_ACQUIRE);
+    Device device = 0;
+    if (hook != NULL && cuCtxGetDevice(&device) == SUCCESS)
+        hook((uint32_t)device, (uint32_t)(uintptr_t)stream, function->name);
     if (function->kernel == NULL)
         return SUCCESS;
     if (extra != NULL)

@@ -39,6 +39,12 @@ static inline int is_async(void) { return executes() && kiln_ptx_is_async(); }
 Result fake_cuda_in_stream(void *stream, const char *what, const struct span *spans, size_t count,
                            int (*run)(void *), const void *data, size_t size);
 
+/* Who is told of every launch: the device, the stream, and the kernel's name, which stays. */
+typedef void launch_hook(uint32_t device, uint32_t stream, const char *kernel);
+
+/* For libraries of this folder: from now on, `hook` is told. */
+void fake_cuda_on_launch(launch_hook *hook);
+
 /* For libraries of this folder as well: device memory that something other than a kernel has written. */
 void fake_cuda_wrote(DevicePointer to, size_t size);
 

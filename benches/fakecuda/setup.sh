@@ -36,6 +36,7 @@ build libcuda.so.1 -DHAS_PTX=1 "$sources/cuda.c" "$sources/memory.c" "$sources/s
 build libnccl.so.2 "$sources/nccl.c" "$sources/nccl_collectives.c" "$sources/nccl_config.c" \
     "$sources/nccl_ranks.c" "$sources/nccl_sum.c"
 build libcublasLt.so.13 "$sources/cublaslt.c"
+build libcupti.so.13 "$sources/cupti.c"
 
 cat >"$out/env.sh" <<END
 # Programs that are started with these variables find the stand-ins in place of a driver. Not for cargo.

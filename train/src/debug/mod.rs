@@ -46,8 +46,7 @@ use trace::Tracer;
 pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn Observer>> {
     let hasher = |options: HashOptions| Box::new(Hasher::new(options, &of.out, of.rows)) as Box<dyn Observer>;
     let hasher = options.hash.clone().map(hasher);
-    let tracer =
-        |options: TraceOptions| Box::new(Tracer::new(options, &of.out, of.rank)) as Box<dyn Observer>;
+    let tracer = |options: TraceOptions| Box::new(Tracer::new(options, &of)) as Box<dyn Observer>;
     let tracer = options.trace.clone().map(tracer);
     let profiler = |step: u64| Box::new(MemoryProfiler::new(step, &of.out, of.rank)) as Box<dyn Observer>;
     let profiler = options.memory_profile.map(profiler);

@@ -7,7 +7,7 @@
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held against, `memory` how much memory there
 //! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
 //! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
-//! `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
+//! `kernel_cache` keeps what NVRTC compiles, `cupti` records what a GPU does, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
 //! anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
@@ -15,6 +15,8 @@ mod alias;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cupti;
 mod data_sheet;
 mod error;
 mod flag;
@@ -46,6 +48,7 @@ pub use gpu::Gpu;
 pub use memory::Memory;
 pub use peak::Peak;
 pub use request::DeviceRequest;
+pub(crate) use resolved::Recording;
 pub use resolved::{ResolvedDevice, count_gpus};
 pub(crate) use share::share_gpu;
 pub use tensors::{plain, tokens};

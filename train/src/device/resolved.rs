@@ -7,12 +7,15 @@ use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::{DType, DeviceKind};
 use kiln_model::Layers;
+use kiln_observe::trace::GpuActivity;
 
 #[cfg(feature = "wgpu")]
 use super::cpu;
 use super::cpu::cpu_defaults;
 #[cfg(feature = "cuda")]
 use super::cuda;
+#[cfg(feature = "cuda")]
+use super::cupti::GpuRecording;
 use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
@@ -30,6 +33,9 @@ use crate::place::RankEnv;
 /// multiprocessors, and what is done once per pass no longer counts.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
+
+/// Ends a recording of what a GPU does, and tells it. Whoever wants all of it waits for the GPU before.
+pub(crate) type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
 
 /// The device of a run, as far as this process is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -218,6 +224,22 @@ impl ResolvedDevice {
         match &self.kind {
             Kind::Cuda(gpu) => Some(gpu.index),
             _ => None,
+        }
+    }
+
+    /// Begins to record what it does, if it is an NVIDIA GPU; what is returned ends that, and tells.
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be recorded; in words.
+    pub(crate) fn record(&self) -> Result<Option<Recording>, String> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => {
+                let recording = GpuRecording::start(gpu.index)?;
+                Ok(Some(Box::new(move || recording.stop())))
+            }
+            _ => Ok(None),
         }
     }
 

@@ -94,6 +94,15 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: None })
 }
 
+/// CUPTI, which tells what a GPU does.
+pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
+    let files = fitting(driver, ["libcupti.so.13", "libcupti.so.12"]);
+    let package = if files.len() > 1 { "nvidia-cuda-cupti" } else { "nvidia-cuda-cupti-cu12" };
+    let wanted = Wanted { stem: "cupti", files, instead: None };
+    let places = Places::of_libraries(&environment);
+    find("CUPTI, which tells what a GPU does,", &wanted, &places, package, TOOLKIT)
+}
+
 /// NCCL, through which GPUs talk to each other.
 pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };

@@ -338,6 +338,38 @@ const NO_NVRTC: &str = "
     int nvrtcDestroyProgram(void **program) { return 0; }
 ";
 
+/// Every kernel that was launched while CUPTI recorded is in the trace, under its name.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn a_trace_has_the_kernels_of_its_steps() {
+    let folder = Workspace::new();
+    let file = folder.path("gpu.pftrace");
+    let file = file.to_str().expect("UTF-8");
+    let calls = run(&[], &["--trace", &format!("steps=2-3,{file}")]);
+    let at = |name: &str, field: &str| {
+        let is_it = |call: &Call| call.name == name && (field.is_empty() || call.field("kind") == field);
+        calls.iter().position(is_it).unwrap_or_else(|| panic!("no {name} in the trace"))
+    };
+    let mut launched: HashMap<&str, u64> = HashMap::new();
+    for call in &calls[at("cupti_enable", "10")..at("cupti_flush", "")] {
+        if call.name == "launch" {
+            *launched.entry(call.field("kernel")).or_default() += 1;
+        }
+    }
+    let ended = folder.kiln(&["trace", "summary", file, "--json"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let summary: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let kernels = summary["kernels"].as_array().expect("kernels").iter();
+    let recorded: HashMap<&str, u64> = kernels
+        .map(|kernel| (kernel["name"].as_str().expect("a name"), kernel["calls"].as_u64().expect("a count")))
+        .collect();
+    assert!(launched.len() > 5 && recorded == launched, "{recorded:?} of {launched:?}");
+    let gpu = &summary["gpus"][0];
+    assert!(gpu["rank"] == 0 && gpu["busy_s"].as_f64().is_some_and(|busy| busy > 0.0), "{gpu}");
+    // After the last step, nothing is recorded any more.
+    assert!(calls.iter().any(|call| call.name == "cupti_disable" && call.field("kind") == "10"));
+}
+
 /// Processes that start at the same time fill one cache, and one that starts later compiles nothing.
 #[test]
 #[ignore = "benches/trace.sh"]

@@ -6,7 +6,7 @@ use kiln_collectives::{Operation, Record, Span, StepTimeline};
 use serde::{Deserialize, Serialize};
 
 use super::align::{CallTimes, Offset, RankClock, offsets};
-use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
+use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 
 /// The steps that one rank has recorded, as ranks send it to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +15,24 @@ pub struct RecordedRank {
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in order; not empty.
     pub steps: Vec<RecordedStep>,
+    /// What the rank's GPU did, in the order of its beginnings.
+    #[serde(default)]
+    pub gpu: Vec<GpuActivity>,
+}
+
+/// What a GPU did for a while: a kernel, a copy or a fill.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuActivity {
+    /// The kernel's name, or the kind of copy.
+    pub name: String,
+    /// Number of the stream.
+    pub stream: u32,
+    /// Bytes that were copied or filled.
+    pub bytes: Option<u64>,
+    /// When it began, in seconds on the machine's monotonic clock.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
 }
 
 /// A step that a rank has recorded.
@@ -39,6 +57,7 @@ impl Trace {
                 clock_error: offset.error.map(nanoseconds),
                 groups: rank.groups.clone(),
                 steps: rank.steps.iter().map(|step| step_of(step, offset.seconds)).collect(),
+                gpu: rank.gpu.iter().map(|activity| gpu_of(activity, offset.seconds)).collect(),
             }
         };
         let mut ranks: Vec<_> = ranks.iter().zip(offsets(&clocks)).map(of_rank).collect();
@@ -72,6 +91,17 @@ fn clock_of(rank: &RecordedRank) -> RankClock<'_> {
 fn nanoseconds(seconds: f64) -> u64 {
     // Negative ones and those that are not numbers become 0.
     (seconds * 1e9).round() as u64
+}
+
+fn gpu_of(activity: &GpuActivity, ahead: f64) -> GpuTrace {
+    let start = nanoseconds(activity.start - ahead);
+    GpuTrace {
+        name: activity.name.clone(),
+        stream: activity.stream,
+        bytes: activity.bytes,
+        start,
+        end: nanoseconds(activity.end - ahead).max(start),
+    }
 }
 
 fn step_of(step: &RecordedStep, ahead: f64) -> StepTrace {

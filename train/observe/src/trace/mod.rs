@@ -17,9 +17,10 @@ mod summary;
 mod tests;
 mod write;
 
-pub use assemble::{RecordedRank, RecordedStep};
+pub use assemble::{GpuActivity, RecordedRank, RecordedStep};
 pub use error::TraceError;
-pub use model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
+pub use model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 pub use summary::{
-    OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary, UnitWait, WorkDifference,
+    GpuSummary, KernelSummary, OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary,
+    UnitWait, WorkDifference,
 };

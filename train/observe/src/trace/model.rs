@@ -22,6 +22,8 @@ pub struct RankTrace {
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in ascending order.
     pub steps: Vec<StepTrace>,
+    /// What its GPU did, in the order of its beginnings. It may lag behind the steps.
+    pub gpu: Vec<GpuTrace>,
 }
 
 impl RankTrace {
@@ -70,6 +72,21 @@ impl SpanTrace {
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
+}
+
+/// What a GPU did for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuTrace {
+    /// The kernel's name, or the kind of copy.
+    pub name: String,
+    /// Number of the stream.
+    pub stream: u32,
+    /// Bytes that were copied or filled.
+    pub bytes: Option<u64>,
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
 }
 
 /// A collective of one rank.

@@ -7,6 +7,7 @@ pub(super) mod category {
     pub(in super::super) const UNIT: &str = "unit";
     pub(in super::super) const WAIT: &str = "wait";
     pub(in super::super) const COLLECTIVE: &str = "collective";
+    pub(in super::super) const GPU: &str = "gpu";
 }
 
 /// Annotations of slices. Times are in microseconds, as Perfetto's pages show them.
@@ -31,6 +32,7 @@ pub(super) mod note {
     pub(in super::super) const BYTES_SENT: &str = "bytes_sent";
     pub(in super::super) const BANDWIDTH: &str = "bandwidth_gb_s";
     pub(in super::super) const QUEUED: &str = "queued_us";
+    pub(in super::super) const STREAM: &str = "stream";
     pub(in super::super) const UNFINISHED: &str = "unfinished";
 }
 

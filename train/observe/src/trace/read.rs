@@ -8,7 +8,7 @@ use std::path::Path;
 use prost::Message;
 
 use super::error::TraceError;
-use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, Trace};
+use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 use super::names::{self, category, note};
 use super::proto::{self, EventType, InternedName, TracePacket, TrackDescriptor, TrackEvent, Value};
 
@@ -200,7 +200,14 @@ struct OfRank {
 }
 
 fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace {
-    let mut trace = RankTrace { rank, node, clock_error: None, groups: BTreeMap::new(), steps: Vec::new() };
+    let mut trace = RankTrace {
+        rank,
+        node,
+        clock_error: None,
+        groups: BTreeMap::new(),
+        steps: Vec::new(),
+        gpu: Vec::new(),
+    };
     let mut by_category: HashMap<String, Vec<Slice>> = HashMap::new();
     for slice in slices {
         by_category.entry(slice.category.clone()).or_default().push(slice);
@@ -245,6 +252,7 @@ fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace
             step.collectives.push(collective);
         }
     }
+    trace.gpu = of(category::GPU).iter().map(gpu).collect();
     for step in &mut trace.steps {
         step.collectives.sort_by_key(|collective| (collective.started, collective.sequence));
     }
@@ -313,6 +321,17 @@ fn span(phase: &Slice, slice: &Slice) -> SpanTrace {
         start: slice.start,
         end: slice.end,
         bytes: None,
+    }
+}
+
+fn gpu(slice: &Slice) -> GpuTrace {
+    let stream = slice.count(note::STREAM).and_then(|stream| u32::try_from(stream).ok());
+    GpuTrace {
+        name: slice.name.clone(),
+        stream: stream.unwrap_or(0),
+        bytes: slice.count(note::BYTES),
+        start: slice.start,
+        end: slice.end,
     }
 }
 

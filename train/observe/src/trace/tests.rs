@@ -14,8 +14,25 @@ fn recorded(ahead: f64) -> Vec<RecordedRank> {
         .map(|rank| RecordedRank {
             groups: BTreeMap::from([("world".to_owned(), vec![0, 1])]),
             steps: (0..3).map(|step| recorded_step(rank, step, ahead)).collect(),
+            gpu: recorded_gpu(5001.0 + ahead * rank as f64),
         })
         .to_vec()
+}
+
+/// Kernels on two streams; the clocks of two that follow each other are read a little off.
+fn recorded_gpu(begun: f64) -> Vec<GpuActivity> {
+    let activity = |name: &str, stream, bytes, start: f64, end: f64| GpuActivity {
+        name: name.to_owned(),
+        stream,
+        bytes,
+        start: begun + start / 1e6,
+        end: begun + end / 1e6,
+    };
+    vec![
+        activity("matmul_kernel_with_a_name_that_says_all_that_it_was_compiled_for", 7, None, 100.0, 300.0),
+        activity("ncclDevKernel_AllGather_RING_LL", 13, None, 150.0, 400.0),
+        activity("copy host to device", 7, Some(4096), 299.5, 350.0),
+    ]
 }
 
 fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
@@ -80,7 +97,12 @@ fn a_trace_is_read_as_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pftrace");
     std::fs::write(&path, written(&trace)).unwrap();
-    assert_eq!(Trace::open(&path).unwrap(), trace);
+    let mut expected = trace.clone();
+    for rank in &mut expected.ranks {
+        // A stream does one after the other.
+        rank.gpu[2].start = rank.gpu[0].end;
+    }
+    assert_eq!(Trace::open(&path).unwrap(), expected);
 }
 
 #[test]
@@ -133,7 +155,16 @@ fn slices_nest_and_arrows_connect() {
     assert!(leaving.len() == 12 && leaving.keys().eq(arriving.keys()));
     assert!(leaving.iter().all(|(flow, time)| *time <= arriving[flow]), "{leaving:?} {arriving:?}");
     let names: Vec<_> = tracks.values().filter_map(|track| track.name.as_deref()).collect();
-    for name in ["compute", "waits", "data", "checkpoint", "memory", "communication world (ranks 0-1)"] {
+    for name in [
+        "compute",
+        "waits",
+        "data",
+        "checkpoint",
+        "memory",
+        "communication world (ranks 0-1)",
+        "GPU stream 7",
+        "GPU stream 13",
+    ] {
         assert_eq!(names.iter().filter(|known| **known == name).count(), 2, "{name} in {names:?}");
     }
     let processes = tracks.values().filter_map(|track| track.process.as_ref()?.process_name.clone());
@@ -201,6 +232,12 @@ fn a_summary_has_80_columns() {
         assert!(line.chars().count() <= 80, "{line}");
     }
     assert!(text.contains("slowest rank: 1 on a-machine"), "{text}");
+    // 50 of 300 us: the gather goes on when the copy has ended.
+    assert!(text.contains("0         0.300 ms      100.0 %       16.7 %"), "{text}");
+    assert!(
+        text.contains("ncclDevKernel_AllGather_RING_LL                     2      0.500 ms  50.0 %"),
+        "{text}"
+    );
 }
 
 /// As in a file that another program has written.

@@ -2,10 +2,11 @@
 //!
 //! A rank is a process with these tracks: `compute` has slices for steps, in them for phases, and in those for
 //! modules; `waits` what the rank's thread waited for; `data` and `checkpoint` the phases of these names; one track for
-//! each communication group its collectives, and `memory` the bytes that the rank held. The slice of a module ends where
+//! each communication group its collectives, one for each stream of its GPU what that did, and `memory` the bytes that
+//! the rank held. The slice of a module ends where
 //! its thread waits and goes on in another one, so that what `compute` shows was computed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -52,6 +53,7 @@ impl Trace {
                 packets.write_collectives(rank, step, arrows);
                 packets.write_memory(step);
             }
+            packets.write_gpu(rank);
             for packet in packets.packets {
                 // Files that were written one after the other are one file.
                 out.write_all(&proto::Trace { packet: vec![packet] }.encode_to_vec())?;
@@ -124,6 +126,8 @@ const MEMORY: u64 = 8;
 const GROUPS: u64 = 16;
 /// Numbers for the tracks of one group.
 const LANES: u64 = 1 << 12;
+/// Those of streams come behind all groups.
+const STREAMS: u64 = 1 << 23;
 
 impl Packets {
     fn new(rank: usize) -> Self {
@@ -364,6 +368,26 @@ impl Packets {
             self.describe_child(uuid, &name, 100 + place as i32, None);
         }
         uuid
+    }
+
+    /// What the GPU did, a track for each stream.
+    fn write_gpu(&mut self, rank: &RankTrace) {
+        let mut streams: BTreeMap<u32, u64> = BTreeMap::new();
+        for activity in &rank.gpu {
+            let track = self.track(STREAMS + u64::from(activity.stream));
+            let until = streams.entry(activity.stream).or_insert_with(|| {
+                let place = i32::try_from(activity.stream).unwrap_or(i32::MAX - 1200);
+                self.describe_child(track, &format!("GPU stream {}", activity.stream), 1100 + place, None);
+                0
+            });
+            // What a stream does comes one after the other, but clocks are read a little off.
+            let start = activity.start.max(*until);
+            *until = activity.end.max(start);
+            let mut notes = vec![(note::STREAM, Note::Count(u64::from(activity.stream)))];
+            notes.extend(activity.bytes.map(|bytes| (note::BYTES, Note::Count(bytes))));
+            self.begin(track, start, [&activity.name, category::GPU], notes, Default::default());
+            self.end(track, *until, Vec::new());
+        }
     }
 
     fn write_memory(&mut self, step: &StepTrace) {

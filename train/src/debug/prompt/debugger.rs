@@ -13,6 +13,7 @@ use super::desk::Desk;
 use super::point::{Point, What};
 use super::show::Shown;
 use crate::debug::options::DebugOptions;
+use crate::device::ResolvedDevice;
 use crate::error::Result;
 use crate::metrics::StepMetrics;
 use crate::run::{Controls, MicroBatch, Moment, Observer};
@@ -41,6 +42,8 @@ macro_rules! breakpoint {
 /// What the debugger of a rank has to know of it.
 pub(crate) struct DebuggedRank {
     pub(crate) rank: usize,
+    /// Where it computes.
+    pub(crate) device: ResolvedDevice,
     pub(crate) desk: Arc<Desk>,
     pub(crate) controls: Controls,
     /// Asks the run to stop.
@@ -132,7 +135,7 @@ struct Reason {
 impl Debugger {
     /// The debugger of a rank.
     pub(crate) fn new(options: &DebugOptions, of: DebuggedRank) -> Self {
-        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, rows: _ } = of;
+        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, rows: _, device: _ } = of;
         Debugger {
             desk,
             controls,

@@ -8,8 +8,10 @@ use kiln_observe::trace::{RecordedRank, RecordedStep, Trace};
 use kiln_shard::Engine;
 
 use super::options::TraceOptions;
+use crate::debug::prompt::DebuggedRank;
 use crate::debug::share::collect;
-use crate::error::Result;
+use crate::device::{Recording, ResolvedDevice};
+use crate::error::{Result, TrainError};
 use crate::metrics::{StepMetrics, say};
 use crate::run::Observer;
 
@@ -19,18 +21,31 @@ pub(crate) struct Tracer {
     options: TraceOptions,
     path: PathBuf,
     rank: usize,
+    /// Where the rank computes.
+    device: ResolvedDevice,
     recorded: RecordedRank,
+    /// What its GPU does, while that is recorded.
+    gpu: Option<Recording>,
     /// The step that is under way, and what the sums of the recorder were when it began.
     now: Option<(u64, BTreeMap<String, u64>)>,
     is_done: bool,
 }
 
 impl Tracer {
-    /// One for `rank` of the run in the folder `out`.
-    pub(crate) fn new(options: TraceOptions, out: &std::path::Path, rank: usize) -> Self {
-        let path = options.path(out);
-        let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new() };
-        Tracer { options, path, rank, recorded, now: None, is_done: false }
+    /// One for the rank `of` a run.
+    pub(crate) fn new(options: TraceOptions, of: &DebuggedRank) -> Self {
+        let (path, device) = (options.path(&of.out), of.device.clone());
+        let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new(), gpu: Vec::new() };
+        Tracer { options, path, rank: of.rank, device, recorded, gpu: None, now: None, is_done: false }
+    }
+
+    /// Begins to record what the rank's GPU does, if it has one. A trace without that is still one.
+    fn record_gpu(&self) -> Option<Recording> {
+        self.device
+            .record()
+            .inspect_err(|why| tracing::warn!("the trace will have nothing of what the GPU does: {why}"))
+            .ok()
+            .flatten()
     }
 
     /// The step that was under way has ended.
@@ -57,7 +72,7 @@ impl Tracer {
         let groups = view.flight(0).groups.into_iter().map(|group| (group.name, group.ranks));
         self.recorded.groups = groups.collect();
         let mine = serde_json::to_vec(&self.recorded);
-        self.recorded.steps = Vec::new();
+        (self.recorded.steps, self.recorded.gpu) = (Vec::new(), Vec::new());
         // A rank that cannot say it takes part all the same.
         let all = collect(engine, mine.unwrap_or_default())?;
         if self.rank != 0 {
@@ -104,6 +119,7 @@ impl Observer for Tracer {
         }
         if is_new {
             recorder.keep_all(true);
+            self.gpu = self.record_gpu();
             if step != *self.options.steps.start() && self.rank == 0 {
                 tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
             }
@@ -117,6 +133,14 @@ impl Observer for Tracer {
         self.end_step(engine);
         engine.world().recorder().keep_all(false);
         self.is_done = true;
+        if let Some(gpu) = self.gpu.take() {
+            // What it has been given up to now belongs to the steps of the trace.
+            self.device
+                .device()
+                .sync()
+                .map_err(|error| TrainError::Crash(format!("the GPU has failed: {error}")))?;
+            self.recorded.gpu = gpu();
+        }
         self.finish(engine)
     }
 }

@@ -218,6 +218,7 @@ impl<'a> Trainer<'a> {
             &plan.debug,
             DebuggedRank {
                 rank,
+                device: plan.device.clone(),
                 desk: plan.desk.clone(),
                 controls: controls.clone(),
                 stop: plan.stop.clone(),

@@ -1,5 +1,6 @@
 //! What a trace tells: where the time of each of its steps went.
 
+mod gpu;
 mod part;
 mod path;
 mod ranks;
@@ -9,6 +10,7 @@ use serde::Serialize;
 
 use super::calls::Calls;
 use super::model::{RankTrace, Trace};
+pub use gpu::{GpuSummary, KernelSummary};
 use part::{RankStep, seconds};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
@@ -23,6 +25,10 @@ pub struct Summary {
     pub clock_error_s: Option<f64>,
     /// The steps that every rank has recorded, in order.
     pub steps: Vec<StepSummary>,
+    /// The GPUs, where they were recorded.
+    pub gpus: Vec<GpuSummary>,
+    /// What the GPUs did, what took longest first.
+    pub kernels: Vec<KernelSummary>,
 }
 
 /// Where the time of one step went.
@@ -71,6 +77,8 @@ impl Summary {
             machines,
             clock_error_s: errors.map(|errors| seconds(errors.into_iter().max().unwrap_or(0))),
             steps: numbers.into_iter().filter_map(of_step).collect(),
+            gpus: trace.ranks.iter().filter_map(gpu::of_rank).collect(),
+            kernels: gpu::kernels(&trace.ranks),
         }
     }
 }

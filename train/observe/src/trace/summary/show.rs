@@ -2,10 +2,16 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary, UnitWait};
+use super::{
+    GpuSummary, KernelSummary, OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary,
+    UnitWait,
+};
 
 /// Parts of the critical path, and places of waits, that are shown.
 const SHOWN: usize = 6;
+
+/// Kernels that are shown.
+const MOST_KERNELS: usize = 12;
 
 /// Ranks that are shown in full.
 const MOST_RANKS: usize = 16;
@@ -36,7 +42,37 @@ impl Display for Summary {
         if self.steps.is_empty() {
             f.write_str("\nno step was recorded by all ranks")?;
         }
-        self.steps.iter().try_for_each(|step| write!(f, "\n\n{step}"))
+        self.steps.iter().try_for_each(|step| write!(f, "\n\n{step}"))?;
+        self.show_gpus(f)
+    }
+}
+
+impl Summary {
+    fn show_gpus(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.gpus.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\n\nGPUs, in all steps\n  rank           time         busy   communication that nothing hid"
+        )?;
+        for GpuSummary { rank, seconds, busy_s, exposed_s } in self.gpus.iter().take(MOST_RANKS) {
+            let (busy, exposed) = (percent(*busy_s, *seconds), percent(*exposed_s, *seconds));
+            write!(f, "\n    {rank:<5} {:>12} {busy:>12} {exposed:>12}", ms(*seconds))?;
+        }
+        let all: f64 = self.kernels.iter().map(|kernel| kernel.seconds).sum();
+        write!(f, "\n  what they did                                     calls          time   share")?;
+        for KernelSummary { name, calls, seconds } in self.kernels.iter().take(MOST_KERNELS) {
+            let share = percent(*seconds, all);
+            write!(f, "\n    {:<42} {calls:>10} {:>13} {share:>7}", cut(name, 42), ms(*seconds))?;
+        }
+        if let Some(rest) = self.kernels.get(MOST_KERNELS..).filter(|rest| !rest.is_empty()) {
+            let time: f64 = rest.iter().map(|kernel| kernel.seconds).sum();
+            let calls: u64 = rest.iter().map(|kernel| kernel.calls).sum();
+            let (more, share) = (more(rest.len(), "kind"), percent(time, all));
+            write!(f, "\n    {more:<42} {calls:>10} {:>13} {share:>7}", ms(time))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,120 @@
+//! What the GPUs of a trace did. GPUs lag behind the threads that give them work, so this is about all steps together.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::part::seconds;
+use crate::trace::model::{GpuTrace, RankTrace};
+
+/// What one GPU did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuSummary {
+    /// The rank that has it.
+    pub rank: usize,
+    /// From its first beginning to its last end, in seconds.
+    pub seconds: f64,
+    /// In which it did anything.
+    pub busy_s: f64,
+    /// In which it did nothing but communicate: kernels of NCCL that no other kernel and no copy hid.
+    pub exposed_s: f64,
+}
+
+/// All calls of one kernel, or copies of one kind, on all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelSummary {
+    /// Its name.
+    pub name: String,
+    /// How often it ran.
+    pub calls: u64,
+    /// For how long, in seconds.
+    pub seconds: f64,
+}
+
+/// Whether it moves data between ranks.
+fn is_communication(activity: &GpuTrace) -> bool {
+    activity.name.starts_with("nccl")
+}
+
+/// The GPU of a rank; `None` if nothing is known of one.
+pub(super) fn of_rank(rank: &RankTrace) -> Option<GpuSummary> {
+    let start = rank.gpu.iter().map(|activity| activity.start).min()?;
+    let end = rank.gpu.iter().map(|activity| activity.end).max()?;
+    let busy = covered(rank.gpu.iter());
+    let computing = covered(rank.gpu.iter().filter(|activity| !is_communication(activity)));
+    Some(GpuSummary {
+        rank: rank.rank,
+        seconds: seconds(end - start),
+        busy_s: seconds(busy),
+        exposed_s: seconds(busy - computing),
+    })
+}
+
+/// Kernels and copies of all ranks, those that took longest first.
+pub(super) fn kernels(ranks: &[RankTrace]) -> Vec<KernelSummary> {
+    let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for activity in ranks.iter().flat_map(|rank| &rank.gpu) {
+        let (calls, time) = sums.entry(&activity.name).or_default();
+        *calls += 1;
+        *time += activity.end - activity.start;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
+    let kernel = |(name, (calls, time)): (&str, (u64, u64))| KernelSummary {
+        name: name.to_owned(),
+        calls,
+        seconds: seconds(time),
+    };
+    sums.into_iter().map(kernel).collect()
+}
+
+/// Nanoseconds in which at least one of them went on.
+fn covered<'a>(activities: impl Iterator<Item = &'a GpuTrace>) -> u64 {
+    let mut times: Vec<_> = activities.map(|activity| (activity.start, activity.end)).collect();
+    times.sort_unstable();
+    let (mut sum, mut until) = (0, 0);
+    for (start, end) in times {
+        sum += end.saturating_sub(start.max(until));
+        until = until.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn activity(name: &str, stream: u32, start: u64, end: u64) -> GpuTrace {
+        GpuTrace { name: name.to_owned(), stream, bytes: None, start, end }
+    }
+
+    #[test]
+    fn communication_counts_where_nothing_hides_it() {
+        let gpu = vec![
+            activity("matmul", 7, 1_000, 3_000),
+            activity("ncclDevKernel_AllGather_RING_LL", 9, 2_000, 6_000),
+            activity("norm", 7, 5_000, 5_500),
+            activity("copy device to device", 7, 8_000, 8_250),
+        ];
+        let trace = |gpu| RankTrace {
+            rank: 3,
+            node: "here".to_owned(),
+            clock_error: None,
+            groups: BTreeMap::new(),
+            steps: Vec::new(),
+            gpu,
+        };
+        let ranks = [trace(gpu), trace(vec![activity("matmul", 7, 0, 500)]), trace(Vec::new())];
+        let told = GpuSummary { rank: 3, seconds: 7.25e-6, busy_s: 5.25e-6, exposed_s: 2.5e-6 };
+        assert_eq!(of_rank(&ranks[0]), Some(told));
+        assert_eq!(of_rank(&ranks[2]), None);
+        let names: Vec<_> = kernels(&ranks).into_iter().map(|sum| (sum.name, sum.calls)).collect();
+        let expected = [
+            ("ncclDevKernel_AllGather_RING_LL", 1),
+            ("matmul", 2),
+            ("norm", 1),
+            ("copy device to device", 1),
+        ];
+        assert_eq!(names, expected.map(|(name, calls)| (name.to_owned(), calls)));
+    }
+}
