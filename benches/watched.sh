@@ -7,7 +7,7 @@
 #
 #     benches/watched.sh
 #
-# Needs valgrind, curl, and the binaries (cargo build --release --workspace).
+# Takes a quarter of an hour on a quiet machine. Needs valgrind, curl, and the binaries (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset KILN_HTTP_TOKEN
@@ -92,7 +92,7 @@ after=$(served)
 awk -v more="$more" -v whole="$whole" -v ns=$((after - before)) -v seconds=$seconds -v cores="$(nproc)" 'BEGIN {
     instructions = more / whole * 100
     page = ns / 1e9 / seconds / cores * 100
-    printf "TensorBoard and a line in every step: %d instructions more, %.4f %% of a step of 10m (%d)\n", \
+    printf "TensorBoard and a line in every step: %d instructions more, %.4f %% of a step of 10m (%.0f)\n", \
         more, instructions, whole
     printf "a page that is open: %.2f ms of CPU time a second, %.3f %% of %d cores\n", ns / 1e6 / seconds, page, cores
     printf "together %.3f %%\n", instructions + page
