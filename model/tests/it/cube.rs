@@ -17,22 +17,14 @@ use crate::ops_residual::{around, around_reference, sizes};
 use crate::ops_support::*;
 
 /// Of the largest value of a result.
-const F32_BOUND: f64 = 1e-5;
+pub const F32_BOUND: f64 = 1e-5;
 const F16_BOUND: f64 = 2e-2;
 
-/// The same on an NVIDIA GPU, where burn's matrix products may round f32 to TF32, by up to 2⁻¹¹ of each operand.
-/// Attention with heads that no tile fits has three of them behind one another.
-const CUDA_F32_BOUND: f64 = 4e-3;
 const CUDA_BF16_BOUND: f64 = 1e-2;
-
-/// The bound in f32 on the device of these tests.
-pub fn f32_bound() -> f64 {
-    if on_cuda() { CUDA_F32_BOUND } else { F32_BOUND }
-}
 
 /// Dtypes to test in, with their bounds.
 pub fn dtypes() -> Vec<(FloatDType, f64)> {
-    let mut dtypes = vec![(FloatDType::F32, f32_bound()), (FloatDType::F16, F16_BOUND)];
+    let mut dtypes = vec![(FloatDType::F32, F32_BOUND), (FloatDType::F16, F16_BOUND)];
     if on_cuda() {
         dtypes.push((FloatDType::BF16, CUDA_BF16_BOUND));
     }
@@ -288,7 +280,7 @@ fn cached_attention_on_wgpu() {
             values(ops::cached_attention(tensor(seq, heads, 1), k, v, filled, window))
         };
         poison(&device());
-        assert_close(&on(&device()), &on(&Device::flex()), f32_bound(), "cached attention");
+        assert_close(&on(&device()), &on(&Device::flex()), F32_BOUND, "cached attention");
     }
 }
 
@@ -407,11 +399,11 @@ pub fn assert_decoder_on_wgpu(config: &ModelConfig) {
     };
     poison(&device());
     let ((loss, gradients), (expected_loss, expected)) = (on(&device()), on(&Device::flex()));
-    assert_close(&loss, &expected_loss, f32_bound(), "loss");
+    assert_close(&loss, &expected_loss, F32_BOUND, "loss");
     assert_eq!(gradients.len(), expected.len());
     assert!(expected.iter().flatten().any(|&g| g != 0.0));
     for (i, (gradient, expected)) in gradients.iter().zip(&expected).enumerate() {
-        let bound = f32_bound().max(1e-4);
+        let bound = 1e-4;
         assert_close(gradient, expected, bound, &format!("gradient of parameter {i}"));
     }
 }
@@ -432,7 +424,7 @@ fn generating_on_wgpu() {
         let next = |new: &[i64]| values(decoder::next_logits(&model, ids(new), &cache).expect("room"));
         [next(&[3, 1, 4]), next(&[1]), next(&[5, 9]), next(&[2, 6])].concat()
     };
-    let bound = f32_bound().max(1e-4);
+    let bound = 1e-4;
     for tied in [true, false] {
         assert_close(&on(&device(), tied), &on(&Device::flex(), tied), bound, "logits");
     }

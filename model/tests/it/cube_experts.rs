@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_model::ops::{experts, experts_reference, top_k};
 use kiln_model::{MOE, ModelConfig, MoeConfig};
 
-use crate::cube::{assert_decoder_on_wgpu, assert_on_wgpu, device, dtypes, f32_bound, poison, tiny};
+use crate::cube::{F32_BOUND, assert_decoder_on_wgpu, assert_on_wgpu, device, dtypes, poison, tiny};
 use crate::layers::{operation, sizes as sizes_of_layer};
 use crate::moe;
 use crate::ops_experts::{Sizes, chosen, over, over_choices};
@@ -116,7 +116,7 @@ fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
 fn a_token_of_nan_leaves_other_experts_alone_on_wgpu() {
     let mut inputs = inputs(&ODD.flat());
     inputs[0][..ODD.d_model].fill(f64::NAN);
-    assert_runs_as_on_flex(over(experts, ODD), &inputs, (FloatDType::F32, f32_bound()));
+    assert_runs_as_on_flex(over(experts, ODD), &inputs, (FloatDType::F32, F32_BOUND));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_mixture_on_wgpu() {
 /// A token that is NaN makes its own output NaN, and a bias that is NaN chooses experts that are there.
 #[test]
 fn a_mixture_of_what_is_no_number_on_wgpu() {
-    let precision = (FloatDType::F32, f32_bound());
+    let precision = (FloatDType::F32, F32_BOUND);
     for expert_bias in [false, true] {
         let config = moe::config(MoeConfig { expert_bias, ..moe::experts() });
         let (layer, d) = (moe::layer(&config), config.d_model);

@@ -12,14 +12,6 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 /// Another order of sums, and other functions for roots and exponentials, than the CPU's.
 const TOLERANCE: f64 = 1e-4;
 
-/// The same on an NVIDIA GPU, where burn's matrix products, which narrow heads of attention go through, may round
-/// f32 to TF32, by up to 2⁻¹¹ of each operand; and the second step begins where the first one has led.
-const CUDA_TOLERANCE: f64 = 1e-2;
-
-fn tolerance() -> f64 {
-    if std::env::var("KILN_TEST_DEVICE").as_deref() == Ok("cuda") { CUDA_TOLERANCE } else { TOLERANCE }
-}
-
 /// Steps; each moves all weights by its gradient.
 const STEPS: u64 = 2;
 
@@ -41,7 +33,7 @@ fn expected(run: &Run) -> Trace {
 }
 
 fn check(run: Run) {
-    assert_within(tolerance(), &run.name(), &run.train(), &expected(&run));
+    assert_within(TOLERANCE, &run.name(), &run.train(), &expected(&run));
 }
 
 #[test]

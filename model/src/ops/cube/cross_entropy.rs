@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{Reduction, cube_reduce, zeros};
-use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
+use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, rows_at, vector_size};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, logit_rows};
 
 impl CrossEntropyKernels for CubeBackend {
@@ -102,18 +102,6 @@ impl CrossEntropyKernels for CubeBackend {
         }
         scaled
     }
-}
-
-/// Rows `start..start + count` of a contiguous tensor, where `start` is a multiple of [`ROWS`].
-fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
-    let mut shape = tensor.meta.shape().clone();
-    let row: usize = shape.iter().skip(1).product();
-    let bytes = |rows: usize| (rows * row * tensor.dtype.size()) as u64;
-    let behind = shape[0] - start - count;
-    let handle = tensor.handle.clone().offset_start(bytes(start)).offset_end(bytes(behind));
-    shape[0] = count;
-    let (client, device) = (tensor.client.clone(), tensor.device.clone());
-    CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
 }
 
 /// `value`, capped if that is wanted.

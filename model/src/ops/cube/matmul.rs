@@ -1,13 +1,17 @@
 //! Matrix products: by cuBLASLt on NVIDIA GPUs, and by burn's kernels elsewhere.
 
 use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::cast;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul as multiply_by_kernel};
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::sums::{add_row, add_scaled, clear, scale};
-use super::{empty, len_of};
+use super::{contiguous, empty, len_of};
+#[cfg(feature = "cuda")]
+use super::{reshaped, rows_at};
 
 #[cfg(feature = "cuda")]
 pub use super::cublaslt::allow_tf32;
@@ -72,6 +76,48 @@ pub(super) fn product(
     }
     if let Some(bias) = bias {
         add_row(&output, bias);
+    }
+    output
+}
+
+/// The products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any strides, each
+/// of which may be given with its matrices transposed; contiguous `[batch, heads, m, n]`.
+///
+/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there, whatever was
+/// [allowed](allow_tf32).
+pub(super) fn batched(stacks: [CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
+    #[cfg(feature = "cuda")]
+    if super::cublaslt::serves(&stacks[0]) {
+        return one_by_one(&stacks.map(|stack| contiguous(&stack)), is_transposed);
+    }
+    let mut stacks =
+        stacks.into_iter().zip(is_transposed).map(|(stack, is_transposed)| match is_transposed {
+            true => permute(stack, &[0, 1, 3, 2]),
+            false => stack,
+        });
+    let (Some(a), Some(b)) = (stacks.next(), stacks.next()) else { unreachable!("there are two of them") };
+    contiguous(&CubeBackend::float_matmul(a, b))
+}
+
+#[cfg(feature = "cuda")]
+fn one_by_one(stacks: &[CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
+    let size = |at: usize| {
+        let [batch, heads, rows, columns] = stacks[at].meta.shape().dims();
+        (batch * heads, if is_transposed[at] { [columns, rows] } else { [rows, columns] })
+    };
+    let ((count, [m, _]), (_, [_, n])) = (size(0), size(1));
+    let [batch, heads, ..]: [usize; 4] = stacks[0].meta.shape().dims();
+    let output = empty(&stacks[0], [batch, heads, m, n], stacks[0].dtype);
+    let matrix = |stack: &CubeTensor, at: usize| {
+        let [.., rows, columns]: [usize; 4] = stack.meta.shape().dims();
+        rows_at(&reshaped(stack.clone(), [count * rows, columns]), at * rows, rows)
+    };
+    for at in 0..count {
+        let [a, b] = [0, 1].map(|of| match is_transposed[of] {
+            true => transposed(&matrix(&stacks[of], at)),
+            false => matrix(&stacks[of], at),
+        });
+        matmul(a, b, 1.0, Output::Overwrite(matrix(&output, at)));
     }
     output
 }

@@ -119,6 +119,20 @@ fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     CubeTensor::new_contiguous(tensor.client, tensor.device, shape, tensor.handle, tensor.dtype)
 }
 
+/// Rows `start..start + count` of a contiguous tensor.
+///
+/// Kernels that read several elements at once need rows that begin where such a read may.
+fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
+    let mut shape = tensor.meta.shape().clone();
+    let row: usize = shape.iter().skip(1).product();
+    let bytes = |rows: usize| (rows * row * tensor.dtype.size()) as u64;
+    let behind = shape[0] - start - count;
+    let handle = tensor.handle.clone().offset_start(bytes(start)).offset_end(bytes(behind));
+    shape[0] = count;
+    let (client, device) = (tensor.client.clone(), tensor.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
+}
+
 /// Number of elements.
 fn len_of(tensor: &CubeTensor) -> usize {
     tensor.meta.num_elements()

@@ -1,4 +1,4 @@
-//! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`: for
+//! Causal attention through batched matrix products, with the whole matrix of scores in `f32`: for
 //! heads that the fused kernels do not take. A window hides scores, and saves no work.
 
 use burn::tensor::{DType, Shape};
@@ -8,8 +8,9 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::super::matmul::batched;
 use super::super::sums::{Reduction, cube_reduce, units_for, zeros};
-use super::super::{contiguous, contiguous_in, cubes, cubes_for, empty, len_of};
+use super::super::{contiguous_in, cubes, cubes_for, empty, len_of};
 use crate::ops::attention::AttentionShape;
 
 /// The result, and the logarithm of each row's sum.
@@ -27,7 +28,7 @@ pub(super) fn forward(
     let (q_heads, k, v) = (by_head(q), shared(k, shape), shared(v, shape));
     let weights = scores(q_heads, k);
     softmax(&weights, &lse, shape);
-    (by_row(CubeBackend::float_matmul(weights, v), q.dtype), lse)
+    (by_row(batched([weights, v], [false, false]), q.dtype), lse)
 }
 
 /// The gradients that are wanted.
@@ -49,10 +50,9 @@ pub(super) fn backward(
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);
 
-    let dq = || by_row(CubeBackend::float_matmul(dscores.clone(), k_heads), q.dtype);
+    let dq = || by_row(batched([dscores.clone(), k_heads], [false, false]), q.dtype);
     let summed = |columns: CubeTensor, rows: CubeTensor, dtype| {
-        let columns = CubeBackend::float_swap_dims(columns, 2, 3);
-        by_row(over_group(CubeBackend::float_matmul(columns, rows), shape), dtype)
+        by_row(over_group(batched([columns, rows], [true, false]), shape), dtype)
     };
     [
         wanted[0].then(dq),
@@ -94,7 +94,7 @@ fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
 
 /// `a · bᵀ` per head, contiguous.
 fn scores(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    contiguous(&CubeBackend::float_matmul(a, CubeBackend::float_swap_dims(b, 2, 3)))
+    batched([a, b], [false, true])
 }
 
 fn scale_of(shape: AttentionShape) -> f32 {

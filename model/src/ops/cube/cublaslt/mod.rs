@@ -31,6 +31,12 @@ pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
+/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library.
+pub(super) fn serves(tensor: &CubeTensor) -> bool {
+    let service = tensor.client.service_id();
+    service == ServiceId::of::<Server>(service.device) && library::present()
+}
+
 /// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
 /// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
 /// product: on another device, without the library, or for dtypes and strides that it does not support.
@@ -41,15 +47,12 @@ pub(super) fn multiply(
     output: &CubeTensor,
     factors: [f32; 2],
 ) -> bool {
-    let service = a.client.service_id();
-    if service != ServiceId::of::<Server>(service.device) {
+    if !serves(a) {
         return false;
     }
+    let service = a.client.service_id();
     let tf32 = TF32.load(Ordering::Relaxed);
     let Some(problem) = Problem::new(a, b, bias, output, tf32) else { return false };
-    if !library::present() {
-        return false;
-    }
     let all = [a, b, output].into_iter().chain(bias);
     assert!(
         all.into_iter().all(|tensor| tensor.handle.service == service),
