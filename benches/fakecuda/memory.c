@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #define GIB (1024.0 * 1024.0 * 1024.0)
+#define POISONED (16u << 20)
 
 /* What is allocated, so that it can be given back and counted. Freed memory stays until its addresses may be used
  * anew, where streams are asynchronous. */
@@ -51,8 +52,12 @@ static Result allocate(DevicePointer *pointer, size_t size, long long stream) {
             used += (double)size;
             *pointer = address(start);
             result = SUCCESS;
-            if (executes())
+            if (executes()) {
+                /* What nothing has written is no number. Large allocations stay untouched. */
+                if (size <= POISONED)
+                    memset(start, 0xff, size);
                 kiln_ptx_allocated(*pointer, size);
+            }
         }
     }
     pthread_mutex_unlock(&lock);

@@ -122,6 +122,7 @@ impl<'a> Builder<'a> {
             operands: (results.len() + sources.len()) as u8,
             first: self.operands.len() as u32,
             line: self.line,
+            watched: false,
         });
         self.guards.push(self.guard.map(|(register, _)| register));
         self.operands.extend(results.iter().chain(sources));

@@ -11,6 +11,7 @@ use crate::moved;
 use crate::movement;
 use crate::parse::{Instruction, Source, Statement, parse};
 use crate::program::{Kernel, Module, Op};
+use crate::watch::Watches;
 
 /// The kernels of `text`, ready to be executed.
 pub fn module(text: &str) -> Result<Module, ParseError> {
@@ -76,6 +77,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     let (parameters, parameter_bytes) = builder.parameters();
     let mut instructions = builder.into_virtual();
     moved::mark(&mut instructions);
+    let watches = Watches::of(&mut instructions);
     let placed = allocate(instructions);
     Ok(Kernel {
         name: source.name.clone(),
@@ -92,6 +94,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
         true_predicates: placed.true_predicates,
         specials: placed.specials,
         granule,
+        watches,
         text: text.clone(),
     })
 }

@@ -1,4 +1,5 @@
-//! Functions with C's calling convention, for `benches/fakecuda`: its modules, functions, memory and launches. `FAKE_CUDA_CHECK` and `FAKE_CUDA_THREADS` are read here.
+//! Functions with C's calling convention, for `benches/fakecuda`: its modules, functions, memory and launches.
+//! `FAKE_CUDA_CHECK`, `FAKE_CUDA_THREADS` and `FAKE_CUDA_PLANT` are read here.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,6 +10,7 @@ use crate::error::LaunchError;
 use crate::footprint::Footprint;
 use crate::grid::{Checks, Launch, Options};
 use crate::memory::DeviceMemory;
+use crate::plant::Plant;
 use crate::program::{Kernel, Module};
 use crate::stream_driver::{self, device};
 use crate::streams::Submitted;
@@ -42,6 +44,21 @@ fn options() -> Options {
             threads: number("FAKE_CUDA_THREADS").unwrap_or(otherwise.threads),
         }
     })
+}
+
+/// The text of a module, with the bug that `FAKE_CUDA_PLANT` says, which is told.
+fn planted(text: &str) -> Option<String> {
+    static PLANT: OnceLock<Option<Plant>> = OnceLock::new();
+    let plant = PLANT.get_or_init(|| {
+        let plant = Plant::parse(&std::env::var("FAKE_CUDA_PLANT").ok()?);
+        plant.inspect_err(|reason| eprintln!("FAKE_CUDA_PLANT: {reason}")).ok()
+    });
+    let (text, places) = plant.as_ref()?.apply(text);
+    for place in places {
+        let [before, after] = [&place.before, &place.after].map(|line| line.trim());
+        eprintln!("planted in kernel {}, line {}: {after:?} for {before:?}", place.kernel, place.line);
+    }
+    Some(text)
 }
 
 /// A kernel, and the shared memory that its launches may ask for.
@@ -84,6 +101,7 @@ pub extern "C" fn kiln_ptx_copied(to: u64, from: u64, bytes: u64) {
 pub unsafe extern "C" fn kiln_ptx_module(text: *const c_char) -> *mut Module {
     // SAFETY: as above.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let text = planted(&text).unwrap_or_else(|| text.into_owned());
     match module(&text) {
         Ok(module) => Box::into_raw(Box::new(module)),
         Err(error) => {

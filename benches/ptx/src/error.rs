@@ -79,6 +79,8 @@ pub enum Fault {
         space: Space,
         address: u64,
     },
+    /// A read of a register that the thread has not written.
+    Unset,
     /// A read or write of what `cp.async` is still copying.
     Pending {
         address: u64,
@@ -138,6 +140,9 @@ impl Display for Fault {
             }
             Fault::Uninitialised { space, address } => {
                 write!(f, "uninitialised: nothing has written {space} memory at {address:#x}")
+            }
+            Fault::Unset => {
+                f.write_str("uninitialised: the thread has not written a register that it reads here")
             }
             Fault::Pending { address, copy } => write!(
                 f,

@@ -100,20 +100,14 @@ fn writes(kernel: &Virtual, at: usize) -> &[u32] {
     &kernel.operands[instr.first as usize..][..usize::from(instr.results)]
 }
 
-/// The first and the last instruction at which each register has a value that is needed.
-fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
-    let blocks = blocks(&kernel.code);
+/// What is needed at the start of each block.
+fn needed(kernel: &Virtual, blocks: &[Block]) -> Vec<Set> {
     let len = kernel.registers.len();
     let mut live_in = vec![Set::new(len); blocks.len()];
-    let live_out = |live_in: &[Set], block: &Block| {
-        let mut set = Set::new(len);
-        block.next.iter().for_each(|&next| set.add(&live_in[next]));
-        set
-    };
     loop {
         let mut changed = false;
         for (number, block) in blocks.iter().enumerate().rev() {
-            let mut set = live_out(&live_in, block);
+            let mut set = needed_behind(kernel, &live_in, block);
             for at in (block.start..block.end).rev() {
                 writes(kernel, at).iter().for_each(|&register| set.remove(register));
                 reads(kernel, at, |register| set.insert(register));
@@ -122,9 +116,35 @@ fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
             live_in[number] = set;
         }
         if !changed {
-            break;
+            return live_in;
         }
     }
+}
+
+/// What is needed at the end of a block.
+fn needed_behind(kernel: &Virtual, live_in: &[Set], block: &Block) -> Set {
+    let mut set = Set::new(kernel.registers.len());
+    block.next.iter().for_each(|&next| set.add(&live_in[next]));
+    set
+}
+
+/// The registers that may be read before an instruction has written them.
+pub fn unwritten(kernel: &Virtual) -> Vec<u32> {
+    let blocks = blocks(&kernel.code);
+    let mut found = Vec::new();
+    needed(kernel, &blocks)[0].each(|register| {
+        if kernel.registers[register].1 == Origin::Instructions {
+            found.push(register as u32);
+        }
+    });
+    found
+}
+
+/// The first and the last instruction at which each register has a value that is needed.
+fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
+    let blocks = blocks(&kernel.code);
+    let len = kernel.registers.len();
+    let live_in = needed(kernel, &blocks);
     let mut intervals: Vec<Option<(usize, usize)>> = vec![None; len];
     let mut extend = |register: usize, at: usize| {
         let (first, last) = intervals[register].unwrap_or((at, at));
@@ -132,7 +152,7 @@ fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
     };
     for (number, block) in blocks.iter().enumerate() {
         live_in[number].each(|register| extend(register, block.start));
-        live_out(&live_in, block).each(|register| extend(register, block.end));
+        needed_behind(kernel, &live_in, block).each(|register| extend(register, block.end));
         for at in block.start..block.end {
             reads(kernel, at, |register| extend(register as usize, at));
             writes(kernel, at).iter().for_each(|&register| extend(register as usize, at));

@@ -9,11 +9,13 @@
 //! | `decode`, `builder`, `arithmetic`, `movement` | statements to the instructions of `program` |
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
+//! | `watch` | registers that are read before they are written |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
 //! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
 //! | `memory` | what is allocated and has been written |
 //! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
 //! | `streams`, `footprint` | asynchronous streams, and whether the order of what they do is safe |
+//! | `plant` | bugs that tests put into kernels |
 //! | `driver`, `stream_driver` | the functions that the stand-in calls |
 //!
 //! Floats are those of PTX's manual: f32 operations and conversions are exactly rounded, and so is what the
@@ -43,11 +45,13 @@ mod memory;
 mod moved;
 mod movement;
 mod parse;
+mod plant;
 mod program;
 mod races;
 mod stream_driver;
 pub mod streams;
 mod warp;
+mod watch;
 
 pub use decode::{module, unknown};
 pub use error::{Error, Fault, LaunchError, Other, ParseError, Space};

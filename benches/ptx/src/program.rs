@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Space;
 use crate::parse::Variable;
+use crate::watch::Watches;
 
 /// What the bits of a value mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -354,6 +355,8 @@ pub struct Instr {
     pub operands: u8,
     pub first: u32,
     pub line: u32,
+    /// Whether the kernel's `watches` have it.
+    pub watched: bool,
 }
 
 /// A value that a kernel is born with.
@@ -396,6 +399,7 @@ pub struct Kernel {
     pub specials: Vec<(u16, Special)>,
     /// Bytes of the smallest access to shared memory, for which checks keep books.
     pub granule: u32,
+    pub watches: Watches,
     pub text: Arc<str>,
 }
 

@@ -39,6 +39,8 @@ pub struct Warp {
     copies: Vec<Copy>,
     /// Of what was loaded to be moved.
     undefined: Undefined,
+    /// Lanes that have written the registers which are watched.
+    written: Vec<u32>,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
     /// Instructions that lanes have executed, in all blocks.
@@ -83,6 +85,7 @@ impl Warp {
             waiting: Vec::new(),
             copies: Vec::new(),
             undefined: Undefined::default(),
+            written: vec![0; kernel.watches.registers],
             groups: [0; LANES],
             executed: 0,
         }
@@ -94,6 +97,7 @@ impl Warp {
         self.waiting.clear();
         self.copies.clear();
         self.groups = [0; LANES];
+        self.written.fill(0);
         for &(register, special) in &kernel.specials {
             let first = (self.number * LANES) as u32;
             let value = |lane: u32| match special {
@@ -148,10 +152,13 @@ impl Warp {
             if let Some((predicate, inverted)) = instr.guard {
                 let predicate = self.registers.predicate(predicate);
                 mask &= if inverted { !predicate } else { predicate };
-                if mask == 0 {
-                    self.at += 1;
-                    continue;
-                }
+            }
+            if instr.watched {
+                kernel.watches.executed(self.at, [self.active, mask], &mut self.written)?;
+            }
+            if mask == 0 {
+                self.at += 1;
+                continue;
             }
             let o = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
             if instr.op == Op::Label {

@@ -404,3 +404,33 @@ fn a_fragment_that_is_transposed() {
     assert_eq!(product(""), [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(product(".trans"), [0.0, 1.0, 0.0, 0.0]);
 }
+
+/// An accumulator whose zeros were forgotten: a GPU has in it what the last kernel left.
+#[test]
+fn a_register_that_is_read_before_it_is_written() {
+    let error = found(
+        "// mended:mov.u32 %r5, 0;
+        mov.u32 %r6, 0;
+        LOOP:
+        add.u32 %r5, %r5, %t; // here
+        add.u32 %r6, %r6, 1;
+        setp.lt.u32 %p, %r6, 3;
+        @%p bra LOOP;
+        st.global.u32 [%g], %r5;",
+    );
+    assert!(matches!(error.fault, Fault::Unset), "{error}");
+    assert_eq!(error.thread, [0, 0, 0]);
+}
+
+/// Lanes are told apart.
+#[test]
+fn a_register_that_some_lanes_have_not_written() {
+    let error = found(
+        "setp.lt.u32 %p, %t, 40;
+        @%p mov.u32 %r5, 1;
+        // mended:@!%p mov.u32 %r5, 2;
+        st.global.u32 [%g], %r5; // here",
+    );
+    assert!(matches!(error.fault, Fault::Unset), "{error}");
+    assert_eq!(error.thread, [40, 0, 0]);
+}

@@ -213,7 +213,5 @@ fn integers_of_other_widths() {
     check("cvt.u16.u32 %h1, %r1;\ncvt.s32.s16 %r0, %h1;", |v| v as i16 as u32);
     check("cvt.u16.u32 %h1, %r1;\ncvt.u32.u8 %r0, %h1;", |v| v & 0xff);
     check("cvt.sat.u16.u32 %h1, %r1;\ncvt.u32.u16 %r0, %h1;", |v| v.min(0xffff));
-    check("cvt.rn.f32.u16 %r0, %h1;\ncvt.u16.u32 %h1, %r1;\ncvt.rn.f32.u16 %r0, %h1;", |v| {
-        ((v & 0xffff) as f32).to_bits()
-    });
+    check("cvt.u16.u32 %h1, %r1;\ncvt.rn.f32.u16 %r0, %h1;", |v| ((v & 0xffff) as f32).to_bits());
 }

@@ -120,7 +120,10 @@ fn halves_are_packed_and_taken_apart() {
 fn comparisons_and_choices() {
     check("setp.lt.u32 %p1, %r1, %r2;\nselp.b32 %r0, %r3, %r1, %p1;", |a, b, c| if a < b { c } else { a });
     check("setp.lt.s32 %p1, %r1, %r2;\nselp.u32 %r0, 1, 0, %p1;", |a, b, _| u32::from((a as i32) < b as i32));
-    check("setp.ge.and.u32 %p2, %r1, %r2, !%p0;\nselp.b32 %r0, 1, 0, %p2;", |a, b, _| u32::from(a >= b));
+    check(
+        "setp.ne.u32 %p0, 0, 0;\nsetp.ge.and.u32 %p2, %r1, %r2, !%p0;\nselp.b32 %r0, 1, 0, %p2;",
+        |a, b, _| u32::from(a >= b),
+    );
     check("setp.eq.s32 %p1|%p2, %r1, %r2;\nselp.b32 %r0, 7, 9, %p2;", |a, b, _| if a != b { 7 } else { 9 });
     let logic = "setp.lt.u32 %p1, %r1, %r2;\nsetp.gt.u32 %p2, %r2, %r3;\nxor.pred %p3, %p1, %p2;\nnot.pred %p4, %p3;\n@%p4 mov.u32 %r0, 1;\n@!%p4 mov.u32 %r0, 2;";
     check(logic, |a, b, c| if (a < b) == (b > c) { 1 } else { 2 });
