@@ -1,34 +1,54 @@
-//! Values that a kernel only moves from one place of device memory to another: they may be some that nothing has
-//! written, as with `cuMemcpy`, and then nothing has written the copy either.
+//! Values that a kernel only moves from one place of device memory to another, or chooses from: they may be some that
+//! nothing has written. As with `cuMemcpy`, nothing has written the copy then, and nothing is wrong with a value that
+//! is not chosen. One that is chosen is an error there.
 //!
-//! burn copies outputs before anything has written them, to measure kernels on the copies.
+//! burn copies outputs before anything has written them, to measure kernels on the copies. CubeCL's matrix products
+//! read the padding between rows, and choose a zero in its place.
 
 use crate::access::{self, Lane, Local, Memory, address};
 use crate::builder::Virtual;
 use crate::error::{Fault, Space};
-use crate::lanes::{LANES, Registers, each};
+use crate::lanes::{LANES, Registers, each, lanes};
 use crate::program::{Access, Op};
 
-/// For registers that were loaded, which bytes of each lane nothing has written.
+/// What was loaded to a register: for each lane, which bytes nothing has written, and where the value is.
+#[derive(Debug)]
+struct Loaded {
+    register: u16,
+    missing: [u8; LANES],
+    addresses: [u64; LANES],
+}
+
+/// Registers that were loaded since something was loaded that nothing has written.
 #[derive(Debug, Default)]
-pub struct Undefined(Vec<(u16, [u8; LANES])>);
+pub struct Undefined(Vec<Loaded>);
 
 impl Undefined {
     fn of(&self, register: u16, lane: usize) -> u8 {
-        let found = self.0.iter().find(|(other, _)| *other == register);
-        found.map_or(0, |(_, lanes)| lanes[lane])
+        let found = self.0.iter().find(|loaded| loaded.register == register);
+        found.map_or(0, |loaded| loaded.missing[lane])
     }
 
-    fn set(&mut self, register: u16, mask: u32, bytes: &[u8; LANES]) {
-        let place = self.0.iter().position(|(other, _)| *other == register).unwrap_or_else(|| {
-            self.0.push((register, [0; LANES]));
+    /// Where the value of a lane is, if nothing has written it.
+    fn address(&self, register: u16, lane: usize) -> Option<u64> {
+        let loaded = self.0.iter().find(|loaded| loaded.register == register)?;
+        (loaded.missing[lane] != 0).then(|| loaded.addresses[lane])
+    }
+
+    fn set(&mut self, register: u16, mask: u32, missing: &[u8; LANES], addresses: impl Fn(usize) -> u64) {
+        let place = self.0.iter().position(|loaded| loaded.register == register).unwrap_or_else(|| {
+            self.0.push(Loaded { register, missing: [0; LANES], addresses: [0; LANES] });
             self.0.len() - 1
         });
-        each(mask).for_each(|lane| self.0[place].1[lane] = bytes[lane]);
+        let loaded = &mut self.0[place];
+        each(mask).for_each(|lane| {
+            (loaded.missing[lane], loaded.addresses[lane]) = (missing[lane], addresses(lane));
+        });
     }
 }
 
-/// Finds loads whose values do nothing but get into stores, and these stores; both of device memory.
+/// Finds loads of device memory whose values do nothing but get into stores of it and choices, and these stores and
+/// choices.
 pub fn mark(kernel: &mut Virtual) {
     let len = kernel.registers.len();
     let mut writers: Vec<Vec<usize>> = vec![Vec::new(); len];
@@ -38,8 +58,12 @@ pub fn mark(kernel: &mut Virtual) {
         let (results, operands) = all.split_at(usize::from(instr.results));
         results.iter().for_each(|&register| writers[register as usize].push(at));
         for (position, &register) in operands.iter().enumerate() {
-            // The address is the first one.
-            let is_value = matches!(instr.op, Op::Store(_)) && position > 0;
+            // The address of a store is the first one, the predicate of a choice the last.
+            let is_value = match instr.op {
+                Op::Store(_) => position > 0,
+                Op::Select32 => position < 2,
+                _ => false,
+            };
             readers[register as usize].push((at, is_value));
         }
         if let Some(guard) = kernel.guards[at] {
@@ -51,17 +75,21 @@ pub fn mark(kernel: &mut Virtual) {
             Op::Load(access) | Op::Store(access) => {
                 access.space == Space::Global && kernel.guards[at].is_none()
             }
+            Op::Select32 => kernel.guards[at].is_none(),
             _ => false,
         })
         .collect();
+    let is_load = |at: usize| matches!(kernel.code[at].op, Op::Load(_));
     loop {
         let stays = |at: usize| {
             let instr = &kernel.code[at];
             let all = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
             let (results, operands) = all.split_at(usize::from(instr.results));
-            if results.is_empty() {
-                let comes_from_load = |&register: &u32| matches!(writers[register as usize][..], [from] if moves[from] && from != at);
-                return operands.iter().skip(1).all(comes_from_load);
+            let comes_from_load = |&register: &u32| matches!(writers[register as usize][..], [from] if moves[from] && is_load(from));
+            match kernel.code[at].op {
+                Op::Store(_) => return operands.iter().skip(1).all(comes_from_load),
+                Op::Select32 => return operands.iter().take(2).any(comes_from_load),
+                _ => {}
             }
             results.iter().all(|&register| {
                 let register = register as usize;
@@ -74,13 +102,21 @@ pub fn mark(kernel: &mut Virtual) {
         let Some(at) = (0..moves.len()).find(|&at| moves[at] && !stays(at)) else { break };
         moves[at] = false;
     }
-    for (instr, moves) in kernel.code.iter_mut().zip(moves) {
-        instr.op = match instr.op {
-            Op::Load(access) if moves => Op::LoadMoved(access),
-            Op::Store(access) if moves => Op::StoreMoved(access),
-            _ => continue,
-        };
-    }
+    let loaded =
+        |register: u32| matches!(writers[register as usize][..], [from] if moves[from] && is_load(from));
+    let ops: Vec<Op> = (0..moves.len())
+        .map(|at| {
+            let instr = &kernel.code[at];
+            let sources = &kernel.operands[instr.first as usize + usize::from(instr.results)..];
+            match instr.op {
+                Op::Load(access) if moves[at] => Op::LoadMoved(access),
+                Op::Store(access) if moves[at] => Op::StoreMoved(access),
+                Op::Select32 if moves[at] => Op::SelectMoved([loaded(sources[0]), loaded(sources[1])]),
+                op => op,
+            }
+        })
+        .collect();
+    kernel.code.iter_mut().zip(ops).for_each(|(instr, op)| instr.op = op);
 }
 
 /// As [`access::load`], also of what nothing has written, which is noted.
@@ -111,7 +147,13 @@ pub fn load(
         }
     }
     if defined != mask || !undefined.0.is_empty() {
-        results.iter().zip(&missing).for_each(|(&result, missing)| undefined.set(result, mask, missing));
+        let addresses = lanes(|lane| match mask >> lane & 1 {
+            0 => 0,
+            _ => address(r, base[0], access.offset, access.wide, lane),
+        });
+        for (n, (&result, missing)) in results.iter().zip(&missing).enumerate() {
+            undefined.set(result, mask, missing, |lane| addresses[lane] + u64::from(part) * n as u64);
+        }
     }
     if defined == mask {
         return access::load(memory, local, r, access, o, mask);
@@ -157,6 +199,23 @@ pub fn store(
             let bytes = part * u32::from(access.count);
             let place = memory.view.reach(at, bytes, &mut memory.hint);
             place.map_err(|fault| (lane, Box::new(fault)))?.unmark(missing);
+        }
+    }
+    Ok(())
+}
+
+/// Fails if a lane chooses a value that nothing has written, of those that were `loaded`.
+pub fn select(undefined: &Undefined, r: &Registers, loaded: [bool; 2], o: &[u16], mask: u32) -> Lane<()> {
+    if undefined.0.is_empty() {
+        return Ok(());
+    }
+    let first = r.predicate(o[3]);
+    for lane in each(mask) {
+        let chosen = usize::from(first >> lane & 1 == 0);
+        if loaded[chosen]
+            && let Some(address) = undefined.address(o[1 + chosen], lane)
+        {
+            return Err((lane, Box::new(Fault::Uninitialised { space: Space::Global, address })));
         }
     }
     Ok(())

@@ -28,8 +28,9 @@ pub struct Planted {
 }
 
 impl Plant {
-    /// Reads four lines: a part of the kernel's name; `all`, `last`, or a number from 1; a part of a line; and what
-    /// comes in its place, which may be missing.
+    /// Reads four lines: a part of the kernel's name; `all`, `last`, or a number from 1; a part of a line, in which
+    /// one `*` may stand for any text; and what comes in its place, which may be missing, and have that text with
+    /// another `*`.
     ///
     /// # Errors
     ///
@@ -58,12 +59,20 @@ impl Plant {
             };
             for at in chosen {
                 let before = spaced(&lines[at]);
-                let after = before.replacen(&self.find, &self.put, 1);
+                let after = self.edited(&before).unwrap_or_default();
                 lines[at].clone_from(&after);
                 planted.push(Planted { kernel: kernel.clone(), line: at + 1, before, after });
             }
         }
         (lines.join("\n") + "\n", planted)
+    }
+
+    /// `line` with the edit, if it has the text.
+    fn edited(&self, line: &str) -> Option<String> {
+        let (first, last) = self.find.split_once('*').unwrap_or((&self.find, ""));
+        let (before, rest) = line.split_once(first)?;
+        let (any, after) = if last.is_empty() { ("", rest) } else { rest.split_once(last)? };
+        Some(format!("{before}{}{after}", self.put.replacen('*', any, 1)))
     }
 
     /// The lines that have the text, in each kernel that is meant.
@@ -74,7 +83,7 @@ impl Plant {
                 let name = rest.split('(').next().unwrap_or_default().trim();
                 kernels.push((name.to_owned(), Vec::new()));
             } else if let Some((_, places)) = kernels.last_mut()
-                && spaced(line).contains(&self.find)
+                && self.edited(&spaced(line)).is_some()
             {
                 places.push(at);
             }
@@ -107,6 +116,7 @@ mod tests {
     fn an_edit_is_of_the_lines_that_it_names() {
         assert_eq!(lines("one\n2\nbar.sync 0;"), [(6, String::new())]);
         assert_eq!(lines("one\nlast\nsync 0\nsync 1"), [(6, "bar.sync 1;".to_owned())]);
+        assert_eq!(lines("one\n1\nbar*0;\n@%p0 bar*1;"), [(5, "@%p0 bar.sync 1;".to_owned())]);
         assert_eq!(lines("one\nall\nbar.sync 0;").len(), 2);
         assert_eq!(lines("o\n1\nbar.sync 0;").len(), 2);
         assert!(lines("one\n3\nbar.sync 0;").is_empty() && lines("three\n1\nbar").is_empty());

@@ -301,11 +301,13 @@ pub enum Op {
         bits: u32,
     },
     Load(Access),
-    /// Of a value that does nothing but get into a [`Op::StoreMoved`].
+    /// Of values that do nothing but get into [`Op::StoreMoved`] and [`Op::SelectMoved`].
     LoadMoved(Access),
     Store(Access),
     /// Of values that come from [`Op::LoadMoved`] alone.
     StoreMoved(Access),
+    /// [`Op::Select32`] of values of which one or both come from [`Op::LoadMoved`].
+    SelectMoved([bool; 2]),
     /// target, source, bytes of the source
     CopyAsync {
         bytes: u8,

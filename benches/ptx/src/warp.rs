@@ -269,6 +269,11 @@ impl Warp {
             Op::LoadMoved(access) => {
                 moved::load(memory, &mut local, r, &mut self.undefined, &access, o, mask)
             }
+            Op::SelectMoved(loaded) => {
+                moved::select(&self.undefined, r, loaded, o, mask)?;
+                alu::execute(r, Op::Select32, o, mask);
+                Ok(())
+            }
             Op::StoreMoved(access) => moved::store(memory, &mut local, r, &self.undefined, &access, o, mask),
             Op::Atomic { op, access } => access::atomic(memory, &mut local, r, op, &access, o, mask),
             Op::ToGeneric(space) | Op::FromGeneric(space) => {

@@ -3,4 +3,4 @@
 #[cfg(feature = "cuda")]
 mod compiled;
 #[cfg(feature = "wgpu")]
-mod executed;
+pub mod executed;

@@ -27,4 +27,6 @@ mod ops_rotary;
 mod ops_support;
 mod ops_swiglu;
 mod ops_window;
+#[cfg(all(feature = "cuda", feature = "wgpu"))]
+mod planted;
 mod probe;

@@ -16,6 +16,36 @@ pub fn on_cuda() -> bool {
     }
 }
 
+/// Whether kernels are executed and checked by the stand-in for NVIDIA's driver.
+#[cfg(feature = "cuda")]
+pub fn is_executed() -> bool {
+    on_cuda() && std::env::var("FAKE_CUDA_EXECUTE").is_ok_and(|value| value != "0")
+}
+
+#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+pub fn is_executed() -> bool {
+    false
+}
+
+/// Where kernels are executed and checked, gives each tensor of this thread an allocation of its own: its bounds are
+/// checked then, and values that no kernel has written are told when they are read.
+#[cfg(feature = "cuda")]
+pub fn with_exact_bounds() {
+    thread_local! {
+        static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    if is_executed() && !DONE.replace(true) {
+        let device = cubecl::cuda::CudaDevice::new(0);
+        let client = burn_cubecl::CubeDevice::Cuda(device).client();
+        let mode = cubecl_runtime::memory_management::MemoryAllocationMode::Dedicated;
+        // SAFETY: it is the mode of this thread's stream, from its first tensor on.
+        unsafe { client.allocation_mode(mode) };
+    }
+}
+
+#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+pub fn with_exact_bounds() {}
+
 /// An operation under test.
 pub trait Operation: Fn(&[Tensor<1>]) -> Tensor<1> {}
 impl<F: Fn(&[Tensor<1>]) -> Tensor<1>> Operation for F {}

@@ -6,11 +6,19 @@ use burn::tensor::{Device, DeviceKind};
 use kiln_collectives::DType;
 use kiln_shard::{LossScale, Muon, Recompute, Reshard, StateKind, Strategy};
 
+use crate::bits::assert_same_bits;
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 
 /// Another order of sums, and other functions for roots and exponentials, than the CPU's.
 const TOLERANCE: f64 = 1e-4;
+
+/// Eight bits of each number, through three blocks and back.
+const BF16_TOLERANCE: f64 = 1e-6;
+
+fn is_cuda() -> bool {
+    std::env::var("KILN_TEST_DEVICE").as_deref() == Ok("cuda")
+}
 
 /// Steps; each moves all weights by its gradient.
 const STEPS: u64 = 2;
@@ -54,6 +62,58 @@ fn recomputed_blocks_and_micro_batches() {
         check(on_gpu(Strategy::FullShard, 2).recompute(recompute).accumulation(2).tied(true));
     }
     check(on_gpu(Strategy::FullShard, 2).reshard(Reshard::Always));
+}
+
+/// Heads of 64, which attention's kernels take whole, on tensor cores in half precision; an odd length.
+fn with_wide_heads(strategy: Strategy, ranks: usize) -> Run {
+    let mut run = Run { batch: 8, seq: 9, ..on_gpu(strategy, ranks) };
+    run.model.heads = 2;
+    run.model.kv_heads = 1;
+    run.model.head_dim = Some(64);
+    run
+}
+
+const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
+
+#[test]
+fn strategies_and_recomputation_agree_bit_for_bit() {
+    for ranks in [2, 4] {
+        let first = with_wide_heads(PURE[0], ranks).train();
+        assert_within(TOLERANCE, "wide heads", &first, &expected(&with_wide_heads(PURE[0], ranks)));
+        for strategy in PURE {
+            for recompute in [Recompute::None, Recompute::Block] {
+                let run = with_wide_heads(strategy, ranks).recompute(recompute);
+                assert_same_bits(&run.name(), &run.train(), &first);
+            }
+        }
+    }
+}
+
+/// What training on NVIDIA GPUs computes in; wgpu has no such dtype.
+#[test]
+fn bf16_trains_alike_on_cuda() {
+    if !is_cuda() {
+        eprintln!("SKIPPED: KILN_TEST_DEVICE is not cuda");
+        return;
+    }
+    let in_bf16 = |strategy, ranks| {
+        let mut run = with_wide_heads(strategy, ranks);
+        run.policy.compute_dtype = DType::BF16;
+        run
+    };
+    let expected = expected(&with_wide_heads(Strategy::FullShard, 1));
+    for ranks in [2, 4] {
+        let first = in_bf16(PURE[0], ranks).train();
+        assert_within(BF16_TOLERANCE, "bf16", &first, &expected);
+        for strategy in &PURE[1..] {
+            let run = in_bf16(*strategy, ranks);
+            assert_same_bits(&run.name(), &run.train(), &first);
+        }
+    }
+    for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
+        let run = in_bf16(strategy, 4).shard_size(2);
+        assert_within(BF16_TOLERANCE, &run.name(), &run.train(), &expected);
+    }
 }
 
 /// Directions, whole matrices and updates on the device, and with state on the host.

@@ -82,10 +82,26 @@ impl Order {
     pub fn uses(&mut self, operation: &Arc<Operation>, accesses: &[Access]) -> Result<(), Box<Problem>> {
         let mut result = Ok(());
         for access in accesses.iter().filter(|access| access.start < access.end) {
-            let found = self.note(operation, access);
-            result = result.and(found);
+            for part in self.parts(access) {
+                let found = self.note(operation, &part);
+                result = result.and(found);
+            }
         }
         result
+    }
+
+    /// An access in each of the allocations that it goes over: those of a kernel are joined where addresses are.
+    fn parts(&self, access: &Access) -> Vec<Access> {
+        let mut parts = vec![*access];
+        while let Some(last) = parts.last_mut()
+            && let Some((&start, allocation)) = self.allocations.range(..=last.start).next_back()
+            && (last.start + 1..last.end).contains(&(start + allocation.bytes))
+        {
+            let rest = Access { start: start + allocation.bytes, ..*last };
+            last.end = rest.start;
+            parts.push(rest);
+        }
+        parts
     }
 
     /// Frees the allocation at `start`, which is noted even where a use of it has no order with the free.

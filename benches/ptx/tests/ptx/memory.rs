@@ -214,3 +214,32 @@ fn copies_of_what_nothing_has_written_are_not_written() {
     let error = fault(&text(2, "", &both), [1, 32], &memory, &[&raw, &other]);
     assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: raw.address() });
 }
+
+/// What nothing has written may be loaded where something else is chosen, as in CubeCL's matrix products.
+#[test]
+fn a_value_that_nothing_has_written_must_not_be_chosen() {
+    let code = |predicate: &str| {
+        text(
+            2,
+            "",
+            &format!(
+                ".reg .b32 %t, %r<5>;\n.reg .b64 %a, %b, %y;\n.reg .pred %p;
+                mov.u32 %t, %tid.x;\nmul.wide.u32 %y, %t, 8;
+                ld.param.u64 %a, [p0];\nadd.s64 %a, %a, %y;\nld.param.u64 %b, [p1];\nadd.s64 %b, %b, %y;
+                setp.{predicate}.u32 %p, %t, 20;
+                ld.global.v2.u32 {{%r1, %r2}}, [%a];
+                selp.b32 %r3, %r1, 0, %p;\nselp.b32 %r4, %r2, 0, %p;
+                add.u32 %r3, %r3, %r4;\nst.global.u32 [%b], %r3;"
+            ),
+        )
+    };
+    let memory = DeviceMemory::default();
+    let (from, to) = (Buffer::raw(&memory, 64), Buffer::raw(&memory, 64));
+    // The second value of thread 20 is the first one that is missing.
+    memory.wrote(from.address(), 8 * 20 + 4);
+    launch(&kernel(&code("lt")), &memory, [1, 32], &[&from, &to]).unwrap();
+    let error = fault(&code("le"), [1, 32], &memory, &[&from, &to]);
+    let address = from.address() + 8 * 20 + 4;
+    assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address });
+    assert!(error.thread == [20, 0, 0] && error.text.starts_with("selp.b32 %r4"), "{error}");
+}

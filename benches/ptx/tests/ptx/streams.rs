@@ -445,3 +445,21 @@ fn a_fault_is_told_once_and_stays() {
     assert!(told[0].starts_with("uninitialised: nothing has written global memory"), "{told:?}");
     assert!(told[0].ends_with("launch of test on stream 1, operation 3"), "{told:?}");
 }
+
+/// What a kernel uses of allocations that are side by side is one range, as far as both go.
+#[test]
+fn a_range_may_go_over_several_allocations() {
+    let told_of = |bytes: u64| {
+        let setup = Setup::new(1);
+        let start = words();
+        for half in [0, 1] {
+            let _ = setup.device.allocated(start + half * BYTES / 2, BYTES / 2, None);
+        }
+        let used = vec![Access::new(start, bytes, Use::Write)];
+        let _ = setup.device.submit(1, Submitted::call("fill", used, || Ok(())));
+        let _ = setup.device.synchronize();
+        setup.told.lock().unwrap().join("\n")
+    };
+    assert_eq!(told_of(BYTES), "");
+    assert!(told_of(BYTES + 8).contains("not allocated: fill on stream 1"), "{}", told_of(BYTES + 8));
+}

@@ -141,8 +141,11 @@ fn len_of(tensor: &CubeTensor) -> usize {
 /// `tensor`, which is contiguous, as the argument of a kernel that reads `vector` elements at once.
 fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
     debug_assert!(tensor.is_contiguous(), "kernels take contiguous tensors");
+    let len = len_of(tensor);
+    // `len()` of a kernel is what the handle has. On CUDA, rows that come from the host are padded, a single one too.
+    let padding = tensor.handle.size_in_used() - (len * tensor.dtype.size()) as u64;
     // SAFETY: a contiguous tensor has this many elements from the start of its handle on.
-    unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), len_of(tensor) / vector) }
+    unsafe { BufferArg::from_raw_parts(tensor.handle.clone().offset_end(padding), len / vector) }
 }
 
 /// The dtype of `tensor`, as an argument of a kernel.

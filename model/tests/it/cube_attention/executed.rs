@@ -10,12 +10,15 @@ use cubecl::wgpu::WgpuDevice;
 use kiln_model::ops::cube::attention::{backward, backward_into, cached_forward, forward, forward_into};
 use kiln_model::ops::{cached_attention_reference, causal_attention_reference};
 
-use crate::ops_support::{assert_close, flat, normal, on_cuda, run, values};
+use crate::ops_support::{assert_close, flat, normal, on_cuda, run, values, with_exact_bounds};
 
 /// Batch, sequence, heads, key heads, width of a head.
-type Sizes = [usize; 5];
+pub type Sizes = [usize; 5];
 
 fn device() -> CubeDevice {
+    if on_cuda() {
+        with_exact_bounds();
+    }
     let (device, runtime) = match on_cuda() {
         true => (cuda(), "cuda"),
         false => (CubeDevice::Wgpu(WgpuDevice::default()), "wgpu"),
@@ -163,6 +166,11 @@ impl Case {
             }
         }
     }
+}
+
+/// Holds the kernels to the reference.
+pub fn check_attention(sizes: Sizes, dtype: DType) {
+    Case::new(sizes, dtype).check();
 }
 
 /// Lengths around those of tiles, groups of one, two and four heads, widths on and off the units' grid.

@@ -1,0 +1,316 @@
+//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line, or by
+//! the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's driver, which puts
+//! the bugs into them: `benches/fakecuda/execute.sh planted`.
+
+use std::env;
+use std::process::{Command, Output};
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use kiln_model::ops;
+
+use crate::cube_attention::executed::check_attention;
+use crate::ops_support::{assert_close, inputs, is_executed, run, run_tracked, with_exact_bounds};
+
+/// Fails where kernels are not executed.
+fn executed() {
+    assert!(is_executed(), "kernels are not executed: benches/fakecuda/execute.sh runs this");
+    with_exact_bounds();
+}
+
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn attention() {
+    executed();
+    check_attention([1, 130, 2, 1, 64], DType::BF16);
+}
+
+/// The kernels without tensor cores.
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn attention_in_f32() {
+    executed();
+    check_attention([1, 130, 2, 1, 64], DType::F32);
+}
+
+/// An operation in f32, forward and backward, against its reference.
+fn check(
+    name: &str,
+    op: impl Fn(&[Tensor<1>]) -> Tensor<1>,
+    reference: impl Fn(&[Tensor<1>]) -> Tensor<1>,
+    sizes: &[usize],
+) {
+    executed();
+    let inputs = inputs(sizes);
+    let expected = run(&reference, &inputs, FloatDType::F64);
+    let device = Device::cuda(0).autodiff();
+    let actual = run_tracked(&op, &inputs, FloatDType::F32, &device, &vec![true; sizes.len()]);
+    assert_close(&actual.output, &expected.output, 1e-5, &format!("{name}: output"));
+    for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
+        let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
+        assert_close(a, e, 1e-5, &format!("{name}: gradient {i}"));
+    }
+}
+
+/// Rows for two cubes of two warps, whose bytes are those of whole allocations.
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn norm() {
+    type Norm = fn(Tensor<3>, Tensor<1>, f64) -> Tensor<3>;
+    let shape = [1, 18, 256];
+    let op = |f: Norm| {
+        move |t: &[Tensor<1>]| f(t[0].clone().reshape(shape), t[1].clone(), 1e-5).reshape([18 * 256])
+    };
+    check("norm", op(ops::rms_norm), op(ops::rms_norm_reference), &[18 * 256, 256]);
+}
+
+/// More than whole cubes have units for.
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn swiglu() {
+    let op = |t: &[Tensor<1>]| ops::swiglu(t[0].clone(), t[1].clone());
+    let reference = |t: &[Tensor<1>]| ops::swiglu_reference(t[0].clone(), t[1].clone());
+    check("swiglu", op, reference, &[4224, 4224]);
+}
+
+/// A bug: an edit of a line of a kernel, a test that launches the kernel, and what has to be told.
+struct Bug {
+    name: &'static str,
+    test: &'static str,
+    /// The beginning of the kernel's name.
+    kernel: &'static str,
+    /// Which of the lines that have the text: see `Plant` in `benches/ptx/src/plant.rs`.
+    which: &'static str,
+    find: &'static str,
+    put: &'static str,
+    told: Told,
+}
+
+enum Told {
+    /// A check of the interpreter, by the start of its message; it names the kernel and the line.
+    Fault(&'static str),
+    /// The comparison of a result with the reference, by its name.
+    Result(&'static str),
+}
+
+const FORWARD: &str = "forward_kernel_e_bf16_n_8";
+const KEYS: &str = "keys_kernel_e_bf16_n_8";
+const QUERIES: &str = "queries_kernel_e_bf16_n_8";
+const FMA: &str = "forward_kernel_e_f32";
+const NORM: &str = "forward_kernel_f_f32_w_f32";
+const NORM_BACKWARD: &str = "backward_kernel_f_f32_w_f32";
+const SUMS: &str = "block_sums_kernel";
+const SWIGLU: &str = "forward_kernel_g_f32_u_f32";
+
+const BUGS: &[Bug] = &[
+    Bug {
+        name: "a missing bar.sync",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "bar.sync 0;",
+        put: "",
+        told: Told::Fault("race: shared memory"),
+    },
+    Bug {
+        name: "a wait for cp.async one group short",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "cp.async.wait_all;",
+        put: "cp.async.wait_group 1;",
+        told: Told::Fault("not waited for: cp.async"),
+    },
+    Bug {
+        name: "no wait for cp.async",
+        test: "attention",
+        kernel: QUERIES,
+        which: "1",
+        find: "cp.async.wait_all;",
+        put: "",
+        told: Told::Fault("not waited for: cp.async"),
+    },
+    Bug {
+        name: "a row past the last key",
+        test: "attention",
+        kernel: FORWARD,
+        which: "13",
+        find: "setp.lt.u32",
+        put: "setp.le.u32",
+        told: Told::Fault("uninitialised: nothing has written global memory"),
+    },
+    Bug {
+        name: "a fragment that is not transposed",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: ".x4.trans.shared",
+        put: ".x4.shared",
+        told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
+    },
+    Bug {
+        name: "a transposed fragment",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: ".x4.shared",
+        put: ".x4.trans.shared",
+        told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
+    },
+    Bug {
+        name: "a mask off by one",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "setp.gt.u32",
+        put: "setp.ge.u32",
+        told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
+    },
+    Bug {
+        name: "a shuffle from a wrong lane",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "shfl.sync.bfly",
+        put: "shfl.sync.up",
+        told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
+    },
+    Bug {
+        name: "an accumulator without its zeros",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "mov.f32 *, 0f00000000;",
+        put: "",
+        told: Told::Fault("uninitialised: the thread has not written a register"),
+    },
+    Bug {
+        name: "a stage that is read while it is copied to",
+        test: "attention",
+        kernel: KEYS,
+        which: "1",
+        find: "and.b32 *, 32;",
+        put: "and.b32 *, 0;",
+        told: Told::Fault("not waited for: cp.async"),
+    },
+    Bug {
+        name: "a barrier missing before shared memory is used again",
+        test: "attention_in_f32",
+        kernel: FMA,
+        which: "1",
+        find: "bar.sync 0;",
+        put: "",
+        told: Told::Fault("race: shared memory"),
+    },
+    Bug {
+        name: "a block's number along the wrong axis",
+        test: "norm",
+        kernel: NORM,
+        which: "1",
+        find: "%ctaid.x;",
+        put: "%ctaid.y;",
+        told: Told::Fault("race: global memory"),
+    },
+    Bug {
+        name: "a sum of two blocks into one place",
+        test: "norm",
+        kernel: NORM_BACKWARD,
+        which: "1",
+        find: "%ctaid.x;",
+        put: "%ctaid.y;",
+        told: Told::Fault("race: global memory"),
+    },
+    Bug {
+        name: "a vector of four from an odd place",
+        test: "norm",
+        kernel: NORM,
+        which: "1",
+        find: "ld.global.nc.v4.f32 *];",
+        put: "ld.global.nc.v4.f32 *+4];",
+        told: Told::Fault("misaligned: 16 bytes of global memory"),
+    },
+    Bug {
+        name: "a barrier that some threads do not come to",
+        test: "norm",
+        kernel: NORM,
+        which: "3",
+        find: "bar.sync 0;",
+        put: "@%p5 bar.sync 0;",
+        told: Told::Fault("divergent: lanes"),
+    },
+    Bug {
+        name: "an index of shared memory off by one",
+        test: "norm",
+        kernel: NORM,
+        which: "1",
+        find: "setp.gt.u32 *, 31;",
+        put: "setp.gt.u32 *, 32;",
+        told: Told::Fault("out of bounds: 4 bytes of shared memory"),
+    },
+    Bug {
+        name: "a sum read before others have written it",
+        test: "norm",
+        kernel: SUMS,
+        which: "1",
+        find: "bar.sync 0;",
+        put: "",
+        told: Told::Fault("uninitialised: nothing has written shared memory"),
+    },
+    Bug {
+        name: "an index of device memory off by one",
+        test: "swiglu",
+        kernel: SWIGLU,
+        which: "all",
+        find: "setp.ge",
+        put: "setp.gt",
+        told: Told::Fault("out of bounds: 16 bytes of global memory"),
+    },
+];
+
+/// Runs a test of this module in a process of its own, with a bug.
+fn run_with(bug: Option<&Bug>, test: &str) -> Output {
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command.args(["--exact", &format!("planted::{test}"), "--ignored", "--nocapture"]);
+    if let Some(Bug { kernel, which, find, put, .. }) = bug {
+        command.env("FAKE_CUDA_PLANT", [*kernel, which, find, put].join("\n"));
+    }
+    command.output().expect("this program starts")
+}
+
+/// Why `bug` counts as not found.
+fn missed(bug: &Bug) -> Option<String> {
+    let Output { status, stderr, .. } = run_with(Some(bug), bug.test);
+    let said = String::from_utf8_lossy(&stderr);
+    let Some(planted) = said.lines().find_map(|line| line.strip_prefix("planted in kernel ")) else {
+        return Some("the kernel has no such line".to_owned());
+    };
+    let kernel = planted.split(',').next().unwrap_or_default();
+    let told = match bug.told {
+        Told::Fault(start) => said.lines().zip(said.lines().skip(1)).any(|(fault, place)| {
+            fault.starts_with(start) && place.contains(&format!("kernel {kernel}, line "))
+        }),
+        Told::Result(name) => {
+            said.lines().any(|line| line.starts_with(name) && line.contains(" instead of "))
+        }
+    };
+    (status.success() || !told).then(|| format!("{status}:\n{said}"))
+}
+
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn every_planted_bug_is_found() {
+    for test in ["attention", "attention_in_f32", "norm", "swiglu"] {
+        let Output { status, stderr, .. } = run_with(None, test);
+        assert!(status.success(), "{test} without a bug: {}", String::from_utf8_lossy(&stderr));
+    }
+    let mut found = Vec::new();
+    let missed: Vec<_> = BUGS
+        .iter()
+        .filter_map(|bug| {
+            let missed = missed(bug);
+            found.extend(missed.is_none().then_some(bug.name));
+            missed.map(|why| format!("{}: {why}", bug.name))
+        })
+        .collect();
+    println!("found: {}", found.join("; "));
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
