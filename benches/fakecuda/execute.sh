@@ -3,7 +3,7 @@
 # streams are asynchronous, and NCCL moves data. Needs a C compiler, and PyPI for NVRTC.
 #
 #     benches/fakecuda/execute.sh                       # all parts
-#     benches/fakecuda/execute.sh model                 # one of: stand-ins, nccl, model, sharding, commands
+#     benches/fakecuda/execute.sh model                 # one of: stand-ins, planted, nccl, model, sharding, commands
 #     benches/fakecuda/execute.sh model cube_attention  # tests of this name in it
 #
 # FAKE_CUDA_CAPABILITY=8.0 executes what an A100 gets, FAKE_CUDA_CHECK=0 leaves the checks of kernels out,
@@ -14,9 +14,9 @@ case "${1:-}" in
     sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
-"" | stand-ins | nccl | model | sharding | commands) ;;
+"" | stand-ins | planted | nccl | model | sharding | commands) ;;
 *)
-    echo "no part $1: stand-ins, nccl, model, sharding, commands" >&2
+    echo "no part $1: stand-ins, planted, nccl, model, sharding, commands" >&2
     exit 2
     ;;
 esac
@@ -48,6 +48,9 @@ if wanted stand-ins; then
     benches/fakecuda/streams.sh
 fi
 benches/fakecuda/setup.sh
+if wanted planted; then
+    run "$(program it)" planted::every --ignored --nocapture
+fi
 if wanted nccl; then
     nccl=$(program nccl)
     FAKE_CUDA_DEVICES=2 run "$nccl" "$name" --ignored --skip python_wheel
@@ -56,11 +59,26 @@ if wanted nccl; then
 fi
 if wanted model; then
     # What kernels are compiled to is tested elsewhere, and takes a minute.
-    run "$(program it)" "${name:-cube}" --skip compiled
+    it=$(program it)
+    if [ -n "$name" ]; then
+        run "$it" "$name" --skip compiled
+    else
+        # Two programs side by side: in each, one thread compiles all kernels, and that is what takes time.
+        said=$(mktemp)
+        run "$it" cube_attention:: --skip compiled >"$said" 2>&1 &
+        attention=$! failed=0
+        run "$it" cube:: cube_experts:: || failed=1
+        wait "$attention" || failed=1
+        cat "$said"
+        rm "$said"
+        [ $failed = 0 ]
+    fi
 fi
 if wanted sharding; then
     run "$(program sharding)" "${name:-cube}"
 fi
 if wanted commands; then
-    run "$(program cli)" "${name:-gpu::}"
+    cli=$(program cli)
+    run "$cli" "${name:-gpu::}"
+    [ -n "$name" ] || FAKE_CUDA_DEVICES=4 run "$cli" processes_over_nccl --ignored
 fi

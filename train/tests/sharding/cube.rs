@@ -14,7 +14,7 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 const TOLERANCE: f64 = 1e-4;
 
 /// Eight bits of each number, through three blocks and back.
-const BF16_TOLERANCE: f64 = 1e-6;
+const BF16_TOLERANCE: f64 = 3e-2;
 
 fn is_cuda() -> bool {
     std::env::var("KILN_TEST_DEVICE").as_deref() == Ok("cuda")
