@@ -13,8 +13,10 @@ use super::state::{Event, Failed, Release, Settings, State, Submitted, Task, Wor
 /// The byte that fills freed memory: as numbers of any width, it makes none.
 const POISON: u8 = 0xff;
 
-/// Bytes of freed memory whose addresses are kept, so that who uses them can be told.
+/// Freed memory whose addresses are kept, so that who uses them can be told: bytes, and allocations, through all of
+/// which every launch looks.
 const KEPT: u64 = 256 << 20;
+const KEPT_ALLOCATIONS: usize = 1024;
 
 /// How long a kernel that read what nothing has written waits for who should have: others may be late.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -229,7 +231,7 @@ impl Shared {
         let mut graveyard = lock(&self.graveyard);
         graveyard.bytes += bytes;
         graveyard.allocations.push_back((start, bytes, release));
-        while graveyard.bytes > KEPT
+        while (graveyard.bytes > KEPT || graveyard.allocations.len() > KEPT_ALLOCATIONS)
             && let Some((start, bytes, release)) = graveyard.allocations.pop_front()
         {
             graveyard.bytes -= bytes;
