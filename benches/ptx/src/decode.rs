@@ -11,7 +11,7 @@ use crate::moved;
 use crate::movement;
 use crate::parse::{Instruction, Source, Statement, parse};
 use crate::program::{Kernel, Module, Op};
-use crate::watch::Watches;
+use crate::watch;
 
 /// The kernels of `text`, ready to be executed.
 pub fn module(text: &str) -> Result<Module, ParseError> {
@@ -77,7 +77,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     let (parameters, parameter_bytes) = builder.parameters();
     let mut instructions = builder.into_virtual();
     moved::mark(&mut instructions);
-    let watches = Watches::of(&mut instructions);
+    let watches = watch::find(&mut instructions);
     let placed = allocate(instructions);
     Ok(Kernel {
         name: source.name.clone(),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::error::Space;
 use crate::parse::Variable;
-use crate::watch::Watches;
 
 /// What the bits of a value mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -410,6 +409,22 @@ impl Kernel {
     pub fn line(&self, number: u32) -> &str {
         self.text.lines().nth(number.saturating_sub(1) as usize).unwrap_or_default().trim()
     }
+}
+
+/// What an instruction does with watched registers, which are counted from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watch {
+    pub at: usize,
+    pub guard: Option<u16>,
+    pub reads: Vec<u16>,
+    pub writes: Vec<u16>,
+}
+
+/// The registers that a kernel may read before it has written them: how many, and the instructions that use them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Watches {
+    pub registers: usize,
+    pub all: Vec<Watch>,
 }
 
 /// The kernels of a module.

@@ -13,6 +13,7 @@ use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use crate::moved::{self, Undefined};
 use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote};
+use crate::watch;
 
 /// Why a warp no longer goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +155,7 @@ impl Warp {
                 mask &= if inverted { !predicate } else { predicate };
             }
             if instr.watched {
-                kernel.watches.executed(self.at, [self.active, mask], &mut self.written)?;
+                watch::check(&kernel.watches, self.at, [self.active, mask], &mut self.written)?;
             }
             if mask == 0 {
                 self.at += 1;
