@@ -88,9 +88,9 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
 
-    let head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
-    let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
+    let head = CUBE_POS_X;
+    let batch = CUBE_POS_Y;
+    let first = from_last(CUBE_POS_Z, CUBE_COUNT_Z) * comptime!(tile.rows as u32);
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     let end = min(first + comptime!(tile.rows as u32), sizes.seq);
     let begin = first_step(first, 0u32, window, tile);
@@ -165,7 +165,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
 /// The gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.
 /// The heads that share a key head follow each other.
 ///
-/// Cubes: tiles of keys, the first one first since it has the most to do; key heads; batch.
+/// Cubes: key heads; batch; tiles of keys, the first one first since it has the most to do.
 #[cube(launch_unchecked)]
 pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -198,9 +198,9 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let mut means = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(2)));
 
-    let kv_head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
-    let first = CUBE_POS_X * comptime!(tile.rows as u32);
+    let kv_head = CUBE_POS_X;
+    let batch = CUBE_POS_Y;
+    let first = CUBE_POS_Z * comptime!(tile.rows as u32);
     let group = sizes.heads / sizes.kv_heads;
     // For each head, the tiles of queries from the first one on that sees the first of these keys, to the
     // last one that sees the last of them.

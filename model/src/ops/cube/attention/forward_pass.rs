@@ -64,7 +64,7 @@ pub(super) fn first_step(
 
 /// The result and the logarithms of the rows' sums.
 ///
-/// Cubes: tiles of queries, the last one first since it has the most to do; heads; batch. A row sees at most
+/// Cubes: heads; batch; tiles of queries, the last one first since it has the most to do. A row sees at most
 /// `window` columns, if there is one.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
@@ -91,9 +91,9 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
     let mut partials = Shared::<[f32]>::new_slice(comptime!(tile.partials()));
 
-    let head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
-    let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
+    let head = CUBE_POS_X;
+    let batch = CUBE_POS_Y;
+    let first = from_last(CUBE_POS_Z, CUBE_COUNT_Z) * comptime!(tile.rows as u32);
     let before = sizes.keys - sizes.seq;
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     // Past the last key that the last of these queries sees.

@@ -53,9 +53,13 @@ fn window_of(shape: AttentionShape) -> Option<u32> {
 }
 
 /// A cube per tile of `rows` rows, per head and per sequence of the batch.
+///
+/// Devices start cubes in the order of their index, of which x varies fastest. Tiles are the slowest part,
+/// so the tiles with the most to do come first over all heads and sequences, and the last cubes to end are
+/// short ones.
 fn grid(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> (CubeCount, CubeDim) {
     let tiles = rows.div_ceil(tile.rows);
-    let count = CubeCount::new_3d(tiles as u32, heads as u32, shape.batch as u32);
+    let count = CubeCount::new_3d(heads as u32, shape.batch as u32, tiles as u32);
     (count, CubeDim::new_1d(tile.units() as u32))
 }
 

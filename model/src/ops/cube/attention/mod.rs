@@ -8,6 +8,11 @@
 //! are chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for
 //! all of them.
 //!
+//! Rows see different numbers of columns. Cubes start in the order of their work, most of it first, over all
+//! heads and sequences, so that short cubes fill the end of a launch. Cubes that run together then belong to
+//! as many heads as there are, and columns that several of them read stay in the cache only while those of
+//! all these heads fit.
+//!
 //! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
 //! memory, go through the matrix of scores, see `unfused`.
 //!
