@@ -178,6 +178,10 @@ fn operations_of_ours() {
     }
     for dtype in [f32, bf16] {
         step(&model(128), dtype, f32);
+        // Each query head has a key head of its own, so that none are shared out.
+        for head_dim in [64, 128] {
+            step(&ModelConfig { kv_heads: 2, ..model(head_dim) }, dtype, f32);
+        }
         // Heads that no tile fits go through the matrix of scores.
         step(&model(12), dtype, f32);
     }

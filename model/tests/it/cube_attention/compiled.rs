@@ -13,7 +13,7 @@ use cubecl::{Compiler, CubeKernel};
 use cubecl_cuda::CudaRuntime;
 use cubecl_cuda::compiler::{CudaBackend, CudaCompilationOptions, CudaCompiler};
 use cubecl_runtime::runtime::Runtime;
-use kiln_model::ops::cube::attention::{Instructions, Pass, Tile, kernels};
+use kiln_model::ops::cube::attention::{Instructions, Pass, Tile, kernels, shares_of};
 
 /// A GPU of compute capability 8.0 or 9.0.
 fn properties(version: u32) -> Arc<DeviceProperties> {
@@ -107,7 +107,7 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
                 let multiplies = source.contains(&format!("mma.sync.aligned.m16n8k16.row.col.f32.{name}"));
                 let loads = source.contains("ldmatrix.sync.aligned.m8n8.x4");
                 let copies = source.contains("cp.async.cg.shared");
-                let expected = kernel != "delta";
+                let expected = !["delta", "sum_shares"].contains(&kernel);
                 assert_eq!(
                     [multiplies, loads, copies],
                     [expected; 3],
@@ -142,4 +142,19 @@ fn attention_tiles_fit_the_device() {
     assert!(tile(&small, FloatKind::F32, 128).is_some());
     small.hardware.max_shared_memory_size = 1024;
     assert_eq!(tile(&small, FloatKind::F32, 128), None);
+}
+
+/// Sequences of 2048 rows of heads of 64 values on 132 multiprocessors.
+#[test]
+fn attention_shares_out_query_heads_where_key_heads_are_few() {
+    let properties = properties(90);
+    let tile = Tile::select(Pass::Keys, &properties, FloatKind::BF16, 64).expect("a tile");
+    let multiprocessors = properties.hardware.num_streaming_multiprocessors;
+    let shares = |batch, heads| shares_of(batch, 2048, heads, tile.rows, multiprocessors);
+    // The preset 1b: the shares of all batches that have any take the same memory.
+    assert_eq!([1, 2, 4, 8, 16].map(|batch| shares(batch, [32, 4])), [8, 4, 2, 1, 1]);
+    // Each query head has a key head of its own.
+    assert_eq!(shares(1, [32, 32]), 1);
+    // Shares are of whole heads: 3 at most, and 4 do not divide 6.
+    assert_eq!([shares(1, [12, 4]), shares(3, [24, 4]), shares(2, [24, 4])], [3, 3, 6]);
 }

@@ -174,7 +174,10 @@ pub fn check_attention(sizes: Sizes, dtype: DType) {
 }
 
 /// Lengths around those of tiles, groups of one, two and four heads, widths on and off the units' grid.
-const SIZES: [Sizes; 12] = [
+///
+/// The last ones have cubes for the gradients of keys per key head or for every two query heads, depending on
+/// the device. Grouped heads before them have some per query head.
+const SIZES: [Sizes; 15] = [
     [1, 1, 1, 1, 8],
     [2, 7, 2, 2, 8],
     [1, 63, 4, 2, 40],
@@ -187,6 +190,9 @@ const SIZES: [Sizes; 12] = [
     [1, 7, 2, 1, 128],
     [1, 33, 2, 2, 72],
     [1, 40, 2, 1, 256],
+    [70, 7, 4, 1, 8],
+    [140, 7, 4, 1, 8],
+    [140, 3, 4, 1, 64],
 ];
 
 #[test]

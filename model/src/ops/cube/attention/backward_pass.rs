@@ -1,5 +1,5 @@
 //! The backward kernels. Scores are computed again, once for the queries and once for the keys, so that
-//! every gradient is summed by one cube, in one order.
+//! every gradient, or every share of one, is summed by one cube, in one order.
 
 use core::f32::consts::LOG2_E;
 
@@ -163,23 +163,25 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
 }
 
 /// The gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.
-/// The heads that share a key head follow each other.
+/// The heads that share a key head follow each other, or are shared out: the gradients have as many heads as
+/// there are cubes along x, and each is that of its share of the query heads.
 ///
-/// Cubes: key heads; batch; tiles of keys, the first one first since it has the most to do.
+/// Cubes: key heads, or shares of them; batch; tiles of keys, the first one first since it has the most to
+/// do.
 #[cube(launch_unchecked)]
-pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
+pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
     k: &[Vector<E, N>],
     v: &[Vector<E, N>],
     dout: &[Vector<E, N>],
     lse: &[f32],
     delta: &[f32],
-    dk: &mut [Vector<E, O>],
-    dv: &mut [Vector<E, O>],
+    dk: &mut [Vector<G, O>],
+    dv: &mut [Vector<G, O>],
     sizes: &Sizes,
     #[comptime] tile: Tile,
     #[comptime] window: Option<u32>,
-    #[define(E)] _elem: ElemType,
+    #[define(E, G)] _elems: [ElemType; 2],
     #[define(N, O)] _vectors: [usize; 2],
 ) {
     let per_row = comptime!(tile.columns_per_unit());
@@ -198,10 +200,11 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let mut means = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(2)));
 
-    let kv_head = CUBE_POS_X;
+    let (share, shares) = (CUBE_POS_X, CUBE_COUNT_X);
+    let kv_head = share / (shares / sizes.kv_heads);
     let batch = CUBE_POS_Y;
     let first = CUBE_POS_Z * comptime!(tile.rows as u32);
-    let group = sizes.heads / sizes.kv_heads;
+    let group = sizes.heads / shares;
     // For each head, the tiles of queries from the first one on that sees the first of these keys, to the
     // last one that sees the last of them.
     let skipped = first / columns;
@@ -212,7 +215,7 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
         head_start(batch, sizes.keys, sizes.kv_heads, kv_head) + first as usize * sizes.kv_heads as usize;
     let pitch = sizes.kv_heads as usize * width;
     let valid = sizes.keys - first;
-    let q_start = head_start(batch, sizes.seq, sizes.heads, kv_head * group);
+    let q_start = head_start(batch, sizes.seq, sizes.heads, share * group);
     let q_pitch = sizes.heads as usize * width;
 
     let n = comptime!(tile.rows);
@@ -298,9 +301,10 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let scale = filled(sizes.scale, owned);
     let one = filled(1.0f32, owned);
     let run_width = comptime!(tile.head_dim / tile.run());
-    let pitch = sizes.kv_heads as usize * run_width;
-    write_rows::<E, O>(&key_sums, &scale, dk, start * run_width, pitch, valid, tile);
-    write_rows::<E, O>(&val_sums, &one, dv, start * run_width, pitch, valid, tile);
+    let pitch = shares as usize * run_width;
+    let start = head_start(batch, sizes.keys, shares, share) * run_width + first as usize * pitch;
+    write_rows::<G, O>(&key_sums, &scale, dk, start, pitch, valid, tile);
+    write_rows::<G, O>(&val_sums, &one, dv, start, pitch, valid, tile);
 }
 
 /// Stages two values per query of a tile of queries, one head of which begins at `start`.

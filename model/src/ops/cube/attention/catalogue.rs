@@ -6,8 +6,10 @@ use cubecl::CubeKernel;
 use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl::prelude::*;
 
+use super::super::UNITS;
 use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
 use super::forward_pass::{SizesCompilationArg, forward_kernel};
+use super::shares::{VECTOR, sum_shares_kernel};
 use super::tile::{Pass, Tile};
 
 /// The kernels that attention launches on a device for elements of type `dtype`, with their names, where a
@@ -21,7 +23,7 @@ pub fn kernels(
     head_dim: usize,
     window: Option<usize>,
 ) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
-    let elem = ElemType::Float(dtype);
+    let (elem, single) = (ElemType::Float(dtype), ElemType::Float(FloatKind::F32));
     let window = window.map(|window| window as u32);
     let tile = |pass| Tile::select(pass, properties, dtype, head_dim);
     let (Some(forward), Some(queries), Some(keys)) =
@@ -35,9 +37,9 @@ pub fn kernels(
     };
     /// A kernel with its buffers and what it is compiled for: a tile, or units of a cube and other arguments.
     macro_rules! kernel {
-        ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident) => {{
+        ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident, $elem:expr) => {{
             let vectors = [$tile.vector(), $tile.run()];
-            kernel!($name, $kernel, [$($buffer)+], $tile.units(); sizes(), $tile, window, elem, vectors)
+            kernel!($name, $kernel, [$($buffer)+], $tile.units(); sizes(), $tile, window, $elem, vectors)
         }};
         ($name:literal, $kernel:ty, [$($buffer:ident)+], $units:expr; $($argument:expr),+) => {{
             let (properties, target) = (properties.clone(), target.clone());
@@ -47,10 +49,15 @@ pub fn kernels(
         }};
     }
     vec![
-        kernel!("forward", forward_kernel::ForwardKernel, [q k v out lse], forward),
+        kernel!("forward", forward_kernel::ForwardKernel, [q k v out lse], forward, elem),
         kernel!("delta", delta_kernel::DeltaKernel, [out dout delta], DELTA_UNITS; head_dim / 4, elem, 4),
-        kernel!("queries", queries_kernel::QueriesKernel, [q k v dout lse delta dq], queries),
-        kernel!("keys", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys),
+        kernel!("queries", queries_kernel::QueriesKernel, [q k v dout lse delta dq], queries, elem),
+        kernel!("keys", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys, [elem; 2]),
+        kernel!("shares", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys, [elem, single]),
+        kernel!(
+            "sum_shares", sum_shares_kernel::SumSharesKernel, [key_shares val_shares dk dv], UNITS;
+            Default::default(), head_dim / VECTOR, elem, VECTOR
+        ),
     ]
 }
 

@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 use super::super::{allocate, cubes_for};
 use super::backward_pass::{DELTA_LANES, delta_kernel, keys_kernel, queries_kernel};
 use super::forward_pass::{SizesLaunch, forward_kernel};
+use super::shares::{allocate_shares, shares_of, sum_shares};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 
@@ -160,13 +161,27 @@ pub fn backward_into(
     }
     if let Some((dk, dv)) = dkv {
         let (tile, [n, o]) = tile_of(Pass::Keys, &q, shape.head_dim);
-        // SAFETY: as in `forward_into`; rows of keys below `seq` are written.
-        unsafe {
-            launch! {
-                keys_kernel, grid(shape, shape.keys, shape.kv_heads, &tile);
-                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dk / o, dv / o;
-                sizes(shape), tile, window_of(shape), elem, [n, o]
+        let heads = [shape.heads, shape.kv_heads];
+        let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors;
+        let shares = shares_of(shape.batch, shape.keys, heads, tile.rows, multiprocessors);
+        let launch = |dk: &CubeTensor, dv: &CubeTensor| {
+            let elems = [elem, ElemType::Float(kind_of(dk.dtype))];
+            // SAFETY: as in `forward_into`; rows of keys below `seq` are written, for as many heads as the
+            // grid has, which `dk` and `dv` have as well.
+            unsafe {
+                launch! {
+                    keys_kernel, grid(shape, shape.keys, shape.kv_heads * shares, &tile);
+                    q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dk / o, dv / o;
+                    sizes(shape), tile, window_of(shape), elems, [n, o]
+                }
             }
+        };
+        if shares == 1 {
+            launch(dk, dv);
+        } else {
+            let parts = allocate_shares(dk, shape, shares);
+            launch(&parts[0], &parts[1]);
+            sum_shares(parts, [dk, dv], shape, shares, elem);
         }
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows, and columns stream past it through shared
 //! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward,
-//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs. Every sum belongs
-//! to one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles
+//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs, of all the query
+//! heads that share a key head or, if the grid would be too small, of shares of them, see `shares`. Every sum
+//! belongs to one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles
 //! are chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for
 //! all of them.
 //!
@@ -24,6 +25,7 @@ mod entry;
 mod forward_pass;
 mod launch;
 mod product;
+mod shares;
 mod stage;
 mod tile;
 mod unfused;
@@ -31,4 +33,5 @@ mod unfused;
 pub use catalogue::kernels;
 pub use entry::{backward, cached_forward, forward};
 pub use launch::{backward_into, forward_into};
+pub use shares::shares_of;
 pub use tile::{Instructions, Pass, Tile};
