@@ -60,3 +60,35 @@ fn kernels_are_held_to_their_limits() {
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(text, "[[kernel]]\nname = \"sum_f32\"\nregisters = 40\nspills = 0\n\n");
 }
+
+/// A run of three steps with so many blocks, which launch two kernels each.
+fn run_of(folder: &Path, blocks: usize) {
+    fs::create_dir_all(folder).expect("a folder");
+    let block = "launch stream=1 kernel=a\ncublaslt_matmul stream=1 m=1\nmemcpy_htod stream=1 bytes=8\n";
+    let update =
+        "alloc bytes=64\nlaunch stream=1 kernel=adamw_factors_1\nlaunch stream=1 kernel=adamw_n_4_2\n";
+    let step = format!("{}{update}", block.repeat(blocks));
+    fs::write(folder.join("trace.txt"), step.repeat(3)).expect("a file");
+    let report = format!(
+        r#"{{"model": {{"vocab_size": 9, "d_model": 8, "layers": {blocks}, "heads": 2}}, "step_s": [0.001],
+            "global_batch": 1, "seq_len": 4, "tokens_per_s": 1.0, "model_flops_per_s": 2.0}}"#
+    );
+    fs::write(folder.join("report.json"), report).expect("a file");
+}
+
+#[test]
+fn launches_of_a_step_are_held_to_their_limits() {
+    let folder = Folder::new("kernels-host");
+    let (fewer, more) = ("preset/2", "preset/4");
+    run_of(&folder.0.join(fewer), 2);
+    run_of(&folder.0.join(more), 4);
+    let arguments = ["--host", fewer, more];
+    let (code, text) = folder.run("[preset]\nblock = 2\nrest = 2\n", &arguments);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("| preset, a block | 2 | 0 | 0 | 8 | 0 |"), "{text}");
+    assert!(text.contains("| preset, the rest of a step | 2 | 1000 | 64 | 0 | 0 |"), "{text}");
+    let (code, text) = folder.run("[preset]\nblock = 1\nrest = 2\n", &arguments);
+    assert!(code == Some(1) && text.contains("2 launches of a block, and the limit is 1"), "{code:?} {text}");
+    // Without limits for it, nothing is held.
+    assert_eq!(folder.run("", &arguments).0, Some(2));
+}

@@ -21,4 +21,4 @@ pub use engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 pub use memory::{PlannedStep, RankShape};
 pub use report::{PlanReport, Recommendation, recommend};
 pub use table::{PlanRow, Planned};
-pub use target::{Cores, Hardware, Target, beside_blocks};
+pub use target::{Cores, Hardware, PRODUCTS, Target, beside_blocks};

@@ -10,7 +10,7 @@ use crate::links::{Link, Links};
 
 /// The share of a data sheet's FLOP/s that products of large matrices reach: what bf16 products on an H100 do
 /// at the power that they draw.
-const PRODUCTS: f64 = 0.6;
+pub const PRODUCTS: f64 = 0.6;
 /// The share of a data sheet's bandwidth that everything else reaches, since operations read and write what
 /// others have just written.
 const STREAMING: f64 = 0.4;

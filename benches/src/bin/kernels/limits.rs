@@ -102,7 +102,7 @@ mod tests {
         let check = |name: &str, registers, spills, tensor_cores| {
             let (name, architecture) = (name.to_owned(), "sm_80".to_owned());
             let mut table = Table::default();
-            table.add(Kernel { name, architecture, registers, spills, shared: 0, tensor_cores });
+            table.add(Kernel { name, architecture, registers, spills, tensor_cores, ..Kernel::default() });
             limits.check(&table)
         };
         assert_eq!(check("product", 100, 8, true), [""; 0]);

@@ -1,34 +1,67 @@
-//! Compiles kernels with NVIDIA's assembler, prints what they use, and compares that with limits.
+//! Compiles kernels with NVIDIA's assembler, prints what they use, and compares that with limits. From traces of
+//! training steps it says what a step costs the host, and predicts what it takes on a GPU.
 //!
 //! `kernels FOLDER…` takes every PTX file in the folders, has `ptxas` compile it for the architecture
 //! that it names, and prints one row per kernel and architecture: the most registers, spilled bytes and
 //! shared memory of its variants, and whether they use tensor cores. The rows are then compared with
 //! `benches/kernels.toml`. Who launched the kernels does not matter: `benches/kernels.sh` has any program
 //! do it under the stand-in for a driver.
+//!
+//! `kernels --host` and `kernels --predict` take two folders for each preset, which `benches/host_cost.sh` makes:
+//! runs with few and with more blocks. `trace` reads what was launched, `host` counts it, `sass` reads machine
+//! code, `kernel_time` and `matmul` give a launch its time, and `predict` adds up a step.
 
+mod host;
+mod kernel_time;
 mod limits;
+mod matmul;
+mod occupancy;
+mod predict;
 mod ptx;
+mod sass;
 mod table;
+mod trace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use limits::Limits;
+use ptx::Tools;
 use table::Table;
 
 const USAGE: &str = "usage: kernels [--limits FILE] [--ptxas PROGRAM] [--entries] FOLDER…
+       kernels --host [--limits FILE] FOLDER FOLDER…
+       kernels --predict GPU --nvdisasm PROGRAM --python PROGRAM [--ptxas PROGRAM] FOLDER FOLDER…
 
---limits   what kernels are held to [default: benches/kernels.toml]
---ptxas    NVIDIA's assembler [default: the one in target/fakecuda, or ptxas]
---entries  print entries for the limits file, with what the kernels use now";
+--limits    what kernels are held to [default: benches/kernels.toml], or launches of a step [default: nothing]
+--ptxas     NVIDIA's assembler [default: the one in target/fakecuda, or ptxas]
+--entries   print entries for the limits file, with what the kernels use now
+--host      count launches and bytes of a step and of a block, from two runs with few and with more blocks
+--predict   the time of a step on this GPU, from the same runs
+--nvdisasm  NVIDIA's disassembler
+--python    a Python with nvidia-matmul-heuristics";
 
 /// The path of `ptxas` after `benches/fakecuda/setup.sh`.
 const PTXAS: &str = "target/fakecuda/python/nvidia/cu13/bin/ptxas";
 
+/// What to do.
+#[derive(PartialEq)]
+enum Mode {
+    /// Hold kernels to limits.
+    Table,
+    /// Print entries for the limits file.
+    Entries,
+    /// Count what a step costs the host.
+    Host,
+    /// Predict a step on a GPU of this name.
+    Predict(String),
+}
+
 struct Arguments {
-    limits: PathBuf,
-    ptxas: PathBuf,
-    entries: bool,
+    mode: Mode,
+    limits: Option<PathBuf>,
+    tools: Tools,
+    python: PathBuf,
     folders: Vec<PathBuf>,
 }
 
@@ -36,22 +69,28 @@ impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let ptxas = if PathBuf::from(PTXAS).exists() { PTXAS } else { "ptxas" };
         let mut arguments = Arguments {
-            limits: "benches/kernels.toml".into(),
-            ptxas: ptxas.into(),
-            entries: false,
+            mode: Mode::Table,
+            limits: None,
+            tools: Tools { ptxas: ptxas.into(), nvdisasm: None },
+            python: "python3".into(),
             folders: Vec::new(),
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value\n\n{USAGE}"));
             match word.as_str() {
-                "--limits" => arguments.limits = value()?.into(),
-                "--ptxas" => arguments.ptxas = value()?.into(),
-                "--entries" => arguments.entries = true,
+                "--limits" => arguments.limits = Some(value()?.into()),
+                "--ptxas" => arguments.tools.ptxas = value()?.into(),
+                "--nvdisasm" => arguments.tools.nvdisasm = Some(value()?.into()),
+                "--python" => arguments.python = value()?.into(),
+                "--entries" => arguments.mode = Mode::Entries,
+                "--host" => arguments.mode = Mode::Host,
+                "--predict" => arguments.mode = Mode::Predict(value()?),
                 flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
                 folder => arguments.folders.push(folder.into()),
             }
         }
-        if arguments.folders.is_empty() { Err(USAGE.to_owned()) } else { Ok(arguments) }
+        let needs_code = matches!(arguments.mode, Mode::Predict(_)) && arguments.tools.nvdisasm.is_none();
+        if arguments.folders.is_empty() || needs_code { Err(USAGE.to_owned()) } else { Ok(arguments) }
     }
 }
 
@@ -66,25 +105,37 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every kernel is within its limits.
+/// Whether everything is within its limits.
 fn run(arguments: &Arguments) -> Result<bool, String> {
+    match &arguments.mode {
+        Mode::Table | Mode::Entries => hold_kernels(arguments),
+        Mode::Host => host::run(&arguments.folders, arguments.limits.as_deref()),
+        Mode::Predict(gpu) => {
+            predict::run(&arguments.folders, gpu, &arguments.tools, &arguments.python).map(|()| true)
+        }
+    }
+}
+
+/// Whether every kernel is within its limits.
+fn hold_kernels(arguments: &Arguments) -> Result<bool, String> {
     let mut table = Table::default();
     for folder in &arguments.folders {
-        for kernel in ptx::assemble_all(folder, &arguments.ptxas)? {
+        for kernel in ptx::assemble_all(folder, &arguments.tools)? {
             table.add(kernel);
         }
     }
-    if arguments.entries {
+    if arguments.mode == Mode::Entries {
         print!("{}", table.entries());
         return Ok(true);
     }
     print!("{}", table.text());
-    let problems = Limits::read(&arguments.limits)?.check(&table);
+    let limits = arguments.limits.clone().unwrap_or_else(|| "benches/kernels.toml".into());
+    let problems = Limits::read(&limits)?.check(&table);
     for problem in &problems {
         println!("{problem}");
     }
     if !problems.is_empty() {
-        println!("{} above; the limits are in {}", problems.len(), arguments.limits.display());
+        println!("{} above; the limits are in {}", problems.len(), limits.display());
     }
     Ok(problems.is_empty())
 }

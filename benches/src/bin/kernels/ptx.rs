@@ -5,11 +5,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::sass::{self, Code};
+use crate::trace::Trace;
+
+/// NVIDIA's programs.
+pub struct Tools {
+    /// The assembler.
+    pub ptxas: PathBuf,
+    /// The disassembler, where machine code is to be looked at.
+    pub nvdisasm: Option<PathBuf>,
+}
+
 /// A kernel as compiled for one architecture.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kernel {
     /// Its name in the PTX, without the hash of its settings that CubeCL appends.
     pub name: String,
+    /// Its name in the PTX.
+    pub entry: String,
     /// The architecture it was compiled for, such as `sm_90a`.
     pub architecture: String,
     /// Registers per thread.
@@ -18,8 +31,12 @@ pub struct Kernel {
     pub spills: u32,
     /// Bytes per block, fixed by the kernel or at its launch.
     pub shared: u32,
+    /// Bytes per block that are fixed by the kernel.
+    pub shared_fixed: u32,
     /// Whether it has an instruction for tensor cores.
     pub tensor_cores: bool,
+    /// Its machine code, if there is a disassembler.
+    pub code: Code,
 }
 
 /// Instructions for tensor cores: PTX ISA, warp-level (`wmma`, `mma`), asynchronous warpgroup-level, and
@@ -28,7 +45,7 @@ const TENSOR_CORES: [&str; 4] = ["wmma.mma.", "mma.sync.", "wgmma.mma_async.", "
 
 /// Compiles every `.ptx` file of `folder`. Where the folder has a `trace.txt`, the shared memory that
 /// launches asked for is taken from there.
-pub fn assemble_all(folder: &Path, ptxas: &Path) -> Result<Vec<Kernel>, String> {
+pub fn assemble_all(folder: &Path, tools: &Tools) -> Result<Vec<Kernel>, String> {
     let at = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(at)? {
@@ -41,11 +58,10 @@ pub fn assemble_all(folder: &Path, ptxas: &Path) -> Result<Vec<Kernel>, String> 
         return Err(format!("{} has no .ptx file: nothing was launched", folder.display()));
     }
     files.sort();
-    let launched = fs::read_to_string(folder.join("trace.txt")).unwrap_or_default();
-    let launched = shared_at_launch(&launched);
+    let launched = Trace::read(folder).map(|trace| shared_at_launch(&trace)).unwrap_or_default();
     let mut kernels = Vec::new();
     for file in files {
-        for mut kernel in assemble(&file, ptxas)? {
+        for mut kernel in assemble(&file, tools)? {
             kernel.shared += launched.get(&kernel.name).copied().unwrap_or(0);
             kernel.name.truncate(without_hash(&kernel.name).len());
             kernels.push(kernel);
@@ -54,11 +70,17 @@ pub fn assemble_all(folder: &Path, ptxas: &Path) -> Result<Vec<Kernel>, String> 
     Ok(kernels)
 }
 
-fn assemble(file: &PathBuf, ptxas: &Path) -> Result<Vec<Kernel>, String> {
+fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Kernel>, String> {
     let ptx = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let architecture = architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
+    // Machine code stays beside the PTX.
+    let machine = match nvdisasm {
+        Some(_) => file.with_extension("cubin"),
+        None => PathBuf::from("/dev/null"),
+    };
     let output = Command::new(ptxas)
-        .args(["-v", "--gpu-name", &architecture, "--output-file", "/dev/null"])
+        .args(["-v", "--gpu-name", &architecture, "--output-file"])
+        .arg(&machine)
         .arg(file)
         .output()
         .map_err(|error| format!("{}: {error}; see benches/fakecuda/setup.sh", ptxas.display()))?;
@@ -66,11 +88,29 @@ fn assemble(file: &PathBuf, ptxas: &Path) -> Result<Vec<Kernel>, String> {
     if !output.status.success() {
         return Err(format!("{} does not compile:\n{said}", file.display()));
     }
-    let kernels = read_report(&said, &ptx, &architecture);
+    let mut kernels = read_report(&said, &ptx, &architecture);
+    if let Some(nvdisasm) = nvdisasm {
+        let codes = disassemble(&machine, nvdisasm)?;
+        for kernel in &mut kernels {
+            let code = codes.get(&kernel.entry);
+            kernel.code = code.cloned().ok_or(format!("{}: no code of {}", file.display(), kernel.entry))?;
+        }
+    }
     match kernels.is_empty() {
         true => Err(format!("{}: ptxas names no kernel:\n{said}", file.display())),
         false => Ok(kernels),
     }
+}
+
+/// The machine code in a file, by kernels.
+fn disassemble(file: &Path, nvdisasm: &Path) -> Result<BTreeMap<String, Code>, String> {
+    let at = |problem: String| format!("{} {}: {problem}", nvdisasm.display(), file.display());
+    let output =
+        Command::new(nvdisasm).arg("-c").arg(file).output().map_err(|error| at(error.to_string()))?;
+    if !output.status.success() {
+        return Err(at(String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    Ok(sass::read(&String::from_utf8_lossy(&output.stdout)))
 }
 
 /// A kernel's name without the eight hexadecimal digits that tell apart its variants.
@@ -94,18 +134,18 @@ fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
             let name = rest.split('\'').next().unwrap_or_default().to_owned();
             kernels.push(Kernel {
                 tensor_cores: TENSOR_CORES.iter().any(|i| body(ptx, &name).contains(i)),
+                entry: name.clone(),
                 name,
                 architecture: architecture.to_owned(),
-                registers: 0,
-                spills: 0,
-                shared: 0,
+                ..Kernel::default()
             });
         }
         let Some(kernel) = kernels.last_mut() else { continue };
         kernel.registers += number_before(line, " registers");
         kernel.spills +=
             number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
-        kernel.shared += number_before(line, " bytes smem");
+        kernel.shared_fixed += number_before(line, " bytes smem");
+        kernel.shared = kernel.shared_fixed;
     }
     kernels
 }
@@ -127,21 +167,18 @@ fn number_before(line: &str, unit: &str) -> u32 {
 }
 
 /// The most shared memory that launches asked for, by kernel.
-fn shared_at_launch(trace: &str) -> BTreeMap<String, u32> {
+fn shared_at_launch(trace: &Trace) -> BTreeMap<String, u32> {
     let mut most = BTreeMap::new();
-    for line in trace.lines().filter(|line| line.starts_with("launch ")) {
-        let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name));
-        if let (Some(kernel), Some(shared)) = (field("kernel="), field("shared=")) {
-            let most: &mut u32 = most.entry(kernel.to_owned()).or_default();
-            *most = (*most).max(shared.parse().unwrap_or(0));
-        }
+    for call in trace.calls().filter(|call| call.name() == "launch") {
+        let most: &mut u32 = most.entry(call.field("kernel").to_owned()).or_default();
+        *most = (*most).max(call.number("shared") as u32);
     }
     most
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Kernel, architecture, read_report, shared_at_launch, without_hash};
+    use super::{Code, Kernel, Trace, architecture, read_report, shared_at_launch, without_hash};
 
     const PTX: &str = "\
 .version 9.0
@@ -170,8 +207,10 @@ ptxas info    : Used 12 registers, used 0 barriers
     fn a_report_is_read() {
         assert_eq!(architecture(PTX), Some("sm_90a"));
         let kernel = |name: &str, registers, spills, shared, tensor_cores| {
-            let (name, architecture) = (name.to_owned(), "sm_90a".to_owned());
-            Kernel { name, architecture, registers, spills, shared, tensor_cores }
+            let (entry, name, architecture) = (name.to_owned(), name.to_owned(), "sm_90a".to_owned());
+            let shared_fixed = shared;
+            let code = Code::default();
+            Kernel { name, entry, architecture, registers, spills, shared, shared_fixed, tensor_cores, code }
         };
         assert_eq!(
             read_report(REPORT, PTX, "sm_90a"),
@@ -187,8 +226,10 @@ ptxas info    : Used 12 registers, used 0 barriers
 
     #[test]
     fn launches_say_what_they_share() {
-        let trace = "launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=64\nalloc bytes=9\n\
-                     launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=32\n";
-        assert_eq!(shared_at_launch(trace).into_iter().collect::<Vec<_>>(), [("a".to_owned(), 64)]);
+        let trace = Trace::of(
+            "launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=64\nalloc bytes=9\n\
+                     launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=32\n",
+        );
+        assert_eq!(shared_at_launch(&trace).into_iter().collect::<Vec<_>>(), [("a".to_owned(), 64)]);
     }
 }

@@ -1,0 +1,159 @@
+//! What a step costs the host, per step and per block, from two runs that differ in the number of blocks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::trace::Trace;
+
+/// The report of `kiln-bench step --json`, as far as it is needed here.
+#[derive(Deserialize)]
+pub struct Report {
+    /// The shape of the model.
+    pub model: Model,
+    /// Seconds of each step.
+    pub step_s: Vec<f64>,
+    /// Tokens per second, and FLOP/s of the model at that rate.
+    tokens_per_s: f64,
+    model_flops_per_s: f64,
+    /// Sequences per step.
+    pub global_batch: u64,
+    /// Tokens per sequence.
+    pub seq_len: u64,
+}
+
+/// The shape of a model.
+#[derive(Clone, Copy, Deserialize)]
+pub struct Model {
+    pub vocab_size: u64,
+    pub d_model: u64,
+    pub layers: u64,
+    pub heads: u64,
+}
+
+impl Report {
+    /// The report in the file `report.json` of a folder.
+    pub fn read(folder: &Path) -> Result<Report, String> {
+        let path = folder.join("report.json");
+        let at = |problem: String| format!("{}: {problem}", path.display());
+        let text = fs::read_to_string(&path).map_err(|error| at(error.to_string()))?;
+        serde_json::from_str(&text).map_err(|error| at(error.to_string()))
+    }
+
+    /// FLOPs of the model for a token.
+    pub fn flops_per_token(&self) -> f64 {
+        self.model_flops_per_s / self.tokens_per_s
+    }
+
+    /// The shortest step: what else the machine does makes steps longer, and never shorter.
+    fn shortest_step(&self) -> f64 {
+        self.step_s.iter().copied().reduce(f64::min).unwrap_or(0.0)
+    }
+}
+
+/// The cost of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Cost {
+    /// Kernels and products of matrices.
+    launches: f64,
+    /// Bytes that the driver was asked for.
+    allocated: f64,
+    /// Bytes copied between host and device, and within the device.
+    copied: f64,
+    /// Bytes given to collectives.
+    sent: f64,
+    /// Microseconds from the first token to the end of the update.
+    micros: f64,
+}
+
+impl Cost {
+    fn of(trace: &Trace, seconds: f64) -> Result<Cost, String> {
+        let mut cost = Cost { micros: seconds * 1e6, ..Cost::default() };
+        for call in trace.last_step()? {
+            let bytes = call.number("bytes") as f64;
+            match call.name() {
+                _ if call.launches() => cost.launches += 1.0,
+                name if name.starts_with("alloc") => cost.allocated += bytes,
+                name if name.starts_with("memcpy") => cost.copied += bytes,
+                name if name.starts_with("nccl_") => cost.sent += bytes,
+                _ => {}
+            }
+        }
+        Ok(cost)
+    }
+
+    /// Each field of two costs, combined.
+    fn with(self, other: Cost, combine: impl Fn(f64, f64) -> f64) -> Cost {
+        Cost {
+            launches: combine(self.launches, other.launches),
+            allocated: combine(self.allocated, other.allocated),
+            copied: combine(self.copied, other.copied),
+            sent: combine(self.sent, other.sent),
+            micros: combine(self.micros, other.micros),
+        }
+    }
+
+    fn row(&self, what: &str) -> String {
+        let Cost { launches, allocated, copied, sent, micros } = *self;
+        format!("| {what} | {launches:.0} | {micros:.0} | {allocated:.0} | {copied:.0} | {sent:.0} |\n")
+    }
+}
+
+/// The most launches of a preset.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Most {
+    /// Of each block.
+    block: u32,
+    /// Of a step, besides its blocks.
+    rest: u32,
+}
+
+/// Prints the cost of the steps in `folders`, of which there are two for each preset, and holds it to `limits`.
+/// Returns whether every limit is kept.
+pub fn run(folders: &[PathBuf], limits: Option<&Path>) -> Result<bool, String> {
+    let limits: Option<BTreeMap<String, Most>> = match limits {
+        None => None,
+        Some(path) => {
+            let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            Some(toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
+        }
+    };
+    print!(
+        "| | launches | µs of the host | bytes allocated | bytes copied | bytes sent |\n|---|---|---|---|---|---|\n"
+    );
+    let mut kept = true;
+    let mut said = Vec::new();
+    for pair in folders.chunks(2) {
+        let [fewer, more] = pair else { return Err("two folders are needed for each preset".to_owned()) };
+        let preset = fewer.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        let reports = (Report::read(fewer)?, Report::read(more)?);
+        let (low, high) = (reports.0.model.layers as f64, reports.1.model.layers as f64);
+        if low >= high {
+            return Err(format!("{preset}: the second folder must have more blocks than the first"));
+        }
+        let fewer = Cost::of(&Trace::read(fewer)?, reports.0.shortest_step())?;
+        let more = Cost::of(&Trace::read(more)?, reports.1.shortest_step())?;
+        let block = more.with(fewer, |more, fewer| (more - fewer) / (high - low));
+        let rest = fewer.with(block, |all, block| all - low * block);
+        print!(
+            "{}{}",
+            block.row(&format!("{preset}, a block")),
+            rest.row(&format!("{preset}, the rest of a step"))
+        );
+        let Some(limits) = &limits else { continue };
+        let Some(most) = limits.get(&*preset) else { return Err(format!("{preset} has no limits")) };
+        for (what, launches, limit) in
+            [("a block", block.launches, most.block), ("the rest of a step", rest.launches, most.rest)]
+        {
+            if launches > f64::from(limit) {
+                kept = false;
+                said.push(format!("{preset}: {launches} launches of {what}, and the limit is {limit}"));
+            }
+        }
+    }
+    said.iter().for_each(|line| println!("{line}"));
+    Ok(kept)
+}

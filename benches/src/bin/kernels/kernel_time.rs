@@ -1,0 +1,202 @@
+//! What a launch of one of our kernels takes on a GPU: attention by the machine code of its loop, everything else
+//! by the bytes that it moves.
+
+use crate::host::Report;
+use crate::occupancy;
+use crate::ptx::Kernel;
+use crate::sass::{FLOPS_OF_HMMA, Mix};
+use crate::trace::Call;
+
+/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor in a cycle at
+/// the data sheet's rate (NVIDIA's H100 whitepaper).
+const MULTIPROCESSORS: f64 = 132.0;
+const QUARTERS: f64 = 4.0;
+const FLOPS_PER_CYCLE: f64 = 4096.0;
+
+/// The share of the bandwidth that kernels which stream large tensors are expected to reach.
+const STREAMING: f64 = 0.85;
+/// The share of its bound that attention is expected to reach: FlashAttention-2, which is made of the same
+/// instructions, reaches 35 % of an H100's peak (Shah et al., arXiv:2407.08608), which is 0.56 of its bound.
+const ATTENTION: f64 = 0.56;
+
+/// Parameters that a block of the optimizer's kernels has (`SEGMENT` in `shard/src/optim/segments.rs`).
+const SEGMENT: f64 = (1 << 14) as f64;
+
+/// The rates of a GPU.
+pub struct Gpu {
+    /// FLOP/s in bf16.
+    pub flops: f64,
+    /// Bytes per second.
+    bandwidth: f64,
+}
+
+/// The sizes of a step.
+pub struct Shape {
+    tokens: f64,
+    seq: f64,
+    batch: f64,
+    model: f64,
+    heads: f64,
+    vocabulary: f64,
+}
+
+impl Shape {
+    pub fn of(report: &Report) -> Shape {
+        let (batch, seq) = (report.global_batch as f64, report.seq_len as f64);
+        Shape {
+            tokens: batch * seq,
+            seq,
+            batch,
+            model: report.model.d_model as f64,
+            heads: report.model.heads as f64,
+            vocabulary: report.model.vocab_size as f64,
+        }
+    }
+
+    /// Elements of a head of a token.
+    pub fn head_width(&self) -> f64 {
+        self.model / self.heads
+    }
+}
+
+/// What a launch takes.
+pub struct KernelTime {
+    pub operation: &'static str,
+    /// Seconds at the data sheet's rates.
+    pub least: f64,
+    /// Seconds that are expected.
+    pub expected: f64,
+    /// A row about the loop, for kernels that are bound by it.
+    pub row: Option<String>,
+}
+
+/// Operations by the start of their kernels' names, and what else the name has in it.
+const OPERATIONS: &[(&str, &str, &str)] = &[
+    ("forward_kernel_e_", "", "attention forward"),
+    ("queries_kernel_", "", "attention backward, queries"),
+    ("keys_kernel_", "", "attention backward, keys and values"),
+    ("delta_kernel_", "", "attention backward, delta"),
+    ("forward_kernel_f_", "_w_", "norms"),
+    ("backward_kernel_f_", "_w_", "norms"),
+    ("block_sums_", "", "norms"),
+    ("forward_kernel_g_", "", "SwiGLU"),
+    ("backward_kernel_g_", "", "SwiGLU"),
+    ("rotate_", "", "rotary"),
+    ("forward_kernel_f_", "_i_", "embedding"),
+    ("gradient_kernel_", "", "embedding"),
+    ("links_", "", "embedding"),
+    ("zeros_", "", "embedding"),
+    ("row_losses_", "", "cross entropy"),
+    ("sum_kernel", "", "cross entropy"),
+    ("scaled_", "", "cross entropy"),
+    ("adamw", "", "optimizer"),
+    ("squares", "", "optimizer"),
+    ("chunks", "", "optimizer"),
+    ("decide", "", "optimizer"),
+    ("accumulate", "", "gradients into f32"),
+    ("convert", "", "masters to bf16"),
+    ("kernel_binop", "", "residuals and sums"),
+];
+
+impl Gpu {
+    pub fn new(flops: f64, bandwidth: f64) -> Gpu {
+        Gpu { flops, bandwidth }
+    }
+
+    /// Cycles per second at which the data sheet's FLOP/s are reached.
+    fn clock(&self) -> f64 {
+        self.flops / (MULTIPROCESSORS * FLOPS_PER_CYCLE)
+    }
+
+    pub fn time(&self, call: Call<'_>, kernel: &Kernel, shape: &Shape) -> KernelTime {
+        let fits = |(start, part, _): &&(&str, &str, &str)| {
+            kernel.name.starts_with(start) && kernel.name.contains(part)
+        };
+        let operation = OPERATIONS.iter().find(fits).map_or("other kernels", |(_, _, operation)| operation);
+        if let (true, Some(hot)) = (operation.starts_with("attention"), &kernel.code.hot_loop)
+            && hot.tensor > 0
+        {
+            return self.attention(call, kernel, hot, shape, operation);
+        }
+        let least = traffic(call, kernel, shape) / self.bandwidth;
+        KernelTime { operation, least, expected: least / STREAMING, row: None }
+    }
+
+    fn attention(
+        &self,
+        call: Call<'_>,
+        kernel: &Kernel,
+        hot: &Mix,
+        shape: &Shape,
+        operation: &'static str,
+    ) -> KernelTime {
+        // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient of
+        // probabilities again, and what becomes the gradients.
+        let products = match operation {
+            "attention forward" => 2.0,
+            "attention backward, queries" => 3.0,
+            _ => 4.0,
+        };
+        let tiles = call.extent("grid")[0] as f64;
+        // Tiles on the diagonal are computed whole.
+        let computed = (tiles + 1.0) / (2.0 * tiles);
+        let all = products * 2.0 * shape.seq * shape.seq * shape.head_width() * shape.heads * shape.batch;
+        let rounds = all * computed / (f64::from(hot.tensor) * FLOPS_OF_HMMA);
+        let (cycles, unit) = hot.cycles();
+        let shared_out = rounds * cycles / (MULTIPROCESSORS * QUARTERS);
+        // The block with the most tiles, on a multiprocessor of its own.
+        let (blocks, threads) = (call.volume("grid") as f64, call.volume("block"));
+        let warps = (threads as f64 / 32.0).max(1.0);
+        let longest = rounds / computed / (blocks * warps) * cycles * (warps / QUARTERS).max(1.0);
+        let least = shared_out.max(longest) / self.clock();
+        let shared = u64::from(kernel.shared_fixed) + call.number("shared");
+        let row = format!(
+            "| {}, heads of {} | {} | {shared} | {} | {} | {} | {} | {} | {} | {} | {cycles:.0} | {unit} | {:.0} % |",
+            operation,
+            shape.head_width(),
+            kernel.registers,
+            occupancy::blocks(threads, u64::from(kernel.registers), shared),
+            hot.all,
+            hot.tensor,
+            hot.special,
+            hot.float,
+            hot.integer,
+            hot.l1_bytes,
+            100.0 * f64::from(hot.tensor) * FLOPS_OF_HMMA * QUARTERS / (cycles * FLOPS_PER_CYCLE)
+        );
+        KernelTime { operation, least, expected: least / ATTENTION, row: Some(row) }
+    }
+}
+
+/// Bytes that a launch moves to and from device memory at least. What is read twice within a launch, and small
+/// tables, count once or not at all, since they are found in a cache.
+fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
+    let blocks = call.volume("grid") as f64;
+    let threads = blocks * call.volume("block") as f64;
+    let name = kernel.name.as_str();
+    let stored = threads * f64::from(kernel.code.once.written);
+    let of = |start: &str, part: &str| name.starts_with(start) && name.contains(part);
+    // Two bytes of each activation.
+    if of("forward_kernel_f_", "_w_") {
+        // A block for each row: reads and writes it.
+        blocks * shape.model * 4.0
+    } else if of("backward_kernel_f_", "_w_") {
+        // Input and gradient in, gradient out.
+        shape.tokens * shape.model * 6.0
+    } else if name.starts_with("rotate_") || of("forward_kernel_f_", "_i_") {
+        2.0 * stored
+    } else if name.starts_with("gradient_kernel_") || name.starts_with("delta_kernel_") {
+        // Reads two tensors, or one and writes as much.
+        shape.tokens * shape.model * 4.0
+    } else if name.starts_with("row_losses_") {
+        // A block for each row of scores: reads them in f32, and writes their gradient in bf16.
+        blocks * shape.vocabulary * 6.0
+    } else if name.starts_with("squares") {
+        blocks * SEGMENT * 4.0
+    } else if name.starts_with("adamw_n_") {
+        // The gradient; the weight and both moments in and out.
+        blocks * SEGMENT * 28.0
+    } else {
+        threads * f64::from(kernel.code.once.read + kernel.code.once.written)
+    }
+}

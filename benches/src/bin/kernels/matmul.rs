@@ -1,0 +1,82 @@
+//! Times of products of matrices, by NVIDIA's heuristics for them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::trace::Call;
+
+/// The script that asks NVIDIA's library.
+const SCRIPT: &str = "benches/matmul_times.py";
+
+/// The number of cuBLASLt's type for f32 (`CUDA_R_32F`).
+const F32: &str = "0";
+
+/// Times of the products of a step.
+pub struct Matmuls {
+    /// By the words that the script is given.
+    seconds: BTreeMap<String, f64>,
+    /// FLOP/s that are expected.
+    expected: f64,
+}
+
+/// A product in the script's words: rows, columns and inner dimension as cuBLASLt has them, by columns, what is
+/// transposed, and the dtype of the result.
+fn words(call: Call<'_>) -> String {
+    let result = if call.field("types").ends_with(&format!(",{F32}")) { "f32" } else { "bf16" };
+    let [m, n, k] = ["m", "n", "k"].map(|key| call.number(key));
+    format!("{m} {n} {k} {} {result}", call.field("transposed"))
+}
+
+fn flops(call: Call<'_>) -> f64 {
+    2.0 * ["m", "n", "k"].map(|key| call.number(key) as f64).iter().product::<f64>()
+}
+
+impl Matmuls {
+    /// The times of `calls` on a GPU.
+    pub fn of<'a>(
+        calls: impl Iterator<Item = Call<'a>>,
+        gpu: &str,
+        python: &Path,
+        expected: f64,
+    ) -> Result<Matmuls, String> {
+        let mut seconds: BTreeMap<String, f64> = calls.map(|call| (words(call), 0.0)).collect();
+        let at = |problem: String| format!("{} {SCRIPT}: {problem}", python.display());
+        let mut child = Command::new(python)
+            .args([SCRIPT, gpu])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| at(error.to_string()))?;
+        let input: String = seconds.keys().map(|words| format!("{words}\n")).collect();
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes()).map_err(|error| at(error.to_string()))?;
+        }
+        let output = child.wait_with_output().map_err(|error| at(error.to_string()))?;
+        if !output.status.success() {
+            return Err(at(format!("{}; see above", output.status)));
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let mut lines = said.lines();
+        for (words, seconds) in &mut seconds {
+            let line = lines.next().unwrap_or_default();
+            *seconds = line.parse().map_err(|_| at(format!("says {line:?} of {words}")))?;
+        }
+        Ok(Matmuls { seconds, expected })
+    }
+
+    /// Where the times come from.
+    pub fn source(&self) -> &'static str {
+        "nvidia-matmul-heuristics, at least; at the plan's share of the peak, expected"
+    }
+
+    /// The name of a product, the seconds that it takes at least, and those expected.
+    pub fn time(&self, call: Call<'_>) -> (String, f64, f64) {
+        let words = words(call);
+        let least = self.seconds.get(&words).copied().unwrap_or(0.0);
+        // Small products, and those that are bound by memory, are slower than the share says.
+        let expected = least.max(flops(call) / self.expected);
+        (format!("product {words}"), least, expected)
+    }
+}

@@ -1,0 +1,35 @@
+//! How many blocks of a kernel share a multiprocessor of compute capability 9.0.
+
+/// Registers of a multiprocessor, which warps get in units of 256.
+const REGISTERS: u64 = 65_536;
+const REGISTER_UNIT: u64 = 256;
+/// Shared memory of a multiprocessor, and what each block takes besides its own.
+const SHARED: u64 = 228 << 10;
+const SHARED_BESIDE: u64 = 1 << 10;
+/// Warps and blocks of a multiprocessor, at most.
+const WARPS: u64 = 64;
+const BLOCKS: u64 = 32;
+
+/// Blocks of `threads` threads with so many registers each and `shared` bytes of shared memory that a
+/// multiprocessor takes at the same time.
+pub fn blocks(threads: u64, registers: u64, shared: u64) -> u64 {
+    let warps = threads.div_ceil(32).max(1);
+    let by_registers = REGISTERS / ((registers.max(1) * 32).next_multiple_of(REGISTER_UNIT) * warps);
+    by_registers.min(SHARED / (shared + SHARED_BESIDE)).min(WARPS / warps).min(BLOCKS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::blocks;
+
+    /// As the occupancy calculator of CUDA's toolkit says it for compute capability 9.0.
+    #[test]
+    fn blocks_share_a_multiprocessor() {
+        assert_eq!(blocks(256, 32, 0), 8);
+        assert_eq!(blocks(128, 255, 0), 2);
+        assert_eq!(blocks(128, 168, 0), 3);
+        assert_eq!(blocks(128, 210, 56_000), 2);
+        assert_eq!(blocks(128, 32, 100 << 10), 2);
+        assert_eq!(blocks(32, 16, 0), 32);
+    }
+}

@@ -1,0 +1,185 @@
+//! Machine code as `nvdisasm` prints it: the instructions of a kernel's hot loop, and what they take.
+
+use std::collections::BTreeMap;
+
+/// FLOPs of a product of fragments `m16n8k16`.
+pub const FLOPS_OF_HMMA: f64 = 4096.0;
+
+/// Cycles between two products of fragments (`mma.sync`) on a quarter of a multiprocessor of sm_90. At the rate of
+/// the data sheet, which only `wgmma` reaches, there are 4; `mma.sync` reaches 62.9 % of it (Luo et al.,
+/// arXiv:2402.13499, table of tensor core throughput).
+const HMMA_CYCLES: f64 = 4.0 / 0.629;
+
+/// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory in a cycle.
+const L1_BYTES: f64 = 32.0;
+
+/// Threads of a warp.
+const LANES: f64 = 32.0;
+
+/// Instructions of some code, by what executes them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mix {
+    /// All instructions.
+    pub all: u32,
+    /// Products of fragments on tensor cores.
+    pub tensor: u32,
+    /// Exponentials, reciprocals and conversions between integers and floats.
+    pub special: u32,
+    /// f32 arithmetic.
+    pub float: u32,
+    /// Integer arithmetic, comparisons, selections, and packing.
+    pub integer: u32,
+    /// Shuffles between threads.
+    pub shuffle: u32,
+    /// Bytes that a warp moves to or from L1 and shared memory.
+    pub l1_bytes: u32,
+    /// Bytes that a thread reads from and writes to device memory.
+    pub read: u32,
+    /// See `read`.
+    pub written: u32,
+}
+
+impl Mix {
+    fn add(&mut self, opcode: &str) {
+        self.all += 1;
+        let name = opcode.split('.').next().unwrap_or_default();
+        let bytes = width(opcode);
+        match name {
+            "HMMA" => self.tensor += 1,
+            "MUFU" | "I2F" | "F2I" | "POPC" | "FLO" => self.special += 1,
+            "FADD" | "FMUL" | "FFMA" => self.float += 1,
+            "SHFL" => self.shuffle += 1,
+            "LDSM" => self.l1_bytes += matrices(opcode) * 128,
+            "LDS" | "STS" => self.l1_bytes += bytes * LANES as u32,
+            "LDG" | "LDGSTS" => {
+                self.read += bytes;
+                self.l1_bytes += bytes * LANES as u32;
+            }
+            "STG" => {
+                self.written += bytes;
+                self.l1_bytes += bytes * LANES as u32;
+            }
+            "IADD3" | "VIADD" | "IMAD" | "ISETP" | "LOP3" | "LEA" | "SEL" | "SHF" | "FSEL" | "FSETP"
+            | "FMNMX" | "F2FP" | "PRMT" | "IMNMX" | "VIMNMX" => self.integer += 1,
+            _ => {}
+        }
+    }
+
+    /// Cycles of a quarter of a multiprocessor that a warp takes at least: of the unit that is busy longest, by
+    /// the rates of CUDA's programming guide for compute capability 9.0. With the name of the unit.
+    pub fn cycles(&self) -> (f64, &'static str) {
+        let units = [
+            (f64::from(self.all), "issue"),
+            (f64::from(self.tensor) * HMMA_CYCLES, "tensor cores"),
+            (f64::from(self.special) * 8.0, "special functions"),
+            (f64::from(self.float), "f32"),
+            (f64::from(self.integer) * 2.0, "integers"),
+            (f64::from(self.shuffle) * 4.0 + f64::from(self.l1_bytes) / L1_BYTES, "shared memory"),
+        ];
+        units.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)).unwrap_or((0.0, "issue"))
+    }
+}
+
+/// Bytes of a thread by the suffixes of a load or store.
+fn width(opcode: &str) -> u32 {
+    let of = |suffix: &str| match suffix {
+        "128" => Some(16),
+        "64" => Some(8),
+        "U16" | "S16" => Some(2),
+        "U8" | "S8" => Some(1),
+        _ => None,
+    };
+    opcode.split('.').find_map(of).unwrap_or(4)
+}
+
+/// Matrices of 8 rows that `ldmatrix` loads.
+fn matrices(opcode: &str) -> u32 {
+    opcode.rsplit('.').next().and_then(|count| count.parse().ok()).filter(|count| *count <= 4).unwrap_or(1)
+}
+
+/// The machine code of a kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Code {
+    /// Every instruction once.
+    pub once: Mix,
+    /// The loop with the most products on tensor cores, or else the most traffic; of two, the shorter one.
+    /// Instructions that only some rounds come to are counted.
+    pub hot_loop: Option<Mix>,
+}
+
+/// The kernels in what `nvdisasm -c` prints, by name.
+pub fn read(text: &str) -> BTreeMap<String, Code> {
+    let mut kernels = BTreeMap::new();
+    let mut sections = text.split("\n.text.");
+    sections.next();
+    for section in sections {
+        let Some((name, body)) = section.split_once(':') else { continue };
+        kernels.insert(name.to_owned(), read_kernel(body));
+    }
+    kernels
+}
+
+fn read_kernel(body: &str) -> Code {
+    let mut opcodes = Vec::new();
+    let mut labels = BTreeMap::new();
+    let mut loops = Vec::new();
+    for line in body.lines() {
+        let line = line.trim();
+        if let Some(label) = line.strip_suffix(':') {
+            labels.insert(label, opcodes.len());
+        } else if let Some((_, instruction)) = line.strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
+        {
+            let mut words = instruction.split_whitespace().skip_while(|word| word.starts_with('@'));
+            let opcode = words.next().unwrap_or_default().trim_end_matches(';');
+            let target = instruction.split_once("`(").and_then(|(_, rest)| rest.split(')').next());
+            // The code ends with a branch to itself.
+            if let (true, Some(start)) = (opcode == "BRA", target.and_then(|target| labels.get(target)))
+                && *start < opcodes.len()
+            {
+                loops.push(*start..opcodes.len() + 1);
+            }
+            opcodes.push(opcode);
+        }
+    }
+    let mix = |range: std::ops::Range<usize>| {
+        let mut mix = Mix::default();
+        opcodes[range].iter().for_each(|opcode| mix.add(opcode));
+        mix
+    };
+    let weight = |mix: &Mix| (mix.tensor, mix.read + mix.written, u32::MAX - mix.all);
+    let hot_loop = loops.into_iter().map(mix).max_by_key(weight);
+    Code { once: mix(0..opcodes.len()), hot_loop }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HMMA_CYCLES, read};
+
+    const TEXT: &str = "\
+	.text.ignored
+.text.product_01234567:
+        /*0000*/                   LDG.E.128.CONSTANT R4, desc[UR4][R4.64] ;
+        /*0010*/              @!P0 BRA `(.L_x_9) ;
+.L_x_1:
+        /*0020*/                   LDSM.16.M88.4 R8, [R2] ;
+        /*0030*/                   HMMA.16816.F32.BF16 R8, R8, R4, R8 ;
+        /*0040*/                   HMMA.16816.F32.BF16 R8, R8, R4, R8 ;
+        /*0050*/              @!P1 BRA `(.L_x_1) ;
+.L_x_9:
+        /*0060*/                   STG.E.U16 desc[UR4][R2.64], R4 ;
+.L_x_0:
+        /*0070*/                   BRA `(.L_x_0);
+";
+
+    #[test]
+    fn the_hot_loop_is_found() {
+        let kernels = read(TEXT);
+        let code = &kernels["product_01234567"];
+        assert_eq!((code.once.all, code.once.read, code.once.written), (8, 16, 2));
+        let hot = code.hot_loop.as_ref().expect("a loop");
+        assert_eq!((hot.all, hot.tensor, hot.l1_bytes), (4, 2, 512));
+        // Sixteen cycles for four matrices, and less than that for two products.
+        assert_eq!(hot.cycles(), (16.0, "shared memory"));
+        assert!(2.0 * HMMA_CYCLES < 16.0);
+    }
+}
