@@ -233,6 +233,8 @@ check "C kernels" 80 "$work/kiln-bench" gpu "${peer[@]}" --only kernels
 check "C steps" 190 "$work/kiln-bench" gpu "${peer[@]}" "${bars[@]}" --least-mfu 45 --only 300m --only 1b
 check "D 7b" 75 "$work/kiln-bench" gpu "${seven_b[@]}"
 unset KILN_LOG
+# What benches/predict.sh has said of these steps before anybody ran them.
+predicted() { sed -n '/^| preset/,/^$/p' benches/reports/2026-11-25-predicted.md; }
 # What was measured, without what was told on the way if the end was reached.
 figures() {
     if grep -q '^|' "$1"; then grep -v '^ *INFO ' "$1"; else cat "$1"; fi
@@ -240,6 +242,7 @@ figures() {
 for log in C_kernels C_steps D_7b; do
     case ,$parts, in *",${log%%_*},"*) [ -e "$out/$log.log" ] && figures "$out/$log.log" ;; esac
 done
+case $parts in *[CD]*) echo && echo "predicted (benches/predict.sh):" && predicted ;; esac
 
 table() {
     echo "| check | result | seconds | log |"
@@ -268,6 +271,14 @@ if [ -n "$report" ]; then
             echo
             figures "$out/$log.log"
         done
+        case $parts in
+        *[CD]*)
+            echo
+            echo "## Predicted before, by benches/predict.sh"
+            echo
+            predicted
+            ;;
+        esac
     } >"$report"
 fi
 exit $failed

@@ -65,13 +65,13 @@ fn kernels_are_held_to_their_limits() {
 fn run_of(folder: &Path, blocks: usize) {
     fs::create_dir_all(folder).expect("a folder");
     let block = "launch stream=1 kernel=a\ncublaslt_matmul stream=1 m=1\nmemcpy_htod stream=1 bytes=8\n";
-    let update =
-        "alloc bytes=64\nlaunch stream=1 kernel=adamw_factors_1\nlaunch stream=1 kernel=adamw_n_4_2\n";
+    let start = "alloc bytes=1048576 at=a result=0\nalloc_host bytes=2097152\n";
+    let update = "launch stream=1 kernel=adamw_factors_1\nlaunch stream=1 kernel=adamw_n_4_2\n";
     let step = format!("{}{update}", block.repeat(blocks));
-    fs::write(folder.join("trace.txt"), step.repeat(3)).expect("a file");
+    fs::write(folder.join("trace.txt"), format!("{start}{}", step.repeat(3))).expect("a file");
     let report = format!(
         r#"{{"model": {{"vocab_size": 9, "d_model": 8, "layers": {blocks}, "heads": 2}}, "step_s": [0.001],
-            "global_batch": 1, "seq_len": 4, "tokens_per_s": 1.0, "model_flops_per_s": 2.0}}"#
+            "planned_rank_bytes": 524288, "global_batch": 1, "seq_len": 4, "tokens_per_s": 1.0, "model_flops_per_s": 2.0}}"#
     );
     fs::write(folder.join("report.json"), report).expect("a file");
 }
@@ -83,12 +83,18 @@ fn launches_of_a_step_are_held_to_their_limits() {
     run_of(&folder.0.join(fewer), 2);
     run_of(&folder.0.join(more), 4);
     let arguments = ["--host", fewer, more];
-    let (code, text) = folder.run("[preset]\nblock = 2\nrest = 2\n", &arguments);
+    let limits = |block: u32, reserved: u32| {
+        format!("[preset]\nblock = {block}\nrest = 2\nreserved_mib = {reserved}\npinned_mib = 2\n")
+    };
+    let (code, text) = folder.run(&limits(2, 1), &arguments);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("| preset, a block | 2 | 0 | 0 | 8 | 0 |"), "{text}");
-    assert!(text.contains("| preset, the rest of a step | 2 | 1000 | 64 | 0 | 0 |"), "{text}");
-    let (code, text) = folder.run("[preset]\nblock = 1\nrest = 2\n", &arguments);
+    assert!(text.contains("| preset, a block | 2 |  | 0 | 8 | 0 |"), "{text}");
+    assert!(text.contains("| preset, a step of 4 blocks | 10 | 100 | 0 | 32 | 0 |"), "{text}");
+    let (code, text) = folder.run(&limits(1, 1), &arguments);
     assert!(code == Some(1) && text.contains("2 launches of a block, and the limit is 1"), "{code:?} {text}");
+    let (code, text) = folder.run(&limits(2, 0), &arguments);
+    assert!(code == Some(1) && text.contains("1 MiB reserved on the device, and the limit is 0"), "{text}");
+    assert!(text.contains("| preset, 4 blocks | 1 | 0 | 100 % | 2 |"), "{text}");
     // Without limits for it, nothing is held.
     assert_eq!(folder.run("", &arguments).0, Some(2));
 }

@@ -15,6 +15,8 @@ pub struct Report {
     pub model: Model,
     /// Seconds of each step.
     pub step_s: Vec<f64>,
+    /// Bytes of a rank at its peak by the plan.
+    planned_rank_bytes: Option<u64>,
     /// Tokens per second, and FLOP/s of the model at that rate.
     tokens_per_s: f64,
     model_flops_per_s: f64,
@@ -95,23 +97,71 @@ impl Cost {
         }
     }
 
-    fn row(&self, what: &str) -> String {
+    /// A row of the table. The time is that of whole steps only: two runs on a busy machine have no difference.
+    fn row(&self, what: &str, is_measured: bool) -> String {
         let Cost { launches, allocated, copied, sent, micros } = *self;
-        format!("| {what} | {launches:.0} | {micros:.0} | {allocated:.0} | {copied:.0} | {sent:.0} |\n")
+        let micros = if is_measured { format!("{:.0}", micros / launches) } else { String::new() };
+        format!("| {what} | {launches:.0} | {micros} | {allocated:.0} | {copied:.0} | {sent:.0} |\n")
     }
 }
 
-/// The most launches of a preset.
+/// Memory that a whole run has asked the driver for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Reserved {
+    /// Bytes of the device, at most.
+    device: u64,
+    /// Pinned bytes of the host.
+    pinned: u64,
+}
+
+impl Reserved {
+    fn of(trace: &Trace) -> Reserved {
+        let (mut reserved, mut now) = (Reserved::default(), 0_u64);
+        let mut sizes = BTreeMap::new();
+        for call in trace.calls() {
+            match call.name() {
+                "alloc" | "alloc_async" if call.field("result") == "0" => {
+                    sizes.insert(call.field("at"), call.number("bytes"));
+                    now += call.number("bytes");
+                    reserved.device = reserved.device.max(now);
+                }
+                "free" | "free_async" => now -= sizes.remove(call.field("at")).unwrap_or(0),
+                "alloc_host" | "host_register" => reserved.pinned += call.number("bytes"),
+                _ => {}
+            }
+        }
+        reserved
+    }
+
+    fn row(&self, what: &str, planned: Option<u64>) -> String {
+        let mebibytes = |bytes: u64| format!("{:.0}", bytes as f64 / f64::from(1 << 20));
+        let beyond = planned.map_or(String::new(), |planned| {
+            format!("{:.0} %", 100.0 * (self.device as f64 / planned as f64 - 1.0))
+        });
+        let planned = planned.map_or(String::new(), mebibytes);
+        format!(
+            "| {what} | {} | {planned} | {beyond} | {} |\n",
+            mebibytes(self.device),
+            mebibytes(self.pinned)
+        )
+    }
+}
+
+/// The most that a preset may launch and reserve.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Most {
-    /// Of each block.
+    /// Launches of each block.
     block: u32,
-    /// Of a step, besides its blocks.
+    /// Launches of a step, besides its blocks.
     rest: u32,
+    /// MiB of the device that the run with more blocks has asked the driver for.
+    reserved_mib: u32,
+    /// MiB of pinned memory of the host.
+    pinned_mib: u32,
 }
 
-/// Prints the cost of the steps in `folders`, of which there are two for each preset, and holds it to `limits`.
+/// Prints the cost and the memory of the steps in `folders`, of which there are two for each preset, and holds it to `limits`.
 /// Returns whether every limit is kept.
 pub fn run(folders: &[PathBuf], limits: Option<&Path>) -> Result<bool, String> {
     let limits: Option<BTreeMap<String, Most>> = match limits {
@@ -121,39 +171,50 @@ pub fn run(folders: &[PathBuf], limits: Option<&Path>) -> Result<bool, String> {
             Some(toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
         }
     };
-    print!(
-        "| | launches | µs of the host | bytes allocated | bytes copied | bytes sent |\n|---|---|---|---|---|---|\n"
+    let mut costs = String::from(
+        "| | launches | µs of the host per launch | bytes allocated | bytes copied | bytes sent |\n\
+         |---|---|---|---|---|---|\n",
     );
-    let mut kept = true;
+    let mut memory = String::from(
+        "| | MiB reserved on the device | MiB in the plan | reserved beyond it | MiB pinned |\n|---|---|---|---|---|\n",
+    );
     let mut said = Vec::new();
     for pair in folders.chunks(2) {
         let [fewer, more] = pair else { return Err("two folders are needed for each preset".to_owned()) };
         let preset = fewer.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        let reports = (Report::read(fewer)?, Report::read(more)?);
-        let (low, high) = (reports.0.model.layers as f64, reports.1.model.layers as f64);
+        let reports = [Report::read(fewer)?, Report::read(more)?];
+        let traces = [Trace::read(fewer)?, Trace::read(more)?];
+        let [low, high] = [0, 1].map(|at| reports[at].model.layers as f64);
         if low >= high {
             return Err(format!("{preset}: the second folder must have more blocks than the first"));
         }
-        let fewer = Cost::of(&Trace::read(fewer)?, reports.0.shortest_step())?;
-        let more = Cost::of(&Trace::read(more)?, reports.1.shortest_step())?;
+        let fewer = Cost::of(&traces[0], reports[0].shortest_step())?;
+        let more = Cost::of(&traces[1], reports[1].shortest_step())?;
         let block = more.with(fewer, |more, fewer| (more - fewer) / (high - low));
         let rest = fewer.with(block, |all, block| all - low * block);
-        print!(
-            "{}{}",
-            block.row(&format!("{preset}, a block")),
-            rest.row(&format!("{preset}, the rest of a step"))
-        );
+        costs.push_str(&block.row(&format!("{preset}, a block"), false));
+        costs.push_str(&rest.row(&format!("{preset}, the rest of a step"), false));
+        costs.push_str(&more.row(&format!("{preset}, a step of {high} blocks"), true));
+        let reserved = [0, 1].map(|at| Reserved::of(&traces[at]));
+        for (at, reserved) in reserved.iter().enumerate() {
+            let what = format!("{preset}, {} blocks", reports[at].model.layers);
+            memory.push_str(&reserved.row(&what, reports[at].planned_rank_bytes));
+        }
         let Some(limits) = &limits else { continue };
         let Some(most) = limits.get(&*preset) else { return Err(format!("{preset} has no limits")) };
-        for (what, launches, limit) in
-            [("a block", block.launches, most.block), ("the rest of a step", rest.launches, most.rest)]
-        {
-            if launches > f64::from(limit) {
-                kept = false;
-                said.push(format!("{preset}: {launches} launches of {what}, and the limit is {limit}"));
+        let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20) as f64;
+        for (what, used, limit) in [
+            ("launches of a block", block.launches, most.block),
+            ("launches of the rest of a step", rest.launches, most.rest),
+            ("MiB reserved on the device", mebibytes(reserved[1].device), most.reserved_mib),
+            ("MiB pinned", mebibytes(reserved[1].pinned), most.pinned_mib),
+        ] {
+            if used > f64::from(limit) {
+                said.push(format!("{preset}: {used} {what}, and the limit is {limit}"));
             }
         }
     }
+    println!("{costs}\n{memory}");
     said.iter().for_each(|line| println!("{line}"));
-    Ok(kept)
+    Ok(said.is_empty())
 }

@@ -60,7 +60,7 @@ pub struct StepReport {
     pub peak_rss_sum_bytes: Option<u64>,
     /// The most bytes of the host's memory that each rank has held, as its allocations were counted.
     pub peak_rank_bytes: Vec<u64>,
-    /// What the plan says of it.
+    /// What the plan says of a rank's memory, on the device if that has its own.
     pub planned_rank_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,

@@ -59,7 +59,6 @@ impl StepArgs {
         let on_host = !selected.is_gpu();
         let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, Gathers::Shared, on_host)
             .ok()
-            .filter(|_| on_host)
             .map(|shape| shape.step(&kiln::planner::Speed::INSTANT).peak);
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
