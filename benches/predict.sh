@@ -40,7 +40,7 @@ fi
 folders=()
 for preset in "${presets[@]}"; do
     folder=$target/host_cost/$preset
-    [ -s "$folder/4/report.json" ] || benches/host_cost.sh "$preset" >&2
+    { [ -s "$folder/2/report.json" ] && [ -s "$folder/4/report.json" ]; } || benches/host_cost.sh "$preset" >&2
     folders+=("$folder/2" "$folder/4")
 done
 PYTHONPATH=$tools "$target/$profile/kernels" --predict "$gpu" --nvdisasm "$tools/nvidia/cu13/bin/nvdisasm" \
