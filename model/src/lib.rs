@@ -5,7 +5,8 @@
 //! - [`decoder`]: the decoder and its forward pass, written once over [`decoder::Modules`];
 //! - [`meta`]: passes without values, for what they hold in memory;
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
-//! - [`random`]: seeded, counter-based randomness.
+//! - [`random`]: seeded, counter-based randomness;
+//! - [`verify`]: the kernels of the operations held against the references, on a device.
 //!
 //! Nothing here knows a rank or a communicator: the sharding crate works on the modules from outside.
 
@@ -15,6 +16,7 @@ pub mod layers;
 pub mod meta;
 pub mod ops;
 pub mod random;
+pub mod verify;
 
 pub use config::{
     AttentionBias, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig, ModelConfigError, MoeConfig,

@@ -47,6 +47,7 @@ pub mod fault;
 pub mod flight;
 pub mod generate;
 pub mod inspect;
+// mod kernels;
 pub mod launch;
 pub mod links;
 pub mod logged;

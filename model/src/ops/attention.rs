@@ -5,6 +5,7 @@ use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use burn_backend::TensorMetadata;
 
+use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it: all of them, or
@@ -25,6 +26,9 @@ use super::tape::{Tracked, record};
 ///
 /// If the shapes do not fit, or if the window is 0.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option<usize>) -> Tensor<4> {
+    if is_plain(FusedOp::Attention) {
+        return in_f32([q, k, v], |[q, k, v]| causal_attention_reference(q, k, v, window));
+    }
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, None, window))
 }
@@ -46,6 +50,9 @@ pub fn cached_attention(
     filled: usize,
     window: Option<usize>,
 ) -> Tensor<4> {
+    if is_plain(FusedOp::Attention) {
+        return in_f32([q, k, v], |[q, k, v]| cached_attention_reference(q, k, v, filled, window));
+    }
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, Some(filled), window))
 }

@@ -8,6 +8,7 @@ use burn::backend::{
 use burn::tensor::{DType, FloatDType, Int, Tensor, activation::log_softmax};
 use burn_backend::TensorMetadata;
 
+use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 
 /// How the weight of an output projection is laid out.
@@ -79,6 +80,9 @@ pub fn linear_cross_entropy_with(
     scale: f64,
     options: LogitOptions,
 ) -> LogitLoss {
+    if is_plain(FusedOp::CrossEntropy) {
+        return linear_cross_entropy_with_reference(hidden, weight, layout, targets, scale, options);
+    }
     let losses = Tensor::<1>::from_dispatch(Dispatch::fused_linear_cross_entropy(
         hidden.into_dispatch(),
         weight.into_dispatch(),

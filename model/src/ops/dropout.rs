@@ -4,6 +4,7 @@ use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 
+use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 use crate::random::{GOLDEN, mix};
 
@@ -20,6 +21,9 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u
     assert!((0.0..1.0).contains(&p), "dropout: the probability {p} is not in [0, 1)");
     if p == 0.0 {
         return x;
+    }
+    if is_plain(FusedOp::Dropout) {
+        return dropout_reference(x, p, key, counter_offset);
     }
     let mask = DropoutMask::new(p, key, counter_offset);
     Tensor::from_dispatch(Dispatch::fused_dropout(&x.into_dispatch(), mask))

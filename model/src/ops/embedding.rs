@@ -8,6 +8,7 @@ use burn::backend::{
 use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_backend::TensorMetadata;
 
+use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 
 /// `y[b, t] = weight[ids[b, t]]`.
@@ -21,6 +22,9 @@ use super::tape::{Tracked, record};
 /// If an id is not a row of `weight`. On a GPU, where the check would have to wait for the device, its row of
 /// the result is NaN instead.
 pub fn embedding(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
+    if is_plain(FusedOp::Embedding) {
+        return embedding_reference(weight, ids);
+    }
     Tensor::from_dispatch(Dispatch::fused_embedding(weight.into_dispatch(), ids.into_dispatch()))
 }
 

@@ -8,6 +8,7 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor, activation::silu};
 use burn_backend::TensorMetadata;
 
+use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 
 /// The experts of each token.
@@ -47,6 +48,9 @@ pub struct ExpertProjections {
 /// If an index is that of no expert. On a GPU, where the check would have to wait for the device, the choice
 /// is left out of the sum instead.
 pub fn experts(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -> Tensor<2> {
+    if is_plain(FusedOp::Experts) {
+        return experts_reference(x, routing, projections);
+    }
     let ExpertProjections { gate, up, down } = projections;
     Tensor::from_dispatch(Dispatch::fused_experts(
         x.into_dispatch(),

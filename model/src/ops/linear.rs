@@ -7,6 +7,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
+use super::plain::{FusedOp, is_plain};
 use super::shared::{Prepared, SharedInput};
 use super::tape::{Step, Tracked, record};
 
@@ -36,6 +37,9 @@ fn linear_of_shared<const D: usize>(
     bias: Option<Tensor<1>>,
     shared: SharedInput,
 ) -> Tensor<D> {
+    if is_plain(FusedOp::Linear) {
+        return linear_reference(x, weight, bias);
+    }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
         None => Dispatch::fused_linear(x, weight, shared),

@@ -8,6 +8,9 @@
 //! half-precision operands are converted, the result has the dtype of the first operand and every gradient
 //! the dtype of its tensor.
 //!
+//! Where the kernels of an operation were found to be wrong on a device (`crate::verify`), its function computes
+//! the plain form instead (`plain.rs`).
+//!
 //! Weights may come from a sharded gather that is recomputed in the backward pass. An operation that needs a
 //! parent in backward therefore gets it from the checkpointer and keeps no handle to it. Gradients of parents
 //! that are not tracked are not computed.
@@ -25,6 +28,7 @@ mod dropout;
 mod embedding;
 mod experts;
 mod linear;
+mod plain;
 mod probe;
 mod residual;
 mod rms_norm;
@@ -47,6 +51,7 @@ pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
 pub use experts::{ExpertProjections, ExpertsOp, Routing, experts, experts_reference};
 pub use linear::{LinearOp, linear, linear_reference, linears};
+pub use plain::{FusedOp, use_plain};
 pub(crate) use probe::probe;
 pub use probe::{Probe, ProbeOp, Seen};
 pub use residual::{Residual, ResidualOp};

@@ -4,6 +4,7 @@ use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::plain::{FusedOp, is_plain};
 use super::rms_norm::rms_norm_of_shared;
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
@@ -32,6 +33,9 @@ impl<const D: usize> Residual<D> {
     /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
         assert_eq!(self.x.shape(), y.shape(), "residual: shapes of the stream and of what is added");
+        if is_plain(FusedOp::Residual) {
+            return self.x + y;
+        }
         let (x, y) = (self.x.into_dispatch(), y.into_dispatch());
         Tensor::from_dispatch(Dispatch::fused_residual(x, y, self.shared))
     }

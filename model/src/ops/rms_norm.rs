@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
+use super::plain::{FusedOp, in_f32, is_plain};
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
@@ -26,6 +27,10 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     eps: f64,
     shared: SharedInput,
 ) -> Tensor<D> {
+    if is_plain(FusedOp::RmsNorm) {
+        let weight = weight.unsqueeze::<D>();
+        return in_f32([x, weight], |[x, weight]| rms_norm_reference(x, weight.flatten(0, D - 1), eps));
+    }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_rms_norm(x, weight, eps, shared))
 }

@@ -6,6 +6,7 @@ use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 use burn_backend::TensorMetadata;
 
+use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 use crate::config::RopeScaling;
 
@@ -82,6 +83,9 @@ impl RotaryFrequencies {
 ///
 /// If `head_dim` is odd.
 pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
+    if is_plain(FusedOp::Rotary) {
+        return in_f32([x], |[x]| rotary_reference(x, frequencies, position_offset));
+    }
     let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
     Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), rotation))
 }

@@ -4,6 +4,7 @@ use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
 /// `silu(gate) · up` for tensors of one shape, with `silu(g) = g · σ(g)`.
@@ -11,6 +12,9 @@ use super::tape::{Tracked, record};
 /// Backward, with `s = σ(gate)`: `dup = dy · gate · s`,
 /// `dgate = dy · up · s · (1 + gate · (1 − s))`.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    if is_plain(FusedOp::Swiglu) {
+        return in_f32([gate, up], |[gate, up]| swiglu_reference(gate, up));
+    }
     Tensor::from_dispatch(Dispatch::fused_swiglu(gate.into_dispatch(), up.into_dispatch()))
 }
 

@@ -8,6 +8,8 @@ mod cube;
 mod cube_attention;
 #[cfg(feature = "wgpu")]
 mod cube_experts;
+#[cfg(feature = "wgpu")]
+mod cube_verify;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 mod decoder;

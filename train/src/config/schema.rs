@@ -179,23 +179,27 @@ pub enum Backend {
     Wgpu,
 }
 
-/// `[device]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DeviceSection {
-    /// Where tensors live.
-    pub backend: Backend,
-    /// Compute threads of all ranks of one machine together, where they compute on the CPU; its cores
-    /// if left out.
-    pub threads: Option<usize>,
-    /// Memory that a run must fit into, on the machine and on its GPU; what they say if left out.
-    pub memory: Option<ByteSize>,
-    /// Share of that memory that the run may take, above 0 and up to 1; all of it if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_fraction: Option<f64>,
-    /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
-    /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
-    pub peak_tflops: Option<f64>,
+section! {
+    /// `[device]`.
+    DeviceSection {
+        /// Where tensors live.
+        backend: Backend = Backend::Auto,
+        /// Compute threads of all ranks of one machine together, where they compute on the CPU; its cores
+        /// if left out.
+        threads: Option<usize> = None,
+        /// Memory that a run must fit into, on the machine and on its GPU; what they say if left out.
+        memory: Option<ByteSize> = None,
+        /// Share of that memory that the run may take, above 0 and up to 1; all of it if left out.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        memory_fraction: Option<f64> = None,
+        /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
+        /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
+        peak_tflops: Option<f64> = None,
+        /// Whether fused kernels are held against plain operations on a GPU that this build has not seen
+        /// with its driver. An operation whose kernel is wrong is computed in plain operations.
+        #[serde(skip_serializing_if = "Clone::clone")]
+        verify_kernels: bool = true,
+    }
 }
 
 /// A floating-point dtype.

@@ -73,6 +73,24 @@ pub(super) fn has_bf16(gpu: &Gpu) -> bool {
     gpu.capability >= BF16
 }
 
+/// What decides to what kernels for `gpu` are compiled: its name and capability, the driver and NVRTC.
+pub(super) fn fingerprint(gpu: &Gpu) -> String {
+    let version =
+        |version: Option<Version>| version.map_or("unknown".to_owned(), |version| version.to_string());
+    let cuda = driver().ok();
+    let nvrtc = cuda.and_then(|cuda| toolkit::nvrtc(cuda).ok()).and_then(|nvrtc| nvrtc.version);
+    // The driver's own version; CUDA's number stays the same over several drivers.
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let module = module.lines().next().unwrap_or("unknown").to_owned();
+    format!(
+        "{}, compute capability {}, driver for CUDA {} ({module}), NVRTC {}",
+        gpu.name,
+        gpu.capability,
+        version(cuda),
+        version(nvrtc)
+    )
+}
+
 /// Whether this process sees a GPU, whatever can be done with it.
 pub(super) fn is_there() -> bool {
     driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)

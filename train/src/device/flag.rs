@@ -14,11 +14,12 @@ use crate::place::RankEnv;
 #[derive(Args, Clone, Debug)]
 pub struct DeviceFlag {
     /// What computes: a GPU if there is one that can be used, the CPU, or an NVIDIA GPU.
-    #[arg(long = "device", value_name = "auto|cpu|cuda", value_parser = parse, default_value = "auto")]
+    #[arg(long = "device", value_name = "auto|cpu|cuda", value_parser = parse_backend, default_value = "auto")]
     backend: Backend,
 }
 
-fn parse(text: &str) -> Result<Backend, String> {
+/// The backend of this name.
+pub(crate) fn parse_backend(text: &str) -> Result<Backend, String> {
     let backend: Result<_, serde::de::value::Error> = Backend::deserialize(text.into_deserializer());
     backend.map_err(|_| "use auto, cpu or cuda".to_owned())
 }
@@ -50,15 +51,15 @@ pub(super) fn in_flags(error: DeviceError) -> ConfigError {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceError, in_flags, parse};
+    use super::{DeviceError, in_flags, parse_backend};
 
     #[test]
     fn devices_are_called_as_in_a_configuration() {
         for name in ["auto", "cpu", "cuda", "wgpu"] {
             let backend = toml::Value::String(name.to_owned()).try_into();
-            assert_eq!(parse(name), Ok(backend.expect("a backend")));
+            assert_eq!(parse_backend(name), Ok(backend.expect("a backend")));
         }
-        assert!(parse("gpu").is_err());
+        assert!(parse_backend("gpu").is_err());
     }
 
     #[test]

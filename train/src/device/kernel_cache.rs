@@ -25,6 +25,7 @@ use libloading::Library;
 use sha2::{Digest, Sha256};
 
 use super::alias::Instead;
+use super::cache_folder::cache_folder;
 use super::libraries::{self, HEADERS};
 use crate::metrics::write_beside;
 
@@ -101,13 +102,9 @@ pub(super) fn instead_of(library: &str) -> Vec<Instead> {
     ]
 }
 
-/// Where kernels are kept, as the XDG Base Directory Specification has it: in `$XDG_CACHE_HOME/kiln/kernels`,
-/// or `~/.cache/kiln/kernels`. `None` where neither is known.
+/// Where kernels are kept: in `kernels` of Kiln's folder for caches, if there is one.
 fn folder(lookup: &Lookup) -> Option<PathBuf> {
-    let absolute = |path: &PathBuf| path.is_absolute();
-    let base = lookup("XDG_CACHE_HOME").filter(absolute);
-    let base = base.or_else(|| Some(lookup("HOME").filter(absolute)?.join(".cache")))?;
-    Some(base.join("kiln/kernels"))
+    Some(cache_folder(lookup)?.join("kernels"))
 }
 
 /// A line for the doctor: where kernels are kept, and how many there are.

@@ -7,11 +7,12 @@
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held against, `memory` how much memory there
 //! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
 //! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
-//! `kernel_cache` keeps what NVRTC compiles, `cupti` records what a GPU does, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
+//! `kernel_cache` keeps what NVRTC compiles in the `cache_folder`, `cupti` records what a GPU does, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
 //! anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
 mod alias;
+mod cache_folder;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -37,12 +38,14 @@ mod toolkit;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+pub(crate) use cache_folder::cache_folder;
 pub use cpu::{cores, cores_of_machine, cpu_defaults, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use data_sheet::DataSheet;
 pub use error::DeviceError;
 pub use flag::DeviceFlag;
+pub(crate) use flag::parse_backend;
 #[cfg(feature = "cuda")]
 pub use gpu::Gpu;
 pub use memory::Memory;

@@ -293,6 +293,18 @@ impl ResolvedDevice {
         }
     }
 
+    /// Everything that decides what its kernels are compiled to, besides this program: what it is, its driver
+    /// and compiler, in words.
+    pub(crate) fn fingerprint(&self) -> String {
+        match &self.kind {
+            Kind::Cpu => "CPU".to_owned(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => cuda::fingerprint(gpu),
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => wgpu::fingerprint(&self.device()),
+        }
+    }
+
     /// One line: which device, and why not the other.
     pub fn describe(&self) -> String {
         format!("device: {}, {}", self.name(), self.why)

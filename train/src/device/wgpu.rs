@@ -12,3 +12,11 @@ pub(super) fn check(place: Option<&RankEnv>) -> Result<(), DeviceError> {
     }
     if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() { Err(DeviceError::NoWgpu) } else { Ok(()) }
 }
+
+/// What decides to what kernels for `device` are compiled, as far as wgpu tells.
+pub(super) fn fingerprint(device: &Device) -> String {
+    match device.identity() {
+        Some(identity) => format!("{}, {} (wgpu)", identity.name, identity.fingerprint),
+        None => "wgpu".to_owned(),
+    }
+}

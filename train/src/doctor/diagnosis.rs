@@ -13,8 +13,8 @@ pub struct Diagnosis {
     /// Who was asked where this process stands.
     pub(super) sources: Vec<Considered>,
     /// What was found of its place, the network, the ports, the machine and its GPUs, by title; of the network only
-    /// if there are others to meet.
-    pub(super) sections: [(&'static str, Option<Section>); 5],
+    /// if there are others to meet, and of kernels only if they were to be checked.
+    pub(super) sections: [(&'static str, Option<Section>); 6],
     /// Whether training could start as far as one can tell; if not, the configuration is wrong.
     pub healthy: bool,
 }

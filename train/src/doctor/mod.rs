@@ -9,6 +9,9 @@ use clap::Args;
 use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
+use crate::config::Backend;
+use crate::device::parse_backend;
+use crate::kernels;
 use crate::place::{self, EnvError, Flags, Job, Master, Node, PerGpu, RankEnv, Role, SECRET};
 use crate::words::number_of;
 use diagnosis::Section;
@@ -26,6 +29,11 @@ pub struct DoctorArgs {
     /// Check whether these ports are free for ranks to listen on, as comm.ports names them.
     #[arg(long, value_name = "FIRST-LAST")]
     comm_ports: Option<Ports>,
+    /// Hold every fused kernel of a GPU against its plain form: of an NVIDIA GPU if there is one, or of what
+    /// wgpu finds.
+    #[arg(long, value_name = "auto|cuda|wgpu", num_args = 0..=1, default_missing_value = "auto")]
+    #[arg(value_parser = parse_backend)]
+    gpu: Option<Backend>,
 }
 
 impl DoctorArgs {
@@ -44,13 +52,16 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let network = meeting_point.map(|(master, here)| network::examine(master, here));
     let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
-    let healthy = role.is_ok() && is_found && enough;
+    let kernels = args.gpu.map(kernels::examine);
+    let are_right = kernels.as_ref().is_none_or(|(_, are_right)| *are_right);
+    let healthy = role.is_ok() && is_found && enough && are_right;
     let sections = [
         ("place", Some(place)),
         ("network", network.map(|(lines, _)| Section::in_words(lines))),
         ("ports", Some(Section::in_words(vec![ports]))),
         ("machine", Some(machine::examine(ranks))),
         ("GPUs", Some(Section::in_words(gpu::examine()))),
+        ("kernels", kernels.map(|(lines, _)| Section::in_words(lines))),
     ];
     Diagnosis { sources, sections, healthy }
 }

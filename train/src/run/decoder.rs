@@ -22,6 +22,7 @@ use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
+use crate::kernels;
 use crate::launch;
 use crate::metrics::say;
 use crate::place::{self, Job, RankEnv, Role};
@@ -295,6 +296,7 @@ fn run_as_threads(
     let (ranks, steps) = (config.train.ranks, config.train.steps);
     options.debug.check(ranks, steps, false, device.is_gpu()).map_err(TrainError::usage)?;
     let plan = plan::make(&config, options, device, start)?;
+    kernels::settle(&plan.config, &plan.model, device, None)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
     let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
@@ -334,6 +336,7 @@ fn run_as_process(
         let make = || plan::make(&config, options, device, start.clone());
         let plan = agree::on_plan(&*world, &config, options, device, make)?;
         plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
+        kernels::settle(&plan.config, &plan.model, device, Some(&*world))?;
         exhausted::limit(&plan, Some(place));
         let _server = look_into(&plan, vec![place.rank]);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());

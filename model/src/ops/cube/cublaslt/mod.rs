@@ -20,6 +20,7 @@ use cubecl_common::device::ServiceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::stream::StreamId;
 
+use super::super::plain::{FusedOp, is_plain};
 use problem::Problem;
 use queue::{Product, Server};
 
@@ -31,15 +32,19 @@ pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library.
+/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library, nor where its
+/// products were found to be wrong.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
     let service = tensor.client.service_id();
-    service == ServiceId::of::<Server>(service.device) && library::present()
+    service == ServiceId::of::<Server>(service.device)
+        && !is_plain(FusedOp::MatrixProduct)
+        && library::present()
 }
 
 /// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
 /// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
-/// product: on another device, without the library, or for dtypes and strides that it does not support.
+/// product: on another device, without the library, for dtypes and strides that it does not support, or where
+/// its products were found to be wrong.
 pub(super) fn multiply(
     a: &CubeTensor,
     b: &CubeTensor,

@@ -1,0 +1,155 @@
+//! The fused kernels of a device, held against their plain forms on small inputs.
+//!
+//! The same inputs, rounded to the dtype, go through the operation on the device and through its reference in
+//! `f64` on the CPU, forward and backward. An operation whose largest error is above its bound is plain from
+//! then on in this process ([`crate::ops::use_plain`]). Operations that others are made of are checked first,
+//! so that one kernel that is wrong does not fail the others.
+
+mod cases;
+mod inputs;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::ops::{FusedOp, use_plain};
+use cases::{Case, cases};
+use inputs::{flat, normal, values};
+
+/// What kernels are compiled for besides dtypes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shapes {
+    /// The kinds of attention layers: the width of a head, and the rows that a row sees at most.
+    pub attention: Vec<(usize, Option<usize>)>,
+}
+
+/// How an operation compares with its reference in one dtype.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The operation.
+    pub op: FusedOp,
+    /// What it computed in.
+    pub dtype: FloatDType,
+    /// The largest error of any value of the result or a gradient, as a share of the largest magnitude of
+    /// that result or gradient in the reference. `None` if a value is not finite or the operation failed.
+    pub error: Option<f64>,
+    /// The largest error that is rounding.
+    pub bound: f64,
+    /// Where the error is: `output`, `gradient 1` (of the second input), or the message of a failure.
+    pub place: String,
+}
+
+impl Finding {
+    /// Whether the kernel computes what it should.
+    pub fn is_right(&self) -> bool {
+        self.error.is_some_and(|error| error <= self.bound)
+    }
+}
+
+/// Compares every fused operation on `device`, which is without autodiff, with its reference in each of
+/// `dtypes` that the device has. An operation that differs is plain in this process afterwards.
+///
+/// `fault` names an operation whose results are taken for twice what they are: a drill for what follows
+/// from a wrong kernel.
+pub fn verify(
+    device: &Device,
+    dtypes: &[FloatDType],
+    shapes: &Shapes,
+    fault: Option<FusedOp>,
+) -> Vec<Finding> {
+    let cases = cases(shapes);
+    let mut findings = Vec::new();
+    for op in FusedOp::ALL {
+        let of_op: Vec<_> = cases.iter().filter(|case| case.op == op).collect();
+        let scale = if fault == Some(op) { 2.0 } else { 1.0 };
+        let first = findings.len();
+        for &dtype in dtypes.iter().filter(|&&dtype| device.supports_dtype(DType::from(dtype))) {
+            let of_cases = of_op.iter().map(|case| compare(case, device, dtype, scale));
+            findings.extend(of_cases.reduce(worse));
+        }
+        if findings[first..].iter().any(|finding| !finding.is_right()) {
+            use_plain(&[op]);
+        }
+    }
+    findings
+}
+
+/// The one of two findings with the larger error.
+fn worse(a: Finding, b: Finding) -> Finding {
+    let error = |finding: &Finding| finding.error.unwrap_or(f64::INFINITY);
+    if error(&b) > error(&a) { b } else { a }
+}
+
+/// The largest error of `case`, with its results multiplied by `scale`.
+fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
+    let cpu = Device::flex();
+    let inputs: Vec<_> = case.sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect();
+    let inputs: Vec<_> = inputs.iter().map(|input| values(flat(input, dtype, &cpu))).collect();
+    let expected = run(&case.plain, &inputs, FloatDType::F64, &cpu.autodiff());
+    let device = device.clone().autodiff();
+    let bound = bound(case.op, dtype);
+    let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
+    // A kernel that a device cannot compile or launch is a panic in burn.
+    match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
+        Err(panic) => finding(None, message(&*panic)),
+        Ok(actual) => {
+            let largest = |values: &[f64]| values.iter().fold(0.0f64, |max, value| max.max(value.abs()));
+            let mut worst = finding(Some(0.0), "output".to_owned());
+            for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                let factor = if i == 0 { scale } else { 1.0 };
+                let difference = |(a, e): (&f64, &f64)| (a * factor - e).abs();
+                let differences: Vec<_> = actual.iter().zip(expected).map(difference).collect();
+                let is_finite = differences.iter().all(|difference| difference.is_finite());
+                let error = largest(&differences) / largest(expected).max(1e-12);
+                let error = (is_finite && actual.len() == expected.len()).then_some(error);
+                let place = if i == 0 { "output".to_owned() } else { format!("gradient {}", i - 1) };
+                worst = worse(worst, finding(error, place));
+            }
+            worst
+        }
+    }
+}
+
+/// What a panic says.
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("the operation failed without a message").to_owned()
+}
+
+/// The result of `op` and the gradients of its inputs, from `Σ result · normal`.
+fn run(
+    op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
+    inputs: &[Vec<f64>],
+    dtype: FloatDType,
+    device: &Device,
+) -> Vec<Vec<f64>> {
+    let leaves: Vec<_> = inputs.iter().map(|input| flat(input, dtype, device).require_grad()).collect();
+    let output = op(&leaves);
+    let weights = flat(&normal(output.dims()[0], 99), output.dtype().into(), device);
+    let result = values(output.clone());
+    let gradients = (output * weights).sum().backward();
+    let of_leaf = |leaf: &Tensor<1>| leaf.grad(&gradients).map_or_else(Vec::new, values);
+    std::iter::once(result).chain(leaves.iter().map(of_leaf)).collect()
+}
+
+/// Of the largest value. Products of `f32` may be rounded to TF32 by 2⁻¹¹ of each operand, and attention has
+/// three of them one after another; a half-precision result and the gradient that comes in are rounded to 8
+/// bits in `bf16`.
+fn bound(op: FusedOp, dtype: FloatDType) -> f64 {
+    let has_products = matches!(
+        op,
+        FusedOp::MatrixProduct
+            | FusedOp::Linear
+            | FusedOp::Attention
+            | FusedOp::CrossEntropy
+            | FusedOp::Experts
+    );
+    match dtype {
+        FloatDType::F32 if has_products => 4e-3,
+        FloatDType::F32 => 1e-5,
+        FloatDType::F64 => 1e-10,
+        _ => 2e-2,
+    }
+}

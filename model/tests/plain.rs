@@ -1,0 +1,49 @@
+//! Operations whose kernels are found to be wrong become plain. The set of these belongs to the process, so this
+//! test has one of its own.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use kiln_model::ops::{self, FusedOp};
+use kiln_model::verify::{Shapes, verify};
+
+fn values(tensor: Tensor<2>) -> Vec<f32> {
+    tensor.into_data().convert_dtype(DType::F32).try_to_vec().expect("just converted to f32")
+}
+
+#[test]
+fn an_operation_that_is_wrong_becomes_plain() {
+    let device = Device::flex();
+    let shapes = Shapes { attention: vec![(64, Some(9))] };
+    let dtypes = [FloatDType::F32, FloatDType::BF16];
+    let findings = verify(&device, &dtypes, &shapes, None);
+    assert_eq!(findings.len(), 2 * FusedOp::ALL.len());
+    for finding in &findings {
+        assert!(finding.is_right(), "{finding:?}");
+        // Half precision rounds; an error of nothing would mean that the reference was compared with itself.
+        let error = finding.error.expect("a finite error");
+        assert!(finding.dtype == FloatDType::F32 || error > 0.0, "{finding:?}");
+    }
+
+    let input = |rows: usize, seed: usize| {
+        let values: Vec<f32> = (0..rows * 1031).map(|i| (i * seed % 97) as f32 / 31.0 - 1.5).collect();
+        Tensor::<2>::from_data(TensorData::new(values, [rows, 1031]), &device)
+    };
+    let (x, weight) = (input(5, 7), input(1, 11).flatten::<1>(0, 1));
+    let reference = values(ops::rms_norm_reference(x.clone(), weight.clone(), 1e-5));
+    let before = values(ops::rms_norm(x.clone(), weight.clone(), 1e-5));
+    assert_ne!(before, reference, "the kernel rounds elsewhere than the plain form");
+
+    let findings = verify(&device, &dtypes, &shapes, Some(FusedOp::RmsNorm));
+    let wrong: Vec<_> = findings.iter().filter(|finding| !finding.is_right()).collect();
+    // Both dtypes, and not what is made of it: that is computed with the plain form already.
+    assert_eq!(wrong.len(), 2, "{wrong:?}");
+    for finding in wrong {
+        assert_eq!((finding.op, finding.place.as_str()), (FusedOp::RmsNorm, "output"));
+        assert!(finding.error.is_some_and(|error| (0.9..1.1).contains(&error)), "{finding:?}");
+    }
+    assert_eq!(values(ops::rms_norm(x, weight, 1e-5)), reference);
+
+    // And so with all of them: what is computed is right, forward and backward.
+    ops::use_plain(&FusedOp::ALL);
+    let findings = verify(&device, &dtypes, &shapes, None);
+    assert!(findings.iter().all(|finding| finding.is_right()), "{findings:?}");
+}

@@ -1,0 +1,200 @@
+//! The check of fused kernels before a run relies on them.
+//!
+//! On a GPU, with a driver, that this build of Kiln has not seen, every fused kernel is held against its plain
+//! form on small inputs ([`kiln_model::verify`]), once: the result is kept beside the kernel cache (`kept`).
+//! An operation that fails is computed in plain operations, on all ranks alike; a warning says so, and a
+//! report is written that can be sent (`report`).
+
+mod kept;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::FloatDType;
+use kiln_collectives::Communicator;
+use kiln_collectives::nvidia::environment;
+use kiln_model::ModelConfig;
+use kiln_model::ops::{FusedOp, use_plain};
+use kiln_model::verify::{Finding, Shapes, verify};
+use kiln_shard::Strategy;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+
+use crate::config::{Backend, Config, Precision};
+use crate::device::{DeviceError, DeviceRequest, ResolvedDevice, cache_folder};
+use crate::error::{Result, TrainError};
+use crate::words::took;
+use crate::world;
+use kept::{Key, Kept};
+
+/// Names an operation whose kernel is taken for wrong: a drill for what follows.
+const FAULT: &str = "KILN_KERNEL_FAULT";
+
+/// Makes sure, before the first operation of a run as `config` describes it, that no operation of `device`
+/// goes through a kernel that is wrong there. Collective if there is a `world`: operations that are plain on
+/// one rank are plain on all.
+///
+/// # Errors
+///
+/// If the ranks lose each other, or [`FAULT`] names no operation.
+pub(crate) fn settle(
+    config: &Config,
+    model: &ModelConfig,
+    device: &ResolvedDevice,
+    world: Option<&dyn Communicator>,
+) -> Result<()> {
+    if !config.device.verify_kernels || !device.is_gpu() {
+        return Ok(());
+    }
+    let mut attention: Vec<_> =
+        (0..model.layers).map(|layer| (model.head_dim(), model.window_of(layer))).collect();
+    attention.sort_unstable();
+    attention.dedup();
+    let mut dtypes = vec![FloatDType::F32];
+    match config.precision.compute() {
+        Precision::F32 => {}
+        Precision::Bf16 => dtypes.push(FloatDType::BF16),
+        Precision::F16 => dtypes.push(FloatDType::F16),
+    }
+    let key = Key::new(device.fingerprint(), dtypes, Shapes { attention }, fault()?);
+    let wrong = checked(device, &key);
+    let Some(world) = world else {
+        use_plain(&wrong);
+        return Ok(());
+    };
+    let mine: Vec<u8> = FusedOp::ALL.iter().map(|op| u8::from(wrong.contains(op))).collect();
+    let of_all = world::gather(world, "kernels that are wrong", &mine, config.comm.timeout())?;
+    for (index, op) in FusedOp::ALL.iter().enumerate() {
+        let ranks: Vec<_> =
+            (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect();
+        if !ranks.is_empty() {
+            use_plain(&[*op]);
+            if !wrong.contains(op) {
+                tracing::warn!(
+                    "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}, so that this rank computes it in \
+                     plain operations as well"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The operations whose kernels are wrong, as an earlier start has found or as is found now.
+fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
+    let folder = cache_folder(&environment).map(|cache| cache.join("verified"));
+    let file = folder.as_ref().map(|folder| folder.join(key.file_name()));
+    if let Some(file) = &file
+        && let Some(findings) = Kept::read(file, key)
+    {
+        let wrong = wrong(&findings);
+        if wrong.is_empty() {
+            tracing::debug!("kernels: found right by an earlier start, as {} says", file.display());
+        } else {
+            warn(device, &findings, Some(&report::beside(file)), "an earlier start has found that ");
+        }
+        return wrong;
+    }
+    let begun = Instant::now();
+    let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
+    let time = begun.elapsed();
+    let kept = file.as_deref().filter(|file| keep(file, key, &findings, time));
+    let wrong = wrong(&findings);
+    if wrong.is_empty() {
+        tracing::info!("{}", all_right(&findings, time));
+    } else {
+        warn(device, &findings, kept.map(report::beside).as_deref(), "");
+    }
+    wrong
+}
+
+/// Writes what was found to `file`, and a report beside it. Returns whether that went well; a run goes on
+/// without them.
+fn keep(file: &std::path::Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
+    let report = report::text(key, findings, time);
+    let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
+        true => Ok(()),
+        false => crate::metrics::write_beside(&report::beside(file), report.as_bytes()),
+    });
+    if let Err(error) = &written {
+        let file = file.display();
+        tracing::warn!("the result of the check of kernels is not kept: writing {file} failed: {error}");
+    }
+    written.is_ok()
+}
+
+/// The operations of `findings` that are wrong in any dtype.
+fn wrong(findings: &[Finding]) -> Vec<FusedOp> {
+    let is_wrong =
+        |op: &FusedOp| findings.iter().any(|finding| finding.op == *op && !finding.is_right());
+    FusedOp::ALL.into_iter().filter(is_wrong).collect()
+}
+
+fn all_right(findings: &[Finding], time: Duration) -> String {
+    let ops = FusedOp::ALL.iter().filter(|op| findings.iter().any(|finding| finding.op == **op)).count();
+    format!("kernels: {ops} fused operations agree with their plain forms, checked in {}", took(time))
+}
+
+/// Warns of each operation of `findings` that is wrong.
+fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&std::path::Path>, who: &str) {
+    for op in wrong(findings) {
+        let wrong: Vec<_> = findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
+        let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
+        tracing::warn!(
+            "{who}the kernel of {op} is wrong on {}: {}. Plain operations take its place, with the results \
+             that it should have; {}",
+            device.name(),
+            how.join("; "),
+            op.cost()
+        );
+    }
+    match report {
+        Some(report) => tracing::warn!("please send the report on these kernels: {}", report.display()),
+        None => tracing::warn!("there is no report, since it could not be written"),
+    }
+}
+
+/// Checks the kernels of a GPU, and returns a line for each and for each dtype, and whether all are right.
+/// With `backend` auto, an NVIDIA GPU if there is one, else what wgpu finds.
+pub(crate) fn examine(backend: Backend) -> (Vec<String>, bool) {
+    match examined(backend) {
+        Ok(found) => found,
+        Err(error) => (vec![format!("not checked: {error}")], false),
+    }
+}
+
+fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
+    let select = |backend| {
+        let request = DeviceRequest::of_weights(backend, 0, 1, Strategy::NoShard, None);
+        ResolvedDevice::for_request(&request, None)
+    };
+    let device = match (select(backend)?, backend) {
+        (device, Backend::Auto) if !device.is_gpu() => select(Backend::Wgpu)?,
+        (device, _) => device,
+    };
+    if !device.is_gpu() {
+        return Err(DeviceError::NoGpu { visible: None }.into());
+    }
+    let dtypes = vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16];
+    let shapes = Shapes { attention: vec![(64, None), (128, None)] };
+    let key = Key::new(device.fingerprint(), dtypes, shapes, fault()?);
+    let begun = Instant::now();
+    let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
+    let mut lines = vec![key.device.clone()];
+    lines.extend(findings.iter().map(report::line));
+    let is_right = wrong(&findings).is_empty();
+    lines.push(match is_right {
+        true => all_right(&findings, begun.elapsed()),
+        false => "kernels are wrong: runs on this GPU compute these operations in plain operations".to_owned(),
+    });
+    Ok((lines, is_right))
+}
+
+/// The operation that [`FAULT`] names.
+fn fault() -> Result<Option<FusedOp>> {
+    let Some(name) = environment(FAULT) else { return Ok(None) };
+    let name = name.to_string_lossy().into_owned();
+    let op: Result<_, serde::de::value::Error> = FusedOp::deserialize(name.as_str().into_deserializer());
+    let names = FusedOp::ALL.map(FusedOp::name).join(", ");
+    op.map(Some).map_err(|_| TrainError::usage(format!("{FAULT}={name}: must be one of {names}")))
+}
