@@ -47,7 +47,7 @@ pub mod fault;
 pub mod flight;
 pub mod generate;
 pub mod inspect;
-// mod kernels;
+mod kernels;
 pub mod launch;
 pub mod links;
 pub mod logged;

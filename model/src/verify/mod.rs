@@ -22,6 +22,8 @@ use inputs::{flat, normal, values};
 pub struct Shapes {
     /// The kinds of attention layers: the width of a head, and the rows that a row sees at most.
     pub attention: Vec<(usize, Option<usize>)>,
+    /// Whether there are layers of experts.
+    pub experts: bool,
 }
 
 /// How an operation compares with its reference in one dtype.

@@ -8,7 +8,7 @@ use crate::cube::{device, dtypes};
 fn kernels_are_found_right_on_wgpu() {
     let device = device();
     let dtypes: Vec<_> = dtypes().into_iter().map(|(dtype, _)| dtype).collect();
-    let shapes = Shapes { attention: vec![(64, None), (20, Some(9))] };
+    let shapes = Shapes { attention: vec![(64, None), (20, Some(9))], experts: true };
     for finding in verify(&device, &dtypes, &shapes, None) {
         assert!(finding.is_right(), "{finding:?}");
     }

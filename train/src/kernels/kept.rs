@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_result_is_found_by_what_it_follows_from_alone() {
         let folder = tempfile::tempdir().expect("a folder");
-        let shapes = Shapes { attention: vec![(64, None)] };
+        let shapes = Shapes { attention: vec![(64, None)], experts: false };
         let key = Key::new("a GPU".to_owned(), vec![FloatDType::F32], shapes, None);
         let file = folder.path().join("verified").join(key.file_name());
         assert_eq!(Kept::read(&file, &key), None);
@@ -101,7 +101,7 @@ mod tests {
             Key { device: "another driver".to_owned(), ..key.clone() },
             Key { build: "another program".to_owned(), ..key.clone() },
             Key { dtypes: vec![FloatDType::BF16], ..key.clone() },
-            Key { shapes: Shapes { attention: vec![(64, Some(9))] }, ..key.clone() },
+            Key { shapes: Shapes { attention: vec![(64, Some(9))], experts: false }, ..key.clone() },
             Key { fault: Some(FusedOp::RmsNorm), ..key.clone() },
         ];
         for other in others {

@@ -25,7 +25,7 @@ use crate::device::{DeviceError, DeviceRequest, ResolvedDevice, cache_folder};
 use crate::error::{Result, TrainError};
 use crate::words::took;
 use crate::world;
-use kept::{Key, Kept};
+use kept::{Kept, Key};
 
 /// Names an operation whose kernel is taken for wrong: a drill for what follows.
 const FAULT: &str = "KILN_KERNEL_FAULT";
@@ -50,13 +50,13 @@ pub(crate) fn settle(
         (0..model.layers).map(|layer| (model.head_dim(), model.window_of(layer))).collect();
     attention.sort_unstable();
     attention.dedup();
-    let mut dtypes = vec![FloatDType::F32];
-    match config.precision.compute() {
-        Precision::F32 => {}
-        Precision::Bf16 => dtypes.push(FloatDType::BF16),
-        Precision::F16 => dtypes.push(FloatDType::F16),
-    }
-    let key = Key::new(device.fingerprint(), dtypes, Shapes { attention }, fault()?);
+    let dtype = match config.precision.compute() {
+        Precision::F32 => FloatDType::F32,
+        Precision::Bf16 => FloatDType::BF16,
+        Precision::F16 => FloatDType::F16,
+    };
+    let shapes = Shapes { attention, experts: model.moe.is_some() };
+    let key = Key::new(device.fingerprint(), vec![dtype], shapes, fault()?);
     let wrong = checked(device, &key);
     let Some(world) = world else {
         use_plain(&wrong);
@@ -65,8 +65,9 @@ pub(crate) fn settle(
     let mine: Vec<u8> = FusedOp::ALL.iter().map(|op| u8::from(wrong.contains(op))).collect();
     let of_all = world::gather(world, "kernels that are wrong", &mine, config.comm.timeout())?;
     for (index, op) in FusedOp::ALL.iter().enumerate() {
-        let ranks: Vec<_> =
-            (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect();
+        let ranks: Vec<_> = (0..of_all.len())
+            .filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0))
+            .collect();
         if !ranks.is_empty() {
             use_plain(&[*op]);
             if !wrong.contains(op) {
@@ -125,8 +126,7 @@ fn keep(file: &std::path::Path, key: &Key, findings: &[Finding], time: Duration)
 
 /// The operations of `findings` that are wrong in any dtype.
 fn wrong(findings: &[Finding]) -> Vec<FusedOp> {
-    let is_wrong =
-        |op: &FusedOp| findings.iter().any(|finding| finding.op == *op && !finding.is_right());
+    let is_wrong = |op: &FusedOp| findings.iter().any(|finding| finding.op == *op && !finding.is_right());
     FusedOp::ALL.into_iter().filter(is_wrong).collect()
 }
 
@@ -138,7 +138,8 @@ fn all_right(findings: &[Finding], time: Duration) -> String {
 /// Warns of each operation of `findings` that is wrong.
 fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&std::path::Path>, who: &str) {
     for op in wrong(findings) {
-        let wrong: Vec<_> = findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
+        let wrong: Vec<_> =
+            findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
         let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
         tracing::warn!(
             "{who}the kernel of {op} is wrong on {}: {}. Plain operations take its place, with the results \
@@ -176,7 +177,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
         return Err(DeviceError::NoGpu { visible: None }.into());
     }
     let dtypes = vec![FloatDType::F32, FloatDType::BF16, FloatDType::F16];
-    let shapes = Shapes { attention: vec![(64, None), (128, None)] };
+    let shapes = Shapes { attention: vec![(64, None), (128, None)], experts: true };
     let key = Key::new(device.fingerprint(), dtypes, shapes, fault()?);
     let begun = Instant::now();
     let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
@@ -185,7 +186,9 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     let is_right = wrong(&findings).is_empty();
     lines.push(match is_right {
         true => all_right(&findings, begun.elapsed()),
-        false => "kernels are wrong: runs on this GPU compute these operations in plain operations".to_owned(),
+        false => {
+            "kernels are wrong: runs on this GPU compute these operations in plain operations".to_owned()
+        }
     });
     Ok((lines, is_right))
 }

@@ -22,7 +22,7 @@ fn backend() -> (&'static str, &'static str) {
 }
 
 /// What tells a run to compute on it.
-fn gpu() -> &'static str {
+pub fn gpu() -> &'static str {
     if backend().0 == "cuda" { "device.backend=cuda" } else { WGPU }
 }
 
@@ -34,7 +34,7 @@ const HYBRID: &[(&str, &str)] = &[
 ];
 
 /// A run for either device, with some values changed.
-fn workspace(changes: &[(&str, &str)]) -> Workspace {
+pub fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     // A GPU may have another default.
     workspace.config("run.toml", &[&[("precision.compute", "'f32'")], changes].concat());
@@ -54,7 +54,7 @@ fn assert_close(what: &str, a: f64, b: f64) {
 }
 
 /// Fails unless two runs have the same losses, norms and validation loss.
-fn assert_same(workspace: &Workspace, what: &str, a: &str, b: &str) {
+pub fn assert_same(workspace: &Workspace, what: &str, a: &str, b: &str) {
     assert_same_curve(what, &workspace.steps(a), &workspace.steps(b), TOLERANCE);
     assert_close(what, workspace.val_loss(a), workspace.val_loss(b));
 }

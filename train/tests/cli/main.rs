@@ -13,6 +13,7 @@
 //! - `limits`: numbers that nobody means, and no threads; `words`: what commands say, and to whom;
 //! - `device`: the CPU or a GPU, and what is said where there is none;
 //! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
+//! - `kernel_check`: the check of the kernels of a GPU (feature `wgpu`);
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
 //!   which order;
 //! - `interface`, `order`, `prepare`, `generate`, `bench`, `tune`: commands, files, and what they promise;
@@ -69,6 +70,8 @@ mod hub;
 mod hugging_face;
 mod inspect;
 mod interface;
+#[cfg(feature = "wgpu")]
+mod kernel_check;
 mod limits;
 mod lost_folder;
 mod memory;
