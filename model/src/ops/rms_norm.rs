@@ -28,7 +28,8 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     shared: SharedInput,
 ) -> Tensor<D> {
     if is_plain(FusedOp::RmsNorm) {
-        let weight = weight.unsqueeze::<D>();
+        // A copy: backward keeps it, and a view would keep the memory of a gathered weight.
+        let weight = weight.unsqueeze::<D>().mul_scalar(1.0);
         return in_f32([x, weight], |[x, weight]| rms_norm_reference(x, weight.flatten(0, D - 1), eps));
     }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());

@@ -8,6 +8,7 @@
 mod kept;
 mod report;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use burn::tensor::FloatDType;
@@ -64,21 +65,25 @@ pub(crate) fn settle(
     };
     let mine: Vec<u8> = FusedOp::ALL.iter().map(|op| u8::from(wrong.contains(op))).collect();
     let of_all = world::gather(world, "kernels that are wrong", &mine, config.comm.timeout())?;
-    for (index, op) in FusedOp::ALL.iter().enumerate() {
-        let ranks: Vec<_> = (0..of_all.len())
-            .filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0))
-            .collect();
-        if !ranks.is_empty() {
-            use_plain(&[*op]);
-            if !wrong.contains(op) {
-                tracing::warn!(
-                    "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}, so that this rank computes it in \
-                     plain operations as well"
-                );
-            }
+    for (op, ranks) in wrong_anywhere(&of_all) {
+        use_plain(&[op]);
+        if !wrong.contains(&op) {
+            tracing::warn!(
+                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}, so this rank computes it in plain \
+                 operations as well"
+            );
         }
     }
     Ok(())
+}
+
+/// The operations that are wrong on some ranks, and these; `of_all` has a byte for each operation of each rank.
+fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
+    let ranks = |index: usize| -> Vec<usize> {
+        (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
+    };
+    let ops = FusedOp::ALL.into_iter().enumerate().map(|(index, op)| (op, ranks(index)));
+    ops.filter(|(_, ranks)| !ranks.is_empty()).collect()
 }
 
 /// The operations whose kernels are wrong, as an earlier start has found or as is found now.
@@ -111,7 +116,7 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
 
 /// Writes what was found to `file`, and a report beside it. Returns whether that went well; a run goes on
 /// without them.
-fn keep(file: &std::path::Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
+fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report::text(key, findings, time);
     let written = Kept::write(file, key, findings).and_then(|()| match wrong(findings).is_empty() {
         true => Ok(()),
@@ -136,7 +141,7 @@ fn all_right(findings: &[Finding], time: Duration) -> String {
 }
 
 /// Warns of each operation of `findings` that is wrong.
-fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&std::path::Path>, who: &str) {
+fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, who: &str) {
     for op in wrong(findings) {
         let wrong: Vec<_> =
             findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
@@ -200,4 +205,20 @@ fn fault() -> Result<Option<FusedOp>> {
     let op: Result<_, serde::de::value::Error> = FusedOp::deserialize(name.as_str().into_deserializer());
     let names = FusedOp::ALL.map(FusedOp::name).join(", ");
     op.map(Some).map_err(|_| TrainError::usage(format!("{FAULT}={name}: must be one of {names}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_compute_in_plain_operations_what_is_wrong_on_any() {
+        let of = |wrong: &[FusedOp]| -> Vec<u8> {
+            FusedOp::ALL.iter().map(|op| u8::from(wrong.contains(op))).collect()
+        };
+        assert_eq!(wrong_anywhere(&[of(&[]), of(&[])]), Vec::new());
+        let ranks = [of(&[FusedOp::Swiglu]), of(&[]), of(&[FusedOp::RmsNorm, FusedOp::Swiglu])];
+        let expected = vec![(FusedOp::RmsNorm, vec![2]), (FusedOp::Swiglu, vec![0, 2])];
+        assert_eq!(wrong_anywhere(&ranks), expected);
+    }
 }
