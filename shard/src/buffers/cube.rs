@@ -22,6 +22,9 @@ use super::weights::FlatWeights;
 /// Units (threads) of a cube.
 pub(crate) const UNITS: usize = 256;
 
+/// Elements that a unit reads at once where their number and their place allow it: 16 bytes of `f32`.
+const VECTOR: usize = 4;
+
 /// Runs `$body` with `$float` as the type of `$dtype`'s elements; for floats of 32 and 16 bits.
 macro_rules! with_float {
     ($dtype:expr, $float:ident => $body:expr) => {
@@ -119,14 +122,16 @@ fn scalar(like: &CubeTensor, handle: Handle) -> CubeTensor {
 /// `source` written as the dtype of `target`: floats of 32 and 16 bits, as long as each other.
 pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
     let (from, to, len) = (device_of(source)?, device_of(target)?, target.len());
+    let vector = vector_of([len]);
     // SAFETY: both have `len` elements of the types that are named.
     with_float!(source.dtype(), A => with_float!(target.dtype(), B => unsafe {
         kernels::convert::launch_unchecked::<A, B>(
             to.client(),
-            cubes(to.client(), len),
+            cubes(to.client(), len / vector),
             CubeDim::new_1d(UNITS as u32),
-            whole(source, from),
-            whole(target, to),
+            vector,
+            BufferArg::from_raw_parts(from.handle().clone(), len / vector),
+            BufferArg::from_raw_parts(to.handle().clone(), len / vector),
         );
     }));
     Ok(())
@@ -184,20 +189,33 @@ unsafe fn accumulate(
     replace: bool,
 ) -> Result<(), BufferError> {
     let memory = device_of(target)?;
+    // A view may begin at any of its tensor's elements.
+    let offset = source.offset_start.unwrap_or(0) as usize / dtype.size();
+    // Four of f32 and the four that they are added to are above the kernel's limit of registers.
+    let vector = match dtype {
+        DType::F32 => 1,
+        _ => vector_of([offset, range.start, range.len(), target.len()]),
+    };
     // SAFETY: the caller's promise.
     with_float!(dtype, F => unsafe {
         kernels::accumulate::launch_unchecked::<F>(
             memory.client(),
-            cubes(memory.client(), range.len()),
+            cubes(memory.client(), range.len() / vector),
             CubeDim::new_1d(UNITS as u32),
-            BufferArg::from_raw_parts(source, range.len()),
-            whole(target, memory),
-            range.start as u32,
-            range.len() as u32,
+            vector,
+            BufferArg::from_raw_parts(source, range.len() / vector),
+            BufferArg::from_raw_parts(memory.handle().clone(), target.len() / vector),
+            (range.start / vector) as u32,
+            (range.len() / vector) as u32,
             replace,
         );
     });
     Ok(())
+}
+
+/// Elements to read at once, where these numbers of elements lie before and in what is read.
+fn vector_of<const N: usize>(counts: [usize; N]) -> usize {
+    if counts.iter().all(|count| count.is_multiple_of(VECTOR)) { VECTOR } else { 1 }
 }
 
 /// Enough cubes for `len` units.

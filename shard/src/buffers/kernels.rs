@@ -1,6 +1,6 @@
 //! CubeCL kernels on flat buffers: filling, casting, accumulating.
 //!
-//! One unit handles one element. No kernel adds with atomics: the same values give the same bits.
+//! One unit handles one element, or one vector of them. No kernel adds with atomics: the same values give the same bits.
 
 use cubecl::prelude::*;
 
@@ -15,24 +15,24 @@ pub(super) fn fill<F: Float>(to: &mut [F], start: u32, end: u32, value: f32) {
 
 /// Writes `from` in the type of `to`; both are as long.
 #[cube(launch_unchecked)]
-pub(super) fn convert<A: Float, B: Float>(from: &[A], to: &mut [B]) {
+pub(super) fn convert<A: Float, B: Float, N: Size>(from: &[Vector<A, N>], to: &mut [Vector<B, N>]) {
     if ABSOLUTE_POS < to.len() {
-        to[ABSOLUTE_POS] = B::cast_from(from[ABSOLUTE_POS]);
+        to[ABSOLUTE_POS] = Vector::cast_from(from[ABSOLUTE_POS]);
     }
 }
 
-/// Adds the `len` elements of `from` to those of `to` from `start` on, or replaces these.
+/// Adds the `len` vectors of `from` to those of `to` from `start` on, or replaces these.
 #[cube(launch_unchecked)]
-pub(super) fn accumulate<F: Float>(
-    from: &[F],
-    to: &mut [f32],
+pub(super) fn accumulate<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    to: &mut [Vector<f32, N>],
     start: u32,
     len: u32,
     #[comptime] replace: bool,
 ) {
     if ABSOLUTE_POS < len as usize {
         let position = ABSOLUTE_POS + start as usize;
-        let value = f32::cast_from(from[ABSOLUTE_POS]);
+        let value = Vector::<f32, N>::cast_from(from[ABSOLUTE_POS]);
         if comptime!(replace) {
             to[position] = value;
         } else {
