@@ -59,7 +59,7 @@ pub(crate) struct ParameterPlace {
 }
 
 /// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is
-/// read at this token has its gradient when backward comes to the token.
+/// read at this token has its gradient when backward comes to the token. Nothing reads its values.
 pub struct OrderToken {
     trainable: Tensor<1>,
     /// Frozen weights hang off a constant, so that no gradient of theirs is computed.
@@ -73,9 +73,9 @@ pub struct OrderToken {
 impl OrderToken {
     /// A token for a module that has no differentiable input, such as an embedding.
     pub(crate) fn root(device: &Device) -> Self {
-        let frozen = Tensor::zeros([1], device);
+        let frozen = Tensor::empty([1], device);
         let trainable =
-            if device.is_autodiff() { Tensor::zeros([1], device).require_grad() } else { frozen.clone() };
+            if device.is_autodiff() { Tensor::empty([1], device).require_grad() } else { frozen.clone() };
         OrderToken { trainable, frozen, direction: Direction::Forward, entered: None }
     }
 
@@ -87,7 +87,7 @@ impl OrderToken {
         }
         OrderToken {
             trainable: order_token(x, ParamGroups::new()),
-            frozen: Tensor::zeros([1], &device),
+            frozen: Tensor::empty([1], &device),
             direction: Direction::Forward,
             entered: None,
         }
