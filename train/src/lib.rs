@@ -63,6 +63,7 @@ pub mod run;
 pub mod schedule;
 pub mod values;
 mod version;
+mod warmup;
 mod watch;
 pub mod world;
 

@@ -15,6 +15,7 @@ use made_up::settle;
 pub(crate) use made_up::step_with_outcome;
 pub use made_up::{check_counts, default_config, median, step};
 pub(crate) use network::NetworkArgs;
+pub(crate) use rounds::prepare;
 pub(crate) use strategies::StrategiesArgs;
 pub use strategies::{StrategiesOptions, StrategiesTable, strategies};
 pub(crate) use tune::TuneArgs;

@@ -43,7 +43,7 @@ pub(super) struct Rounds<'a> {
 /// # Errors
 ///
 /// If it cannot be trained on so many ranks.
-pub(super) fn prepare(
+pub(crate) fn prepare(
     mut config: Config,
     ranks: Option<usize>,
     registry: &Registry,

@@ -20,8 +20,8 @@ use crate::config::{Config, ConfigError, ModelSection};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::registry::Registry;
-use crate::run::Smoke;
-use crate::sharded::{ShardedDecoder, parameter_names, parameter_shapes};
+use crate::run::{Smoke, forget_absent};
+use crate::sharded::ShardedDecoder;
 use crate::weights::AllowMissing;
 use crate::world;
 
@@ -53,13 +53,8 @@ impl Shrunk {
         (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
         let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
         if narrow {
-            // What is named may be of blocks that are not there.
             let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
-            let names = parameter_names(&decoder);
-            config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
-            let is_there =
-                |groups: &[_]| crate::optimizers::check_groups(groups, &parameter_shapes(&decoder)).is_ok();
-            config.optim.groups.retain(|group| is_there(std::slice::from_ref(group)));
+            forget_absent(&mut config, &decoder);
         }
         let optimizer = registry.optimizers().make(&config.optim)?;
         let loss = registry.losses().make(&config.loss, model.vocab_size)?;

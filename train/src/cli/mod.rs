@@ -31,6 +31,7 @@ use crate::process::output::{self, complain, say};
 use crate::report::ReportArgs;
 use crate::run::{Program, ReplayArgs, TrainArgs};
 use crate::version::version;
+use crate::warmup::WarmupArgs;
 use crate::watch::WatchArgs;
 use documents::{CompletionsArgs, ManArgs};
 
@@ -55,6 +56,8 @@ enum Command {
     Plan(PlanArgs),
     /// Try the best ways to run a configuration on the ranks that are there, and write the fastest down.
     Tune(TuneArgs),
+    /// Compile the kernels of a run on NVIDIA GPUs before it starts, and carry them to other machines.
+    Warmup(WarmupArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
     /// Look into a run: what every rank is doing, who waits for whom, and whether something is wrong.
@@ -159,6 +162,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Train(args) => args.run(program),
         Command::Plan(args) => args.run(registry).map(tell).map(done),
         Command::Tune(args) => args.run(registry),
+        Command::Warmup(args) => args.run(registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Status(args) => args.run(),
         Command::Watch(args) => args.run().map(done),

@@ -7,7 +7,7 @@
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held against, `memory` how much memory there
 //! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
 //! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
-//! `kernel_cache` keeps what NVRTC compiles in the `cache_folder`, `cupti` records what a GPU does, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
+//! `kernel_cache` keeps what NVRTC compiles in the `cache_folder`, in `kernel_files`, `kernel_pack` carries that to other machines, `cupti` records what a GPU does, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
 //! anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
@@ -25,6 +25,11 @@ mod flag;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod kernel_cache;
+mod kernel_counts;
+#[cfg(feature = "cuda")]
+mod kernel_files;
+#[cfg(feature = "cuda")]
+mod kernel_pack;
 #[cfg(feature = "cuda")]
 mod libraries;
 mod memory;
@@ -48,6 +53,9 @@ pub use flag::DeviceFlag;
 pub(crate) use flag::parse_backend;
 #[cfg(feature = "cuda")]
 pub use gpu::Gpu;
+pub(crate) use kernel_counts::KernelCounts;
+#[cfg(feature = "cuda")]
+pub(crate) use kernel_pack::{pack, unpack};
 pub use memory::Memory;
 pub use peak::Peak;
 pub use request::DeviceRequest;

@@ -20,6 +20,9 @@ use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
+#[cfg(feature = "cuda")]
+use super::kernel_cache;
+use super::kernel_counts::KernelCounts;
 use super::memory::Memory;
 use super::peak::Peak;
 use super::request::DeviceRequest;
@@ -302,6 +305,15 @@ impl ResolvedDevice {
             Kind::Cuda(gpu) => cuda::fingerprint(gpu),
             #[cfg(feature = "wgpu")]
             Kind::Wgpu => wgpu::fingerprint(&self.device()),
+        }
+    }
+
+    /// The kernels that this process has compiled for it or found compiled so far, if it is an NVIDIA GPU.
+    pub(crate) fn kernels(&self) -> Option<KernelCounts> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => Some(kernel_cache::counts()),
+            _ => None,
         }
     }
 

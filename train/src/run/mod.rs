@@ -43,6 +43,6 @@ pub(crate) use plan::Plan;
 pub use recorded::RecordedStep;
 pub(crate) use replay::ReplayArgs;
 pub(crate) use requirements::{check_parts, check_position, check_sources, resolve_model};
-pub(crate) use smoke::Smoke;
+pub(crate) use smoke::{Smoke, forget_absent};
 pub use step::{MicroBatch, MicroBatches, optimizer_step};
 pub use trainer::Trainer;

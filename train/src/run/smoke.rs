@@ -4,12 +4,15 @@ use std::path::Path;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use kiln_model::Decoder;
 
 use super::options::{Resume, RunOptions, Summary};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{Config, EventFolder, ModelSection};
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
+use crate::optimizers::check_groups;
+use crate::sharded::{parameter_names, parameter_shapes};
 
 /// What a smoke run shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -87,6 +90,15 @@ fn narrow(section: &mut ModelSection) {
         moe.shared_expert_d_ff = moe.shared_expert_d_ff.map(|_| HEADS * HEAD_DIM);
         moe
     });
+}
+
+/// Takes out of `config` what it says of parameters that `decoder`, which has fewer blocks than the run's, does
+/// not have.
+pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
+    let names = parameter_names(decoder);
+    config.train.freeze.retain(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
+    let shapes = parameter_shapes(decoder);
+    config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }
 
 /// Trains, evaluates, saves and generates as `config` says, shrunk; then goes on from the checkpoint in the

@@ -199,6 +199,9 @@ impl Trainer<'_> {
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
             self.say(&start.line(now));
+            if let Some(kernels) = self.plan.device.kernels() {
+                self.say(&kernels.to_string());
+            }
         }
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });
         let is_logged = log.is_some();

@@ -1,0 +1,52 @@
+//! How many kernels a process had compiled, and how many it found compiled.
+
+use std::fmt;
+use std::ops::Sub;
+use std::time::Duration;
+
+use crate::words::{number_of, took};
+
+/// Kernels of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KernelCounts {
+    /// Those that were compiled before, and taken from the cache.
+    pub(crate) taken: u64,
+    /// Those that NVRTC has compiled.
+    pub(crate) compiled: u64,
+    /// How long that took, of all threads together.
+    pub(crate) compiling: Duration,
+}
+
+impl Sub for KernelCounts {
+    type Output = Self;
+
+    /// The kernels since an earlier moment, whose counts are `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        KernelCounts {
+            taken: self.taken.saturating_sub(earlier.taken),
+            compiled: self.compiled.saturating_sub(earlier.compiled),
+            compiling: self.compiling.saturating_sub(earlier.compiling),
+        }
+    }
+}
+
+impl fmt::Display for KernelCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelCounts { taken, compiled, compiling } = *self;
+        write!(f, "{} from the cache, {compiled} compiled", number_of(taken, "kernel"))?;
+        if compiled > 0 { write!(f, " in {}", took(compiling)) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_told_in_words() {
+        let none = KernelCounts { taken: 41, ..KernelCounts::default() };
+        assert_eq!(none.to_string(), "41 kernels from the cache, 0 compiled");
+        let some = KernelCounts { taken: 42, compiled: 2, compiling: Duration::from_millis(1500) };
+        assert_eq!((some - none).to_string(), "1 kernel from the cache, 2 compiled in 1.5 s");
+    }
+}

@@ -1,0 +1,144 @@
+//! The kernels that are kept, as one file that is carried to another machine: a tar archive of the folder.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use kiln_collectives::nvidia::environment;
+use tar::{Archive, Builder, Header};
+
+use super::kernel_cache;
+use super::kernel_files::{is_file_name, kernel_of};
+use crate::metrics::write_beside;
+
+/// The most bytes of a kernel.
+const MAX_KERNEL: u64 = 64 << 20;
+
+/// Writes all kernels that are kept to `archive`; returns their number.
+///
+/// # Errors
+///
+/// If the folder or the archive cannot be accessed.
+pub(crate) fn pack(archive: &Path) -> io::Result<usize> {
+    pack_from(&folder()?, archive)
+}
+
+/// Keeps the kernels of `archive` from now on; returns their number, and how many were not there yet.
+///
+/// # Errors
+///
+/// If the folder or the archive cannot be accessed, or if the archive has anything else than whole kernels.
+pub(crate) fn unpack(archive: &Path) -> io::Result<(usize, usize)> {
+    unpack_to(archive, &folder()?)
+}
+
+fn folder() -> io::Result<std::path::PathBuf> {
+    kernel_cache::folder(&environment).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "neither XDG_CACHE_HOME nor HOME says where kernels are kept")
+    })
+}
+
+fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_file_name(name));
+        let Some(name) = name.map(str::to_owned) else { continue };
+        let content = fs::read(&path)?;
+        // One that is damaged is compiled again by whoever needs it.
+        if kernel_of(&content).is_some() {
+            files.push((name, content));
+        }
+    }
+    // The same kernels make the same archive.
+    files.sort_unstable();
+    let mut builder = Builder::new(Vec::new());
+    for (name, content) in &files {
+        let mut header = Header::new_ustar();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, content.as_slice())?;
+    }
+    write_beside(archive, &builder.into_inner()?)?;
+    Ok(files.len())
+}
+
+fn unpack_to(archive: &Path, folder: &Path) -> io::Result<(usize, usize)> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    fs::create_dir_all(folder)?;
+    let (mut count, mut new) = (0, 0);
+    for entry in Archive::new(BufReader::new(File::open(archive)?)).entries()? {
+        let entry = entry?;
+        let name = entry.path()?.to_string_lossy().into_owned();
+        if !entry.header().entry_type().is_file() || !is_file_name(&name) {
+            return Err(invalid(format!("{name} in it is no kernel")));
+        }
+        let mut content = Vec::new();
+        entry.take(MAX_KERNEL + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > MAX_KERNEL || kernel_of(&content).is_none() {
+            return Err(invalid(format!("the kernel {name} in it is damaged")));
+        }
+        let file = folder.join(&name);
+        let is_there = fs::read(&file).is_ok_and(|there| kernel_of(&there).is_some());
+        if !is_there {
+            write_beside(&file, &content)?;
+            new += 1;
+        }
+        count += 1;
+    }
+    Ok((count, new))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::kernel_files::Kept;
+    use super::*;
+
+    fn kept(folder: std::path::PathBuf) -> Kept {
+        Kept { folder, compiler: "13.0".to_owned(), is_writable: AtomicBool::new(true) }
+    }
+
+    #[test]
+    fn kernels_go_from_one_folder_to_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (from, to) = (kept(folder.path().join("from")), kept(folder.path().join("to")));
+        let archive = folder.path().join("kernels.tar");
+        assert!(pack_from(&from.folder, &archive).is_err(), "nothing is kept yet");
+        for source in ["one", "two", "three"] {
+            from.write(&from.file(source.as_bytes(), &[]), source.as_bytes());
+        }
+        // Neither what is damaged nor what others have put there goes along.
+        fs::write(from.file(b"three", &[]), "damaged").expect("a file");
+        fs::write(from.folder.join("notes.txt"), "notes").expect("a file");
+        to.write(&to.file(b"one", &[]), b"one");
+        assert_eq!(pack_from(&from.folder, &archive).expect("an archive"), 2);
+        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), (2, 1));
+        assert_eq!(to.read(&to.file(b"two", &[])).as_deref(), Some(&b"two"[..]));
+        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), (2, 0));
+    }
+
+    #[test]
+    fn an_archive_of_anything_else_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (archive, to) = (folder.path().join("kernels.tar"), folder.path().join("a/to"));
+        let name = format!("{}.ptx", "0".repeat(64));
+        for (name, content) in [("notes.txt", "notes"), ("../x.ptx", "x"), (name.as_str(), "damaged")] {
+            let mut builder = Builder::new(Vec::new());
+            let mut header = Header::new_ustar();
+            header.set_size(content.len() as u64);
+            // Past the checks of the builder.
+            header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_cksum();
+            builder.append(&header, content.as_bytes()).expect("an entry");
+            fs::write(&archive, builder.into_inner().expect("an archive")).expect("a file");
+            let error = unpack_to(&archive, &to).expect_err("no kernels");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{name}: {error}");
+        }
+        fs::write(&archive, "no archive at all").expect("a file");
+        assert!(unpack_to(&archive, &to).is_err());
+        assert_eq!(fs::read_dir(&to).expect("the folder").count(), 0);
+        assert!(!folder.path().join("a/x.ptx").exists());
+    }
+}
