@@ -116,6 +116,8 @@ mod timeline;
 mod trace;
 mod tune;
 mod unfinished;
+#[cfg(feature = "cuda")]
+mod warmup_trace;
 mod words;
 
 /// The binary that is run.
