@@ -1,7 +1,6 @@
 //! The finder of NVIDIA's libraries and headers: the folders that may have them, besides those that the
 //! system's loader knows.
 
-use std::error::Error;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -127,7 +126,10 @@ fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
 }
 
 /// Why a library could not be loaded, in the words of the system's loader, which name the file.
+#[cfg(feature = "cuda")]
 pub fn reason(error: &libloading::Error) -> String {
+    use std::error::Error;
+
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
