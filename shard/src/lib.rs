@@ -38,7 +38,7 @@ mod spin_wait;
 mod sync;
 mod tape;
 
-pub use buffers::{PendingValues, ValueHistogram, release_unused, zeros_on};
+pub use buffers::{PendingValues, ValueHistogram, lay_out_pages, release_unused, zeros_on};
 pub use engine::{Engine, EngineBuilder, Outcome, PlannedGroup, Snapshot, Update};
 pub use error::ShardError;
 pub use layout::{Layout, ParamGroupLayout, ParameterLayout};

@@ -16,6 +16,8 @@ struct Book {
     total: u64,
     /// Bytes that have been asked for, freed or not.
     allocated: u64,
+    /// The most bytes that were asked for at once.
+    largest: u64,
     moment: String,
     peak: MemoryPeak,
 }
@@ -56,6 +58,7 @@ impl Ledger {
         }
         book.total = book.total.saturating_add(bytes);
         book.allocated = book.allocated.saturating_add(bytes);
+        book.largest = book.largest.max(bytes);
         if book.total > book.peak.bytes {
             let Book { live, total, moment, peak, .. } = &mut *book;
             peak.bytes = *total;
@@ -68,6 +71,11 @@ impl Ledger {
     /// What happens from now on, for [`MemoryPeak::moment`].
     pub fn enter(&self, moment: impl Into<String>) {
         self.0.borrow_mut().moment = moment.into();
+    }
+
+    /// The most bytes that were asked for at once so far.
+    pub fn largest(&self) -> u64 {
+        self.0.borrow().largest
     }
 
     /// The moment at which most was held so far.

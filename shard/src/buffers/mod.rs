@@ -23,7 +23,7 @@ pub(crate) use elements::{
 pub use histogram::ValueHistogram;
 pub use pending::PendingValues;
 pub(crate) use placement::Placement;
-pub use placement::{release_unused, zeros_on};
+pub use placement::{lay_out_pages, release_unused, zeros_on};
 #[cfg(feature = "cube")]
 pub(crate) use readback::Readback;
 pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};

@@ -89,6 +89,17 @@ pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
     Placement::of_device(device).zeros(dtype, len)
 }
 
+/// Lets the memory of `device` that this thread's tensors will share be laid out in pages for buffers of up to
+/// `bytes`. Call it before anything is there. CubeCL's pages have the size of the largest buffer so far: after a
+/// larger one, pages of the old size are left with holes that only small buffers fit into. Without effect on the
+/// host.
+pub fn lay_out_pages(device: &Device, bytes: u64) {
+    let placement = Placement::of_device(device);
+    if !placement.is_host() {
+        drop(placement.empty(DType::U8, usize::try_from(bytes).unwrap_or(usize::MAX)));
+    }
+}
+
 /// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
 /// host.
 pub fn release_unused(device: &Device) {

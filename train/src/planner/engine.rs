@@ -117,10 +117,8 @@ impl Groups {
                 let padded = group.layout.padded_numel() as u64;
                 let shard = padded / mesh.shard_size() as u64;
                 let slots = group.slots as u64;
-                let mut state = vec![
-                    host.hold(WEIGHTS, shard.saturating_mul(F32)),
-                    host.hold(OPTIMIZER, shard.saturating_mul(F32).saturating_mul(slots)),
-                ];
+                let mut state = vec![host.hold(WEIGHTS, shard.saturating_mul(F32))];
+                state.extend((0..slots).map(|_| host.hold(OPTIMIZER, shard.saturating_mul(F32))));
                 if offloads {
                     // The shard that gathers start from, and the gradient's place.
                     let width = policy.compute_dtype.size() as u64;

@@ -46,6 +46,8 @@ pub struct RankShape<'a> {
 pub struct PlannedStep {
     /// The most that the rank holds where it computes.
     pub peak: MemoryPeak,
+    /// Bytes of its largest buffer where it computes.
+    pub largest: u64,
     /// What it holds on the host while a GPU computes.
     pub offloaded: MemoryPeak,
     /// Seconds that it takes.
@@ -144,7 +146,14 @@ impl<'a> RankShape<'a> {
         let mut calls = pass.groups.borrow().clock.read().2.to_vec();
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
         calls.extend(middle.2.into_iter().map(|call| PlannedCall { times: more as u64, ..call }));
-        PlannedStep { peak: ledger.peak(), offloaded: host.peak(), seconds, waited, calls }
+        PlannedStep {
+            peak: ledger.peak(),
+            largest: ledger.largest(),
+            offloaded: host.peak(),
+            seconds,
+            waited,
+            calls,
+        }
     }
 }
 

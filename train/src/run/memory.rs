@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use burn::tensor::Device;
 use kiln_model::{Decoder, ModelConfig};
 use kiln_shard::{Optimizer, Recompute, Strategy};
 
@@ -194,6 +195,21 @@ pub fn check_decoder(
         tracing::warn!("{warning}");
     }
     Ok(())
+}
+
+/// Lays out the GPU's memory for steps of `config`, before this rank has anything there. Without effect where the
+/// host computes.
+pub fn lay_out_memory(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &Device,
+) {
+    // A configuration whose ranks cannot be arranged fails elsewhere, with a reason.
+    if let Ok(shape) = RankShape::of_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
+        kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
+    }
 }
 
 fn compare(

@@ -35,7 +35,7 @@ pub use folder::FolderError;
 pub(crate) use folder::{Progress, Standing, find as find_folder, is_foreign, progress, standing};
 pub use kiln_observe::run::Sample;
 pub(crate) use memory::check as memory_warnings;
-pub use memory::{MemoryError, check_decoder as check_memory};
+pub use memory::{MemoryError, check_decoder as check_memory, lay_out_memory};
 pub(crate) use observe::Controls;
 pub use observe::{Moment, Observer};
 pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};

@@ -7,7 +7,7 @@ use kiln::bench::step;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
 use kiln::optimizers::Optimizers;
-use kiln::run::TrainError;
+use kiln::run::{TrainError, lay_out_memory};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, Layers, ModelConfig};
@@ -43,6 +43,8 @@ pub struct Measured {
     /// The most bytes of the device's memory that the allocator has had for these steps; nothing where
     /// tensors are in the memory of the host.
     pub device_bytes: Option<u64>,
+    /// Bytes of it that were in use after the last step.
+    pub device_used: Option<u64>,
 }
 
 impl Measured {
@@ -54,6 +56,7 @@ impl Measured {
         self.first_step = self.first_step.into_iter().chain(other.first_step).reduce(f64::max);
         self.rank_bytes.extend(other.rank_bytes);
         self.device_bytes = self.device_bytes.max(other.device_bytes);
+        self.device_used = self.device_used.max(other.device_used);
         self
     }
 }
@@ -77,6 +80,7 @@ pub fn measure(
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?;
         let builder = builder.optimizer(optimizer.clone());
+        lay_out_memory(config, model, &decoder, &optimizer, device);
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let parameters = sharded.engine().layout().num_parameters();
         let mut own = Measured { parameters, flops_per_token, ..Measured::default() };
@@ -93,6 +97,7 @@ pub fn measure(
             }
             own.device_bytes = own.device_bytes.max(reserved(device));
         }
+        own.device_used = device.memory_pool_usage().map(|usage| usage.bytes_in_use);
         own.rank_bytes = vec![memory::peak_bytes(rank) as u64];
         Ok(own)
     })?;

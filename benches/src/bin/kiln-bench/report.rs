@@ -64,6 +64,8 @@ pub struct StepReport {
     pub planned_rank_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,
+    /// Bytes of it that weights, moments and whatever else outlives a step took after the last one.
+    pub used_device_bytes: Option<u64>,
 }
 
 impl StepReport {
@@ -105,6 +107,7 @@ impl StepReport {
             peak_rank_bytes: measured.rank_bytes,
             planned_rank_bytes: None,
             peak_reserved_bytes: measured.device_bytes,
+            used_device_bytes: measured.device_used,
             model,
         }
     }
@@ -148,7 +151,12 @@ impl StepReport {
             ),
         ];
         if self.peak_reserved_bytes.is_some() {
-            lines.push(format!("on the device: {}", megabytes(self.peak_reserved_bytes)));
+            lines.push(format!(
+                "on the device: {}; {} at most in use by the plan, {} after a step",
+                megabytes(self.peak_reserved_bytes),
+                megabytes(self.planned_rank_bytes),
+                megabytes(self.used_device_bytes)
+            ));
         }
         lines.join("\n")
     }

@@ -57,9 +57,10 @@ impl StepArgs {
         let optimizer = Optimizers::default().make(&config.optim)?;
         check_memory(&config, &model, &decoder, &optimizer, &selected, None)?;
         let on_host = !selected.is_gpu();
-        let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, Gathers::Shared, on_host)
+        let gathers = if on_host { Gathers::Shared } else { Gathers::Pooled };
+        let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, gathers, on_host)
             .ok()
-            .map(|shape| shape.step(&kiln::planner::Speed::INSTANT).peak);
+            .map(|shape| shape.step(&kiln::planner::Speed::INSTANT).peak.bytes);
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {
@@ -69,7 +70,7 @@ impl StepArgs {
                 .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
         };
         let mut report = StepReport::new(&config, model.clone(), selected.describe(), Some(peak), measured);
-        report.planned_rank_bytes = planned.map(|peak| peak.bytes);
+        report.planned_rank_bytes = planned;
         Ok(if self.json { report.to_json() } else { report.to_text() })
     }
 }

@@ -30,6 +30,7 @@ use crate::process::output::ProgressLine;
 use crate::process::{keep_crashes, position};
 use crate::run::events::EventKind;
 use crate::run::folder::metrics_of_run;
+use crate::run::memory::lay_out_memory;
 use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
 use crate::run::startup::StartTimes;
@@ -163,6 +164,9 @@ impl<'a> Trainer<'a> {
             let shapes = parameter_shapes(&decoder);
             let numbers = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>());
             introduce(plan, numbers.sum(), ranks, &train)?;
+        }
+        if plan.device.is_gpu() {
+            lay_out_memory(config, model, &decoder, &plan.optimizer, &device);
         }
         let mut start = plan.start.clone();
         let model = start.time("weights", || {
