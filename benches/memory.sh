@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The memory of training steps at their real sizes, without a GPU: what the driver has given, against what the plan
-# has in use at the same time. Fails if more than MOST_WASTE percent (default 5) of it is waste.
+# has in use at the same time and the workspace of cuBLASLt. Fails if more than MOST_WASTE percent (default 5) of it
+# is waste.
 #
 #     benches/memory.sh            # presets 300m, 1b and 7b on one GPU
 #     benches/memory.sh 300m       # some of them
@@ -11,7 +12,7 @@
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,11s/^# \{0,1\}//p' "$0"
+    sed -n '2,12s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
@@ -66,6 +67,7 @@ for preset in "$@"; do
         -v used="$(figure "$out/report.json" used_device_bytes)" -v most="${MOST_WASTE:-5}" '
         { delete field; for (i = 2; i <= NF; i++) { at = index($i, "="); field[substr($i, 1, at - 1)] = substr($i, at + 1) } }
         ($1 == "alloc" || $1 == "alloc_async") && field["result"] == 0 { bytes[field["at"]] = field["bytes"] }
+        $1 == "cublaslt_matmul" && field["workspace"] > workspace { workspace = field["workspace"] }
         $1 == "free" || $1 == "free_async" { delete bytes[field["at"]] }
         $1 == "alloc_host" || $1 == "host_register" { pinned += field["bytes"] }
         END {
@@ -74,7 +76,7 @@ for preset in "$@"; do
                 if (bytes[at] >= 2^20) { pages++; of_size[bytes[at]]++ }
             }
             for (size in of_size) if (of_size[size] > usual) usual = of_size[size]
-            waste = 100 * (1 - planned / reserved)
+            waste = 100 * (1 - (planned + workspace) / reserved)
             printf "| %s | %.2f | %.2f | %.2f | %.2f | %d | %d | %.1f | %.1f %% |\n", row, reserved / 1e9, pools / 1e9,
                 planned / 1e9, used / 1e9, pages, pages - usual, pinned / 1e6, waste
             exit waste > most
