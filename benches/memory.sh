@@ -62,7 +62,7 @@ for preset in "$@"; do
             >"$out/report.json"
     )
     # A page is at least 1 MiB. Those of other sizes than the most frequent one are left over from smaller buffers.
-    awk -v row="$preset | $batch x $seq" -v planned="$(figure "$out/report.json" planned_device_bytes)" \
+    awk -v row="$preset | $batch x $seq" -v planned="$(figure "$out/report.json" planned_rank_bytes)" \
         -v pools="$(figure "$out/report.json" peak_reserved_bytes)" \
         -v used="$(figure "$out/report.json" used_device_bytes)" -v most="${MOST_WASTE:-5}" '
         { delete field; for (i = 2; i <= NF; i++) { at = index($i, "="); field[substr($i, 1, at - 1)] = substr($i, at + 1) } }
