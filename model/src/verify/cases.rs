@@ -1,11 +1,20 @@
 //! Small calls of every fused operation, and the same calls of its reference.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
-use super::Shapes;
 use crate::ops::{
     self, ExpertProjections, FusedOp, HeadLayout, LogitOptions, Residual, RotaryFrequencies, Routing,
 };
+
+/// What kernels are compiled for besides dtypes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shapes {
+    /// The kinds of attention layers: the width of a head, and the rows that a row sees at most.
+    pub attention: Vec<(usize, Option<usize>)>,
+    /// Whether there are layers of experts.
+    pub experts: bool,
+}
 
 type Op = Box<dyn Fn(&[Tensor<1>]) -> Tensor<1>>;
 

@@ -14,17 +14,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::ops::{FusedOp, use_plain};
+pub use cases::Shapes;
 use cases::{Case, cases};
 use inputs::{flat, normal, values};
-
-/// What kernels are compiled for besides dtypes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shapes {
-    /// The kinds of attention layers: the width of a head, and the rows that a row sees at most.
-    pub attention: Vec<(usize, Option<usize>)>,
-    /// Whether there are layers of experts.
-    pub experts: bool,
-}
 
 /// How an operation compares with its reference in one dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -93,7 +93,7 @@ enum Told {
 }
 
 const FORWARD: &str = "forward_kernel_e_bf16_n_8";
-const KEYS: &str = "keys_kernel_e_bf16_n_8";
+const KEYS: &str = "keys_kernel_e_bf16";
 const QUERIES: &str = "queries_kernel_e_bf16_n_8";
 const FMA: &str = "forward_kernel_e_f32";
 const NORM: &str = "forward_kernel_f_f32_w_f32";

@@ -72,7 +72,7 @@ fn a_person_at_a_terminal_sees_a_bar_that_goes_away() {
 #[test]
 fn a_person_stops_a_run_and_its_bar_goes_away() {
     let workspace = Workspace::new();
-    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=4@data:3:0"];
+    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=8@data:3:0"];
     let mut terminal = Terminal::start(&mut kiln(&workspace, &slow));
     terminal.expect("2/4 | loss ");
     terminal.enter("\u{3}");

@@ -10,5 +10,6 @@ mod integers;
 mod matrices;
 mod memory;
 mod orders;
+mod stream_setup;
 mod streams;
 mod support;
