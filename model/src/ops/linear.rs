@@ -92,8 +92,7 @@ pub trait LinearKernels: Backend {
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// `dy · weightᵀ`, added to `sum` if there is one. Nobody else holds `sum`, so the result may lie in its
-    /// memory.
+    /// `dy · weightᵀ`, added to `sum` if there is one.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,

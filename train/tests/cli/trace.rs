@@ -249,22 +249,6 @@ fn a_step_makes_the_host_wait_for_nothing() {
     assert!(waits.is_empty(), "{waits:#?}");
 }
 
-/// Sums of gradients cost no pass of their own: the product, or the normalisation, that makes the next
-/// contribution adds it.
-#[test]
-#[ignore = "benches/trace.sh"]
-fn gradients_are_summed_by_what_makes_them() {
-    const BLOCKS: usize = 2;
-    let step = third_step(run_as_process());
-    let sums = step.iter().filter(|call| call.name == "launch" && call.field("kernel").contains("binop"));
-    // What is left are the sums of the residual stream in forward: after attention, and after the
-    // feed-forward layer.
-    assert_eq!(sums.count(), 2 * BLOCKS);
-    let adds = step.iter().filter(|call| call.name == "cublaslt_matmul" && call.field("beta") == "1");
-    // Of q, k and v two, and of gate and up one.
-    assert_eq!(adds.count(), 3 * BLOCKS);
-}
-
 #[test]
 #[ignore = "benches/trace.sh"]
 fn the_third_step_allocates_nothing() {

@@ -29,14 +29,11 @@ impl LinearKernels for CubeBackend {
         dtype: DType,
     ) -> CubeTensor {
         let [d_in, _] = rows_of(weight);
-        let shape = with_width(dy.meta.shape().clone(), d_in);
-        let times = |output| matmul(as_rows(dy), transposed(weight), 1.0, output);
+        let dx = matmul(as_rows(dy), transposed(weight), 1.0, Output::New(dtype));
+        let dx = reshaped(dx, with_width(dy.meta.shape().clone(), d_in));
         match sum {
-            None => reshaped(times(Output::New(dtype)), shape),
-            Some(sum) if sum.dtype == dtype && sum.is_contiguous() => {
-                reshaped(times(Output::Add(sum)), shape)
-            }
-            Some(sum) => Self::float_add(reshaped(times(Output::New(dtype)), shape), sum),
+            None => dx,
+            Some(sum) => Self::float_add(dx, sum),
         }
     }
 

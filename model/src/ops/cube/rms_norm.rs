@@ -1,6 +1,7 @@
 //! Root-mean-square normalisation: one cube per row forward, one per block of rows backward.
 
 use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -45,30 +46,29 @@ impl RmsNormKernels for CubeBackend {
     ) -> [Option<CubeTensor>; 2] {
         let width = width_of(x, weight);
         let (x, weight, dy) = (contiguous(x), contiguous(weight), contiguous(dy));
-        // Without a sum, the kernel reads nothing in its place.
-        let adds = sum.is_some();
-        let sum = sum.map_or_else(|| x.clone(), |sum| contiguous(&sum));
-        debug_assert_eq!(len_of(&sum), len_of(&x));
         let rows = len_of(&x) / width;
         let per_block = rows.div_ceil(BLOCKS).max(ROWS);
         let blocks = rows.div_ceil(per_block);
         let dx = empty(&x, x.meta.shape().clone(), x.dtype);
         let partial = empty(&x, [blocks * width], DType::F32);
-        let vector = vector_size(&[&x, &weight, &dy, &sum, &partial], width);
+        let vector = vector_size(&[&x, &weight, &dy, &partial], width);
         let units = units_for(width / vector);
-        // SAFETY: rows beyond the last are left out, units stay within the width of a row, `sum` has as many
-        // elements as `x`, and `partial` has a row per block.
+        // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has
+        // a row per block.
         unsafe {
             launch! {
-                backward_kernel, cubes(&x.client, blocks, units), [x, dy, sum], vector;
-                x / vector, weight / vector, dy / vector, sum / vector, dx / vector, partial / vector;
-                rows, per_block, eps as f32, width / vector, units, adds,
-                [elem(&x), elem(&weight), elem(&dy), elem(&sum)]
+                backward_kernel, cubes(&x.client, blocks, units), [x, dy], vector;
+                x / vector, weight / vector, dy / vector, dx / vector, partial / vector;
+                rows, per_block, eps as f32, width / vector, units, [elem(&x), elem(&weight), elem(&dy)]
             }
         }
         // One pass over the operands computes both gradients, whichever is wanted.
         let dw = || column_sums(&partial, [blocks, width], weight.dtype);
-        [wanted[0].then_some(dx), wanted[1].then(dw)]
+        let dx = wanted[0].then_some(dx).map(|dx| match sum {
+            None => dx,
+            Some(sum) => Self::float_add(dx, sum),
+        });
+        [dx, wanted[1].then(dw)]
     }
 }
 
@@ -108,13 +108,12 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
 }
 
 /// Each unit keeps the columns `unit`, `unit + units`, … of its block's rows: their part of dW stays in
-/// registers, and a row is read once. If it `adds`, `sum` is part of dx.
+/// registers, and a row is read once.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn backward_kernel<F: Float, W: Float, D: Float, S: Float, N: Size>(
+fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<W, N>],
     dy: &[Vector<D, N>],
-    sum: &[Vector<S, N>],
     dx: &mut [Vector<F, N>],
     partial: &mut [Vector<f32, N>],
     rows: usize,
@@ -122,8 +121,7 @@ fn backward_kernel<F: Float, W: Float, D: Float, S: Float, N: Size>(
     eps: f32,
     #[comptime] width: usize,
     #[comptime] units: usize,
-    #[comptime] adds: bool,
-    #[define(F, W, D, S)] _dtypes: [ElemType; 4],
+    #[define(F, W, D)] _dtypes: [ElemType; 3],
 ) {
     let per_unit = comptime!(width.div_ceil(units));
     let block = CUBE_POS;
@@ -161,9 +159,9 @@ fn backward_kernel<F: Float, W: Float, D: Float, S: Float, N: Size>(
                 shifts += product * Vector::cast_from(weight[i]) * value;
             }
         }
-        let square = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
+        let sum = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
         let shift = cube_reduce(shifts.vector_sum(), Reduction::Sum, units);
-        let r = 1.0f32 / (square / count + eps).sqrt();
+        let r = 1.0f32 / (sum / count + eps).sqrt();
         let shift = Vector::<f32, N>::new(shift * r / count);
         let r = Vector::<f32, N>::new(r);
         #[unroll]
@@ -173,11 +171,7 @@ fn backward_kernel<F: Float, W: Float, D: Float, S: Float, N: Size>(
             dw[k] += products[k] * normal;
             if i < width {
                 let w = Vector::<f32, N>::cast_from(weight[i]);
-                let mut gradient = r * (products[k] * w - normal * shift);
-                if comptime!(adds) {
-                    gradient += Vector::<f32, N>::cast_from(sum[start + i]);
-                }
-                dx[start + i] = Vector::cast_from(gradient);
+                dx[start + i] = Vector::cast_from(r * (products[k] * w - normal * shift));
             }
         }
     }
