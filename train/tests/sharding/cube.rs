@@ -13,6 +13,10 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 /// Another order of sums, and other functions for roots and exponentials, than the CPU's.
 const TOLERANCE: f64 = 1e-4;
 
+/// Directions of Muon come from burn's matrix products, which round f32 to TF32 on NVIDIA GPUs, by up to 2⁻¹¹ of each
+/// operand; and the second step begins where the first one has led.
+const CUDA_MUON_TOLERANCE: f64 = 1e-2;
+
 /// Eight bits of each number, through three blocks and back.
 const BF16_TOLERANCE: f64 = 3e-2;
 
@@ -41,7 +45,11 @@ fn expected(run: &Run) -> Trace {
 }
 
 fn check(run: Run) {
-    assert_within(TOLERANCE, &run.name(), &run.train(), &expected(&run));
+    check_within(TOLERANCE, &run);
+}
+
+fn check_within(tolerance: f64, run: &Run) {
+    assert_within(tolerance, &run.name(), &run.train(), &expected(run));
 }
 
 #[test]
@@ -124,7 +132,7 @@ fn muon_trains_as_on_the_cpu() {
         for offload in [false, true] {
             let mut run = Run { muon, ..on_gpu(strategy, ranks) };
             run.policy.offload = offload;
-            check(run);
+            check_within(if is_cuda() { CUDA_MUON_TOLERANCE } else { TOLERANCE }, &run);
         }
     }
 }
