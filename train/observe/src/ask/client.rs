@@ -41,8 +41,11 @@ impl Connection {
 
     /// Asks, and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
-        self.say(request)?;
-        self.receive()
+        // Whoever is refused is told so, perhaps before it has asked.
+        match self.say(request) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
+            _ => self.receive(),
+        }
     }
 
     /// Sends something that has no reply of its own.
