@@ -7,7 +7,7 @@
 #
 #     benches/watched.sh
 #
-# Takes a quarter of an hour on a quiet machine. Needs valgrind, curl, and the binaries (cargo build --release --workspace).
+# Takes three quarters of an hour beside builds: valgrind counts a step of 10m. Needs valgrind, curl, and the binaries (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset KILN_HTTP_TOKEN

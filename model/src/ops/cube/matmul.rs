@@ -83,20 +83,19 @@ pub(super) fn product(
 /// The products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any strides, each
 /// of which may be given with its matrices transposed; contiguous `[batch, heads, m, n]`.
 ///
-/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there, whatever was
-/// [allowed](allow_tf32).
+/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there, whatever
+/// `allow_tf32` says.
 pub(super) fn batched(stacks: [CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if super::cublaslt::serves(&stacks[0]) {
         return one_by_one(&stacks.map(|stack| contiguous(&stack)), is_transposed);
     }
-    let mut stacks =
-        stacks.into_iter().zip(is_transposed).map(|(stack, is_transposed)| match is_transposed {
-            true => permute(stack, &[0, 1, 3, 2]),
-            false => stack,
-        });
-    let (Some(a), Some(b)) = (stacks.next(), stacks.next()) else { unreachable!("there are two of them") };
-    contiguous(&CubeBackend::float_matmul(a, b))
+    let [a, b] = stacks;
+    let meant = |stack, is_transposed| match is_transposed {
+        true => permute(stack, &[0, 1, 3, 2]),
+        false => stack,
+    };
+    contiguous(&CubeBackend::float_matmul(meant(a, is_transposed[0]), meant(b, is_transposed[1])))
 }
 
 #[cfg(feature = "cuda")]
