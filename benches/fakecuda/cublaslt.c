@@ -87,10 +87,13 @@ Result cublasLtMatmulPreferenceDestroy(Preference preference) {
     return SUCCESS;
 }
 
-/* Of cublasLtMatmulPreferenceAttributes_t, the bytes of workspace and the alignment of the matrices. */
+/* Of cublasLtMatmulPreferenceAttributes_t, the bytes of workspace, the ways to add partial sums, and the alignment of
+ * the matrices. Kiln promises sums in f32: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE is 2. */
 Result cublasLtMatmulPreferenceSetAttribute(Preference preference, int attribute, const void *value, size_t size) {
     if (attribute == 1 && size == sizeof preference->workspace)
         memcpy(&preference->workspace, value, size);
+    else if (attribute == 3 && size == sizeof(uint32_t))
+        return *(const uint32_t *)value == 2 ? SUCCESS : INVALID_VALUE;
     else if (attribute >= 5 && attribute <= 8 && size == sizeof(uint32_t))
         memcpy(&preference->aligned[attribute - 5], value, size);
     else
@@ -139,8 +142,10 @@ static Result check(Description of, Layout a, Layout b, Layout c, Layout d) {
     return SUCCESS;
 }
 
-/* An algorithm names what it was chosen for: all that must not change until it is used. */
-static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, const uint32_t *aligned) {
+/* An algorithm names what it was chosen for: all that must not change until it is used; and its place among those
+ * that are named. */
+static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, const uint32_t *aligned,
+                               uint32_t place) {
     return (Algorithm){{
         d->rows << 32 | d->columns,
         columns_of(a, of->transposed[0]),
@@ -149,12 +154,19 @@ static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, con
         (uint64_t)a->type << 16 | (uint64_t)d->type << 8 | (uint64_t)of->compute,
         (uint64_t)of->transposed[0] << 16 | (uint64_t)of->transposed[1] << 8 | (uint64_t)of->epilogue,
         (uint64_t)aligned[0] << 32 | aligned[1],
-        aligned[3],
+        (uint64_t)place << 32 | aligned[3],
     }};
 }
 
-/* The workspace that every algorithm is said to need, where there is as much. */
-enum { WORKSPACE = 1 << 20 };
+/* The workspace that every algorithm is said to need, where there is as much, and how many there are. */
+enum { WORKSPACE = 1 << 20, NAMED = 3 };
+
+/* What events say that a product takes: with FAKE_CUBLASLT_SLOWEST, the first algorithm as many milliseconds, and
+ * each one after it a millisecond less. */
+static double milliseconds_of(uint32_t place) {
+    double slowest = setting("FAKE_CUBLASLT_SLOWEST", 0);
+    return slowest > place ? slowest - place : 0;
+}
 
 Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Layout a, Layout b, Layout c,
                                       Layout d, Preference preference, int requested, Heuristic *results,
@@ -167,11 +179,38 @@ Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Lay
           preference->aligned[2], preference->aligned[3], preference->workspace, result);
     if (result != SUCCESS || requested < 1)
         return result;
-    memset(results, 0, sizeof *results);
-    results->algorithm = algorithm_for(description, a, b, d, preference->aligned);
-    results->workspace = preference->workspace < WORKSPACE ? preference->workspace : WORKSPACE;
-    *returned = 1;
+    int named = requested < (int)NAMED ? requested : (int)NAMED;
+    memset(results, 0, (size_t)named * sizeof *results);
+    for (int place = 0; place < named; place++) {
+        results[place].algorithm = algorithm_for(description, a, b, d, preference->aligned, (uint32_t)place);
+        results[place].workspace = preference->workspace < WORKSPACE ? preference->workspace : WORKSPACE;
+    }
+    *returned = named;
     return SUCCESS;
+}
+
+static uint32_t place_of(const Algorithm *algorithm) { return (uint32_t)(algorithm->data[7] >> 32); }
+
+/* Whether an algorithm is one for such matrices. */
+static int is_for(const Algorithm *algorithm, Description of, Layout a, Layout b, Layout d) {
+    uint32_t promised[] = {(uint32_t)(algorithm->data[6] >> 32), (uint32_t)algorithm->data[6], 0,
+                           (uint32_t)algorithm->data[7]};
+    Algorithm needed = algorithm_for(of, a, b, d, promised, place_of(algorithm));
+    return place_of(algorithm) < NAMED && memcmp(&needed, algorithm, sizeof needed) == 0;
+}
+
+Result cublasLtMatmulAlgoCheck(void *handle, Description of, Layout a, Layout b, Layout c, Layout d,
+                               const Algorithm *algorithm, Heuristic *result) {
+    (void)handle;
+    Result status = check(of, a, b, c, d);
+    if (status == SUCCESS && !is_for(algorithm, of, a, b, d))
+        status = INVALID_VALUE;
+    trace("cublaslt_check place=%u result=%d", place_of(algorithm), status);
+    memset(result, 0, sizeof *result);
+    result->algorithm = *algorithm;
+    result->workspace = WORKSPACE;
+    result->state = status;
+    return status;
 }
 
 static uint64_t width(int type) { return type == R_32F ? 4 : 2; }
@@ -269,23 +308,21 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
     (void)handle;
     uint64_t inner = columns_of(of_a, of->transposed[0]);
     Result result = check(of, of_a, of_b, of_c, of_d);
-    uint32_t promised[] = {(uint32_t)(algorithm->data[6] >> 32), (uint32_t)algorithm->data[6], 0,
-                           (uint32_t)algorithm->data[7]};
-    Algorithm needed = algorithm_for(of, of_a, of_b, of_d, promised);
-    if (result == SUCCESS && memcmp(&needed, algorithm, sizeof needed) != 0)
+    if (result == SUCCESS && !is_for(algorithm, of, of_a, of_b, of_d))
         result = INVALID_VALUE;
     if (result == SUCCESS &&
-        !(aligned(a, promised[0]) && aligned(b, promised[1]) && aligned(d, promised[3]) && aligned(of->bias, 16)))
+        !(aligned(a, algorithm->data[6] >> 32) && aligned(b, (uint32_t)algorithm->data[6]) &&
+          aligned(d, (uint32_t)algorithm->data[7]) && aligned(of->bias, 16)))
         result = INVALID_VALUE;
     if (result == SUCCESS && (workspace_size < WORKSPACE || workspace == NULL || !aligned(workspace, 256)))
         result = INVALID_VALUE;
     if (result == SUCCESS)
         result = (Result)setting("FAKE_CUBLASLT_RESULT", SUCCESS);
     trace("cublaslt_matmul stream=%lu m=%lu n=%lu k=%lu transposed=%s%s leading=%ld,%ld,%ld types=%d,%d compute=%d "
-          "alpha=%g beta=%g epilogue=%d a=%lx b=%lx c=%lx d=%lx bias=%lx workspace=%zu at=%lx result=%d",
+          "alpha=%g beta=%g epilogue=%d place=%u a=%lx b=%lx c=%lx d=%lx bias=%lx workspace=%zu at=%lx result=%d",
           (unsigned long)stream, of_d->rows, of_d->columns, inner, letter(of->transposed[0]),
           letter(of->transposed[1]), of_a->leading, of_b->leading, of_d->leading, of_a->type, of_d->type,
-          of->compute, *alpha, *beta, of->epilogue, (unsigned long)a, (unsigned long)b, (unsigned long)c,
+          of->compute, *alpha, *beta, of->epilogue, place_of(algorithm), (unsigned long)a, (unsigned long)b, (unsigned long)c,
           (unsigned long)d, (unsigned long)of->bias, workspace_size, (unsigned long)workspace, result);
     double most = setting("FAKE_CUBLASLT_COMPUTE", setting("FAKE_CUDA_EXECUTE", 0) != 0 ? INFINITY : 0);
     if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= most) {
@@ -295,5 +332,7 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
         };
         result = submit(&product, workspace, WORKSPACE, stream);
     }
+    if (result == SUCCESS)
+        took(milliseconds_of(place_of(algorithm)));
     return result;
 }

@@ -45,6 +45,9 @@ typedef void launch_hook(uint32_t device, uint32_t stream, const char *kernel);
 /* For libraries of this folder: from now on, `hook` is told. */
 void fake_cuda_on_launch(launch_hook *hook);
 
+/* For libraries of this folder as well: moves the clock of events on, for all streams. */
+void fake_cuda_took(double milliseconds);
+
 /* For libraries of this folder as well: device memory that something other than a kernel has written. */
 void fake_cuda_wrote(DevicePointer to, size_t size);
 

@@ -44,6 +44,7 @@ void *next_handle(unsigned long *counter) {
 }
 
 static void (*told)(unsigned long long, size_t);
+static void (*told_time)(double);
 static int (*submitted)(void *, const char *, const struct span *, size_t, int (*)(void *), const void *, size_t);
 static pthread_once_t looked_up = PTHREAD_ONCE_INIT;
 
@@ -52,6 +53,7 @@ static void look_up(void) {
     if (driver == NULL)
         return;
     *(void **)&told = dlsym(driver, "fake_cuda_wrote");
+    *(void **)&told_time = dlsym(driver, "fake_cuda_took");
     *(void **)&submitted = dlsym(driver, "fake_cuda_in_stream");
 }
 
@@ -59,6 +61,12 @@ void wrote(const void *to, size_t size) {
     pthread_once(&looked_up, look_up);
     if (told != NULL)
         told((unsigned long long)to, size);
+}
+
+void took(double milliseconds) {
+    pthread_once(&looked_up, look_up);
+    if (told_time != NULL)
+        told_time(milliseconds);
 }
 
 int in_stream(void *stream, const char *what, const struct span *spans, size_t count, int (*run)(void *),

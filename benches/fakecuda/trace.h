@@ -26,6 +26,9 @@ void *next_handle(unsigned long *counter);
 /* Tells the stand-in for the driver that a library has written `size` bytes of device memory. */
 void wrote(const void *to, size_t size);
 
+/* Tells the stand-in for the driver that the last call takes so long, by the clock of its events. */
+void took(double milliseconds);
+
 /* Runs `run` with a copy of `size` bytes of `data` when the stream gets there: see fake.h. */
 int in_stream(void *stream, const char *what, const struct span *spans, size_t count, int (*run)(void *),
               const void *data, size_t size);

@@ -19,6 +19,8 @@ use crate::process::output::{ProgressLine, say};
 use crate::registry::Registry;
 use crate::run::{MicroBatch, MicroBatches, forget_absent, optimizer_step};
 use crate::sharded::ShardedDecoder;
+#[cfg(feature = "cuda")]
+use crate::words::number_of;
 use crate::world::{self, Ranks};
 use crate::{kernels, launch};
 
@@ -35,7 +37,11 @@ pub(crate) struct WarmupArgs {
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Write all compiled kernels of this user to FILE, a tar archive.
+    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest, and
+    /// keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
+    #[arg(long, requires = "config")]
+    products: bool,
+    /// Write all compiled kernels of this user to FILE, a tar archive, with the algorithms of --products.
     #[arg(long, value_name = "FILE")]
     pack: Option<PathBuf>,
     /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another one.
@@ -75,10 +81,16 @@ impl WarmupArgs {
                     selected.name()
                 ))
             })?;
+            if self.products {
+                measure_products();
+            }
             let told = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
             let ranks = Ranks::meet(&config, place.as_ref(), &told, &selected)?;
             let run = ShortRun::new(config, model, registry, &selected)?;
             ranks.run(&run.config, |world| run.warm_up(world, before))?;
+            if self.products && is_first {
+                keep_products()?;
+            }
         }
         if let Some(archive) = self.pack.as_ref().filter(|_| is_first) {
             pack(archive)?;
@@ -237,17 +249,55 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
 #[cfg(feature = "cuda")]
 fn pack(archive: &Path) -> Result<()> {
     let kernels = device::pack(archive).map_err(TrainError::io("pack the compiled kernels into", archive))?;
-    say(&format!("packed {} into {}", crate::words::number_of(kernels, "kernel"), archive.display()));
+    say(&format!("packed {} into {}", number_of(kernels, "kernel"), archive.display()));
     Ok(())
 }
 
 #[cfg(feature = "cuda")]
 fn unpack(archive: &Path) -> Result<()> {
     let unpacked = device::unpack(archive);
-    let (kernels, new) = unpacked.map_err(TrainError::io("unpack the compiled kernels of", archive))?;
-    let kernels = crate::words::number_of(kernels, "kernel");
+    let device::Unpacked { kernels, new, products } =
+        unpacked.map_err(TrainError::io("unpack the compiled kernels of", archive))?;
+    let kernels = number_of(kernels, "kernel");
     say(&format!("unpacked {kernels}, {new} of them new, from {}", archive.display()));
+    if products > 0 {
+        say(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
+    }
     Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn measure_products() {
+    kiln_model::ops::cube::matmul::measure_algorithms();
+}
+
+#[cfg(not(feature = "cuda"))]
+fn measure_products() {}
+
+/// Keeps what was measured, and says what it is worth.
+#[cfg(feature = "cuda")]
+fn keep_products() -> Result<()> {
+    let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
+    let folder = device::products_folder().map_err(unknown)?;
+    let measured = device::keep_measured(&folder);
+    let measured = measured.map_err(TrainError::io("keep measured algorithms in", &folder))?;
+    let gains = measured.gains();
+    let products = number_of(measured.len(), "matrix product");
+    let gained = match (gains.get(gains.len() / 2), gains.last()) {
+        (Some(median), Some(most)) => format!(
+            "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
+             {most:.2} at most",
+            gains.len()
+        ),
+        _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
+    };
+    say(&format!("measured {products}: {gained}; kept in {}", folder.display()));
+    Ok(())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn keep_products() -> Result<()> {
+    Err(device::DeviceError::NotBuilt.into())
 }
 
 #[cfg(not(feature = "cuda"))]

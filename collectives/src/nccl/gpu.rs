@@ -22,7 +22,7 @@ pub(super) type Server = <CudaRuntime as Runtime>::Server;
 const SPINS: usize = 200;
 
 /// How long a look is followed by no more than a yield to other threads, such as NCCL's own.
-const YIELDING: Duration = Duration::from_millis(1);
+const YIELDING: Duration = Duration::from_micros(100);
 
 /// Pause between two looks at what takes longer, such as connecting.
 const POLL: Duration = Duration::from_micros(200);

@@ -10,7 +10,7 @@ use super::gpu::Gpu;
 use super::libraries::{self, Wanted};
 use super::request::DeviceRequest;
 use super::share::share_gpu;
-use super::{kernel_cache, toolkit};
+use super::{kernel_cache, products, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::RankEnv;
 
@@ -35,6 +35,7 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
     let mut gpu = describe(index)?;
     compiler(driver, &gpu)?;
     toolkit::cublas_lt(driver)?;
+    products::load();
     if place.is_some() {
         toolkit::nccl(driver)?;
     }
@@ -143,6 +144,7 @@ pub fn examine() -> Vec<String> {
     // After the others, since it may set CUDA_PATH.
     lines.push(line("headers", toolkit::headers().map(|root| root.join("include").display().to_string())));
     lines.push(format!("kernels: {}", kernel_cache::describe()));
+    lines.push(format!("products: {}", products::describe()));
     lines
 }
 

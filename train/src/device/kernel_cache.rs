@@ -102,6 +102,20 @@ pub(super) fn folder(lookup: &Lookup) -> Option<PathBuf> {
     Some(cache_folder(lookup)?.join("kernels"))
 }
 
+/// [`folder`], where something is to be kept there.
+///
+/// # Errors
+///
+/// If there is none.
+pub(super) fn folder_to_keep() -> std::io::Result<PathBuf> {
+    folder(&environment).ok_or_else(|| {
+        std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
+        )
+    })
+}
+
 /// The kernels of this process so far.
 pub(super) fn counts() -> KernelCounts {
     KernelCounts {

@@ -1,14 +1,15 @@
-//! The kernels that are kept, as one file that is carried to another machine: a tar archive of the folder.
+//! The kernels that are kept, as one file that is carried to another machine: a tar archive of the folder, with the
+//! algorithms of products that were measured.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-use kiln_collectives::nvidia::environment;
+use kiln_model::ops::cube::matmul::ProductAlgorithms;
 use tar::{Archive, Builder, Header};
 
-use super::kernel_cache;
 use super::kernel_files::{is_file_name, kernel_of};
+use super::{kernel_cache, products};
 use crate::metrics::write_beside;
 
 /// The most bytes of a kernel.
@@ -20,22 +21,26 @@ const MAX_KERNEL: u64 = 64 << 20;
 ///
 /// If the folder or the archive cannot be accessed.
 pub(crate) fn pack(archive: &Path) -> io::Result<usize> {
-    pack_from(&folder()?, archive)
+    pack_from(&kernel_cache::folder_to_keep()?, archive)
 }
 
-/// Keeps the kernels of `archive` from now on; returns their number, and how many were not there yet.
+/// What was in an archive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Unpacked {
+    pub(crate) kernels: usize,
+    /// Kernels that were not there yet.
+    pub(crate) new: usize,
+    /// Products with measured algorithms.
+    pub(crate) products: usize,
+}
+
+/// Keeps the kernels of `archive` from now on, and its algorithms for products that were not measured here.
 ///
 /// # Errors
 ///
 /// If the folder or the archive cannot be accessed, or if the archive has anything else than whole kernels.
-pub(crate) fn unpack(archive: &Path) -> io::Result<(usize, usize)> {
-    unpack_to(archive, &folder()?)
-}
-
-fn folder() -> io::Result<std::path::PathBuf> {
-    kernel_cache::folder(&environment).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "neither XDG_CACHE_HOME nor HOME says where kernels are kept")
-    })
+pub(crate) fn unpack(archive: &Path) -> io::Result<Unpacked> {
+    unpack_to(archive, &kernel_cache::folder_to_keep()?)
 }
 
 fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
@@ -50,6 +55,11 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
             files.push((name, content));
         }
     }
+    let kernels = files.len();
+    let measured = products::read(folder)?;
+    if !measured.is_empty() {
+        files.push((products::FILE.to_owned(), serde_json::to_vec(&measured)?));
+    }
     // The same kernels make the same archive.
     files.sort_unstable();
     let mut builder = Builder::new(Vec::new());
@@ -60,21 +70,29 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
         builder.append_data(&mut header, name, content.as_slice())?;
     }
     write_beside(archive, &builder.into_inner()?)?;
-    Ok(files.len())
+    Ok(kernels)
 }
 
-fn unpack_to(archive: &Path, folder: &Path) -> io::Result<(usize, usize)> {
+fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     fs::create_dir_all(folder)?;
-    let (mut count, mut new) = (0, 0);
+    let mut unpacked = Unpacked { kernels: 0, new: 0, products: 0 };
     for entry in Archive::new(BufReader::new(File::open(archive)?)).entries()? {
         let entry = entry?;
         let name = entry.path()?.to_string_lossy().into_owned();
-        if !entry.header().entry_type().is_file() || !is_file_name(&name) {
+        let has_products = name == products::FILE;
+        if !entry.header().entry_type().is_file() || !(has_products || is_file_name(&name)) {
             return Err(invalid(format!("{name} in it is no kernel")));
         }
         let mut content = Vec::new();
         entry.take(MAX_KERNEL + 1).read_to_end(&mut content)?;
+        if has_products {
+            let measured: ProductAlgorithms = serde_json::from_slice(&content)?;
+            unpacked.products = measured.len();
+            // What was measured on this machine stays.
+            products::write(folder, &measured.with(products::read(folder)?))?;
+            continue;
+        }
         if content.len() as u64 > MAX_KERNEL || kernel_of(&content).is_none() {
             return Err(invalid(format!("the kernel {name} in it is damaged")));
         }
@@ -82,11 +100,11 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<(usize, usize)> {
         let is_there = fs::read(&file).is_ok_and(|there| kernel_of(&there).is_some());
         if !is_there {
             write_beside(&file, &content)?;
-            new += 1;
+            unpacked.new += 1;
         }
-        count += 1;
+        unpacked.kernels += 1;
     }
-    Ok((count, new))
+    Ok(unpacked)
 }
 
 #[cfg(test)]
@@ -98,6 +116,10 @@ mod tests {
 
     fn kept(folder: std::path::PathBuf) -> Kept {
         Kept { folder, compiler: "13.0".to_owned(), is_writable: AtomicBool::new(true) }
+    }
+
+    fn unpacked(kernels: usize, new: usize) -> Unpacked {
+        Unpacked { kernels, new, products: 0 }
     }
 
     #[test]
@@ -114,9 +136,9 @@ mod tests {
         fs::write(from.folder.join("notes.txt"), "notes").expect("a file");
         to.write(&to.file(b"one", &[]), b"one");
         assert_eq!(pack_from(&from.folder, &archive).expect("an archive"), 2);
-        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), (2, 1));
+        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), unpacked(2, 1));
         assert_eq!(to.read(&to.file(b"two", &[])).as_deref(), Some(&b"two"[..]));
-        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), (2, 0));
+        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), unpacked(2, 0));
     }
 
     #[test]

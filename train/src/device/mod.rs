@@ -9,7 +9,8 @@
 //! is one GPU, `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a
 //! second name, `toolkit` goes through them, and `cupti` records what a GPU does. `kernel_cache` keeps what NVRTC
 //! compiles, in files (`kernel_files`) in the user's `cache_folder`; `kernel_pack` carries these to other machines,
-//! and `kernel_counts` says how many were compiled. For builds with wgpu, `wgpu` looks for anything that it can
+//! `kernel_counts` says how many were compiled, and `products` keeps algorithms
+//! of matrix products. For builds with wgpu, `wgpu` looks for anything that it can
 //! use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
@@ -36,6 +37,8 @@ mod kernel_pack;
 mod libraries;
 mod memory;
 mod peak;
+#[cfg(feature = "cuda")]
+mod products;
 mod request;
 mod resolved;
 mod share;
@@ -57,9 +60,11 @@ pub(crate) use flag::parse_backend;
 pub use gpu::Gpu;
 pub(crate) use kernel_counts::KernelCounts;
 #[cfg(feature = "cuda")]
-pub(crate) use kernel_pack::{pack, unpack};
+pub(crate) use kernel_pack::{Unpacked, pack, unpack};
 pub use memory::Memory;
 pub use peak::Peak;
+#[cfg(feature = "cuda")]
+pub(crate) use products::{folder as products_folder, keep_measured};
 pub use request::DeviceRequest;
 pub(crate) use resolved::Recording;
 pub use resolved::{ResolvedDevice, count_gpus};

@@ -317,6 +317,15 @@ impl ResolvedDevice {
         }
     }
 
+    /// How many kinds of matrix products use algorithms that were measured before (`kiln warmup --products`).
+    pub(crate) fn measured_products(&self) -> usize {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => kiln_model::ops::cube::matmul::used_algorithms(),
+            _ => 0,
+        }
+    }
+
     /// One line: which device, and why not the other.
     pub fn describe(&self) -> String {
         format!("device: {}, {}", self.name(), self.why)

@@ -51,3 +51,60 @@ fn a_run_after_a_warm_up_compiles_nothing() {
     assert!(count(&run, "", " from the cache, 0 compiled") > 10, "{run}");
     assert_eq!(kept("other"), warm);
 }
+
+/// `--products` measures which algorithm is the fastest for each product, once; runs use it, here and where it was
+/// carried to, and say so.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn products_are_measured_once() {
+    let workspace = Workspace::new();
+    let changes =
+        [("train.nonfinite", "'skip'"), ("device.backend", "'cuda'"), ("device.verify_kernels", "false")];
+    workspace.config("run.toml", &changes);
+    workspace.replace("run.toml", "threads = 1\n", "");
+    let said = |cache: &str, arguments: &[&str], slowest: &str| {
+        let mut command = workspace.command(arguments);
+        command.env("XDG_CACHE_HOME", workspace.path(cache)).env_remove("FAKE_CUDA_PTX_DIR");
+        command.env("FAKE_CUBLASLT_SLOWEST", slowest);
+        let ended = workspace.end(command.spawn().expect("the binary starts"));
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        format!("{}{}", ended.stdout, ended.stderr)
+    };
+    let line = |said: &str, part: &str| -> String {
+        said.lines()
+            .find(|line| line.contains(part))
+            .unwrap_or_else(|| panic!("no {part} in {said}"))
+            .to_owned()
+    };
+    let measured = "of matrix products with algorithms that kiln warmup has measured";
+    let plain = said("cache", &["train", "run.toml", "--out", "before"], "3");
+    assert!(!plain.contains(measured), "{plain}");
+
+    // The first one takes three times as long as the last.
+    let warm = said("cache", &["warmup", "run.toml", "--products", "--pack", "kernels.tar"], "3");
+    let told = line(&warm, "measured ");
+    let all =
+        "faster than with cuBLASLt's first choice, 2.98 times as fast in the median of these, 2.98 at most";
+    assert!(told.contains(all) && told.ends_with("kept in cache/kiln/kernels"), "{told}");
+    let count: usize = told.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    assert!(count > 5 && told.contains(&format!("{count} matrix products: {count} faster")), "{told}");
+
+    let run = said("cache", &["train", "run.toml", "--out", "run"], "0");
+    let used = line(&run, measured);
+    let unpacked = said("other", &["warmup", "--unpack", "kernels.tar"], "0");
+    line(&unpacked, &format!("algorithms for {count} matrix products are in it as well"));
+    let elsewhere = said("other", &["train", "run.toml", "--out", "elsewhere"], "0");
+    assert_eq!(line(&elsewhere, measured), used);
+    let doctor = said("other", &["doctor"], "0");
+    line(&doctor, &format!("products: measured algorithms for {count} products are kept in "));
+
+    // What cannot be read is told, and cuBLASLt's first choices are used.
+    std::fs::write(workspace.path("other").join("kiln/kernels/products.json"), "{").expect("the file");
+    let damaged = said("other", &["train", "run.toml", "--out", "damaged"], "0");
+    line(&damaged, "has no measured algorithms that can be read");
+    assert!(!damaged.contains(measured), "{damaged}");
+
+    // All are alike.
+    let even = said("even", &["warmup", "run.toml", "--products"], "0");
+    line(&even, "matrix products: cuBLASLt's first choice is the fastest for all; kept in ");
+}

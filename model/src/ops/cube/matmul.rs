@@ -14,7 +14,9 @@ use super::{contiguous, empty, len_of};
 use super::{reshaped, rows_at};
 
 #[cfg(feature = "cuda")]
-pub use super::cublaslt::allow_tf32;
+pub use super::cublaslt::{
+    ProductAlgorithms, allow_tf32, measure_algorithms, measured_algorithms, use_algorithms, used_algorithms,
+};
 
 /// The output of a product.
 pub enum Output {

@@ -28,6 +28,7 @@ use crate::run::step::run_passes;
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::schedule::learning_rates;
 use crate::values::Values;
+use crate::words::number_of;
 
 /// What the ranks tell each other after every step.
 pub(super) struct StepSync {
@@ -201,6 +202,13 @@ impl Trainer<'_> {
             self.say(&start.line(now));
             if let Some(kernels) = self.plan.device.kernels() {
                 self.say(&kernels.to_string());
+            }
+            let measured = self.plan.device.measured_products();
+            if measured > 0 {
+                let kinds = number_of(measured, "kind");
+                self.say(&format!(
+                    "{kinds} of matrix products with algorithms that kiln warmup has measured"
+                ));
             }
         }
         self.position.settled(StepOutcome { step, loss, tokens_per_s, step_s });

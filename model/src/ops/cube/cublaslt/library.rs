@@ -1,25 +1,21 @@
-//! cuBLASLt on one GPU: its handle, its workspaces, and the algorithm for each product.
+//! cuBLASLt on one GPU: its handle, its workspaces, and the plan of each product.
 
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::c_void;
-use std::ptr;
 use std::sync::OnceLock;
 
-use cudarc::cublaslt::result::{self as lt, CublasError};
-use cudarc::cublaslt::sys::{
-    cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreference_t,
-    cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cublasLtMatrixLayout_t,
-    cudaDataType as DataType, is_culib_present,
-};
+use cudarc::cublaslt::result as lt;
+use cudarc::cublaslt::sys::{cublasLtGetVersion, cublasLtHandle_t, is_culib_present};
 use cudarc::driver::result::{ctx, device, malloc_sync, primary_ctx};
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUdeviceptr, CUstream};
 
+use super::algorithms::{self, Key, Place};
 use super::error::ProductError;
-use super::problem::{Float, Operand, Problem};
+use super::measure::fastest_of;
+use super::plan::{Addresses, Call, Plan};
+use super::problem::{Alignments, Problem};
 
 /// Bytes of the workspace of a stream: from compute capability 9.0 on the size that NVIDIA recommends, and
 /// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
@@ -48,18 +44,14 @@ pub(super) fn present() -> bool {
     })
 }
 
-/// Device addresses of both operands and the output of a product.
-type Addresses = [CUdeviceptr; 3];
-
-/// The alignments of these addresses, in bytes.
-type Alignments = [u32; 3];
-
 /// cuBLASLt on one GPU, for the one thread that CubeCL runs this GPU on.
 ///
 /// Lives as long as the process: neither CubeCL's streams nor their thread end before.
 pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     context: CUcontext,
+    /// The kind of GPU, and the version of the library.
+    place: Place,
     workspace_bytes: usize,
     /// By stream: products of two streams may run at the same time.
     workspaces: HashMap<CUstream, CUdeviceptr>,
@@ -78,11 +70,15 @@ impl CublasLt {
         // SAFETY: as above.
         let major = unsafe { device::get_attribute(device, attribute) };
         let major = major.map_err(ProductError::driver("cuDeviceGetAttribute", what()))?;
+        let gpu = device::get_name(device).map_err(ProductError::driver("cuDeviceGetName", what()))?;
         enter(context)?;
         let handle = lt::create_handle().map_err(ProductError::library("cublasLtCreate", what()))?;
+        // SAFETY: the library is there, and the call takes nothing.
+        let library = unsafe { cublasLtGetVersion() };
         Ok(CublasLt {
             handle,
             context,
+            place: Place { gpu, library },
             workspace_bytes: WORKSPACE[usize::from(major < 9)],
             workspaces: HashMap::new(),
             plans: HashMap::new(),
@@ -104,39 +100,16 @@ impl CublasLt {
         stream: CUstream,
     ) -> Result<(), ProductError> {
         enter(self.context)?;
-        let workspace = self.workspace(stream)?;
-        let (handle, bytes) = (self.handle, self.workspace_bytes);
-        let plan = self.plan(problem, at, bias)?;
-        let refused = |call| ProductError::library(call, problem);
+        let workspace = (self.workspace(stream)?, self.workspace_bytes);
+        let call = Call { handle: self.handle, at, factors: [alpha, beta], workspace, stream };
+        // SAFETY: the caller's promise. The workspace belongs to this stream alone.
+        let plan = unsafe { self.plan(problem, &call, bias)? };
         if let Some(bias) = bias {
-            plan.description.set_bias(bias).map_err(refused("cublasLtMatmulDescSetAttribute"))?;
+            plan.set_bias(bias).map_err(ProductError::library("cublasLtMatmulDescSetAttribute", problem))?;
         }
-        let [first, second, output] = &plan.layouts;
-        let [a, b, done] = at.map(|address| address as *mut c_void);
-        // SAFETY: the plan was made for this problem and addresses so aligned; the caller promises memory and
-        // stream. The product is added to the output itself, which is read only if `beta` is not 0. The
-        // workspace belongs to this stream alone.
-        let queued = unsafe {
-            lt::matmul(
-                handle,
-                plan.description.0,
-                ptr::from_ref(&alpha).cast(),
-                ptr::from_ref(&beta).cast(),
-                b,
-                first.0,
-                a,
-                second.0,
-                done,
-                output.0,
-                done,
-                output.0,
-                &plan.algorithm,
-                workspace as *mut c_void,
-                bytes,
-                stream.cast(),
-            )
-        };
-        queued.map_err(refused("cublasLtMatmul"))
+        // SAFETY: the plan was made for this problem and addresses so aligned; the rest is the caller's promise.
+        unsafe { plan.queue(&plan.algorithm, &call) }
+            .map_err(ProductError::library("cublasLtMatmul", problem))
     }
 
     /// The workspace of `stream`, which the first product on it allocates.
@@ -153,14 +126,19 @@ impl CublasLt {
         }
     }
 
-    /// The plan of `problem`. For a new problem, cuBLASLt is asked.
-    fn plan(
+    /// The plan of `problem`, which is made for the first product of the kind.
+    ///
+    /// # Safety
+    ///
+    /// As for `multiply`, of which `call` is one.
+    unsafe fn plan(
         &mut self,
         problem: &Problem,
-        at: Addresses,
+        call: &Call,
         bias: Option<CUdeviceptr>,
     ) -> Result<&Plan, ProductError> {
-        let alignments = at.map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32);
+        let aligned = |address: CUdeviceptr| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32;
+        let alignments = call.at.map(aligned);
         let key = (*problem, alignments);
         if self.plans.len() >= PLANS && !self.plans.contains_key(&key) {
             self.plans.clear();
@@ -168,7 +146,19 @@ impl CublasLt {
         match self.plans.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                Ok(entry.insert(Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?))
+                let mut plan = Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?;
+                let key = Key { place: self.place.clone(), problem: *problem, alignments };
+                if algorithms::is_wanted(&key) {
+                    // SAFETY: the caller's promise.
+                    let found = unsafe { fastest_of(&plan, problem, call) };
+                    found.into_iter().for_each(|found| algorithms::note(key.clone(), found));
+                }
+                if let Some(algorithm) = algorithms::algorithm_of(&key)
+                    && plan.use_algorithm(self.handle, algorithm, self.workspace_bytes)
+                {
+                    algorithms::count_use();
+                }
+                Ok(entry.insert(plan))
             }
         }
     }
@@ -179,155 +169,4 @@ fn enter(context: CUcontext) -> Result<(), ProductError> {
     // SAFETY: the context is retained for good.
     let entered = unsafe { ctx::set_current(context) };
     entered.map_err(ProductError::driver("cuCtxSetCurrent", "a matrix product"))
-}
-
-/// The way cuBLASLt computes a problem.
-///
-/// cuBLASLt stores matrices by columns, and we store them by rows. A matrix of ours is therefore the
-/// transpose of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its
-/// first.
-struct Plan {
-    description: Description,
-    /// The layouts of `bᵀ`, `aᵀ` and `outputᵀ`.
-    layouts: [Layout; 3],
-    algorithm: cublasLtMatmulAlgo_t,
-}
-
-impl Plan {
-    /// Asks cuBLASLt for the algorithm it takes to be the fastest. The same problem gets the same one in
-    /// every run on GPUs of one kind.
-    fn new(
-        handle: cublasLtHandle_t,
-        problem: &Problem,
-        [a, b, output]: Alignments,
-        bias: Option<CUdeviceptr>,
-        workspace_bytes: usize,
-    ) -> Result<Plan, ProductError> {
-        let in_call = |call| ProductError::library(call, problem);
-        let Problem { m, k, n, .. } = *problem;
-        let written = Operand { transposed: false, leading: n };
-        let layouts = [
-            Layout::new(problem.input, [k, n], problem.b),
-            Layout::new(problem.input, [m, k], problem.a),
-            Layout::new(problem.output, [m, n], written),
-        ];
-        let [first, second, third] = layouts;
-        let made = |layout: Result<_, _>| layout.map_err(in_call("cublasLtMatrixLayoutCreate"));
-        let layouts = [made(first)?, made(second)?, made(third)?];
-        let description =
-            Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
-        let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
-        let preference = Descriptor(preference, lt::destroy_matmul_pref);
-        use PreferenceAttribute::*;
-        preference
-            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
-            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
-        for (attribute, alignment) in [
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
-        ] {
-            preference.set(attribute, &alignment).map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
-        }
-        let [first, second, third] = &layouts;
-        // SAFETY: the handle and all descriptors are alive.
-        let chosen = unsafe {
-            lt::get_matmul_algo_heuristic(
-                handle,
-                description.0,
-                first.0,
-                second.0,
-                third.0,
-                third.0,
-                preference.0,
-            )
-        };
-        let algorithm = chosen.map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?.algo;
-        Ok(Plan { description, layouts, algorithm })
-    }
-}
-
-fn data_type(float: Float) -> DataType {
-    match float {
-        Float::F32 => DataType::CUDA_R_32F,
-        Float::Bf16 => DataType::CUDA_R_16BF,
-        Float::F16 => DataType::CUDA_R_16F,
-    }
-}
-
-/// A descriptor of cuBLASLt's, with the function that destroys it.
-struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
-
-impl<T: Copy> Drop for Descriptor<T> {
-    fn drop(&mut self) {
-        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use:
-        // cuBLASLt reads it only while it queues. An error cannot be handled here.
-        let _ = unsafe { self.1(self.0) };
-    }
-}
-
-/// The operation on the matrices.
-type Description = Descriptor<cublasLtMatmulDesc_t>;
-
-impl Description {
-    fn new(problem: &Problem, bias: Option<CUdeviceptr>) -> Result<Self, CublasError> {
-        let compute = match problem.tf32 {
-            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => Compute::CUBLAS_COMPUTE_32F,
-        };
-        let made = lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?;
-        let made = Descriptor(made, lt::destroy_matmul_desc);
-        // CUBLAS_OP_N and CUBLAS_OP_T.
-        let operation = |operand: Operand| i32::from(operand.transposed);
-        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(problem.b))?;
-        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(problem.a))?;
-        if let Some(bias) = bias {
-            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
-            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            made.set_bias(bias)?;
-        }
-        Ok(made)
-    }
-
-    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each column of
-    /// cuBLASLt's.
-    fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
-        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
-    }
-
-    fn set<T: Copy>(&self, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
-        // SAFETY: the description is alive, and cuBLASLt copies as many bytes as the value has.
-        unsafe {
-            lt::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
-        }
-    }
-}
-
-/// The memory layout of a matrix.
-type Layout = Descriptor<cublasLtMatrixLayout_t>;
-
-impl Layout {
-    /// The layout of a matrix with this number of our rows and columns.
-    fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
-        let [down, across] = match operand.transposed {
-            true => [rows, columns],
-            false => [columns, rows],
-        };
-        let leading = operand.leading as i64;
-        let made = lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading)?;
-        Ok(Descriptor(made, lt::destroy_matrix_layout))
-    }
-}
-
-/// The workspace and the alignments that an algorithm may use.
-type Preference = Descriptor<cublasLtMatmulPreference_t>;
-
-impl Preference {
-    fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
-        // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
-        unsafe {
-            lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
-        }
-    }
 }

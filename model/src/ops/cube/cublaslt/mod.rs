@@ -3,13 +3,17 @@
 //! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
 //! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
 //! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). A `problem` has
-//! everything that decides how. Nothing here waits for the GPU.
+//! everything that decides how. Nothing here waits for the GPU, unless algorithms are to be measured (`measure`,
+//! `algorithms`).
 //!
 //! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
-//! run on GPUs of one kind.
+//! run on GPUs of one kind that uses the same algorithms.
 
+mod algorithms;
 mod error;
 mod library;
+mod measure;
+mod plan;
 mod problem;
 mod queue;
 
@@ -21,6 +25,10 @@ use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::stream::StreamId;
 
 use super::super::plain::{FusedOp, is_plain};
+pub use algorithms::{
+    ProductAlgorithms, measure_algorithms, measured_algorithms, use_algorithms, used_algorithms,
+};
+
 use problem::Problem;
 use queue::{Product, Server};
 

@@ -4,9 +4,13 @@ use std::fmt;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use serde::{Deserialize, Serialize};
+
+/// The alignments of both operands and the output of a product, in bytes.
+pub(super) type Alignments = [u32; 3];
 
 /// Floats that cuBLASLt multiplies, all of them with sums in `f32`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Float {
     F32,
     Bf16,
@@ -14,6 +18,13 @@ pub(super) enum Float {
 }
 
 impl Float {
+    fn bytes(self) -> usize {
+        match self {
+            Float::F32 => 4,
+            Float::Bf16 | Float::F16 => 2,
+        }
+    }
+
     fn of(dtype: DType) -> Option<Float> {
         match dtype {
             DType::F32 => Some(Float::F32),
@@ -25,7 +36,7 @@ impl Float {
 }
 
 /// The memory layout of an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Operand {
     /// Whether its columns are contiguous and its rows are not, as in a transposed view.
     pub(super) transposed: bool,
@@ -53,7 +64,7 @@ impl Operand {
 /// `[m, n] = [m, k] · [k, n]`, and whether `[n]` is added to each row. The result is contiguous.
 ///
 /// Factors are not part of it: cuBLASLt takes them with each product, and they do not decide the algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Problem {
     pub(super) m: usize,
     pub(super) k: usize,
@@ -90,6 +101,10 @@ impl Problem {
         let tf32 = tf32 && input == Float::F32;
         let (a, b) = (operand(a)?, operand(b)?);
         Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
+    }
+
+    pub(super) fn output_bytes(&self) -> usize {
+        self.m * self.n * self.output.bytes()
     }
 }
 

@@ -1,0 +1,293 @@
+//! How cuBLASLt computes one kind of product: its descriptors, and the algorithm.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::cublaslt::result::{self as lt, CublasError};
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
+    cublasLtMatmulAlgo_t as Algorithm, cublasLtMatmulAlgoCheck, cublasLtMatmulAlgoGetHeuristic,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
+    cublasLtMatrixLayout_t, cublasLtReductionScheme_t as Reduction, cublasStatus_t, cudaDataType as DataType,
+};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use super::error::ProductError;
+use super::problem::{Alignments, Float, Operand, Problem};
+
+/// Device addresses of both operands and the output of a product.
+pub(super) type Addresses = [CUdeviceptr; 3];
+
+/// The way cuBLASLt computes a problem.
+///
+/// cuBLASLt stores matrices by columns, and we store them by rows. A matrix of ours is therefore the
+/// transpose of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its
+/// first.
+pub(super) struct Plan {
+    description: Description,
+    /// The layouts of `bᵀ`, `aᵀ` and `outputᵀ`.
+    layouts: [Layout; 3],
+    preference: Preference,
+    pub(super) algorithm: Algorithm,
+}
+
+/// What one product of a plan is queued with.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) handle: cublasLtHandle_t,
+    /// Both operands and the output.
+    pub(super) at: Addresses,
+    /// Those of the product and of the values in the output.
+    pub(super) factors: [f32; 2],
+    /// Its address and bytes.
+    pub(super) workspace: (CUdeviceptr, usize),
+    pub(super) stream: CUstream,
+}
+
+impl Plan {
+    /// Asks cuBLASLt for the algorithm it takes to be the fastest. The same problem gets the same one in
+    /// every run on GPUs of one kind.
+    ///
+    /// Where an algorithm cuts the inner dimension into parts, these are summed in `f32`: cuBLASLt would round
+    /// them to the dtype of the output as well.
+    pub(super) fn new(
+        handle: cublasLtHandle_t,
+        problem: &Problem,
+        [a, b, output]: Alignments,
+        bias: Option<CUdeviceptr>,
+        workspace_bytes: usize,
+    ) -> Result<Plan, ProductError> {
+        let in_call = |call| ProductError::library(call, problem);
+        let Problem { m, k, n, .. } = *problem;
+        let written = Operand { transposed: false, leading: n };
+        let layouts = [
+            Layout::new(problem.input, [k, n], problem.b),
+            Layout::new(problem.input, [m, k], problem.a),
+            Layout::new(problem.output, [m, n], written),
+        ];
+        let [first, second, third] = layouts;
+        let made = |layout: Result<_, _>| layout.map_err(in_call("cublasLtMatrixLayoutCreate"));
+        let layouts = [made(first)?, made(second)?, made(third)?];
+        let description =
+            Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
+        let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        let preference = Descriptor(preference, lt::destroy_matmul_pref);
+        use PreferenceAttribute::*;
+        preference
+            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
+            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
+        let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference
+            .set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums)
+            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
+        for (attribute, alignment) in [
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
+        ] {
+            preference.set(attribute, &alignment).map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
+        }
+        let algorithm = Algorithm { data: [0; 8] };
+        let mut plan = Plan { description, layouts, preference, algorithm };
+        let named = plan.named::<1>(handle).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
+        let none = CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        plan.algorithm = *named.first().ok_or(none).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
+        Ok(plan)
+    }
+
+    /// The first `MOST` algorithms that cuBLASLt names, the one that it takes to be the fastest first.
+    pub(super) fn named<const MOST: usize>(
+        &self,
+        handle: cublasLtHandle_t,
+    ) -> Result<Vec<Algorithm>, CublasError> {
+        let mut results = [NO_RESULT; MOST];
+        let mut count = 0;
+        let [first, second, third] = &self.layouts;
+        // SAFETY: the handle and all descriptors are alive, and there is room for `MOST` results.
+        let status = unsafe {
+            cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                self.description.0,
+                first.0,
+                second.0,
+                third.0,
+                third.0,
+                self.preference.0,
+                MOST as i32,
+                results.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        status.result()?;
+        let found = results.iter().take(usize::try_from(count).unwrap_or(0));
+        let usable = found.filter(|result| result.state.result().is_ok());
+        Ok(usable.map(|result| result.algo).collect())
+    }
+
+    /// Uses `algorithm` from now on, if cuBLASLt takes it for this problem and a workspace of `room` bytes.
+    pub(super) fn use_algorithm(
+        &mut self,
+        handle: cublasLtHandle_t,
+        algorithm: [u64; 8],
+        room: usize,
+    ) -> bool {
+        let algorithm = Algorithm { data: algorithm };
+        let mut result = NO_RESULT;
+        let [first, second, third] = &self.layouts;
+        // SAFETY: the handle and all descriptors are alive; cuBLASLt checks the algorithm's bytes.
+        let status = unsafe {
+            cublasLtMatmulAlgoCheck(
+                handle,
+                self.description.0,
+                first.0,
+                second.0,
+                third.0,
+                third.0,
+                &algorithm,
+                &mut result,
+            )
+        };
+        let is_taken =
+            status.result().and_then(|()| result.state.result()).is_ok() && result.workspaceSize <= room;
+        if is_taken {
+            self.algorithm = algorithm;
+        }
+        is_taken
+    }
+
+    /// Sets the address of the bias of the next product.
+    pub(super) fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
+        self.description.set_bias(bias)
+    }
+
+    /// Queues one product.
+    ///
+    /// # Safety
+    ///
+    /// The plan was made for matrices as those of `call`, which are device memory until the stream has run the
+    /// product. No other stream uses the workspace.
+    pub(super) unsafe fn queue(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CublasError> {
+        let [first, second, output] = &self.layouts;
+        let [a, b, done] = call.at.map(|address| address as *mut c_void);
+        let [alpha, beta] = &call.factors;
+        // SAFETY: the caller's promise. The product is added to the output itself, which is read only if `beta`
+        // is not 0.
+        unsafe {
+            lt::matmul(
+                call.handle,
+                self.description.0,
+                ptr::from_ref(alpha).cast(),
+                ptr::from_ref(beta).cast(),
+                b,
+                first.0,
+                a,
+                second.0,
+                done,
+                output.0,
+                done,
+                output.0,
+                algorithm,
+                call.workspace.0 as *mut c_void,
+                call.workspace.1,
+                call.stream.cast(),
+            )
+        }
+    }
+}
+
+/// Room for what cuBLASLt says of an algorithm.
+const NO_RESULT: cublasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t {
+    algo: Algorithm { data: [0; 8] },
+    workspaceSize: 0,
+    state: cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+    wavesCount: 0.0,
+    reserved: [0; 4],
+};
+
+fn data_type(float: Float) -> DataType {
+    match float {
+        Float::F32 => DataType::CUDA_R_32F,
+        Float::Bf16 => DataType::CUDA_R_16BF,
+        Float::F16 => DataType::CUDA_R_16F,
+    }
+}
+
+/// A descriptor of cuBLASLt's, with the function that destroys it.
+struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
+
+impl<T: Copy> Drop for Descriptor<T> {
+    fn drop(&mut self) {
+        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use:
+        // cuBLASLt reads it only while it queues. An error cannot be handled here.
+        let _ = unsafe { self.1(self.0) };
+    }
+}
+
+/// The operation on the matrices.
+type Description = Descriptor<cublasLtMatmulDesc_t>;
+
+impl Description {
+    fn new(problem: &Problem, bias: Option<CUdeviceptr>) -> Result<Self, CublasError> {
+        let compute = match problem.tf32 {
+            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => Compute::CUBLAS_COMPUTE_32F,
+        };
+        let made = lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?;
+        let made = Descriptor(made, lt::destroy_matmul_desc);
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        let operation = |operand: Operand| i32::from(operand.transposed);
+        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(problem.b))?;
+        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(problem.a))?;
+        if let Some(bias) = bias {
+            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
+            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            made.set_bias(bias)?;
+        }
+        Ok(made)
+    }
+
+    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each column of
+    /// cuBLASLt's.
+    fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
+        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
+    }
+
+    fn set<T: Copy>(&self, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the description is alive, and cuBLASLt copies as many bytes as the value has.
+        unsafe {
+            lt::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+        }
+    }
+}
+
+/// The memory layout of a matrix.
+type Layout = Descriptor<cublasLtMatrixLayout_t>;
+
+impl Layout {
+    /// The layout of a matrix with this number of our rows and columns.
+    fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
+        let [down, across] = match operand.transposed {
+            true => [rows, columns],
+            false => [columns, rows],
+        };
+        let leading = operand.leading as i64;
+        let made = lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading)?;
+        Ok(Descriptor(made, lt::destroy_matrix_layout))
+    }
+}
+
+/// The workspace and the alignments that an algorithm may use.
+type Preference = Descriptor<cublasLtMatmulPreference_t>;
+
+impl Preference {
+    fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
+        unsafe {
+            lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+        }
+    }
+}
