@@ -99,4 +99,13 @@ impl Policy {
             Reshard::Default => self.strategy.reshards_after_forward() && by_default,
         }
     }
+
+    /// Whether a rank keeps its shard in the compute dtype beside the f32 masters, from which it is cast once: on a
+    /// GPU, where masters are offloaded, and where whole weights stay from forward to backward in any case. Elsewhere
+    /// masters are cast for every gather, and what is cast is freed with it. `by_default` as in
+    /// [`reshards_after_forward`](Policy::reshards_after_forward).
+    pub fn keeps_compute_shard(&self, on_host: bool, by_default: bool) -> bool {
+        let stays = self.compute_dtype != DType::F32 && !self.reshards_after_forward(by_default);
+        !on_host && (self.offload || stays)
+    }
 }

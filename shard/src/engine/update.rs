@@ -114,9 +114,9 @@ impl Engine {
             let mut state = group.state();
             let Some(gradient) = state.take_reduced() else { continue };
             let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
-            backend.update(update, shard, &gradient, &decision)?;
+            let is_written = backend.update(update, shard, &gradient, &decision)?;
             // Goes up while the next group is updated.
-            group.refresh_compute_shard(&mut state)?;
+            group.refresh_compute_shard(&mut state, is_written)?;
         }
         self.update_whole(backend, &decision)?;
         Ok((decision, sums))

@@ -132,8 +132,8 @@ impl Engine {
         let update = self.group_update(position);
         let mut state = group.state();
         let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
-        backend.update(update, shard, &updates, decision)?;
-        group.refresh_compute_shard(&mut state)
+        let is_written = backend.update(update, shard, &updates, decision)?;
+        group.refresh_compute_shard(&mut state, is_written)
     }
 
     fn arrived(&self, pending: Pending) -> Result<Buffer, ShardError> {

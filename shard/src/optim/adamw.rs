@@ -3,6 +3,13 @@
 use rayon::prelude::*;
 
 #[cfg(feature = "cube")]
+use cubecl::server::Handle;
+#[cfg(feature = "cube")]
+use half::{bf16, f16};
+#[cfg(feature = "cube")]
+use kiln_collectives::DType;
+
+#[cfg(feature = "cube")]
 use super::kernels;
 #[cfg(feature = "cube")]
 use super::rule::{DeviceRule, DeviceShard};
@@ -126,6 +133,10 @@ impl DeviceRule for AdamW {
         }
     }
 
+    fn writes_compute(&self) -> bool {
+        true
+    }
+
     fn update(&self, shard: &DeviceShard<'_>) {
         use cubecl::prelude::*;
         let [first, second] = shard.slots[..] else {
@@ -133,28 +144,41 @@ impl DeviceRule for AdamW {
         };
         let vectors = shard.len / DeviceShard::VECTOR;
         let (client, count) = (shard.client, shard.segments);
-        // SAFETY: all four have `len` elements, which the table lies inside of; `len` is a multiple of
-        // the vectors' length.
+        let cubes = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
+        let units = CubeDim::new_1d(DeviceShard::THREADS as u32);
+        // SAFETY: all of them have `len` elements, which the table lies inside of; `len` is a multiple of the vectors'
+        // length. The compute shard has the type that is named.
         unsafe {
-            kernels::adamw::launch_unchecked(
-                client,
-                cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1)),
-                CubeDim::new_1d(DeviceShard::THREADS as u32),
-                DeviceShard::VECTOR,
-                BufferArg::from_raw_parts(shard.weights.clone(), vectors),
-                BufferArg::from_raw_parts(first.clone(), vectors),
-                BufferArg::from_raw_parts(second.clone(), vectors),
-                BufferArg::from_raw_parts(shard.gradient.clone(), vectors),
-                BufferArg::from_raw_parts(shard.table.clone(), count * 3),
-                BufferArg::from_raw_parts(shard.decision.clone(), DeviceShard::DECISION),
-                BufferArg::from_raw_parts(shard.state.clone(), 4),
-                self.beta1 as f32,
-                self.beta2 as f32,
-                self.epsilon as f32,
-                shard.settings.kept(shard.learning_rate),
-                (shard.settings.learning_rate * shard.settings.scale) as f32,
-                DeviceShard::THREADS,
-            );
+            let values = |handle: &Handle| BufferArg::from_raw_parts(handle.clone(), vectors);
+            macro_rules! launch {
+                ($kernel:ident $(::<$dtype:ty>)?, $($compute:expr)?) => {
+                    kernels::$kernel::launch_unchecked $(::<$dtype>)? (
+                        client,
+                        cubes,
+                        units,
+                        DeviceShard::VECTOR,
+                        values(shard.weights),
+                        values(first),
+                        values(second),
+                        values(shard.gradient),
+                        BufferArg::from_raw_parts(shard.table.clone(), count * 3),
+                        BufferArg::from_raw_parts(shard.decision.clone(), DeviceShard::DECISION),
+                        BufferArg::from_raw_parts(shard.state.clone(), 4),
+                        self.beta1 as f32,
+                        self.beta2 as f32,
+                        self.epsilon as f32,
+                        shard.settings.kept(shard.learning_rate),
+                        (shard.settings.learning_rate * shard.settings.scale) as f32,
+                        $($compute,)?
+                        DeviceShard::THREADS,
+                    )
+                };
+            }
+            match shard.compute {
+                Some((compute, DType::BF16)) => launch!(adamw_cast::<bf16>, values(compute)),
+                Some((compute, DType::F16)) => launch!(adamw_cast::<f16>, values(compute)),
+                _ => launch!(adamw,),
+            }
         }
     }
 }

@@ -70,12 +70,12 @@ pub(crate) trait StepBackend {
     ) -> Result<(), BufferError>;
 
     /// Updates the shard of a group, if the decision says so. `gradient` is the gradient, or the update that
-    /// a rule on whole matrices has made.
+    /// a rule on whole matrices has made. Returns whether the weights in the compute dtype are up to date as well.
     fn update(
         &self,
         group: GroupUpdate<'_>,
         shard: ShardMut<'_>,
         gradient: &Buffer,
         decision: &Self::Decision,
-    ) -> Result<(), BufferError>;
+    ) -> Result<bool, BufferError>;
 }

@@ -146,6 +146,10 @@ impl DeviceStep {
         let shard = DeviceShard {
             client: &self.client,
             weights: device_of(&*shard.weights)?.handle(),
+            compute: match &shard.compute {
+                Some(compute) => Some((device_of(compute)?.handle(), compute.dtype())),
+                None => None,
+            },
             gradient: device_of(gradient)?.handle(),
             slots: slots.collect::<Result<_, BufferError>>()?,
             len: gradient.len(),
@@ -274,9 +278,10 @@ impl StepBackend for DeviceStep {
         shard: ShardMut<'_>,
         gradient: &Buffer,
         rates: &LearningRates,
-    ) -> Result<(), BufferError> {
+    ) -> Result<bool, BufferError> {
         let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, rates)? else {
-            return Ok(());
+            // Nothing was changed.
+            return Ok(true);
         };
         for Class { settings, table, segments } in classes {
             let (settings, segments) = (*settings, *segments);
@@ -284,7 +289,7 @@ impl StepBackend for DeviceStep {
             let learning_rate = rates.of(settings.schedule);
             rule.update(&DeviceShard { table, segments, state, learning_rate, settings, ..shard.clone() });
         }
-        Ok(())
+        Ok(rule.writes_compute() && shard.compute.is_some())
     }
 }
 

@@ -124,16 +124,16 @@ impl StepBackend for HostStep<'_> {
         mut shard: ShardMut<'_>,
         gradient: &Buffer,
         decision: &HostDecision,
-    ) -> Result<(), BufferError> {
+    ) -> Result<bool, BufferError> {
         let (weights, gradient) = (shard.weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
         let mut slots = slices(&mut shard.slots)?;
         for (range, settings) in runs(group, &self.shard(group.layout)) {
-            let Some(step) = decision.step_of(&settings) else { return Ok(()) };
+            let Some(step) = decision.step_of(&settings) else { return Ok(false) };
             let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
             let (weights, gradient) = (&mut weights[range.clone()], &gradient[range]);
             group.rule.update(&step, ShardRun { weights, gradient, slots, settings });
         }
-        Ok(())
+        Ok(false)
     }
 }
 

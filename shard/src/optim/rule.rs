@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use burn::tensor::Tensor;
 #[cfg(feature = "cube")]
 use cubecl::{prelude::Client, server::Handle};
+#[cfg(feature = "cube")]
+use kiln_collectives::DType;
 
 /// A rule by which parameters change, such as AdamW. An [`Optimizer`](super::Optimizer) says which rule is
 /// whose.
@@ -168,6 +170,12 @@ pub trait DeviceRule: Send + Sync {
     /// [`Rule::update`] of one parameter group's shard, queued.
     fn update(&self, shard: &DeviceShard<'_>);
 
+    /// Whether `update` writes [`DeviceShard::compute`] where there is one. Where it does not, weights are cast
+    /// before they are used again.
+    fn writes_compute(&self) -> bool {
+        false
+    }
+
     /// [`Rule::direct`] of one parameter group's shard, queued.
     fn direct(&self, shard: &DeviceShard<'_>) {
         let _ = shard;
@@ -183,6 +191,8 @@ pub struct DeviceShard<'a> {
     pub client: &'a Client,
     /// The f32 master weights.
     pub weights: &'a Handle,
+    /// The same in the compute dtype, for a rule to write as well.
+    pub compute: Option<(&'a Handle, DType)>,
     /// The reduced gradient, or what has come of it; f32.
     pub gradient: &'a Handle,
     /// The slots, in the order of [`Rule::slots`], f32.

@@ -18,7 +18,7 @@ use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered, Unsharde
 use crate::comm::{CommContext, Direction, Reducer};
 use crate::error::ShardError;
 use crate::layout::ParamGroupLayout;
-use crate::memory::{self, Held};
+use crate::memory::{self, Held, MemoryOwner, owned_by};
 use crate::sync::lock;
 
 /// A parameter group on one rank.
@@ -125,7 +125,7 @@ impl ParamGroup {
     fn start_unshard(&self, state: &mut GroupState, direction: Direction) -> Result<Weights, ShardError> {
         let context = &self.context;
         let dtype = context.policy.compute_dtype;
-        let compute_shard = if context.offloads() { Some(self.compute_shard(state)?) } else { None };
+        let compute_shard = if self.keeps_compute_shard() { Some(self.compute_shard(state)?) } else { None };
         let master = &state.master;
         let Some(group) = &context.shard else {
             let weights = if let Some(compute_shard) = compute_shard {
@@ -155,24 +155,40 @@ impl ParamGroup {
         Ok(Weights::Unsharding { work, counted })
     }
 
-    /// This rank's shard in the compute dtype, kept on the GPU while the f32 master is offloaded.
+    fn keeps_compute_shard(&self) -> bool {
+        let on_host = self.context.placement().is_host();
+        self.context.policy.keeps_compute_shard(on_host, self.options.reshard_after_forward)
+    }
+
+    /// This rank's shard in the compute dtype, which is kept on the GPU.
     fn compute_shard(&self, state: &mut GroupState) -> Result<Arc<Buffer>, ShardError> {
         if let Some(shard) = &state.compute_shard {
             return Ok(shard.clone());
         }
         let cast = match self.context.policy.compute_dtype {
             DType::F32 => Cow::Borrowed(&*state.master),
-            dtype => Cow::Owned(buffers::cast_to(&state.master, dtype)?),
+            dtype => Cow::Owned(owned_by(MemoryOwner::Weights, || buffers::cast_to(&state.master, dtype))?),
         };
-        let shard = Arc::new(self.context.placement().place(cast));
+        let shard = match self.context.offloads() {
+            true => Arc::new(self.context.placement().place(cast)),
+            // The master is on the GPU, and so is what was cast.
+            false => Arc::new(cast.into_owned()),
+        };
         state.compute_shard = Some(shard.clone());
         Ok(shard)
     }
 
-    /// After an update of the master: with offload, sends the new weights up to the GPU.
-    pub(crate) fn refresh_compute_shard(&self, state: &mut GroupState) -> Result<(), ShardError> {
-        if self.context.offloads() {
+    /// After an update of the master, which has written the compute shard as well if it `is_written`. With offload,
+    /// sends the new weights up to the GPU.
+    pub(crate) fn refresh_compute_shard(
+        &self,
+        state: &mut GroupState,
+        is_written: bool,
+    ) -> Result<(), ShardError> {
+        if !is_written {
             state.compute_shard = None;
+        }
+        if self.context.offloads() {
             self.compute_shard(state)?;
         }
         Ok(())
@@ -271,7 +287,7 @@ impl ParamGroup {
             }
             Weights::Unsharded(weights) => {
                 let is_f32 = self.context.policy.compute_dtype == DType::F32;
-                let stays = self.context.shard.is_none() && (is_f32 || self.context.offloads());
+                let stays = self.context.shard.is_none() && (is_f32 || self.keeps_compute_shard());
                 if weights.has_views() && !stays {
                     self.context.report_pinned(&self.layout.name);
                 }

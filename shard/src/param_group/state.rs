@@ -25,8 +25,9 @@ pub(crate) struct GroupState {
     /// f32 weights of this rank's shard; lives as long as the group. Shared only while a gather or a
     /// snapshot reads it or while it serves as the weights itself.
     pub(crate) master: Arc<Buffer>,
-    /// With offload: this rank's shard in the compute dtype on the GPU. Lives from the first gather
-    /// after a change of the master to the next change.
+    /// This rank's shard in the compute dtype on the GPU, where it is kept
+    /// ([`Policy::keeps_compute_shard`](crate::Policy::keeps_compute_shard)). Lives from the first gather after a
+    /// change of the master to the next change, or longer if that writes it as well.
     pub(crate) compute_shard: Option<Arc<Buffer>>,
     pub(super) weights: Weights,
     pub(super) gradient: Gradient,
@@ -78,6 +79,9 @@ pub(crate) struct Slot {
 /// A shard for the optimizer to change in place.
 pub(crate) struct ShardMut<'a> {
     pub(crate) weights: &'a mut Buffer,
+    /// The same in the compute dtype, if it is kept and nothing reads it.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code))]
+    pub(crate) compute: Option<&'a mut Buffer>,
     pub(crate) slots: Vec<&'a mut Buffer>,
 }
 
@@ -163,7 +167,8 @@ impl GroupState {
         let weights = make_mut(&mut self.master, snapshot, group)?;
         let slots = self.slots.iter_mut().take(names.len());
         let slots = slots.map(|slot| make_mut(&mut slot.values, snapshot, group));
-        Ok(ShardMut { weights, slots: slots.collect::<Result<_, _>>()? })
+        let compute = self.compute_shard.as_mut().and_then(Arc::get_mut);
+        Ok(ShardMut { weights, compute, slots: slots.collect::<Result<_, _>>()? })
     }
 
     /// The index of the slot `name`, which is made, of zeros, if there is none.

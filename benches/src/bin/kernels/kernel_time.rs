@@ -196,6 +196,9 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     } else if name.starts_with("adamw_n_") {
         // The gradient; the weight and both moments in and out.
         blocks * SEGMENT * 28.0
+    } else if name.starts_with("adamw_cast_") {
+        // The weight in the compute dtype as well.
+        blocks * SEGMENT * 30.0
     } else {
         threads * f64::from(kernel.code.once.read + kernel.code.once.written)
     }
