@@ -258,6 +258,34 @@ fn the_third_step_allocates_nothing() {
     assert!(allocations.is_empty(), "{allocations:#?}");
 }
 
+/// Weights that stay from forward to backward are cast once; from then on, the update casts what it has changed.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn weights_that_stay_are_cast_by_the_update() {
+    // Parameter groups: the embedding, two blocks, the head.
+    let groups = 4;
+    for (strategy, ranks) in [("SHARD_GRAD_OP", 2), ("NO_SHARD", 2), ("NO_SHARD", 1), ("FULL_SHARD", 1)] {
+        let (strategy_key, threads) = (format!("shard.strategy={strategy}"), ranks.to_string());
+        let more = ["--ranks", &threads, "--set", &strategy_key, "--set", "precision.compute=bf16"];
+        let more = [&more[..], &["--set", "train.global_batch=2", "--set", "train.micro_batch=1"]].concat();
+        let calls = run(&[], &more);
+        let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
+        let ends: Vec<_> = updates.chunks(updates.len() / 3).map(|step| step[step.len() - 1]).collect();
+        let casts = |from: usize, to: usize| {
+            let casts = |call: &&Call| call.name == "launch" && call.field("kernel").contains("convert");
+            calls[from..to].iter().filter(casts).count()
+        };
+        let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
+        let [first, second, third] = found;
+        let is_right = match strategy {
+            // Freed after forward, and cast again.
+            "FULL_SHARD" => first > groups && second > 0 && second == third,
+            _ => found == [groups * ranks, 0, 0],
+        };
+        assert!(is_right, "{found:?}, {strategy} on {ranks} ranks");
+    }
+}
+
 /// NCCL takes from the configuration what we have put there, and no padding: up to 2.30.4, what is a field from
 /// 2.30.5 on lies behind the last one.
 #[test]
