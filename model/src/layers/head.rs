@@ -130,17 +130,20 @@ impl Head {
         }
     }
 
-    /// What [`Head::loss`] holds in memory, or, where `token_loss` says so, [`Head::token_loss`]: as
-    /// [`Layer::meta_forward`](super::Layer::meta_forward).
+    /// What the norm before [`Head::meta_loss`] holds in memory.
+    pub fn meta_norm(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        tape.rms_norm(&x)
+    }
+
+    /// What [`Head::loss`] holds in memory once its `hidden` is there, or, where `token_loss` says so,
+    /// [`Head::token_loss`]: as [`Layer::meta_forward`](super::Layer::meta_forward).
     pub fn meta_loss(
         &self,
-        x: MetaTensor,
+        hidden: MetaTensor,
         vocab_size: usize,
         token_loss: bool,
         tape: &MetaTape<'_>,
     ) -> MetaTensor {
-        let hidden = tape.rms_norm(&x);
-        drop(x);
         match token_loss {
             true => tape.whole_logits(hidden, vocab_size),
             false => tape.cross_entropy(hidden, vocab_size, self.lm_head.is_none()),

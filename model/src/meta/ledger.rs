@@ -20,6 +20,23 @@ struct Book {
     largest: u64,
     moment: String,
     peak: MemoryPeak,
+    /// What was asked for and freed, in order.
+    events: Vec<LedgerEvent>,
+    buffers: u32,
+}
+
+/// A buffer that was asked for, or that is free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LedgerEvent {
+    /// A buffer of so many bytes.
+    Hold {
+        /// Its number.
+        buffer: u32,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The buffer of this number.
+    Free(u32),
 }
 
 /// The moment at which most was held.
@@ -46,6 +63,7 @@ pub struct Held {
     ledger: Ledger,
     owner: Owner,
     bytes: u64,
+    buffer: u32,
 }
 
 impl Ledger {
@@ -65,7 +83,17 @@ impl Ledger {
             peak.owners.clone_from(live);
             peak.moment.clone_from(moment);
         }
-        Held { ledger: self.clone(), owner, bytes }
+        let buffer = book.buffers;
+        book.buffers += 1;
+        if bytes > 0 {
+            book.events.push(LedgerEvent::Hold { buffer, bytes });
+        }
+        Held { ledger: self.clone(), owner, bytes, buffer }
+    }
+
+    /// What was asked for and freed since the last call, in order.
+    pub fn take_events(&self) -> Vec<LedgerEvent> {
+        std::mem::take(&mut self.0.borrow_mut().events)
     }
 
     /// What happens from now on, for [`MemoryPeak::moment`].
@@ -95,6 +123,9 @@ impl Drop for Held {
         book.total = book.total.saturating_sub(self.bytes);
         if let Some((_, live)) = book.live.iter_mut().find(|(name, _)| *name == self.owner) {
             *live = live.saturating_sub(self.bytes);
+        }
+        if self.bytes > 0 {
+            book.events.push(LedgerEvent::Free(self.buffer));
         }
     }
 }

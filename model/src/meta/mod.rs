@@ -8,5 +8,5 @@ mod ledger;
 mod ops;
 mod tape;
 
-pub use ledger::{Held, Ledger, MemoryPeak, Owner};
+pub use ledger::{Held, Ledger, LedgerEvent, MemoryPeak, Owner};
 pub use tape::{ACTIVATIONS, GRADIENTS, LOGITS, MetaBatch, MetaTape, MetaTensor, Products};

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::ledger::Held;
 use super::tape::{GRADIENTS, LOGITS, MetaTape, MetaTensor, Products};
-use crate::ops::logit_rows;
+use crate::ops::{logit_rows, rows_of_block};
 
 /// Bytes of an `f32`.
 const F32: u64 = 4;
@@ -76,6 +76,9 @@ impl MetaTape<'_> {
         };
         if !adds {
             self.register(x, self.tensor(d_in).memory);
+        } else if !self.batch.on_host {
+            // A GPU computes it first and adds then.
+            drop(self.tensor(d_in));
         }
         drop(operands);
     }
@@ -120,13 +123,17 @@ impl MetaTape<'_> {
         let x = x.clone();
         self.record(y, x.node.is_some(), move |tape, dy| {
             let dx = tape.tensor(x.width).memory;
+            // A GPU sums blocks of rows, and then their sums.
+            let rows = tape.batch.rows();
+            let blocks = rows.div_ceil(rows_of_block(usize::try_from(rows).unwrap_or(usize::MAX)) as u64);
+            let sums = (!tape.batch.on_host).then(|| tape.wide(blocks, x.width));
             if let Some(node) = x.node {
                 // The gradient of the stream is added to it.
                 drop(tape.take_gradient(node));
             }
             tape.register(x.node, dx);
             tape.register_weight(x.width);
-            drop((x, dy));
+            drop((x, dy, sums));
         })
     }
 
@@ -140,11 +147,14 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::rotary`](crate::ops::rotary()), in the memory of `x`.
+    /// [`ops::rotary`](crate::ops::rotary()), on the host in the memory of `x`.
     pub fn rotary(&self, x: MetaTensor) -> MetaTensor {
-        let node = x.node;
-        let y = self.in_place(x);
-        self.record(y, node.is_some(), move |tape, dy| tape.register(node, dy))
+        let (node, width) = (x.node, x.width);
+        let y = if self.batch.on_host { self.in_place(x) } else { self.tensor(width) };
+        self.record(y, node.is_some(), move |tape, dy| {
+            let dx = if tape.batch.on_host { dy } else { tape.tensor(width).memory };
+            tape.register(node, dx);
+        })
     }
 
     /// [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
@@ -179,10 +189,12 @@ impl MetaTape<'_> {
             Products::Widened => vec![self.wide_rows(q.width), self.wide_rows(kv), self.wide_rows(kv)],
             _ => Vec::new(),
         };
+        let on_host = self.batch.on_host;
+        let out_of_gpu = (!on_host).then(|| self.tensor(q.width));
         let logarithms = self.wide_rows(heads as u64);
         let keys = ordered(self);
         let wide = (products != Products::InPlace).then(|| self.wide_rows(q.width));
-        let out = self.tensor(q.width);
+        let out = out_of_gpu.unwrap_or_else(|| self.tensor(q.width));
         drop((keys, operands, wide));
         let saved = out.clone();
         let tracked = [&q, &k, &v].iter().any(|x| x.node.is_some());
@@ -194,13 +206,15 @@ impl MetaTape<'_> {
                 _ => Vec::new(),
             };
             let keys_and_values = [(); 2].map(|()| ordered(tape));
-            let sums = tape.wide_rows(heads as u64);
+            let sums = on_host.then(|| tape.wide_rows(heads as u64));
             match products {
                 Products::InPlace => {
                     for x in [&q, &k, &v] {
                         tape.register(x.node, tape.tensor(x.width).memory);
                     }
-                    drop((keys_and_values, sums));
+                    // A GPU's are for the kernels that come then.
+                    drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
+                    drop(keys_and_values);
                 }
                 Products::Packed | Products::Widened => {
                     let wide = [&q, &k, &v].map(|x| tape.wide_rows(x.width));
@@ -242,11 +256,14 @@ impl MetaTape<'_> {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
         self.record(x, false, move |tape, dy| {
-            // The sums of rows are f32.
-            let wide =
-                (tape.batch.element != F32).then(|| [tape.wide_rows(width), tape.wide(vocabulary, width)]);
+            // On the host the sums of rows are f32; a GPU goes from each place of a row to the next one.
+            let needed = match (tape.batch.on_host, tape.batch.element) {
+                (true, F32) => Vec::new(),
+                (true, _) => vec![tape.wide_rows(width), tape.wide(vocabulary, width)],
+                (false, _) => vec![tape.wide_rows(2)],
+            };
             tape.register_weight(vocabulary.saturating_mul(width));
-            drop((wide, dy));
+            drop((needed, dy));
         })
     }
 
@@ -270,20 +287,21 @@ impl MetaTape<'_> {
         for start in (0..rows).step_by(block.max(1) as usize).take(2) {
             let block = block.min(rows - start);
             let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
-            // Their gradients as operands.
-            let packs = products == Products::Packed;
+            // Their gradients as operands; on the host, f32 take the place of the logits.
+            let (packs, on_host) = (products == Products::Packed, self.batch.on_host);
             let narrow = self.batch.element;
-            let gradients = packs.then(|| self.ledger.hold(LOGITS, bytes(block, vocabulary, narrow)));
-            logits = logits.filter(|_| !packs);
+            let beside = packs || !on_host;
+            let gradients = beside.then(|| self.ledger.hold(LOGITS, bytes(block, vocabulary, narrow)));
+            logits = logits.filter(|_| !beside);
             let element = self.element_of_product();
-            let scaled = trains.then(|| self.scratch(bytes(block, d, element)));
+            let scaled = (trains && on_host).then(|| self.scratch(bytes(block, d, element)));
             // The left operand of the weight's gradient, in order; packed, one of the two is as wide as that.
             let ordered = match (packs, tied) {
                 (false, false) => bytes(block, d, element),
                 (false, true) => bytes(block, vocabulary, element),
                 (true, _) => bytes(block, d.saturating_add(vocabulary), element),
             };
-            let ordered = (trains && self.batch.on_host).then(|| self.scratch(ordered));
+            let ordered = (trains && on_host).then(|| self.scratch(ordered));
             if trains && dweight.is_none() {
                 dweight = Some(self.ledger.hold(GRADIENTS, bytes(d, vocabulary, F32)));
             }
@@ -293,8 +311,8 @@ impl MetaTape<'_> {
         let loss = self.tensor(0);
         self.record(loss, node.is_some(), move |tape, dy| {
             drop(dy);
-            // In the dtype of the operands.
-            let converts = tape.batch.element != F32;
+            // In the dtype of the operands; on a GPU, multiplied by the gradient of the loss.
+            let converts = tape.batch.element != F32 || !tape.batch.on_host;
             if let Some(dhidden) = dhidden {
                 let gradient = if converts { tape.tensor(d).memory } else { Rc::new(dhidden) };
                 tape.register(node, gradient);

@@ -55,6 +55,7 @@ pub use plain::{FusedOp, use_plain};
 pub(crate) use probe::probe;
 pub use probe::{Probe, ProbeOp, Seen};
 pub use residual::{Residual, ResidualOp};
+pub(crate) use rms_norm::rows_of_block;
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};

@@ -20,6 +20,17 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Te
     rms_norm_of_shared(x, weight, eps, SharedInput::new(1))
 }
 
+/// Rows that a cube of a GPU's backward pass works on, at least: the partial sums of dW, one row per cube,
+/// then stay small beside `x`.
+const ROWS: usize = 16;
+/// Cubes of that pass, at most.
+const BLOCKS: usize = 2048;
+
+/// Rows of each of the blocks that a GPU sums up for the gradient of the weight.
+pub(crate) fn rows_of_block(rows: usize) -> usize {
+    rows.div_ceil(BLOCKS).max(ROWS)
+}
+
 /// [`rms_norm`] of an input that other operations read as well.
 pub(super) fn rms_norm_of_shared<const D: usize>(
     x: Tensor<D>,

@@ -82,6 +82,15 @@ impl DataSheet {
         1e12 * if precision == Precision::F32 { self.f32 } else { self.bf16 }
     }
 
+    /// This GPU with other FLOP/s in products, or other bytes per second of its memory, where they are given.
+    pub fn with_speed(mut self, flops: Option<f64>, bandwidth: Option<f64>) -> Self {
+        if let Some(flops) = flops {
+            (self.bf16, self.f32) = (flops / 1e12, flops / 1e12);
+        }
+        self.bandwidth = bandwidth.map_or(self.bandwidth, |bandwidth| bandwidth / 1e9);
+        self
+    }
+
     /// Bytes of its memory.
     pub fn memory(&self) -> u64 {
         (self.memory_gib * f64::from(1 << 30)) as u64

@@ -12,7 +12,7 @@ use super::target::{Cores, Hardware, Target};
 use super::{Gathers, Speed};
 use crate::bench::{median, step};
 use crate::config::Config;
-use crate::device::{ResolvedDevice, threads_per_rank};
+use crate::device::{ResolvedDevice, cores, threads_per_rank};
 use crate::error::{Result, TrainError};
 use crate::registry::Registry;
 use crate::sharded::ShardedDecoder;
@@ -42,7 +42,9 @@ pub(super) fn calibrated(
     let resolved = ResolvedDevice::new(config, registry.layers(), None)?;
     let failed = TrainError::threads("threads that measure the peak of this machine");
     let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
-    let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * (ranks * threads) as f64 };
+    // Ranks may be more than there are cores.
+    let used = (ranks * threads).min(cores());
+    let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
     let mut config = config.clone();
     config.train.global_batch = ranks * config.micro_batch();

@@ -157,18 +157,14 @@ impl PlanArgs {
                         known.join(", ")
                     ))
                 })?;
-                let unknown = Hardware::Unknown {
-                    flops: flops.or(Some(sheet.peak_flops(config.precision.compute()))),
-                    bandwidth: bandwidth.or(Some(sheet.bandwidth * 1e9)),
-                };
-                let is_known = flops.is_none() && bandwidth.is_none();
-                (if is_known { Hardware::Gpu(sheet) } else { unknown }, Some(sheet.memory()))
+                (Hardware::Gpu(sheet.with_speed(flops, bandwidth)), Some(sheet.memory()))
             }
             (None, Some(memory)) => (Hardware::Unknown { flops, bandwidth }, Some(memory.0)),
             (None, None) => {
                 let cores = flops.map(|flops| Cores {
                     flops: flops * HOST_PRODUCTS * ranks as f64,
-                    bandwidth: bandwidth.unwrap_or(HOST_BANDWIDTH) * ranks as f64,
+                    bandwidth: bandwidth
+                        .map_or(HOST_BANDWIDTH * ranks.min(device::cores()) as f64, |own| own * ranks as f64),
                 });
                 let machine = Memory::of_machine().map(|memory| memory.total);
                 (Hardware::Cpu(cores), config.device.memory.map(|size| size.0).or(machine))

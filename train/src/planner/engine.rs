@@ -2,7 +2,7 @@
 //! gradients and optimizer state, and when.
 
 use kiln_collectives::{Operation, Phase};
-use kiln_model::meta::{GRADIENTS, Held, Ledger, Owner};
+use kiln_model::meta::{GRADIENTS, Held, Ledger, LedgerEvent, Owner};
 use kiln_shard::{Mesh, PlannedGroup, Policy, ShardOptions};
 
 use super::clock::{Axis, Clock, Finish, PlannedCall, Speed};
@@ -40,7 +40,7 @@ pub(super) struct Group {
     /// Elements that the transformation of its largest matrix needs.
     pub(super) transform: u64,
     options: ShardOptions,
-    _state: Vec<Held>,
+    state: Vec<Held>,
     weights: Weights,
     pub(super) gradient: Gradient,
 }
@@ -98,7 +98,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// The groups of `modules` after the first update. What is `offloaded` goes to a ledger of its own.
+    /// The groups of `modules` before the first update. What is `offloaded` goes to a ledger of its own.
     pub(super) fn new(
         ledger: &Ledger,
         offloaded: Option<&Ledger>,
@@ -118,7 +118,6 @@ impl Groups {
                 let shard = padded / mesh.shard_size() as u64;
                 let slots = group.slots as u64;
                 let mut state = vec![host.hold(WEIGHTS, shard.saturating_mul(F32))];
-                state.extend((0..slots).map(|_| host.hold(OPTIMIZER, shard.saturating_mul(F32))));
                 if offloads {
                     // The shard that gathers start from, and the gradient's place.
                     let width = policy.compute_dtype.size() as u64;
@@ -134,7 +133,7 @@ impl Groups {
                     is_whole: group.is_whole,
                     transform: group.layout.parameters.iter().map(|p| transform(&p.shape)).max().unwrap_or(0),
                     options: *options,
-                    _state: state,
+                    state,
                     weights: Weights::Sharded,
                     gradient: Gradient::None,
                 });
@@ -158,6 +157,18 @@ impl Groups {
             last_micro_batch: true,
             allocated: 0,
         }
+    }
+
+    /// What the first update adds for each group: the slots of the optimizer, in a ledger for what is offloaded. What is
+    /// asked for, by group.
+    pub(super) fn add_slots(&mut self, offloaded: Option<&Ledger>) -> Vec<Vec<LedgerEvent>> {
+        let own = self.ledger.clone();
+        let add = |group: &mut Group| {
+            let (ledger, bytes) = (offloaded.unwrap_or(&own), group.shard.saturating_mul(F32));
+            group.state.extend((0..group.slots).map(|_| ledger.hold(OPTIMIZER, bytes)));
+            own.take_events()
+        };
+        self.groups.iter_mut().map(add).collect()
     }
 
     pub(super) fn width(&self) -> u64 {

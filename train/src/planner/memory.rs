@@ -9,6 +9,7 @@ use kiln_shard::{Mesh, MeshError, Optimizer, PlannedGroup, Policy, Recompute, Sh
 
 use super::clock::{Axis, PlannedCall, Speed};
 use super::engine::{COMMUNICATION, Gathers, Groups};
+use super::pages::Pages;
 use crate::config::{CROSS_ENTROPY, Config};
 use crate::sharded::{ModuleOutline, modules_of};
 
@@ -48,6 +49,8 @@ pub struct PlannedStep {
     pub peak: MemoryPeak,
     /// Bytes of its largest buffer where it computes.
     pub largest: u64,
+    /// Bytes of the pages of a GPU in which all that is; 0 on the host.
+    pub reserved: u64,
     /// What it holds on the host while a GPU computes.
     pub offloaded: MemoryPeak,
     /// Seconds that it takes.
@@ -118,11 +121,13 @@ impl<'a> RankShape<'a> {
         let offloads = self.policy.offload && !self.on_host;
         let host = Ledger::default();
         let offloaded = offloads.then_some(&host);
-        let groups =
+        let mut groups =
             Groups::new(&ledger, offloaded, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
         // Buffers of the sockets between processes, and what they have read from each other.
         let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
         let _sockets = ledger.hold(COMMUNICATION, sockets);
+        let weights = ledger.take_events();
+        let slots = groups.add_slots(offloaded);
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let pass =
@@ -140,15 +145,29 @@ impl<'a> RankShape<'a> {
                 middle = (seconds - before.0, waited - before.1, calls);
             }
         }
+        let passes_events = ledger.take_events();
         ledger.enter("update");
-        pass.groups.borrow_mut().update();
+        let update = pass.groups.borrow_mut().update();
         let (mut seconds, mut waited, _) = pass.time();
         let mut calls = pass.groups.borrow().clock.read().2.to_vec();
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
         calls.extend(middle.2.into_iter().map(|call| PlannedCall { times: more as u64, ..call }));
+        // Two steps, the first of which finds no slots.
+        let mut pages = Pages::for_largest(ledger.largest());
+        if !self.on_host {
+            pages.follow(&weights);
+            pages.follow(&passes_events);
+            for (slots, update) in slots.iter().map(Some).chain([None]).zip(&update) {
+                slots.into_iter().for_each(|slots| pages.follow(slots));
+                pages.follow(update);
+            }
+            pages.follow(&passes_events);
+            update.iter().for_each(|update| pages.follow(update));
+        }
         PlannedStep {
             peak: ledger.peak(),
             largest: ledger.largest(),
+            reserved: if self.on_host { 0 } else { pages.reserved() },
             offloaded: host.peak(),
             seconds,
             waited,
@@ -238,7 +257,11 @@ impl<'a> Pass<'a> {
         }
         let flops = rows as f64 * decoder.head_flops_per_token();
         // Its gradients are computed in forward.
-        let loss = self.compute(flops, || decoder.head.meta_loss(x, model.vocab_size, token_loss, &tape));
+        let loss = self.compute(flops, || {
+            let hidden = decoder.head.meta_norm(x, &tape);
+            self.on_tied_gradient(&tape);
+            decoder.head.meta_loss(hidden, model.vocab_size, token_loss, &tape)
+        });
         {
             let mut groups = self.groups.borrow_mut();
             groups.leave_forward(head, true);
@@ -258,18 +281,25 @@ impl<'a> Pass<'a> {
     /// Backward is done with a module where forward is now.
     fn on_leave(&self, tape: &MetaTape<'a>, module: usize, flops: f64) {
         let groups = self.groups.clone();
-        // A tied embedding has the gradient of its use in the head.
-        let tied = module > self.shape.decoder.layers.len() && self.shape.decoder.head.lm_head.is_none();
         tape.on_backward(move |tape| {
             let (written, mut groups) = (tape.take_weight_gradients(), groups.borrow_mut());
             let allocated = tape.ledger().allocated();
             let bytes = allocated - std::mem::replace(&mut groups.allocated, allocated);
             groups.clock.compute(flops, PASSES * bytes as f64);
-            if tied {
-                groups.accumulate(0);
-            }
             groups.leave_backward(module, written);
         });
+    }
+
+    /// A tied embedding is given the gradient of its use in the head as soon as that is there.
+    fn on_tied_gradient(&self, tape: &MetaTape<'a>) {
+        if self.shape.decoder.head.lm_head.is_none() {
+            let groups = self.groups.clone();
+            tape.on_backward(move |tape| {
+                let written = tape.take_weight_gradients();
+                groups.borrow_mut().accumulate(0);
+                drop(written);
+            });
+        }
     }
 
     fn block(&self, tape: &MetaTape<'a>, index: usize, x: MetaTensor, goes_on: bool) -> MetaTensor {

@@ -1,7 +1,7 @@
 //! What a run will hold, send and take, before it starts: `kiln plan`.
 //!
 //! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its
-//! time. `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them,
+//! time, `pages` the memory that a GPU's runtime takes for it. `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them,
 //! `sweep` shows how the best one scales, `calibrate` measures this machine.
 
 mod calibrate;
@@ -9,6 +9,7 @@ mod clock;
 mod command;
 mod engine;
 mod memory;
+mod pages;
 mod report;
 mod sweep;
 mod table;
@@ -21,4 +22,4 @@ pub use engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 pub use memory::{PlannedStep, RankShape};
 pub use report::{PlanReport, Recommendation, recommend};
 pub use table::{PlanRow, Planned};
-pub use target::{Cores, Hardware, PRODUCTS, Target, beside_blocks};
+pub use target::{Cores, Hardware, Target, beside_blocks, products_share};

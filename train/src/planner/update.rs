@@ -1,7 +1,7 @@
 //! The end of a step, as [`kiln_shard::Engine::update`] has it: memory, collectives and time.
 
 use kiln_collectives::{Operation, Phase};
-use kiln_model::meta::Held;
+use kiln_model::meta::{Held, LedgerEvent};
 
 use super::clock::Axis;
 use super::engine::{COMMUNICATION, F32, Gathers, Gradient, Group, Groups, OPTIMIZER};
@@ -16,8 +16,9 @@ const F64: u64 = 8;
 
 impl Groups {
     /// The update: each group's gradient is freed after it. Rules that need whole parameters have them
-    /// gathered.
-    pub(super) fn update(&mut self) {
+    /// gathered. What is asked for and freed, by group, and what comes after.
+    pub(super) fn update(&mut self) -> Vec<Vec<LedgerEvent>> {
+        let mut events = Vec::new();
         self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
         if self.communicates() {
             let squares = F64.saturating_mul(self.mesh.world_size() as u64);
@@ -40,6 +41,7 @@ impl Groups {
             if !is_whole {
                 self.groups[at].gradient = Gradient::None;
             }
+            events.push(self.ledger.take_events());
         }
         // Directions of a group are gathered while those of the one before are transformed.
         let wholes: Vec<_> = (0..self.groups.len()).filter(|at| self.groups[*at].is_whole).collect();
@@ -61,6 +63,9 @@ impl Groups {
                 drop(updates.replace(made));
             }
         }
+        drop(updates);
+        events.push(self.ledger.take_events());
+        events
     }
 
     /// The matrices of the group at `at` are transformed into the updates that are returned, and these

@@ -31,6 +31,7 @@
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
 //! - `memory`: the least memory of a run, against what it takes and what there is;
+//! - `plan`, `published`: what a run will hold, send and take; the same of runs that others have published;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `samples`: texts, losses of answers and events on the way of a run;
@@ -94,6 +95,7 @@ mod preemption;
 mod prepare;
 mod presets;
 mod processes;
+mod published;
 mod reference;
 mod report;
 mod restarts;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use kiln::config::Precision;
 use kiln::device::DataSheet;
-use kiln::planner::PRODUCTS;
+use kiln::planner::products_share;
 use kiln_model::ModelConfig;
 
 use crate::host::Report;
@@ -53,9 +53,10 @@ pub fn run(folders: &[PathBuf], gpu: &str, tools: &Tools, python: &Path) -> Resu
     println!("# Predicted for {}: nobody has run it\n", sheet.name);
     println!(
         "Nothing here was measured on a GPU. *At least*: every launch at the rates of the data sheet, and products of \
-         matrices by NVIDIA's matmul heuristics, without a limit of power. *Expected*: products at {PRODUCTS} of the \
+         matrices by NVIDIA's matmul heuristics, without a limit of power. *Expected*: products at {} of the \
          data sheet's FLOP/s, memory and attention at the shares in `benches/src/bin/kernels/kernel_time.rs`, and \
          {} µs for a launch. Communication and reading of data are not in it.\n",
+        products_share(gpu.flops),
         LAUNCH_S * 1e6
     );
     println!(
@@ -105,7 +106,7 @@ impl Step {
             }
         }
         let products = calls.iter().flatten().copied().filter(|call| call.name() == "cublaslt_matmul");
-        let matmuls = Matmuls::of(products, sheet.name, python, PRODUCTS * gpu.flops)?;
+        let matmuls = Matmuls::of(products, sheet.name, python, products_share(gpu.flops) * gpu.flops)?;
         let mut times = [Times::new(), Times::new()];
         for (index, calls) in calls.iter().enumerate() {
             let shape = Shape::of(&reports[index]);

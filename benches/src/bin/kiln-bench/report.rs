@@ -62,6 +62,8 @@ pub struct StepReport {
     pub peak_rank_bytes: Vec<u64>,
     /// What the plan says of a rank's memory, on the device if that has its own.
     pub planned_rank_bytes: Option<u64>,
+    /// What the plan says that the device's allocator takes for that, if it has its own.
+    pub planned_reserved_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,
     /// Bytes of it that weights, moments and whatever else outlives a step took after the last one.
@@ -106,6 +108,7 @@ impl StepReport {
             peak_rss_sum_bytes: process::peak_rss(),
             peak_rank_bytes: measured.rank_bytes,
             planned_rank_bytes: None,
+            planned_reserved_bytes: None,
             peak_reserved_bytes: measured.device_bytes,
             used_device_bytes: measured.device_used,
             model,

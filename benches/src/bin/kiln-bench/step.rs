@@ -8,7 +8,7 @@ use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::optimizers::Optimizers;
-use kiln::planner::{Gathers, RankShape};
+use kiln::planner::{Gathers, RankShape, Speed};
 use kiln::run::{TrainError, check_memory};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
@@ -60,7 +60,7 @@ impl StepArgs {
         let gathers = if on_host { Gathers::Shared } else { Gathers::Pooled };
         let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, gathers, on_host)
             .ok()
-            .map(|shape| shape.step(&kiln::planner::Speed::INSTANT).peak.bytes);
+            .map(|shape| shape.step(&Speed::INSTANT));
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {
@@ -70,7 +70,8 @@ impl StepArgs {
                 .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
         };
         let mut report = StepReport::new(&config, model.clone(), selected.describe(), Some(peak), measured);
-        report.planned_rank_bytes = planned;
+        report.planned_rank_bytes = planned.as_ref().map(|step| step.peak.bytes);
+        report.planned_reserved_bytes = planned.filter(|_| !on_host).map(|step| step.reserved);
         Ok(if self.json { report.to_json() } else { report.to_text() })
     }
 }

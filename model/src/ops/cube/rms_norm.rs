@@ -9,13 +9,7 @@ use cubecl::prelude::*;
 
 use super::sums::{Reduction, column_sums, cube_reduce, units_for};
 use super::{contiguous, cubes, elem, empty, len_of, vector_size};
-use crate::ops::rms_norm::{RmsNormKernels, width_of};
-
-/// Rows that a cube of the backward pass works on, at least: the partial sums of dW, one row per cube,
-/// then stay small beside `x`.
-const ROWS: usize = 16;
-/// Cubes of the backward pass, at most.
-const BLOCKS: usize = 2048;
+use crate::ops::rms_norm::{RmsNormKernels, rows_of_block, width_of};
 
 impl RmsNormKernels for CubeBackend {
     fn rms_norm_forward(x: &CubeTensor, weight: &CubeTensor, eps: f64) -> CubeTensor {
@@ -47,7 +41,7 @@ impl RmsNormKernels for CubeBackend {
         let width = width_of(x, weight);
         let (x, weight, dy) = (contiguous(x), contiguous(weight), contiguous(dy));
         let rows = len_of(&x) / width;
-        let per_block = rows.div_ceil(BLOCKS).max(ROWS);
+        let per_block = rows_of_block(rows);
         let blocks = rows.div_ceil(per_block);
         let dx = empty(&x, x.meta.shape().clone(), x.dtype);
         let partial = empty(&x, [blocks * width], DType::F32);
