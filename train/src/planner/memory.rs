@@ -61,7 +61,19 @@ pub struct PlannedStep {
     pub calls: Vec<PlannedCall>,
 }
 
+/// Bytes of cuBLASLt's workspace, from Hopper on.
+const WORKSPACE: u64 = 32 << 20;
+
 impl PlannedStep {
+    /// Bytes of a GPU that the runtime keeps beside the peak: pages that are not full, and the workspace of products.
+    /// 0 on the host.
+    pub fn kept(&self) -> u64 {
+        match self.reserved {
+            0 => 0,
+            reserved => reserved.saturating_sub(self.peak.bytes).saturating_add(WORKSPACE),
+        }
+    }
+
     /// Bytes that the rank sends over `axis`.
     pub fn sent(&self, axis: Axis) -> u64 {
         let calls = self.calls.iter().filter(|call| call.axis == axis);

@@ -205,8 +205,8 @@ impl PlanReport {
         }
         let _ = write!(
             text,
-            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, some 1.5 GiB \
-             of the runtime.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
+            "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, pages \
+             that are not full, the driver and NCCL.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
              host, of all ranks of a\nmachine; whether that fits is not said. largest: the largest micro-batch that fits. \
              sent: by a rank in a step.\n"
         );

@@ -13,8 +13,10 @@ use super::memory::{PlannedStep, RankShape};
 use super::target::{Target, beside_blocks};
 use crate::config::{Choice, Config, DeviceDefaults, Precision};
 
-/// Owner of what the runtime of a GPU keeps.
+/// Phase of what the runtime of a GPU keeps: pages that are not full, and the workspace of products.
 const RUNTIME: &str = "runtime";
+/// Phase of what a GPU's driver, its libraries and NCCL take.
+const DRIVER: &str = "driver";
 
 /// What a plan is made of: a configuration and its model, without values.
 pub struct Planned<'a> {
@@ -147,7 +149,8 @@ impl Planned<'_> {
         ]
         .map(|(name, owner)| (name, step.peak.of(owner)))
         .into();
-        phases.insert(RUNTIME, self.target.runtime());
+        phases.insert(RUNTIME, step.kept());
+        phases.insert(DRIVER, self.target.driver());
         let by_axis = [("shard", Axis::Shard), ("replicate", Axis::Replicate), ("world", Axis::World)];
         let sent_by_axis: BTreeMap<_, _> = by_axis.map(|(name, axis)| (name, step.sent(axis))).into();
         Some(PlanRow {
@@ -158,7 +161,7 @@ impl Planned<'_> {
             micro_batch,
             micro_batches: shape.micro_batches,
             largest_micro_batch: largest,
-            peak_bytes: step.peak.bytes.saturating_add(self.target.runtime()),
+            peak_bytes: self.peak_bytes(&step),
             phases,
             moment: step.peak.moment.clone(),
             host_bytes: step.offloaded.bytes,
@@ -180,9 +183,14 @@ impl Planned<'_> {
         RankShape::of_config(config, model, decoder, optimizer, gathers, target.on_host()).ok()
     }
 
+    /// The most that a rank holds, with what it is held by.
+    fn peak_bytes(&self, step: &PlannedStep) -> u64 {
+        step.peak.bytes.saturating_add(step.kept()).saturating_add(self.target.driver())
+    }
+
     /// Bytes of what has to fit: of a GPU, or of all ranks that share a machine's memory.
     fn needed(&self, shape: &RankShape<'_>, step: &PlannedStep) -> u64 {
-        let bytes = step.peak.bytes.saturating_add(self.target.runtime());
+        let bytes = self.peak_bytes(step);
         if !self.target.on_host() {
             return bytes;
         }

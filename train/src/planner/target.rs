@@ -8,17 +8,18 @@ use crate::config::Precision;
 use crate::device::DataSheet;
 use crate::links::{Link, Links};
 
-/// The share of its FLOP/s that a GPU's products of matrices reach in training. One that could do more than 500 TFLOP/s
-/// (NVIDIA's since Hopper) is held back by its limit of power. Both numbers are those with which most of the runs in
-/// `train/tests/cli/published.rs` are met. They are below what the best shapes of bf16 products reach alone: 87 % on an A100, 80 % on an
-/// H100, 78 % on a B200 (Stas Bekman, "Maximum Achievable Matmul FLOPS", github.com/stas00/ml-engineering).
+/// The share of its FLOP/s that a GPU's products of matrices reach in training. One that could do more than 500
+/// TFLOP/s (NVIDIA's since Hopper) is held back by its limit of power. Both numbers are those with which most of the
+/// runs in `train/tests/cli/published.rs` are met. They are below what the best shapes of bf16 products reach alone,
+/// 87 % on an A100, 80 % on an H100 and 78 % on a B200 (Stas Bekman, "Maximum Achievable Matmul FLOPS",
+/// github.com/stas00/ml-engineering).
 pub fn products_share(flops: f64) -> f64 {
-    if flops > 500e12 { 0.65 } else { 0.78 }
+    if flops > 500e12 { 0.64 } else { 0.78 }
 }
 
-/// The share of a data sheet's bandwidth that everything else reaches, since operations read and write what
-/// others have just written.
-const STREAMING: f64 = 0.4;
+/// The share of a data sheet's bandwidth that everything else reaches, by the same runs: operations are short, and
+/// write what others read.
+const STREAMING: f64 = 0.5;
 /// The share of their links that collectives of large buffers reach.
 const LINKS: f64 = 0.8;
 /// Seconds that a collective takes among GPUs of a machine, and for each step of its ring beyond.
@@ -27,9 +28,10 @@ const HOP_S: f64 = 2e-6;
 /// GB/s of a network adapter of 400 Gbit/s, of which every GPU of a machine has one.
 const ADAPTER: f64 = 50.0;
 
-/// What the CUDA driver, its libraries, NCCL and CubeCL's pools take besides what the engine asks for:
-/// measured on no GPU yet.
-const GPU_RUNTIME: u64 = 3 << 29;
+/// What the CUDA driver and its libraries take of a GPU: measured on none yet.
+const DRIVER: u64 = 3 << 28;
+/// What NCCL takes for a rank that has others: measured on none yet.
+const NCCL: u64 = 3 << 28;
 
 /// What a process holds besides what its ranks are counted to hold: code, tokenizer, stacks.
 const PROCESS: u64 = 56 << 20;
@@ -95,9 +97,13 @@ impl Target {
         self.ranks.div_ceil(self.nodes.max(1))
     }
 
-    /// Bytes that a rank's memory holds besides what the engine asks for.
-    pub fn runtime(&self) -> u64 {
-        if self.on_host() { 0 } else { GPU_RUNTIME }
+    /// Bytes of a rank's GPU that the driver, its libraries and NCCL take.
+    pub fn driver(&self) -> u64 {
+        match (self.on_host(), self.ranks) {
+            (true, _) => 0,
+            (false, 0 | 1) => DRIVER,
+            (false, _) => DRIVER + NCCL,
+        }
     }
 
     /// FLOP/s of one rank that its MFU is measured against.

@@ -113,6 +113,9 @@ impl Need {
         if processes > 0 {
             rows.push(("the process, and pages between blocks", beside_blocks(counted, processes)));
         }
+        if step.reserved > 0 {
+            rows.push(("pages of the GPU that are not full", step.kept().saturating_mul(ranks)));
+        }
         Need::of_rows(rows)
     }
 

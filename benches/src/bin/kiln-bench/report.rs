@@ -62,7 +62,10 @@ pub struct StepReport {
     pub peak_rank_bytes: Vec<u64>,
     /// What the plan says of a rank's memory, on the device if that has its own.
     pub planned_rank_bytes: Option<u64>,
-    /// What the plan says that the device's allocator takes for that, if it has its own.
+    /// What the plan says of weights and the optimizer's state, which outlive a step.
+    pub planned_state_bytes: Option<u64>,
+    /// What the plan says that the device's allocator, with the workspace of products, takes for all that, if it has its
+    /// own.
     pub planned_reserved_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,
@@ -108,6 +111,7 @@ impl StepReport {
             peak_rss_sum_bytes: process::peak_rss(),
             peak_rank_bytes: measured.rank_bytes,
             planned_rank_bytes: None,
+            planned_state_bytes: None,
             planned_reserved_bytes: None,
             peak_reserved_bytes: measured.device_bytes,
             used_device_bytes: measured.device_used,

@@ -8,7 +8,7 @@ use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::optimizers::Optimizers;
-use kiln::planner::{Gathers, RankShape, Speed};
+use kiln::planner::{Gathers, OPTIMIZER, RankShape, Speed, WEIGHTS};
 use kiln::run::{TrainError, check_memory};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
@@ -70,8 +70,11 @@ impl StepArgs {
                 .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
         };
         let mut report = StepReport::new(&config, model.clone(), selected.describe(), Some(peak), measured);
-        report.planned_rank_bytes = planned.as_ref().map(|step| step.peak.bytes);
-        report.planned_reserved_bytes = planned.filter(|_| !on_host).map(|step| step.reserved);
+        if let Some(planned) = planned {
+            report.planned_rank_bytes = Some(planned.peak.bytes);
+            report.planned_state_bytes = Some(planned.peak.of(WEIGHTS) + planned.peak.of(OPTIMIZER));
+            report.planned_reserved_bytes = Some(planned.peak.bytes + planned.kept()).filter(|_| !on_host);
+        }
         Ok(if self.json { report.to_json() } else { report.to_text() })
     }
 }

@@ -337,6 +337,9 @@ impl Trainer<'_> {
         let shape =
             RankShape::of_config(config, model, &decoder, optimizer, gathers, !resolved.is_gpu()).ok()?;
         let shape = RankShape { mesh: engine.mesh(), ..shape };
-        Some(shape.step(&Speed::INSTANT).peak.bytes).filter(|_| memory::is_counting())
+        let step = shape.step(&Speed::INSTANT);
+        // Of a GPU, its pages are counted.
+        Some(if resolved.is_gpu() { step.reserved } else { step.peak.bytes })
+            .filter(|_| memory::is_counting())
     }
 }
