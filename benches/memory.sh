@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The memory of training steps at their real sizes, without a GPU: what the driver has given for a rank, against what
-# `kiln plan` says of it, the driver's own memory left out. Fails if the plan is more than 2 % too low or 5 % too high, or
-# if more than MOST_WASTE percent (default 5) of a full GPU's memory (300m, 1b and 7b on one rank) is not in use at the
-# peak.
+# `kiln plan` says of it, the driver's own memory left out. Fails if the plan is more than 2 % too low, or more than 5 %
+# and a page too high, or if more than MOST_WASTE percent (default 5) of a full GPU's memory (300m, 1b and 7b on one
+# rank) is not in use at the peak. (Into which page a buffer fits depends on how far the host is ahead of the GPU, and
+# in a small step a page is more than 5 %.)
 #
 #     benches/memory.sh            # all configurations, some 10 minutes on two cores
 #     benches/memory.sh 300m       # those of some presets
@@ -13,7 +14,7 @@
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    sed -n '2,17s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
@@ -108,16 +109,16 @@ while read -r preset ranks passes batch seq gib settings; do
         $1 == "free" || $1 == "free_async" { now -= bytes[field["at"]]; delete bytes[field["at"]] }
         END {
             for (at in bytes) if (bytes[at] >= 2^20) { pages++; of_size[bytes[at]]++ }
-            for (size in of_size) if (of_size[size] > usual) usual = of_size[size]
+            for (size in of_size) if (of_size[size] > usual) { usual = of_size[size]; page = size }
             reserved /= ranks
             difference = 100 * (planned / reserved - 1)
             waste = 100 * (1 - live / reserved)
             printf "| %s | %.3f | %.3f | %+.1f %% | %.3f | %.3f | %.3f | %d | %d | %.1f %% |\n", row, reserved / 1e9,
                 planned / 1e9, difference, live / 1e9, used / ranks / 1e9, state / 1e9, pages, pages - usual, waste
-            exit difference < -2 || difference > 5 || waste > most
+            exit difference < -2 || (difference > 5 && planned - reserved > page) || waste > most
         }' "$out/trace.txt" || failed=1
 done < <(configurations)
 if [ $failed = 1 ]; then
-    echo "the plan is not within -2 % and +5 %, or more than ${MOST_WASTE:-5} % is not in use"
+    echo "a plan is not within -2 % and +5 %, or more than ${MOST_WASTE:-5} % is not in use"
 fi
 exit $failed
