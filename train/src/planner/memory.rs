@@ -135,11 +135,11 @@ impl<'a> RankShape<'a> {
         let offloaded = offloads.then_some(&host);
         let mut groups =
             Groups::new(&ledger, offloaded, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
+        let weights = ledger.take_events();
+        let slots = groups.add_slots(offloaded);
         // Buffers of the sockets between processes, and what they have read from each other.
         let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
         let _sockets = ledger.hold(COMMUNICATION, sockets);
-        let weights = ledger.take_events();
-        let slots = groups.add_slots(offloaded);
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let pass =
