@@ -41,6 +41,8 @@ pub(super) struct Group {
     pub(super) transform: u64,
     options: ShardOptions,
     state: Vec<Held>,
+    /// This rank's shard in the compute dtype, where it is kept on a GPU, from the first gather on.
+    compute: Option<Held>,
     weights: Weights,
     pub(super) gradient: Gradient,
 }
@@ -76,6 +78,8 @@ pub(super) struct Groups {
     policy: Policy,
     pub(super) mesh: Mesh,
     pub(super) gathers: Gathers,
+    /// Whether the host's memory is what is planned for.
+    pub(super) on_host: bool,
     pub(super) offloads: bool,
     pub(super) groups: Vec<Group>,
     /// Positions of the groups of each module.
@@ -134,6 +138,7 @@ impl Groups {
                     transform: group.layout.parameters.iter().map(|p| transform(&p.shape)).max().unwrap_or(0),
                     options: *options,
                     state,
+                    compute: None,
                     weights: Weights::Sharded,
                     gradient: Gradient::None,
                 });
@@ -144,6 +149,7 @@ impl Groups {
             policy: policy.clone(),
             mesh,
             gathers,
+            on_host: false,
             offloads,
             groups,
             modules: positions,
@@ -207,13 +213,19 @@ impl Groups {
             return;
         }
         let communicates = self.communicates();
-        if !communicates && (width == F32 || self.offloads) {
+        let by_default = self.groups[at].options.reshard_after_forward;
+        let keeps = self.policy.keeps_compute_shard(self.on_host, by_default);
+        if keeps && !self.offloads && self.groups[at].compute.is_none() {
+            let bytes = self.groups[at].shard.saturating_mul(width);
+            self.groups[at].compute = Some(self.ledger.hold(WEIGHTS, bytes));
+        }
+        if !communicates && (width == F32 || keeps) {
             // Read in place.
             self.groups[at].weights = Weights::Unsharded(self.ledger.hold(GATHERED, 0));
             return;
         }
         let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
-        let sent = (communicates && width != F32 && !self.offloads)
+        let sent = (communicates && width != F32 && !keeps)
             .then(|| self.ledger.hold(COMMUNICATION, shard.saturating_mul(width)));
         let shares = communicates && self.gathers == Gathers::Shared;
         let kept = if shares { None } else { self.pool.1.take() };

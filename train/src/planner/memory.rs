@@ -135,6 +135,7 @@ impl<'a> RankShape<'a> {
         let offloaded = offloads.then_some(&host);
         let mut groups =
             Groups::new(&ledger, offloaded, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
+        groups.on_host = self.on_host;
         let weights = ledger.take_events();
         let slots = groups.add_slots(offloaded);
         // Buffers of the sockets between processes, and what they have read from each other.
