@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Rehearses benches/gpu.sh on a machine that has never seen Kiln, without a GPU: a folder with the files of this
+# repository and target/pack, no cargo, an empty cache, no network, no nvidia-smi, and the stand-ins for NVIDIA's
+# libraries in place of a driver. Needs target/pack (benches/gpu.sh --pack), a C compiler, and PyPI for NVRTC once.
+#
+#     benches/fakecuda/rehearse.sh            # all scenes, one after the other
+#     benches/fakecuda/rehearse.sh slow       # some: driverless, slow, timed, whole
+#
+# driverless  there is no driver: that is said, in the report as well (seconds)
+# slow        every launch takes 5 ms, and there is a minute for all: what has no time is told, the report is written
+# timed       parts C and D with kernels that compute nothing, beside a peer that answers
+# whole       all parts, those of A and B with kernels that are executed on the CPU; as much time as that takes (an hour)
+#
+# What was printed and the reports stay in target/rehearsal/SCENE.
+set -uo pipefail
+case "${1:-}" in
+-h | --help)
+    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+scenes=("$@")
+[ $# -gt 0 ] || scenes=(driverless slow timed whole)
+
+cd "$(dirname "$0")/../.." || exit 2
+target=${CARGO_TARGET_DIR:-target}
+pack=${PACK:-target/pack}
+[ -d "$pack" ] || { echo "no $pack: run benches/gpu.sh --pack first" >&2; exit 2; }
+[ -n "${NO_SETUP:-}" ] || benches/fakecuda/setup.sh >/dev/null || exit 2
+stand_ins=$(cd "$target/fakecuda" && pwd)
+mkdir -p "$target/rehearsal"
+rehearsal=$(cd "$target/rehearsal" && pwd)
+
+# A machine as it comes, at $1.
+machine() (
+    rm -rf "$1"
+    mkdir -p "$1/kiln/target/pack" "$1/home" "$1/tmp" "$1/driver"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$1/kiln"
+    find "$pack" -maxdepth 1 -type f -exec cp -t "$1/kiln/target/pack" {} +
+    # NVRTC and headers as pip installs them; of the tools beside them a machine with a GPU has none.
+    mkdir -p "$1/kiln/target/pack/python/nvidia/cu13"
+    cp -r "$stand_ins/python/nvidia/cu13/"{lib,include} "$1/kiln/target/pack/python/nvidia/cu13/"
+    # Kernels are executed by all programs but the one that measures.
+    if [ "$2" = executed ]; then
+        cd "$1" || exit 2
+        local packed=kiln/target/pack/kiln-bench
+        if [ -e $packed.xz ]; then xz -d $packed.xz; fi
+        mv $packed measures && chmod +x measures
+        printf '#!/bin/sh\nFAKE_CUDA_EXECUTE=0 exec %s "$@"\n' "$1/measures" >$packed
+    fi
+)
+
+# A Python whose PyTorch finds the GPU and answers at once, with figures that nobody has measured.
+peer() {
+    cat >"$1" <<'END'
+#!/bin/sh
+case "$*" in
+-c*) echo "PyTorch that stands in for one" ;;
+*--kernels*) echo '{"kernels": {"rms_norm": 1e-5, "attention": 1e-4}}' ;;
+*) echo '{"tokens_per_s": 1000.0, "peak_reserved_bytes": 60000000000}' ;;
+esac
+END
+    chmod +x "$1"
+}
+
+# gpu.sh on the machine at $1, with two more arguments and then variables: without a network but with the loopback
+# of its own, as processes that meet on one machine need it.
+play() {
+    local at=$1 only=$2 parts=$3
+    shift 3
+    local words='ip link set lo up 2>/dev/null; cd "$1/kiln" && shift && exec bash benches/gpu.sh "$@"'
+    timeout -k 5 7200 env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$at/home" TMPDIR="$at/tmp" LANG=C.UTF-8 "$@" \
+        unshare --map-root-user --net bash -c "$words" bash "$at" --report "$at/report.md" "$only" "$parts" \
+        >"$at/said.txt" 2>&1
+    echo "exit code $?" >>"$at/said.txt"
+}
+
+failed=0
+# Whether a text of a scene has a line like this.
+expect() {
+    grep -qE -- "$2" "$1" && return
+    echo "$1 has no line like: $2"
+    failed=1
+}
+
+for scene in "${scenes[@]}"; do
+    at=$rehearsal/$scene
+    report=$at/report.md
+    echo "== $scene"
+    case $scene in driverless | slow | timed | whole) ;; *) echo "no such scene" >&2; exit 2 ;; esac
+    machine "$at" "$([ "$scene" = whole ] && echo executed || echo empty)"
+    driver=LD_LIBRARY_PATH=$stand_ins/lib
+    began=$SECONDS
+    case $scene in
+    driverless)
+        play "$at" --only A,B,C,D
+        expect "$at/said.txt" '^no GPU that kiln can use'
+        expect "$report" 'no GPU that kiln can use'
+        expect "$at/said.txt" '^exit code 1$'
+        ;;
+    slow)
+        play "$at" --only A,B,C,D "$driver" FAKE_CUDA_LAUNCH_US=5000 BUDGET=60
+        [ $((SECONDS - began)) -le 80 ] || { echo "it took $((SECONDS - began)) s, and had 60"; failed=1; }
+        expect "$report" 'out of time'
+        expect "$report" 'not run: no time left'
+        expect "$report" 'no PyTorch that finds the GPU'
+        expect "$at/said.txt" '^exit code 1$'
+        ;;
+    timed)
+        peer "$at/peer"
+        play "$at" --only C,D "$driver" PEER_PYTHON="$at/peer"
+        expect "$report" '^\| 300m \| [0-9.]+ \| [0-9.]+, at least'
+        expect "$report" '^\| 1b \| [0-9.]+ \| [0-9.]+, at least'
+        expect "$report" '^\| 7b \|'
+        expect "$report" '^\| C kernels \| passed'
+        ;;
+    whole)
+        peer "$at/peer"
+        play "$at" --only A,B,C,D "$driver" PEER_PYTHON="$at/peer" BUDGET=6600 FAKE_CUDA_EXECUTE=1 \
+            FAKE_NCCL_VERSION=23000
+        for check in "A check, compiling" "A check" "A kernels" "B sharding" "B nccl 1 rank" "B nccl 2 ranks" \
+            "C kernels" "D 7b"; do
+            expect "$report" "^\| $check \| passed"
+        done
+        expect "$report" '^\| 300m \| [0-9.]+ \| [0-9.]+, at least'
+        ;;
+    esac
+    sed -n '/^| check/,/ s in all/p' "$at/said.txt"
+done
+exit $failed
