@@ -224,12 +224,13 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
     let mut lines = vec![key.device.clone()];
     lines.extend(findings.iter().map(report::line));
-    let is_right = wrong(&findings).is_empty();
+    let (is_right, time) = (wrong(&findings).is_empty(), begun.elapsed());
     lines.push(match is_right {
-        true => all_right(&findings, begun.elapsed()),
-        false => {
-            "kernels are wrong: runs on this GPU compute these operations in plain operations".to_owned()
-        }
+        true => all_right(&findings, time),
+        false => format!(
+            "kernels are wrong: runs on this GPU compute these operations in plain operations; checked in {}",
+            took(time)
+        ),
     });
     Ok((lines, is_right))
 }

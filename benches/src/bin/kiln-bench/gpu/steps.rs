@@ -92,6 +92,7 @@ impl EndToEnd<'_> {
         count: Steps,
         pair: &mut StepPair,
     ) -> Result<(), BenchError> {
+        self.chosen.check_memory(config, model)?;
         let measured = measure(config, model, &self.chosen.device, count)?;
         // The peer is to find the memory free.
         self.chosen.device.memory_cleanup();
