@@ -155,7 +155,11 @@ check() {
     0) result=passed ;;
     124) result="out of time" ;;
     137) if [ $((SECONDS - from)) -ge "$limit" ]; then result="out of time"; else result="killed, as for want of memory"; fi ;;
-    *) result="failed ($code)" ;;
+    *)
+        # What kiln-bench holds against a row or a bar.
+        result=$(sed -n 's/^FAILED //p' "$log" | head -n 1)
+        result="failed${result:+: $result} ($code)"
+        ;;
     esac
     # Tests that a filter leaves out would pass as well.
     if [ $code = 0 ] && grep -q '^test result: ok. 0 passed' "$log"; then
@@ -295,8 +299,14 @@ figures() {
         echo '```'
     fi
 }
-# The verdict of a check of kernels on each, and how long it took.
-verdicts() { sed -n '/^kernels/,$s/^  /    /p' "$1"; }
+# The verdict of a check of kernels on each, and how long it took; of a second check, what is new.
+verdicts() {
+    if [ "$1" = "A check" ]; then
+        sed -n '/^kernels/,$s/^  /    /p' "$2" | sed -n '/WRONG/p; $p'
+    else
+        sed -n '/^kernels/,$s/^  /    /p' "$2"
+    fi
+}
 
 table() {
     echo "| check | result | seconds | log |"
@@ -318,7 +328,7 @@ sections() {
             echo "Nothing was told until it ended."
             continue
         fi
-        case $name in A*) verdicts "$log" ;; *) figures "$log" ;; esac
+        case $name in A*) verdicts "$name" "$log" ;; *) figures "$log" ;; esac
     done
     case $parts in
     *[CD]*)
