@@ -281,7 +281,7 @@ sys.exit(not torch.cuda.is_available())' >"$out/peer.log" 2>&1
 esac
 # What benches/predict.sh has said of these steps before anybody ran them.
 expected=()
-[ -e $predicted ] && expected=(--predicted $predicted)
+[ -e $predicted ] && expected=(--predicted "$predicted")
 # Rows are told when they are done, so that what runs out of time has not been in vain.
 export KILN_LOG=warn,kiln=info
 check "C steps" 190 "$work/kiln-bench" gpu "${peer[@]}" "${bars[@]}" "${expected[@]}" --least-mfu 45 \

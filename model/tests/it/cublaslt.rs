@@ -22,8 +22,8 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use kiln_model::ops;
 use kiln_model::ops::cube::matmul::{
-    Output, ProductAlgorithms, allow_tf32, matmul, measure_algorithms, measured_algorithms, rounds_to_tf32, transposed,
-    use_algorithms, used_algorithms,
+    Output, ProductAlgorithms, allow_tf32, matmul, measure_algorithms, measured_algorithms, rounds_to_tf32,
+    transposed, use_algorithms, used_algorithms,
 };
 
 use crate::ops_support::{assert_close, flat, normal, values};
