@@ -157,7 +157,7 @@ check() {
     137) if [ $((SECONDS - from)) -ge "$limit" ]; then result="out of time"; else result="killed, as for want of memory"; fi ;;
     *)
         # What kiln-bench holds against a row or a bar.
-        result=$(sed -n 's/^FAILED //p' "$log" | head -n 1)
+        result=$(sed -n 's/^FAILED //; T; s/:*$//p' "$log" | head -n 1)
         result="failed${result:+: $result} ($code)"
         ;;
     esac
