@@ -324,6 +324,7 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
           letter(of->transposed[1]), of_a->leading, of_b->leading, of_d->leading, of_a->type, of_d->type,
           of->compute, *alpha, *beta, of->epilogue, place_of(algorithm), (unsigned long)a, (unsigned long)b, (unsigned long)c,
           (unsigned long)d, (unsigned long)of->bias, workspace_size, (unsigned long)workspace, result);
+    take_time();
     double most = setting("FAKE_CUBLASLT_COMPUTE", setting("FAKE_CUDA_EXECUTE", 0) != 0 ? INFINITY : 0);
     if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= most) {
         struct product product = {

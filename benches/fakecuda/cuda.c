@@ -238,6 +238,7 @@ Result cuLaunchKernel(void *launched, unsigned grid_x, unsigned grid_y, unsigned
     Device device = 0;
     if (hook != NULL && cuCtxGetDevice(&device) == SUCCESS)
         hook((uint32_t)device, (uint32_t)(uintptr_t)stream, function->name);
+    take_time();
     if (function->kernel == NULL)
         return SUCCESS;
     if (extra != NULL)

@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 static int file = -1;
+static useconds_t of_launch;
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
 
 static void open_file(void) {
+    of_launch = (useconds_t)setting("FAKE_CUDA_LAUNCH_US", 0);
     const char *name = getenv("FAKE_CUDA_TRACE");
     if (name != NULL && *name != 0)
         file = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -32,6 +34,12 @@ void trace(const char *format, ...) {
     /* One write per line: the kernel keeps appended writes apart. */
     if (write(file, line, (size_t)length) != length)
         abort();
+}
+
+void take_time(void) {
+    pthread_once(&opened, open_file);
+    if (of_launch > 0)
+        usleep(of_launch);
 }
 
 double setting(const char *name, double otherwise) {

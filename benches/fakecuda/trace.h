@@ -17,6 +17,9 @@ struct span {
  * libraries come in the order of the calls, whole. */
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Lets the time pass that a launch takes by FAKE_CUDA_LAUNCH_US: none, if nothing is set. */
+void take_time(void);
+
 /* A number from a variable, or `otherwise`. */
 double setting(const char *name, double otherwise);
 

@@ -136,11 +136,7 @@ impl<'a> ShortRun<'a> {
             let counts = selected.kernels().unwrap_or_default() - before;
             line.iter().for_each(|line| line.set(format!("{what}; {counts}"), done, STAGES));
         };
-        // Ranks that are threads share what is found of the kernels.
-        if rank == 0 || world.backend() != "local" {
-            let processes = (world.backend() != "local").then_some(&*world);
-            kernels::settle(config, model, selected, processes)?;
-        }
+        kernels::settle_on_rank(config, model, selected, &*world)?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let shard_size = world::shard_size(config.shard.strategy, config.shard.shard_size, &*world)?;
         let builder = EngineBuilder::new(world, config.policy(), shard_size)?

@@ -13,6 +13,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "cube")]
+use crate::ops::cube::matmul::rounds_to_tf32;
 use crate::ops::{FusedOp, use_plain};
 pub use cases::Shapes;
 use cases::{Case, cases};
@@ -82,7 +84,7 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
     let inputs: Vec<_> = inputs.iter().map(|input| values(flat(input, dtype, &cpu))).collect();
     let expected = run(&case.plain, &inputs, FloatDType::F64, &cpu.autodiff());
     let device = device.clone().autodiff();
-    let bound = bound(case.op, dtype);
+    let bound = bound(case.op, dtype, &device);
     let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
     // A kernel that a device cannot compile or launch is a panic in burn.
     match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
@@ -128,10 +130,10 @@ fn run(
     std::iter::once(result).chain(leaves.iter().map(of_leaf)).collect()
 }
 
-/// Of the largest value. Products of `f32` may be rounded to TF32 by 2⁻¹¹ of each operand, and attention has
-/// three of them one after another; a half-precision result and the gradient that comes in are rounded to 8
-/// bits in `bf16`.
-fn bound(op: FusedOp, dtype: FloatDType) -> f64 {
+/// Of the largest value: `f32` is rounded to 24 bits again and again, or in products to the 11 of TF32 where `device`
+/// does so, and attention has three of them one after another. A half-precision result and the gradient that
+/// comes in are rounded to 8 bits in `bf16`.
+fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
     let has_products = matches!(
         op,
         FusedOp::MatrixProduct
@@ -141,9 +143,14 @@ fn bound(op: FusedOp, dtype: FloatDType) -> f64 {
             | FusedOp::Experts
     );
     match dtype {
-        FloatDType::F32 if has_products => 4e-3,
+        FloatDType::F32 if has_products && rounds_to_tf32(device) => 4e-3,
         FloatDType::F32 => 1e-5,
         FloatDType::F64 => 1e-10,
         _ => 2e-2,
     }
+}
+
+#[cfg(not(feature = "cube"))]
+fn rounds_to_tf32(_: &Device) -> bool {
+    false
 }

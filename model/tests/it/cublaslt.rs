@@ -22,8 +22,8 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use kiln_model::ops;
 use kiln_model::ops::cube::matmul::{
-    Output, ProductAlgorithms, allow_tf32, matmul, measure_algorithms, measured_algorithms, transposed,
-    use_algorithms, used_algorithms,
+    Output, ProductAlgorithms, allow_tf32, matmul, measure_algorithms, measured_algorithms, rounds_to_tf32,
+    transposed, use_algorithms, used_algorithms,
 };
 
 use crate::ops_support::{assert_close, flat, normal, values};
@@ -333,10 +333,14 @@ fn tf32_is_asked_for() {
         matmul(a.clone(), a, 1.0, Output::New(DType::F32));
         trace.products().iter().map(|line| line["compute"].clone()).collect::<Vec<_>>()
     };
+    let rounds = || rounds_to_tf32(&Device::cuda(0));
     assert_eq!(computes(DType::F32), ["68"]);
+    assert!(!rounds() && !rounds_to_tf32(&Device::flex()));
     allow_tf32(true);
     let (f32, bf16) = (computes(DType::F32), computes(DType::BF16));
+    let are_rounded = rounds();
     allow_tf32(false);
+    assert!(are_rounded && !rounds());
     assert_eq!((f32, bf16), (vec!["77".to_owned()], vec!["68".to_owned()]));
     assert_eq!(computes(DType::F32), ["68"]);
 }

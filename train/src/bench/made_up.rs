@@ -1,5 +1,6 @@
 //! Training steps on made-up tokens, for measurements that need no data.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
@@ -47,8 +48,19 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// What a step took on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTimes {
+    /// From the end of its last backward pass until its outcome was known.
+    pub update: Duration,
+    /// From its start until the host had queued all its work for the device. A GPU takes some 1,000 launches
+    /// ahead of what it does, so that a host with more of them waits for the GPU, and this is the most that the
+    /// host needs.
+    pub queued: Duration,
+}
+
 /// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. `loss` takes the place of
-/// the cross-entropy. Step `number` has the same tokens on every machine. Returns the time that the update took. Collective.
+/// the cross-entropy. Step `number` has the same tokens on every machine. Returns what it took. Collective.
 ///
 /// # Errors
 ///
@@ -59,8 +71,8 @@ pub fn step(
     device: &Device,
     loss: Option<&TokenLoss>,
     number: u64,
-) -> Result<Duration> {
-    step_with_outcome(config, model, device, loss, number).map(|(update, _)| update)
+) -> Result<StepTimes> {
+    step_with_outcome(config, model, device, loss, number).map(|(times, _)| times)
 }
 
 /// [`step`], which also returns what the step came to.
@@ -70,7 +82,8 @@ pub(crate) fn step_with_outcome(
     device: &Device,
     loss: Option<&TokenLoss>,
     number: u64,
-) -> Result<(Duration, Option<Outcome>)> {
+) -> Result<(StepTimes, Option<Outcome>)> {
+    let begun = Instant::now();
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut tokens = MadeUpTokens {
@@ -82,13 +95,19 @@ pub(crate) fn step_with_outcome(
         backward_ended: Instant::now(),
     };
     let update = optimizer_step(model, config, device, config.optim.lr, &mut tokens)?;
+    device.flush().map_err(failed)?;
+    let queued = begun.elapsed();
     let outcome = update.map(|update| engine.outcome(update)).transpose()?;
-    Ok((tokens.backward_ended.elapsed(), outcome))
+    Ok((StepTimes { update: tokens.backward_ended.elapsed(), queued }, outcome))
 }
 
 /// Waits until `device` has done what this rank has given it.
 pub(super) fn settle(device: &Device) -> Result<()> {
-    device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
+    device.sync().map_err(failed)
+}
+
+fn failed(error: impl Display) -> TrainError {
+    TrainError::Crash(format!("the device has failed: {error}"))
 }
 
 /// The micro-batches of one rank and step.

@@ -16,6 +16,7 @@ use super::{median, settle, step};
 use crate::config::Config;
 use crate::device::ResolvedDevice;
 use crate::error::{Result, TrainError};
+use crate::kernels;
 use crate::place::RankEnv;
 use crate::registry::Registry;
 use crate::run::{self, RunOptions};
@@ -67,6 +68,12 @@ pub(crate) fn prepare(
 impl Rounds<'_> {
     /// The figures of each of `ways`, which differ in how they train alone. Collective.
     pub(super) fn measure(&self, ways: &[Config], rounds: usize) -> Result<Vec<StrategyRow>> {
+        if let Some(way) = ways.first() {
+            let settle = |world: Arc<dyn Communicator>| {
+                kernels::settle_on_rank(way, self.model, self.selected, &*world)
+            };
+            self.ranks.run(way, settle)?;
+        }
         let mut measured: Vec<Vec<StrategyRow>> = Vec::new();
         for _ in 0..rounds {
             let round: Result<Vec<_>, _> = ways.iter().map(|way| self.measure_once(way)).collect();

@@ -17,13 +17,13 @@ use super::error::EvalError;
 use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
-use crate::config::{self, Backend, CommSection, DeviceSection};
+use crate::config::{self, Backend, CommSection, DeviceSection, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
 use crate::place::{self, RankEnv, Role};
 use crate::source::ModelSource;
-use crate::{launch, world};
+use crate::{kernels, launch, world};
 
 /// Sequences of validation data per forward pass of one rank, unless told otherwise.
 const ROWS: usize = 4;
@@ -133,6 +133,7 @@ impl EvalArgs {
         let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
         let selected = work.select(&self.device, ranks, None)?;
         selected.warn_of_idle_gpus();
+        work.settle_kernels(&selected, None, &CommSection::default())?;
         let device = selected.device();
         let mut reports = run_ranks(ranks, threads, |world| work.on_rank(world, &device))?;
         Ok(reports.swap_remove(0))
@@ -164,6 +165,7 @@ impl EvalArgs {
             if self.device.backend() != Backend::Cpu {
                 met.settle_on(&device, &comm)?;
             }
+            work.settle_kernels(&device, Some(&*world), &comm)?;
             work.on_rank(world, &device.device())
         })?)
     }
@@ -213,6 +215,16 @@ impl Work {
         let parameters = Decoder::count_parameters(layers, source.model())?;
         let request = DeviceRequest::of_weights(flag.backend(), parameters, ranks, *strategy, *shard_size);
         Ok(DeviceFlag::select(&request, place)?)
+    }
+
+    /// Makes sure that no kernel of `device` is used that is wrong there. Collective if there is a `world`.
+    fn settle_kernels(
+        &self,
+        device: &ResolvedDevice,
+        world: Option<&dyn Communicator>,
+        comm: &CommSection,
+    ) -> Result<()> {
+        kernels::settle_in(Precision::F32, self.source.model(), device, world, comm)
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.

@@ -9,8 +9,10 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
+use crate::config::{CommSection, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::{Result, TrainError};
+use crate::kernels;
 use crate::process::output;
 use crate::source::ModelSource;
 
@@ -68,7 +70,9 @@ impl GenerateArgs {
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
         let parameters = Decoder::count_parameters(layers, source.model())?;
         let request = DeviceRequest::of_weights(backend, parameters, 1, strategy, None);
-        let device = DeviceFlag::select(&request, None)?.device();
+        let selected = DeviceFlag::select(&request, None)?;
+        kernels::settle_in(Precision::F32, source.model(), &selected, None, &CommSection::default())?;
+        let device = selected.device();
         let live = stdout().is_terminal();
         run_ranks(1, threads, |world| {
             let policy = Policy { strategy, ..Policy::default() };

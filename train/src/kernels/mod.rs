@@ -21,7 +21,7 @@ use kiln_shard::Strategy;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 
-use crate::config::{Backend, Config, Precision};
+use crate::config::{Backend, CommSection, Config, Precision};
 use crate::device::{DeviceError, DeviceRequest, ResolvedDevice, cache_folder};
 use crate::error::{Result, TrainError};
 use crate::words::took;
@@ -44,14 +44,50 @@ pub(crate) fn settle(
     device: &ResolvedDevice,
     world: Option<&dyn Communicator>,
 ) -> Result<()> {
-    if !config.device.verify_kernels || !device.is_gpu() {
+    if !config.device.verify_kernels {
+        return Ok(());
+    }
+    settle_in(config.precision.compute(), model, device, world, &config.comm)
+}
+
+/// [`settle`] on one of several ranks, which may be threads: these share what is found. Collective.
+///
+/// # Errors
+///
+/// As for [`settle`].
+pub(crate) fn settle_on_rank(
+    config: &Config,
+    model: &ModelConfig,
+    device: &ResolvedDevice,
+    world: &dyn Communicator,
+) -> Result<()> {
+    let are_threads = world.backend() == "local";
+    if are_threads && world.rank() != 0 {
+        return Ok(());
+    }
+    settle(config, model, device, (!are_threads).then_some(world))
+}
+
+/// [`settle`] for a command that reads no configuration and computes in `precision`.
+///
+/// # Errors
+///
+/// As for [`settle`].
+pub(crate) fn settle_in(
+    precision: Precision,
+    model: &ModelConfig,
+    device: &ResolvedDevice,
+    world: Option<&dyn Communicator>,
+    comm: &CommSection,
+) -> Result<()> {
+    if !device.is_gpu() {
         return Ok(());
     }
     let mut attention: Vec<_> =
         (0..model.layers).map(|layer| (model.head_dim(), model.window_of(layer))).collect();
     attention.sort_unstable();
     attention.dedup();
-    let dtype = match config.precision.compute() {
+    let dtype = match precision {
         Precision::F32 => FloatDType::F32,
         Precision::Bf16 => FloatDType::BF16,
         Precision::F16 => FloatDType::F16,
@@ -64,7 +100,7 @@ pub(crate) fn settle(
         return Ok(());
     };
     let mine: Vec<u8> = FusedOp::ALL.iter().map(|op| u8::from(wrong.contains(op))).collect();
-    let of_all = world::gather(world, "kernels that are wrong", &mine, config.comm.timeout())?;
+    let of_all = world::gather(world, "kernels that are wrong", &mine, comm.timeout())?;
     for (op, ranks) in wrong_anywhere(&of_all) {
         use_plain(&[op]);
         if !wrong.contains(&op) {
@@ -188,12 +224,13 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     let findings = verify(&device.device(), &key.dtypes, &key.shapes, key.fault);
     let mut lines = vec![key.device.clone()];
     lines.extend(findings.iter().map(report::line));
-    let is_right = wrong(&findings).is_empty();
+    let (is_right, time) = (wrong(&findings).is_empty(), begun.elapsed());
     lines.push(match is_right {
-        true => all_right(&findings, begun.elapsed()),
-        false => {
-            "kernels are wrong: runs on this GPU compute these operations in plain operations".to_owned()
-        }
+        true => all_right(&findings, time),
+        false => format!(
+            "kernels are wrong: runs on this GPU compute these operations in plain operations; checked in {}",
+            took(time)
+        ),
     });
     Ok((lines, is_right))
 }

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use clap::Args;
 use kiln_collectives::Communicator;
@@ -295,8 +296,8 @@ fn run_as_threads(
     device.warn_of_idle_gpus();
     let (ranks, steps) = (config.train.ranks, config.train.steps);
     options.debug.check(ranks, steps, false, device.is_gpu()).map_err(TrainError::usage)?;
-    let plan = plan::make(&config, options, device, start)?;
-    kernels::settle(&plan.config, &plan.model, device, None)?;
+    let mut plan = plan::make(&config, options, device, start)?;
+    check_kernels(&mut plan, device, None)?;
     exhausted::limit(&plan, None);
     let _server = look_into(&plan, (0..plan.config.train.ranks).collect());
     let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
@@ -334,9 +335,9 @@ fn run_as_process(
             met.settle_on(device, &config.comm)?;
         }
         let make = || plan::make(&config, options, device, start.clone());
-        let plan = agree::on_plan(&*world, &config, options, device, make)?;
+        let mut plan = agree::on_plan(&*world, &config, options, device, make)?;
         plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
-        kernels::settle(&plan.config, &plan.model, device, Some(&*world))?;
+        check_kernels(&mut plan, device, Some(&*world))?;
         exhausted::limit(&plan, Some(place));
         let _server = look_into(&plan, vec![place.rank]);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
@@ -347,6 +348,14 @@ fn run_as_process(
         met.give_up();
         events.get().into_iter().for_each(|events| events.fail(error));
     })
+}
+
+/// [`kernels::settle`], whose time is a part of the start.
+fn check_kernels(plan: &mut Plan, device: &ResolvedDevice, world: Option<&dyn Communicator>) -> Result<()> {
+    let begun = Instant::now();
+    kernels::settle(&plan.config, &plan.model, device, world)?;
+    plan.start.add("check of kernels", begun.elapsed());
+    Ok(())
 }
 
 /// Lets people look into `ranks`, those of this process, and into the whole run if rank 0 is one of them.

@@ -4,10 +4,15 @@
 use crate::gpu::{assert_same, gpu, workspace};
 use crate::support::{Ended, Workspace, names};
 
-/// Trains on the GPU with a cache folder of the workspace's own.
+/// Trains on the GPU.
 fn train(workspace: &Workspace, out: &str, fault: Option<&str>, more: &[&str]) -> Ended {
     let arguments = ["train", "run.toml", "--out", out, "--set", gpu()];
-    let mut command = workspace.command(&[&arguments, more].concat());
+    end(workspace, &[&arguments, more].concat(), fault)
+}
+
+/// Runs a command with a cache folder of the workspace's own.
+fn end(workspace: &Workspace, arguments: &[&str], fault: Option<&str>) -> Ended {
+    let mut command = workspace.command(arguments);
     command.env("XDG_CACHE_HOME", workspace.path("cache"));
     if let Some(fault) = fault {
         command.env("KILN_KERNEL_FAULT", fault);
@@ -72,4 +77,16 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     assert!(told.contains("an earlier start has found that the kernel of swiglu is wrong on "), "{told}");
     assert_eq!(workspace.text(&path), edited);
     assert_same(&workspace, "both plain", "second", "cpu");
+
+    // So do commands that read the checkpoint, whose kernels are the same.
+    let device = gpu().trim_start_matches("device.backend=");
+    for what in [&["eval", "--samples", "2"][..], &["generate", "--prompt", "abc", "--max-tokens", "2"]] {
+        let arguments = [what, &["--checkpoint", "first", "--device", device]].concat();
+        let ended = end(&workspace, &arguments, Some("rms_norm"));
+        let told = ended.stderr;
+        assert!(
+            told.contains("an earlier start has found that the kernel of rms_norm is wrong on "),
+            "{told}"
+        );
+    }
 }

@@ -220,7 +220,7 @@ impl Bench<'_> {
 
     /// A step on made-up tokens; returns the seconds that its update took.
     fn step(&self, number: u64) -> Result<f64, TrainError> {
-        Ok(step(self.config, self.model, self.device, None, number)?.as_secs_f64())
+        Ok(step(self.config, self.model, self.device, None, number)?.update.as_secs_f64())
     }
 
     fn context(&self, step: u64) -> SaveContext {

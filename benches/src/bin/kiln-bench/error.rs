@@ -53,6 +53,14 @@ pub enum BenchError {
         /// What happened.
         problem: String,
     },
+    /// The file of predictions cannot be used.
+    #[error("--predicted {file}: {problem}")]
+    Predicted {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// wgpu has no device.
     #[error("the device failed: wgpu finds no GPU")]
     #[cfg(feature = "wgpu")]

@@ -32,6 +32,8 @@ pub struct Measured {
     pub steps: Vec<f64>,
     /// The update in each step, until the device has done it.
     pub updates: Vec<f64>,
+    /// Each step until the host had queued it for the device ([`StepTimes::queued`](kiln::bench::StepTimes)).
+    pub queued: Vec<f64>,
     /// From the start of the process to the end of the first step, where the system knows.
     pub first_step: Option<f64>,
     /// Number of parameters.
@@ -50,7 +52,11 @@ pub struct Measured {
 impl Measured {
     /// What two ranks measured, together: a step is over when it is over on both.
     fn and(mut self, other: Measured) -> Measured {
-        for (ours, theirs) in [(&mut self.steps, other.steps), (&mut self.updates, other.updates)] {
+        for (ours, theirs) in [
+            (&mut self.steps, other.steps),
+            (&mut self.updates, other.updates),
+            (&mut self.queued, other.queued),
+        ] {
             ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = ours.max(theirs));
         }
         self.first_step = self.first_step.into_iter().chain(other.first_step).reduce(f64::max);
@@ -86,12 +92,13 @@ pub fn measure(
         let mut own = Measured { parameters, flops_per_token, ..Measured::default() };
         for index in 0..count.warmup.max(1) + count.timed {
             let start = Instant::now();
-            let update = step(config, &sharded, device, None, 1 + index as u64)?;
+            let times = step(config, &sharded, device, None, 1 + index as u64)?;
             let waits = Instant::now();
             sync(device)?;
             if index >= count.warmup.max(1) {
                 own.steps.push(start.elapsed().as_secs_f64());
-                own.updates.push((update + waits.elapsed()).as_secs_f64());
+                own.updates.push((times.update + waits.elapsed()).as_secs_f64());
+                own.queued.push(times.queued.as_secs_f64());
             } else if index == 0 {
                 own.first_step = process::age();
             }

@@ -47,6 +47,8 @@ pub struct StepReport {
     pub step_s: Vec<f64>,
     /// Median of the seconds that updates took.
     pub update_s: f64,
+    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes at once, the step.
+    pub queued_s: f64,
     /// Seconds from the start of the process to the end of its first step.
     pub first_step_s: Option<f64>,
     /// FLOP/s of the model, by [`kiln_model::Decoder::flops_per_token`].
@@ -104,6 +106,7 @@ impl StepReport {
             tokens_per_s,
             step_s: measured.steps,
             update_s: median(measured.updates),
+            queued_s: median(measured.queued),
             first_step_s: measured.first_step,
             model_flops_per_s,
             peak_flops_per_s: peak.map(|peak| peak.flops()),

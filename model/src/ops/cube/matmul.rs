@@ -1,6 +1,7 @@
 //! Matrix products: by cuBLASLt on NVIDIA GPUs, and by burn's kernels elsewhere.
 
-use burn::tensor::DType;
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device};
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::cast;
@@ -121,6 +122,15 @@ fn one_by_one(stacks: &[CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor 
         matmul(a, b, 1.0, Output::Overwrite(matrix(&output, at)));
     }
     output
+}
+
+/// Whether `device` may round the operands of products of `f32` to TF32, by 2⁻¹¹ of each.
+pub fn rounds_to_tf32(device: &Device) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        #[cfg(feature = "cuda")]
+        DispatchDevice::Cube(device) => super::cublaslt::rounds_to_tf32(&device.client()),
+        _ => false,
+    }
 }
 
 /// Writes `a · b` over the contents of `output`.

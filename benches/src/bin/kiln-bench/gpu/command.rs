@@ -13,6 +13,7 @@ use super::clock::Clock;
 use super::device::{Chosen, DeviceName};
 use super::kernels::{self, Bench};
 use super::peer::Peer;
+use super::predicted;
 use super::shapes::Shapes;
 use super::steps::{EndToEnd, Row as StepRow};
 use super::table::{GpuTable, KernelRow};
@@ -53,6 +54,9 @@ pub struct GpuArgs {
     /// Steps that are timed [default: 10, or 2 if it is to be quick].
     #[arg(long)]
     steps: Option<usize>,
+    /// What benches/predict.sh has printed, to stand beside the steps that are measured.
+    #[arg(long, value_name = "FILE")]
+    predicted: Option<PathBuf>,
     /// Fail unless every row of steps is at least as fast as the peer's, and holds no more memory.
     #[arg(long, requires = "peer")]
     bars: bool,
@@ -99,6 +103,7 @@ impl GpuArgs {
             return Err(BenchError::NoDType { dtype: "bf16" });
         }
         let peer = self.peer()?;
+        let predicted = self.predicted.as_deref().map(predicted::read).transpose()?.unwrap_or_default();
         let mut table = GpuTable::new(chosen.name.clone());
         let clock = Clock { device: chosen.device.clone(), quick: self.quick };
         if !kernel_shapes.is_empty() {
@@ -120,7 +125,7 @@ impl GpuArgs {
             table.kernels.extend(timed.into_iter().map(finish));
         }
         clock.release();
-        let run = EndToEnd { chosen: &chosen, peer: peer.as_ref(), pairs: self.pairs };
+        let run = EndToEnd { chosen: &chosen, peer: peer.as_ref(), pairs: self.pairs, predicted };
         let steps = counted(self.steps.unwrap_or(if self.quick { 2 } else { 10 }), self.warmup())?;
         for row in rows {
             table.steps.push(run.row(row, steps));

@@ -4,9 +4,9 @@ use burn::tensor::Device;
 use clap::ValueEnum;
 use kiln::config::{Backend, Config, Precision};
 use kiln::device::{Peak, ResolvedDevice};
-use kiln::run::TrainError;
-
-use kiln_model::Layers;
+use kiln::optimizers::Optimizers;
+use kiln::run::{TrainError, check_memory};
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
 use crate::error::BenchError;
 
@@ -52,6 +52,14 @@ impl Chosen {
         let selected = ResolvedDevice::new(&config, &Layers::default(), None).map_err(TrainError::from)?;
         let (device, name) = (selected.device(), selected.describe());
         Ok(Chosen { device, name, selected: Some(selected) })
+    }
+
+    /// Fails if the state of `config` cannot fit into the memory of the device or the host.
+    pub(super) fn check_memory(&self, config: &Config, model: &ModelConfig) -> Result<(), TrainError> {
+        let Some(selected) = &self.selected else { return Ok(()) };
+        let decoder = Decoder::new(&Layers::default(), model, Key::new(0), &kiln::device::plain())?;
+        let optimizer = Optimizers::default().make(&config.optim)?;
+        Ok(check_memory(config, model, &decoder, &optimizer, selected, None)?)
     }
 
     /// FLOP/s that the device could reach in products of matrices, where that is known.

@@ -3,13 +3,15 @@
 //!
 //! `clock` times what a `device` does; `shapes` are the sizes of the operations, `kernels` the operations
 //! with what they have to move or compute, `table` the figures for people and programs; `steps` are the
-//! end-to-end rows, and `peer` runs PyTorch. `command` puts them in their order.
+//! end-to-end rows, `peer` runs PyTorch, and `predicted` reads what was predicted for them. `command` puts
+//! them in their order.
 
 mod clock;
 mod command;
 mod device;
 mod kernels;
 mod peer;
+mod predicted;
 mod shapes;
 mod steps;
 mod table;

@@ -95,8 +95,8 @@ fn dtype(precision: Precision) -> [String; 2] {
     ["--dtype".to_owned(), name.to_owned()]
 }
 
-/// The script's arguments for the steps of `config`, if it knows the model.
-fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
+/// The preset that the model of `config` is, if it is one as it stands.
+pub(super) fn preset_of(config: &Config) -> Option<String> {
     let preset = config.model.preset.clone()?;
     let vocabulary = kiln_model::ModelConfig::preset(&preset)?.vocab_size;
     let plain = ModelSection {
@@ -104,9 +104,12 @@ fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
         vocab_size: config.model.vocab_size.and(Some(vocabulary)),
         ..ModelSection::default()
     };
-    if config.model != plain {
-        return None;
-    }
+    (config.model == plain).then_some(preset)
+}
+
+/// The script's arguments for the steps of `config`, if it knows the model.
+fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
+    let preset = preset_of(config)?;
     let mode = match (config.shard.strategy, config.shard.reshard) {
         (Strategy::NoShard, _) => "ddp",
         (Strategy::FullShard, Reshard::Default | Reshard::Always) => "fsdp",

@@ -8,6 +8,7 @@ use kiln_shard::Recompute;
 
 use super::device::Chosen;
 use super::peer::Peer;
+use super::predicted::PredictedStep;
 use super::shapes::tiny;
 use super::table::StepPair;
 use crate::error::BenchError;
@@ -61,18 +62,20 @@ impl Row {
     }
 }
 
-/// The device, the peer that takes turns with Kiln, and how often they do.
+/// The device, the peer that takes turns with Kiln, how often they do, and what was predicted.
 pub(super) struct EndToEnd<'a> {
     pub(super) chosen: &'a Chosen,
     pub(super) peer: Option<&'a Peer>,
     pub(super) pairs: usize,
+    pub(super) predicted: Vec<PredictedStep>,
 }
 
 impl EndToEnd<'_> {
     /// Takes the turns of a row. A failure ends the row and is reported in it.
     pub(super) fn row(&self, row: Row, count: Steps) -> StepPair {
         let Row { name, config, model } = row;
-        let mut pair = StepPair { name, kiln: Vec::new(), peer: Vec::new(), failure: None };
+        let predicted = self.predicted.iter().find(|step| step.is_of(&config)).cloned();
+        let mut pair = StepPair { name, predicted, kiln: Vec::new(), peer: Vec::new(), failure: None };
         for _ in 0..self.pairs {
             if let Err(error) = self.turn(&config, &model, count, &mut pair) {
                 pair.failure = Some(error.to_string());
@@ -89,6 +92,7 @@ impl EndToEnd<'_> {
         count: Steps,
         pair: &mut StepPair,
     ) -> Result<(), BenchError> {
+        self.chosen.check_memory(config, model)?;
         let measured = measure(config, model, &self.chosen.device, count)?;
         // The peer is to find the memory free.
         self.chosen.device.memory_cleanup();
@@ -98,8 +102,8 @@ impl EndToEnd<'_> {
         };
         let name = self.chosen.name.clone();
         let report = StepReport::new(config, model.clone(), name, peak, measured);
-        tracing::info!("{}: {:.0} tok/s", pair.name, report.tokens_per_s);
         pair.kiln.push(report);
+        tracing::info!("{}", pair.told());
         if let Some(report) = self.peer.map(|peer| peer.steps(config, count)).transpose()?.flatten() {
             tracing::info!("{} of the peer: {} tok/s", pair.name, report["tokens_per_s"]);
             pair.peer.push(report);

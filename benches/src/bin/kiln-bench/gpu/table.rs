@@ -3,6 +3,7 @@
 use kiln::bench::median;
 use serde::Serialize;
 
+use super::predicted::PredictedStep;
 use crate::report::StepReport;
 
 /// The least work of an operation.
@@ -60,11 +61,29 @@ impl KernelRow {
     }
 }
 
+/// The columns of the table of steps.
+const HEAD: [&str; 12] = [
+    "model",
+    "ms",
+    "predicted ms",
+    "MFU",
+    "predicted MFU",
+    "host ms",
+    "host µs per launch",
+    "tok/s",
+    "GB",
+    "peer tok/s",
+    "peer GB",
+    "speed",
+];
+
 /// Steps of one configuration, in Kiln and in its peer by turns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepPair {
     /// Its name.
     pub name: String,
+    /// What was predicted before anybody ran them.
+    pub predicted: Option<PredictedStep>,
     /// Kiln's turns.
     pub kiln: Vec<StepReport>,
     /// The peer's turns, as it reports them.
@@ -97,14 +116,37 @@ impl StepPair {
         Some(ours? / self.peer_median("peak_reserved_bytes")?)
     }
 
-    fn line(&self) -> [String; 7] {
+    /// Microseconds that the host takes for a launch at most, where it is known how many there are.
+    fn host_us_per_launch(&self) -> Option<f64> {
+        let launches = self.predicted.as_ref()?.launches;
+        Some(1e6 * self.kiln_median(|report| Some(report.queued_s))? / launches)
+    }
+
+    /// What is told of Kiln's turns so far, in case that there is no table of them.
+    pub(super) fn told(&self) -> String {
+        let line = self.line();
+        let cells = HEAD.iter().zip(&line).skip(1).filter(|(_, cell)| **cell != unknown());
+        let cells: Vec<_> = cells.map(|(head, cell)| format!("{head} {cell}")).collect();
+        format!("{}: {}", self.name, cells.join("; "))
+    }
+
+    fn line(&self) -> [String; 12] {
+        let predicted =
+            |text: fn(&PredictedStep) -> String| self.predicted.as_ref().map_or_else(unknown, text);
+        let milliseconds =
+            |seconds: Option<f64>| seconds.map_or_else(unknown, |seconds| format!("{:.1}", 1e3 * seconds));
         let gigabytes =
             |bytes: Option<f64>| bytes.map_or_else(unknown, |bytes| format!("{:.2}", bytes / 1e9));
         let tokens = |value: Option<f64>| value.map_or_else(unknown, |value| format!("{value:.0}"));
         [
             self.name.clone(),
-            tokens(self.kiln_median(|report| Some(report.tokens_per_s))),
+            milliseconds(self.kiln_median(|report| Some(median(report.step_s.clone())))),
+            predicted(|step| format!("{:.1}, at least {:.1}", step.expected_ms, step.least_ms)),
             percent(self.kiln_median(|report| report.mfu)),
+            predicted(|step| format!("{:.1} %, at most {:.1} %", step.expected_mfu, step.most_mfu)),
+            milliseconds(self.kiln_median(|report| Some(report.queued_s))),
+            self.host_us_per_launch().map_or_else(unknown, |micros| format!("{micros:.1}")),
+            tokens(self.kiln_median(|report| Some(report.tokens_per_s))),
             gigabytes(self.kiln_median(|report| report.peak_reserved_bytes.map(|b| b as f64))),
             tokens(self.peer_median("tokens_per_s")),
             gigabytes(self.peer_median("peak_reserved_bytes")),
@@ -203,8 +245,14 @@ impl GpuTable {
         }
         if !self.steps.is_empty() {
             text += "\nwhole steps\n\n";
-            let head = ["model", "tok/s", "MFU", "GB", "peer tok/s", "peer GB", "speed"];
-            text += &markdown(head, self.steps.iter().map(StepPair::line).collect());
+            text += &markdown(HEAD, self.steps.iter().map(StepPair::line).collect());
+            text += "\nhost ms: until the host had queued a step, which waits for a GPU that is 1,000 launches behind\n";
+            if let Some(step) = self.steps.iter().find_map(|row| row.predicted.as_ref()) {
+                text += &format!(
+                    "predicted for {}, before anybody ran it, with its number of launches\n",
+                    step.gpu
+                );
+            }
         }
         for failure in &self.failures {
             text += &format!("\nFAILED {failure}");
@@ -242,7 +290,7 @@ mod tests {
     use kiln::config::Config;
     use kiln::device::Peak;
 
-    use super::{GpuTable, KernelRow, StepPair, Work};
+    use super::{GpuTable, KernelRow, PredictedStep, StepPair, Work};
     use crate::measure::Measured;
     use crate::report::StepReport;
 
@@ -270,6 +318,7 @@ mod tests {
         let measured = Measured {
             steps: vec![seconds; 3],
             updates: vec![0.1; 3],
+            queued: vec![0.004; 3],
             parameters: 8_959_232,
             flops_per_token: 6.0 * 8_959_232.0,
             device_bytes: Some(reserved),
@@ -277,7 +326,32 @@ mod tests {
         };
         let report = StepReport::new(&config, model, String::new(), Some(Peak::given(1e12)), measured);
         let (name, peer) = (name.to_owned(), vec![peer]);
-        StepPair { name, kiln: vec![report], peer, failure: None }
+        StepPair { name, predicted: None, kiln: vec![report], peer, failure: None }
+    }
+
+    #[test]
+    fn a_prediction_stands_beside_what_was_measured() {
+        let mut row = pair("10m", 0.08, 2_000_000_000, serde_json::Value::Null);
+        let without = row.line();
+        assert_eq!((&*without[1], &*without[2], &*without[4]), ("80.0", "-", "-"));
+        assert_eq!((&*without[5], &*without[6]), ("4.0", "-"));
+        row.predicted = Some(PredictedStep {
+            gpu: "h100".to_owned(),
+            preset: "10m".to_owned(),
+            tokens: 16_384,
+            launches: 1000.0,
+            least_ms: 71.9,
+            expected_ms: 86.7,
+            most_mfu: 47.9,
+            expected_mfu: 39.7,
+        });
+        let with = row.line();
+        assert_eq!((&*with[2], &*with[4]), ("86.7, at least 71.9", "39.7 %, at most 47.9 %"));
+        // 4 ms of the host for 1000 launches.
+        assert_eq!((&*with[5], &*with[6]), ("4.0", "4.0"));
+        let mut table = GpuTable::new("a GPU".to_owned());
+        table.steps = vec![row];
+        assert!(table.to_text().contains("predicted for h100, before anybody ran it"), "{}", table.to_text());
     }
 
     /// What is said against a table in which nothing has failed so far.

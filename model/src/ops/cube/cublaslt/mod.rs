@@ -20,6 +20,7 @@ mod queue;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl_common::device::ServiceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::stream::StreamId;
@@ -43,10 +44,22 @@ pub fn allow_tf32(allowed: bool) {
 /// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library, nor where its
 /// products were found to be wrong.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
-    let service = tensor.client.service_id();
+    is_nvidia(&tensor.client) && is_used()
+}
+
+/// Whether a GPU behind `client` rounds the operands of products of `f32` to TF32: an NVIDIA GPU where burn's
+/// kernels multiply, or where cuBLASLt is allowed to.
+pub(super) fn rounds_to_tf32(client: &Client) -> bool {
+    is_nvidia(client) && (!is_used() || TF32.load(Ordering::Relaxed))
+}
+
+fn is_nvidia(client: &Client) -> bool {
+    let service = client.service_id();
     service == ServiceId::of::<Server>(service.device)
-        && !is_plain(FusedOp::MatrixProduct)
-        && library::present()
+}
+
+fn is_used() -> bool {
+    !is_plain(FusedOp::MatrixProduct) && library::present()
 }
 
 /// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
