@@ -34,8 +34,7 @@ impl Layer for Block {
         let stream = Residual::new(x);
         let normed = self.attention_norm.forward_of(&stream);
         let mixed = self.attention.forward(normed, &attention_context);
-        let stream = Residual::new(stream.add_result(attention_context.dropout(mixed)));
-        let normed = self.ffn_norm.forward_of(&stream);
+        let (stream, normed) = self.ffn_norm.forward_after(stream, attention_context.dropout(mixed));
         let fed = self.ffn.forward(normed, &ffn_context);
         stream.add_result(ffn_context.dropout(fed))
     }

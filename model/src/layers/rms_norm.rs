@@ -26,6 +26,15 @@ impl RmsNorm {
         stream.rms_norm(self.weight.val(), self.eps)
     }
 
+    /// The residual stream after a layer with result `y`, and [`RmsNorm::forward_of`] it for the next layer.
+    pub fn forward_after<const D: usize>(
+        &self,
+        stream: ops::Residual<D>,
+        y: Tensor<D>,
+    ) -> (ops::Residual<D>, Tensor<D>) {
+        stream.add_result_and_norm(y, self.weight.val(), self.eps)
+    }
+
     /// `x`: `[.., width]` to the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         ops::rms_norm(x, self.weight.val(), self.eps)

@@ -92,7 +92,8 @@ pub trait LinearKernels: Backend {
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// `dy · weightᵀ`, added to `sum` if there is one.
+    /// `dy · weightᵀ`, added to `sum` if there is one, and rounded once. Nobody else holds `sum`, so the result
+    /// may lie in its memory.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,

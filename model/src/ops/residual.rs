@@ -1,11 +1,12 @@
 //! The residual stream around a layer.
 
+use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::plain::{FusedOp, is_plain};
-use super::rms_norm::rms_norm_of_shared;
+use super::rms_norm::{RmsNormKernels, record_norm, rms_norm_of_shared};
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
@@ -32,12 +33,32 @@ impl<const D: usize> Residual<D> {
 
     /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
-        assert_eq!(self.x.shape(), y.shape(), "residual: shapes of the stream and of what is added");
+        self.check(&y);
         if is_plain(FusedOp::Residual) {
             return self.x + y;
         }
         let (x, y) = (self.x.into_dispatch(), y.into_dispatch());
         Tensor::from_dispatch(Dispatch::fused_residual(x, y, self.shared))
+    }
+
+    /// [`Residual::add_result`], and [`Residual::rms_norm`] of that stream for the next layer to read. It has
+    /// the same bits as one after the other; on a GPU, one kernel computes both.
+    pub fn add_result_and_norm(self, y: Tensor<D>, weight: Tensor<1>, eps: f64) -> (Self, Tensor<D>) {
+        self.check(&y);
+        if is_plain(FusedOp::Residual) || is_plain(FusedOp::RmsNorm) {
+            let stream = Residual::new(self.add_result(y));
+            let normed = stream.rms_norm(weight, eps);
+            return (stream, normed);
+        }
+        let (x, y, weight) = (self.x.into_dispatch(), y.into_dispatch(), weight.into_dispatch());
+        let next = SharedInput::new(2);
+        let (sum, normed) = Dispatch::fused_residual_norm(x, y, weight, eps, [self.shared, next.clone()]);
+        (Residual { x: Tensor::from_dispatch(sum), shared: next }, Tensor::from_dispatch(normed))
+    }
+
+    fn check(&self, y: &Tensor<D>) {
+        assert_eq!(self.x.shape(), y.shape(), "residual: shapes of the stream and of what is added");
+        assert_eq!(self.x.dtype(), y.dtype(), "residual: dtypes of the stream and of what is added");
     }
 }
 
@@ -46,22 +67,57 @@ impl<const D: usize> Residual<D> {
 pub trait ResidualOp: Backend {
     /// `x + y`, in the memory of `y` where nobody else holds it. `shared` is the state of what reads `x`.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
+    /// `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last dimension, times
+    /// `weight`. `shared` is the state of what reads `x`, and of what reads the sum.
+    fn fused_residual_norm(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f64,
+        shared: [SharedInput; 2],
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
-impl<B: ResidualOp, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
+impl<B: ResidualOp + RmsNormKernels, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
     fn fused_residual(x: Tracked<B, C>, y: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
         let ((x, x_node), (y, y_node)) = (x.into_parts(), y.into_parts());
-        record::<B, C, _, _>(
-            [x_node, y_node],
-            B::fused_residual(x, y, shared.clone()),
-            |_| shared,
-            |mut step, dy, shared| {
-                step.register::<B>(1, dy.clone());
-                step.register::<B>(0, dy);
-                if let [true, _] = step.wanted() {
-                    shared.enter(|state| state.has_gradient = true);
-                }
-            },
-        )
+        let sum = B::fused_residual(x, y, shared.clone());
+        record_sum::<B, C>([x_node, y_node], sum, shared)
     }
+
+    /// On the tape, it is the same two operations as where they are computed one after the other.
+    fn fused_residual_norm(
+        x: Tracked<B, C>,
+        y: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        eps: f64,
+        shared: [SharedInput; 2],
+    ) -> (Tracked<B, C>, Tracked<B, C>) {
+        let ((x, x_node), (y, y_node)) = (x.into_parts(), y.into_parts());
+        let (sum, normed) = B::fused_residual_norm(x, y, weight.primitive().clone(), eps, shared.clone());
+        let [before, after] = shared;
+        let sum = record_sum::<B, C>([x_node, y_node], sum, before);
+        let normed = record_norm::<B, C>(&sum, &weight, normed, eps, after);
+        (sum, normed)
+    }
+}
+
+/// Puts the sum of a stream and the result of a layer on the tape.
+fn record_sum<B: Backend, C: CheckpointStrategy>(
+    parents: [NodeGuard; 2],
+    sum: FloatTensor<B>,
+    shared: SharedInput,
+) -> Tracked<B, C> {
+    record::<B, C, _, _>(
+        parents,
+        sum,
+        |_| shared,
+        |mut step, dy, shared| {
+            step.register::<B>(1, dy.clone());
+            step.register::<B>(0, dy);
+            if let [true, _] = step.wanted() {
+                shared.enter(|state| state.has_gradient = true);
+            }
+        },
+    )
 }

@@ -70,7 +70,7 @@ pub trait RmsNormKernels: Backend {
     /// The result.
     fn rms_norm_forward(x: &FloatTensor<Self>, weight: &FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
     /// The gradients of `x` and `weight` that are wanted; the gradient of `x` is added to `sum` if there is
-    /// one.
+    /// one, and rounded once.
     fn rms_norm_backward(
         x: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
@@ -95,21 +95,32 @@ impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
         shared: SharedInput,
     ) -> Tracked<B, C> {
         let y = B::rms_norm_forward(x.primitive(), weight.primitive(), eps);
-        // burn adds to the gradient of a leaf, which the caller gets.
-        let is_leaf = Self::float_is_require_grad(&x);
-        record::<B, C, _, _>(
-            [x.node(), weight.node()],
-            y,
-            |save| ([&x, &weight].map(save), eps, is_leaf, shared),
-            |mut step, dy, (saved, eps, is_leaf, shared)| {
-                let [x, weight] = saved.map(|id| step.value::<B>(id));
-                let adds = shared.enter(|state| state.has_gradient) && !is_leaf;
-                let sum = if adds { step.take_gradient::<B>(0) } else { None };
-                let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, step.wanted());
-                step.register_all::<B>(gradients);
-            },
-        )
+        record_norm::<B, C>(&x, &weight, y, eps, shared)
     }
+}
+
+/// Puts `y`, the normalised `x`, on the tape.
+pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
+    x: &Tracked<B, C>,
+    weight: &Tracked<B, C>,
+    y: FloatTensor<B>,
+    eps: f64,
+    shared: SharedInput,
+) -> Tracked<B, C> {
+    // burn adds to the gradient of a leaf, which the caller gets.
+    let is_leaf = Autodiff::<B, C>::float_is_require_grad(x);
+    record::<B, C, _, _>(
+        [x.node(), weight.node()],
+        y,
+        |save| ([x, weight].map(save), eps, is_leaf, shared),
+        |mut step, dy, (saved, eps, is_leaf, shared)| {
+            let [x, weight] = saved.map(|id| step.value::<B>(id));
+            let adds = shared.enter(|state| state.has_gradient) && !is_leaf;
+            let sum = if adds { step.take_gradient::<B>(0) } else { None };
+            let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, step.wanted());
+            step.register_all::<B>(gradients);
+        },
+    )
 }
 
 /// The width of a row.

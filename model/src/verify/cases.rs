@@ -92,7 +92,7 @@ fn linear([rows, d_in, d_out]: [usize; 3]) -> [Case; 2] {
     ]
 }
 
-fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 4] {
+fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 5] {
     let len = rows * width;
     type Norm = fn(Tensor<2>, Tensor<1>, f64) -> Tensor<2>;
     type Stream = fn(Tensor<2>, Tensor<1>, Tensor<2>) -> Tensor<2>;
@@ -102,6 +102,15 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 4] {
         stream.add_result(normed * y)
     };
     let plain_stream: Stream = |x, weight, y| x.clone() + ops::rms_norm_reference(x, weight, 1e-5) * y;
+    // A layer before the norm, and one behind it.
+    let streams: Stream = |x, weight, y| {
+        let (stream, normed) = Residual::new(x).add_result_and_norm(y.clone() * 2.0, weight, 1e-5);
+        stream.add_result(normed * y)
+    };
+    let plain_streams: Stream = |x, weight, y| {
+        let x = x + y.clone() * 2.0;
+        x.clone() + ops::rms_norm_reference(x, weight, 1e-5) * y
+    };
     type Gate = fn(Tensor<1>, Tensor<1>) -> Tensor<1>;
     type Drop = fn(Tensor<1>, f64, u64, u64) -> Tensor<1>;
     [
@@ -118,6 +127,13 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 4] {
             |t, f| f(matrix(&t[0], shape), t[1].clone(), matrix(&t[2], shape)).flatten(0, 1),
             stream,
             plain_stream
+        ),
+        case!(
+            Residual,
+            [len, width, len],
+            |t, f| f(matrix(&t[0], shape), t[1].clone(), matrix(&t[2], shape)).flatten(0, 1),
+            streams,
+            plain_streams
         ),
         case!(
             Swiglu,

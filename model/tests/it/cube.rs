@@ -1,6 +1,8 @@
 //! The operations on wgpu, over a driver that runs on the CPU, against the references on flex; or on an
 //! NVIDIA GPU in place of wgpu, where `KILN_TEST_DEVICE` is `cuda`.
 
+mod residual;
+
 use std::panic::catch_unwind;
 use std::sync::OnceLock;
 
@@ -13,7 +15,6 @@ use kiln_model::ops::{self, HeadLayout, RotaryFrequencies};
 use kiln_model::{Context, Key, KeyValueCache, ModelConfig};
 
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
-use crate::ops_residual::{around, around_reference, sizes};
 use crate::ops_support::*;
 
 /// Of the largest value of a result.
@@ -162,14 +163,6 @@ fn linears_on_wgpu() {
     for shape in [[3, 5, 7], [64, 32, 48]] {
         let op = three(ops::linears, shape, [true; 3]);
         assert_on_wgpu(op, three(one_by_one, shape, [true; 3]), &sizes_of_three(shape));
-    }
-}
-
-#[test]
-fn residual_on_wgpu() {
-    for shape in [[33, 10], [17, 1_031]] {
-        let op = |t: &[Tensor<1>]| around(t, shape);
-        assert_on_wgpu(op, |t: &[Tensor<1>]| around_reference(t, shape), &sizes(shape));
     }
 }
 

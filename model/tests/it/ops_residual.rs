@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use kiln_model::ops::{Residual, rms_norm_reference};
 
 use crate::ops_support::*;
@@ -14,6 +14,37 @@ pub fn around(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
 pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
     (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
+}
+
+/// A layer that adds `y`, and `rms_norm(x + y) · z` of another, which reads the stream behind it.
+pub fn two_layers(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
+    let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
+    let (stream, normed) = Residual::new(x).add_result_and_norm(y * 1.0, t[1].clone(), 1e-5);
+    stream.add_result(normed * z).flatten(0, 1)
+}
+
+/// [`two_layers`], whose sum and norm are operations of their own.
+pub fn two_layers_apart(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
+    let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
+    let stream = Residual::new(Residual::new(x).add_result(y * 1.0));
+    let normed = stream.rms_norm(t[1].clone(), 1e-5);
+    stream.add_result(normed * z).flatten(0, 1)
+}
+
+pub fn two_layers_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
+    let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
+    let x = x + y;
+    (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
+}
+
+pub fn sizes_of_two_layers([rows, width]: [usize; 2]) -> [usize; 4] {
+    [rows * width, width, rows * width, rows * width]
+}
+
+/// Asserts that two runs have the same bits.
+pub fn assert_equal(a: &Run, b: &Run, what: &str) {
+    assert!(a.output == b.output, "{what}: outputs");
+    assert!(a.gradients == b.gradients, "{what}: gradients");
 }
 
 pub fn sizes([rows, width]: [usize; 2]) -> [usize; 3] {
@@ -35,6 +66,19 @@ fn residual_is_sound() {
 }
 
 #[test]
+fn residual_between_two_layers() {
+    for shape in [[1, 3], [33, 10], [257, 64], [40, 1_031]] {
+        let (op, sizes) = (|t: &[Tensor<1>]| two_layers(t, shape), sizes_of_two_layers(shape));
+        assert_matches(op, |t: &[Tensor<1>]| two_layers_reference(t, shape), &sizes, 2e-6);
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let apart = run(&|t: &[Tensor<1>]| two_layers_apart(t, shape), &inputs(&sizes), dtype);
+            assert_equal(&run(&op, &inputs(&sizes), dtype), &apart, "one operation and two");
+        }
+    }
+    assert_sound(|t: &[Tensor<1>]| two_layers(t, [6, 5]), &sizes_of_two_layers([6, 5]));
+}
+
+#[test]
 fn residual_of_which_one_part_is_used() {
     let shape @ [rows, width] = [33, 10];
     let part = |t: &[Tensor<1>], sum: bool| {
@@ -51,8 +95,7 @@ fn residual_of_which_one_part_is_used() {
         (rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten::<1>(0, 1)
     };
     assert_matches(|t: &[Tensor<1>]| part(t, false), reference, &sizes(shape), 2e-6);
-    let only_sum =
-        run(&|t: &[Tensor<1>]| part(t, true), &inputs(&sizes(shape)), burn::tensor::FloatDType::F32);
+    let only_sum = run(&|t: &[Tensor<1>]| part(t, true), &inputs(&sizes(shape)), FloatDType::F32);
     let expected: Vec<f64> = normal(rows * width, 99).iter().map(|dy| 2.0 * dy).collect();
     for i in [0, 2] {
         let gradient = only_sum.gradients[i].as_ref().expect("a gradient");

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_model::ops;
 
 use crate::cube_attention::executed::check_attention;
+use crate::ops_residual::{sizes_of_two_layers, two_layers, two_layers_reference};
 use crate::ops_support::{assert_close, inputs, is_executed, run, run_tracked, with_exact_bounds};
 
 /// Fails where kernels are not executed.
@@ -63,6 +64,16 @@ fn norm() {
     check("norm", op(ops::rms_norm), op(ops::rms_norm_reference), &[18 * 256, 256]);
 }
 
+/// The norm of a stream that a layer has been added to, and its gradient, which adds that of the stream.
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn residual() {
+    let shape = [18, 256];
+    let op = |t: &[Tensor<1>]| two_layers(t, shape);
+    let reference = |t: &[Tensor<1>]| two_layers_reference(t, shape);
+    check("residual", op, reference, &sizes_of_two_layers(shape));
+}
+
 /// More than whole cubes have units for.
 #[test]
 #[ignore = "benches/fakecuda/execute.sh planted"]
@@ -98,6 +109,8 @@ const QUERIES: &str = "queries_kernel_e_bf16_n_8";
 const FMA: &str = "forward_kernel_e_f32";
 const NORM: &str = "forward_kernel_f_f32_w_f32";
 const NORM_BACKWARD: &str = "backward_kernel_f_f32_w_f32";
+const STREAM: &str = "residual_norm_kernel_f_f32_w_f32";
+const STREAM_BACKWARD: &str = "residual_backward_kernel_f_f32_w_f32";
 const SUMS: &str = "block_sums_kernel";
 const SWIGLU: &str = "forward_kernel_g_f32_u_f32";
 
@@ -247,6 +260,24 @@ const BUGS: &[Bug] = &[
         told: Told::Fault("out of bounds: 4 bytes of shared memory"),
     },
     Bug {
+        name: "a layer taken from the stream",
+        test: "residual",
+        kernel: STREAM,
+        which: "1",
+        find: "add.f32",
+        put: "sub.f32",
+        told: Told::Result("residual: output"),
+    },
+    Bug {
+        name: "the gradient of the stream at the next place",
+        test: "residual",
+        kernel: STREAM_BACKWARD,
+        which: "last",
+        find: "ld.global.nc.v4.f32 *];",
+        put: "ld.global.nc.v4.f32 *+16];",
+        told: Told::Fault("out of bounds: 16 bytes of global memory"),
+    },
+    Bug {
         name: "a sum read before others have written it",
         test: "norm",
         kernel: SUMS,
@@ -298,7 +329,7 @@ fn missed(bug: &Bug) -> Option<String> {
 #[test]
 #[ignore = "benches/fakecuda/execute.sh planted"]
 fn every_planted_bug_is_found() {
-    for test in ["attention", "attention_in_f32", "norm", "swiglu"] {
+    for test in ["attention", "attention_in_f32", "norm", "residual", "swiglu"] {
         let Output { status, stderr, .. } = run_with(None, test);
         assert!(status.success(), "{test} without a bug: {}", String::from_utf8_lossy(&stderr));
     }

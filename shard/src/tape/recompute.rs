@@ -17,8 +17,10 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
+use super::boundary::at_input;
 use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
+use crate::param_group::ParamGroups;
 use crate::sync::lock;
 
 /// Which run of a block this is.
@@ -145,7 +147,10 @@ impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
         let (x, body) = ops.state;
         let incoming = B::tensor::<3>(grads.consume::<B>(&ops.node));
         let x = B::tensor::<3>(x).autodiff().require_grad();
-        let (y, loss) = (body.run)(x.clone(), Run::Again);
+        // A block that is not recomputed reads the result of an operation, never a leaf. Operations add to the
+        // gradient of the one and leave that of the other to burn, which rounds it once more: the block must not
+        // see a leaf here either.
+        let (y, loss) = (body.run)(at_input(x.clone(), ParamGroups::new()), Run::Again);
         let mut start = seed(y, incoming);
         let of_loss = lock(&body.loss.gradient).take();
         if let (Some(loss), Some(incoming)) = (loss, of_loss) {

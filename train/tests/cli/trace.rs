@@ -249,6 +249,25 @@ fn a_step_makes_the_host_wait_for_nothing() {
     assert!(waits.is_empty(), "{waits:#?}");
 }
 
+/// Sums of gradients cost no pass of their own: the product, or the normalisation, that makes the next
+/// contribution adds it. In forward, the norm of the second layer adds the result of the first.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn sums_are_made_by_what_makes_or_reads_them() {
+    const BLOCKS: usize = 2;
+    let step = third_step(run_as_process());
+    let launched = |kernel: &str| {
+        step.iter().filter(|call| call.name == "launch" && call.field("kernel").contains(kernel)).count()
+    };
+    // What is left is the sum behind the feed-forward layer, which the next module reads.
+    assert_eq!(launched("binop"), BLOCKS);
+    assert_eq!(launched("residual_norm"), BLOCKS);
+    assert_eq!(launched("residual_backward"), 2 * BLOCKS);
+    let adds = step.iter().filter(|call| call.name == "cublaslt_matmul" && call.field("beta") == "1");
+    // Of q, k and v two, and of gate and up one.
+    assert_eq!(adds.count(), 3 * BLOCKS);
+}
+
 #[test]
 #[ignore = "benches/trace.sh"]
 fn the_third_step_allocates_nothing() {

@@ -1,5 +1,6 @@
 //! What must agree bit for bit.
 
+use kiln_collectives::DType;
 use kiln_shard::{Recompute, Strategy};
 
 use crate::support::{Run, Trace};
@@ -28,6 +29,23 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
                     assert_same_bits(&run.name(), &run.train(), &first);
                 }
             }
+        }
+    }
+}
+
+/// Where a sum that is rounded twice is another one.
+#[test]
+fn strategies_and_recomputation_agree_bit_for_bit_in_bf16() {
+    let in_bf16 = |strategy, recompute| {
+        let mut run = Run::new(strategy, 2).recompute(recompute);
+        run.policy.compute_dtype = DType::BF16;
+        run
+    };
+    let first = in_bf16(PURE[0], Recompute::None).train();
+    for strategy in PURE {
+        for recompute in [Recompute::None, Recompute::Block] {
+            let run = in_bf16(strategy, recompute);
+            assert_same_bits(&run.name(), &run.train(), &first);
         }
     }
 }

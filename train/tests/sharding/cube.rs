@@ -117,6 +117,10 @@ fn bf16_trains_alike_on_cuda() {
             let run = in_bf16(*strategy, ranks);
             assert_same_bits(&run.name(), &run.train(), &first);
         }
+        if ranks == 2 {
+            let run = in_bf16(PURE[0], ranks).recompute(Recompute::Block);
+            assert_same_bits(&run.name(), &run.train(), &first);
+        }
     }
     for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
         let run = in_bf16(strategy, 4).shard_size(2);

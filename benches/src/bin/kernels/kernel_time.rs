@@ -78,6 +78,8 @@ const OPERATIONS: &[(&str, &str, &str)] = &[
     ("delta_kernel_", "", "attention backward, delta"),
     ("forward_kernel_f_", "_w_", "norms"),
     ("backward_kernel_f_", "_w_", "norms"),
+    ("residual_norm_", "", "norms"),
+    ("residual_backward_", "", "norms"),
     ("block_sums_", "", "norms"),
     ("forward_kernel_g_", "", "SwiGLU"),
     ("backward_kernel_g_", "", "SwiGLU"),
@@ -103,6 +105,12 @@ impl Gpu {
         Gpu { flops, bandwidth }
     }
 
+    /// The seconds that `bytes` to and from device memory take at least, and those expected.
+    pub fn moves(&self, bytes: f64) -> (f64, f64) {
+        let least = bytes / self.bandwidth;
+        (least, least / STREAMING)
+    }
+
     /// Cycles per second at which the data sheet's FLOP/s are reached.
     fn clock(&self) -> f64 {
         self.flops / (MULTIPROCESSORS * FLOPS_PER_CYCLE)
@@ -118,8 +126,8 @@ impl Gpu {
         {
             return self.attention(call, kernel, hot, shape, operation);
         }
-        let least = traffic(call, kernel, shape) / self.bandwidth;
-        KernelTime { operation, least, expected: least / STREAMING, row: None }
+        let (least, expected) = self.moves(traffic(call, kernel, shape));
+        KernelTime { operation, least, expected, row: None }
     }
 
     fn attention(
@@ -180,9 +188,15 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     if of("forward_kernel_f_", "_w_") {
         // A block for each row: reads and writes it.
         blocks * shape.model * 4.0
+    } else if name.starts_with("residual_norm_") {
+        // Also the result of a layer in, and the stream out.
+        blocks * shape.model * 8.0
     } else if of("backward_kernel_f_", "_w_") {
         // Input and gradient in, gradient out.
         shape.tokens * shape.model * 6.0
+    } else if name.starts_with("residual_backward_") {
+        // Also the gradient of the stream in.
+        shape.tokens * shape.model * 8.0
     } else if name.starts_with("rotate_") || of("forward_kernel_f_", "_i_") {
         2.0 * stored
     } else if name.starts_with("gradient_kernel_") || name.starts_with("delta_kernel_") {

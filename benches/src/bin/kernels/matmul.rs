@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::kernel_time::Gpu;
 use crate::trace::Call;
 
 /// The script that asks NVIDIA's library.
@@ -21,12 +22,25 @@ pub struct Matmuls {
     expected: f64,
 }
 
+/// Whether the result of a product is f32.
+fn is_f32(call: Call<'_>) -> bool {
+    call.field("types").ends_with(&format!(",{F32}"))
+}
+
 /// A product in the script's words: rows, columns and inner dimension as cuBLASLt has them, by columns, what is
 /// transposed, and the dtype of the result.
 fn words(call: Call<'_>) -> String {
-    let result = if call.field("types").ends_with(&format!(",{F32}")) { "f32" } else { "bf16" };
+    let result = if is_f32(call) { "f32" } else { "bf16" };
     let [m, n, k] = ["m", "n", "k"].map(|key| call.number(key));
     format!("{m} {n} {k} {} {result}", call.field("transposed"))
+}
+
+/// Bytes that a product reads of its result, because it adds to it.
+fn read_of_result(call: Call<'_>) -> f64 {
+    let adds = !matches!(call.field("beta"), "" | "0");
+    let bytes = if is_f32(call) { 4.0 } else { 2.0 };
+    let [m, n] = ["m", "n"].map(|key| call.number(key) as f64);
+    if adds { m * n * bytes } else { 0.0 }
 }
 
 fn flops(call: Call<'_>) -> f64 {
@@ -72,11 +86,31 @@ impl Matmuls {
     }
 
     /// The name of a product, the seconds that it takes at least, and those expected.
-    pub fn time(&self, call: Call<'_>) -> (String, f64, f64) {
+    pub fn time(&self, call: Call<'_>, gpu: &Gpu) -> (String, f64, f64) {
         let words = words(call);
         let least = self.seconds.get(&words).copied().unwrap_or(0.0);
         // Small products, and those that are bound by memory, are slower than the share says.
         let expected = least.max(flops(call) / self.expected);
-        (format!("product {words}"), least, expected)
+        // NVIDIA's times are those of products that do not add to their result. A tile reads its part of it when
+        // all else is done: other tiles may hide that, and are not expected to.
+        let (_, reads) = gpu.moves(read_of_result(call));
+        (format!("product {words}"), least, expected + reads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_of_result;
+    use crate::trace::Trace;
+
+    #[test]
+    fn products_that_add_read_their_result() {
+        let trace = Trace::of(
+            "cublaslt_matmul m=8 n=4 k=2 types=14,14,14 alpha=1 beta=1\n\
+             cublaslt_matmul m=8 n=4 k=2 types=14,14,0 alpha=1 beta=1\n\
+             cublaslt_matmul m=8 n=4 k=2 types=14,14,14 alpha=1 beta=0\n",
+        );
+        let read: Vec<_> = trace.calls().map(read_of_result).collect();
+        assert_eq!(read, [64.0, 128.0, 0.0]);
     }
 }

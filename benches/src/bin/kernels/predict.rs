@@ -190,7 +190,7 @@ fn time(
     attention: &mut BTreeMap<String, String>,
 ) -> Result<Option<(String, f64, f64)>, String> {
     if call.name() == "cublaslt_matmul" {
-        return Ok(Some(matmuls.time(call)));
+        return Ok(Some(matmuls.time(call, gpu)));
     }
     if call.name() != "launch" {
         return Ok(None);

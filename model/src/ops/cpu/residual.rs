@@ -8,11 +8,24 @@ use super::parallel::{BLOCK, for_each_block};
 use super::scalar::Scalar;
 use super::values::{Values, owned};
 use crate::ops::residual::ResidualOp;
+use crate::ops::rms_norm::RmsNormKernels;
 use crate::ops::shared::SharedInput;
 
 impl ResidualOp for Flex {
     fn fused_residual(x: FlexTensor, y: FlexTensor, _: SharedInput) -> FlexTensor {
         with_scalar!(y.dtype(), S => sum::<S>(&x, y))
+    }
+
+    fn fused_residual_norm(
+        x: FlexTensor,
+        y: FlexTensor,
+        weight: FlexTensor,
+        eps: f64,
+        [before, _]: [SharedInput; 2],
+    ) -> (FlexTensor, FlexTensor) {
+        let sum = Self::fused_residual(x, y, before);
+        let normed = Self::rms_norm_forward(&sum, &weight, eps);
+        (sum, normed)
     }
 }
 

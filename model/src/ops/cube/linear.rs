@@ -1,13 +1,12 @@
 //! Linear maps on a GPU.
 
 use burn::tensor::DType;
-use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matmul::{Output, matmul, product, transposed};
 use super::sums::column_sums;
-use super::{contiguous, len_of, reshaped};
+use super::{contiguous, contiguous_in, len_of, reshaped};
 use crate::ops::linear::{LinearKernels, rows_of, with_width};
 use crate::ops::shared::Prepared;
 
@@ -29,12 +28,12 @@ impl LinearKernels for CubeBackend {
         dtype: DType,
     ) -> CubeTensor {
         let [d_in, _] = rows_of(weight);
-        let dx = matmul(as_rows(dy), transposed(weight), 1.0, Output::New(dtype));
-        let dx = reshaped(dx, with_width(dy.meta.shape().clone(), d_in));
-        match sum {
-            None => dx,
-            Some(sum) => Self::float_add(dx, sum),
-        }
+        let output = match sum {
+            None => Output::New(dtype),
+            Some(sum) => Output::Add(contiguous_in(&sum, dtype)),
+        };
+        let dx = matmul(as_rows(dy), transposed(weight), 1.0, output);
+        reshaped(dx, with_width(dy.meta.shape().clone(), d_in))
     }
 
     /// Operands are read in place with any strides, so there is nothing to prepare.

@@ -1,14 +1,13 @@
 //! Root-mean-square normalisation: one cube per row forward, one per block of rows backward.
 
 use burn::tensor::DType;
-use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::sums::{Reduction, column_sums, cube_reduce, units_for};
-use super::{contiguous, cubes, elem, empty, len_of, vector_size};
+use super::{contiguous, contiguous_in, cubes, elem, empty, len_of, vector_size};
 use crate::ops::rms_norm::{RmsNormKernels, rows_of_block, width_of};
 
 impl RmsNormKernels for CubeBackend {
@@ -47,22 +46,33 @@ impl RmsNormKernels for CubeBackend {
         let partial = empty(&x, [blocks * width], DType::F32);
         let vector = vector_size(&[&x, &weight, &dy, &partial], width);
         let units = units_for(width / vector);
-        // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has
-        // a row per block.
-        unsafe {
-            launch! {
-                backward_kernel, cubes(&x.client, blocks, units), [x, dy], vector;
-                x / vector, weight / vector, dy / vector, dx / vector, partial / vector;
-                rows, per_block, eps as f32, width / vector, units, [elem(&x), elem(&weight), elem(&dy)]
+        let grid = cubes(&x.client, blocks, units);
+        let (eps, elems) = (eps as f32, [elem(&x), elem(&weight), elem(&dy)]);
+        match sum.map(|sum| contiguous_in(&sum, x.dtype)) {
+            // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has
+            // a row per block.
+            None => unsafe {
+                launch! {
+                    backward_kernel, grid, [x, dy], vector;
+                    x / vector, weight / vector, dy / vector, dx / vector, partial / vector;
+                    rows, per_block, eps, width / vector, units, elems
+                }
+            },
+            Some(sum) => {
+                assert_eq!(len_of(&sum), len_of(&x), "rms_norm: the gradient of the stream");
+                // SAFETY: as above, and `sum` has the shape and the dtype of `x`.
+                unsafe {
+                    launch! {
+                        residual_backward_kernel, grid, [x, dy], vector;
+                        x / vector, weight / vector, dy / vector, sum / vector, dx / vector, partial / vector;
+                        rows, per_block, eps, width / vector, units, elems
+                    }
+                }
             }
         }
         // One pass over the operands computes both gradients, whichever is wanted.
         let dw = || column_sums(&partial, [blocks, width], weight.dtype);
-        let dx = wanted[0].then_some(dx).map(|dx| match sum {
-            None => dx,
-            Some(sum) => Self::float_add(dx, sum),
-        });
-        [dx, wanted[1].then(dw)]
+        [wanted[0].then_some(dx), wanted[1].then(dw)]
     }
 }
 
@@ -89,9 +99,7 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
         squares += value * value;
         i += units;
     }
-    let sum = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
-    let count = f32::cast_from(width * N::value());
-    let r = Vector::<f32, N>::new(1.0f32 / (sum / count + eps).sqrt());
+    let r = Vector::<f32, N>::new(inverse_rms(squares.vector_sum(), width * N::value(), eps, units));
     let mut i = UNIT_POS as usize;
     while i < width {
         let value = Vector::<f32, N>::cast_from(x[start + i]);
@@ -101,8 +109,14 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// Each unit keeps the columns `unit`, `unit + units`, … of its block's rows: their part of dW stays in
-/// registers, and a row is read once.
+/// `1 / sqrt(mean(x²) + eps)` of a row of `count` values, where this unit has the sum `squares`.
+#[cube]
+pub(super) fn inverse_rms(squares: f32, count: usize, eps: f32, #[comptime] units: usize) -> f32 {
+    let sum = cube_reduce(squares, Reduction::Sum, units);
+    1.0f32 / (sum / f32::cast_from(count) + eps).sqrt()
+}
+
+/// The gradients of a block of rows, one for each cube.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -116,6 +130,46 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
     #[comptime] width: usize,
     #[comptime] units: usize,
     #[define(F, W, D)] _dtypes: [ElemType; 3],
+) {
+    // Nothing is read in place of the sum.
+    gradients::<F, W, D, N>(x, weight, dy, x, dx, partial, rows, per_block, eps, width, units, false);
+}
+
+/// [`backward_kernel`] where the gradient of the residual stream, `sum`, is part of dx.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn residual_backward_kernel<F: Float, W: Float, D: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    dy: &[Vector<D, N>],
+    sum: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    partial: &mut [Vector<f32, N>],
+    rows: usize,
+    per_block: usize,
+    eps: f32,
+    #[comptime] width: usize,
+    #[comptime] units: usize,
+    #[define(F, W, D)] _dtypes: [ElemType; 3],
+) {
+    gradients::<F, W, D, N>(x, weight, dy, sum, dx, partial, rows, per_block, eps, width, units, true);
+}
+
+/// Each unit keeps the columns `unit`, `unit + units`, … of its block's rows: their part of dW stays in
+/// registers, and a row is read once. If it `adds`, `sum` is added to dx before that is rounded.
+#[cube]
+fn gradients<F: Float, W: Float, D: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    dy: &[Vector<D, N>],
+    sum: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    partial: &mut [Vector<f32, N>],
+    rows: usize,
+    per_block: usize,
+    eps: f32,
+    #[comptime] width: usize,
+    #[comptime] units: usize,
+    #[comptime] adds: bool,
 ) {
     let per_unit = comptime!(width.div_ceil(units));
     let block = CUBE_POS;
@@ -153,9 +207,8 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
                 shifts += product * Vector::cast_from(weight[i]) * value;
             }
         }
-        let sum = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
+        let r = inverse_rms(squares.vector_sum(), comptime!(width) * N::value(), eps, units);
         let shift = cube_reduce(shifts.vector_sum(), Reduction::Sum, units);
-        let r = 1.0f32 / (sum / count + eps).sqrt();
         let shift = Vector::<f32, N>::new(shift * r / count);
         let r = Vector::<f32, N>::new(r);
         #[unroll]
@@ -165,7 +218,11 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
             dw[k] += products[k] * normal;
             if i < width {
                 let w = Vector::<f32, N>::cast_from(weight[i]);
-                dx[start + i] = Vector::cast_from(r * (products[k] * w - normal * shift));
+                let mut gradient = r * (products[k] * w - normal * shift);
+                if comptime!(adds) {
+                    gradient += Vector::<f32, N>::cast_from(sum[start + i]);
+                }
+                dx[start + i] = Vector::cast_from(gradient);
             }
         }
     }
