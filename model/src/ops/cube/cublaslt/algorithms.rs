@@ -14,7 +14,7 @@ use super::problem::{Alignments, Problem};
 /// The kind of a GPU, by the driver's name of it, and the version of cuBLASLt: no other one can read an
 /// algorithm's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct Platform {
     pub(super) gpu: String,
     pub(super) library: usize,
 }
@@ -22,7 +22,7 @@ pub(super) struct Place {
 /// What an algorithm was measured for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
-    pub(super) place: Place,
+    pub(super) platform: Platform,
     pub(super) problem: Problem,
     pub(super) alignments: Alignments,
 }

@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::{cublasLtGetVersion, cublasLtHandle_t, is_culib_prese
 use cudarc::driver::result::{ctx, device, malloc_sync, primary_ctx};
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUdeviceptr, CUstream};
 
-use super::algorithms::{self, Key, Place};
+use super::algorithms::{self, Key, Platform};
 use super::error::ProductError;
 use super::measure::fastest_of;
 use super::plan::{Addresses, Call, Plan};
@@ -51,7 +51,7 @@ pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     context: CUcontext,
     /// The kind of GPU, and the version of the library.
-    place: Place,
+    platform: Platform,
     workspace_bytes: usize,
     /// By stream: products of two streams may run at the same time.
     workspaces: HashMap<CUstream, CUdeviceptr>,
@@ -78,7 +78,7 @@ impl CublasLt {
         Ok(CublasLt {
             handle,
             context,
-            place: Place { gpu, library },
+            platform: Platform { gpu, library },
             workspace_bytes: WORKSPACE[usize::from(major < 9)],
             workspaces: HashMap::new(),
             plans: HashMap::new(),
@@ -147,7 +147,7 @@ impl CublasLt {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let mut plan = Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?;
-                let key = Key { place: self.place.clone(), problem: *problem, alignments };
+                let key = Key { platform: self.platform.clone(), problem: *problem, alignments };
                 if algorithms::is_wanted(&key) {
                     // SAFETY: the caller's promise.
                     let found = unsafe { fastest_of(&plan, problem, call) };
