@@ -333,15 +333,11 @@ fn tf32_is_asked_for() {
         matmul(a.clone(), a, 1.0, Output::New(DType::F32));
         trace.products().iter().map(|line| line["compute"].clone()).collect::<Vec<_>>()
     };
-    let rounds = || rounds_to_tf32(&Device::cuda(0));
-    assert_eq!(computes(DType::F32), ["68"]);
-    assert!(!rounds() && !rounds_to_tf32(&Device::flex()));
+    assert_eq!((computes(DType::F32), rounds_to_tf32(&Device::cuda(0))), (vec!["68".to_owned()], false));
     allow_tf32(true);
-    let (f32, bf16) = (computes(DType::F32), computes(DType::BF16));
-    let are_rounded = rounds();
+    let said = (computes(DType::F32), computes(DType::BF16), rounds_to_tf32(&Device::cuda(0)));
     allow_tf32(false);
-    assert!(are_rounded && !rounds());
-    assert_eq!((f32, bf16), (vec!["77".to_owned()], vec!["68".to_owned()]));
+    assert_eq!(said, (vec!["77".to_owned()], vec!["68".to_owned()], true));
     assert_eq!(computes(DType::F32), ["68"]);
 }
 
