@@ -163,8 +163,8 @@ pub trait DeviceRule: Send + Sync {
     /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty.
     fn state(&self, client: &Client, updates: u64) -> Handle;
 
-    /// Queues what is computed once in a step, for each of its learning rates with a state of its own: brings `state` up to date, if `decision` says that there is
-    /// an update.
+    /// Queues what is computed once in a step, for each of its learning rates with a state of its own: brings
+    /// `state` up to date, if `decision` says that there is an update.
     fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64);
 
     /// [`Rule::update`] of one parameter group's shard, queued.

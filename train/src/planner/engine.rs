@@ -165,8 +165,8 @@ impl Groups {
         }
     }
 
-    /// What the first update adds for each group: the slots of the optimizer, in a ledger for what is offloaded. What is
-    /// asked for, by group.
+    /// What the first update adds for each group: the slots of the optimizer, in a ledger for what is
+    /// offloaded. What is asked for, by group.
     pub(super) fn add_slots(&mut self, offloaded: Option<&Ledger>) -> Vec<Vec<LedgerEvent>> {
         let own = self.ledger.clone();
         let add = |group: &mut Group| {

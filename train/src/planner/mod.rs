@@ -1,8 +1,9 @@
 //! What a run will hold, send and take, before it starts: `kiln plan`.
 //!
 //! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its
-//! time, `pages` the memory that a GPU's runtime takes for it. `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them,
-//! `sweep` shows how the best one scales, `calibrate` measures this machine.
+//! time, `pages` the memory that a GPU's runtime takes for it. `target` is what a plan is for, `table` has
+//! the ways to run a configuration, `report` shows them, `sweep` shows how the best one scales, `calibrate`
+//! measures this machine.
 
 mod calibrate;
 mod clock;

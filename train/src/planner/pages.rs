@@ -1,8 +1,8 @@
 //! The memory that CubeCL takes for a GPU's buffers, which it lays out in pages.
 //!
-//! The layout is that of CubeCL 0.11 (`memory_management/dynamic` in `cubecl-server`): pages have the size of the largest
-//! buffer, a buffer goes into the first page that has room for it, free neighbours become one, and pages stay. Buffers of
-//! up to 64 KiB have a page of their own.
+//! The layout is that of CubeCL 0.11 (`memory_management/dynamic` in `cubecl-server`): pages have the size of
+//! the largest buffer, a buffer goes into the first page that has room for it, free neighbours become one,
+//! and pages stay. Buffers of up to 64 KiB have a page of their own.
 
 use std::collections::HashMap;
 

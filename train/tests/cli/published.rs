@@ -74,10 +74,11 @@ const A100: Run = Run { gpu: "a100-80", ..H100 };
 
 const LLAMA_8B: Shape = Shape([4096, 32, 8, 32, 14_336, 128_256], false);
 
-/// llm.c: github.com/karpathy/llm.c/discussions/481 (10 billion tokens in 90 minutes) and 677 (32,000 steps of 1,048,576
-/// tokens in 24 hours). nanochat: its $1000 run, 37.6 billion tokens in 31.3 hours. MPT:
+/// llm.c: github.com/karpathy/llm.c/discussions/481 (10 billion tokens in 90 minutes) and 677 (32,000 steps
+/// of 1,048,576 tokens in 24 hours). nanochat: its $1000 run, 37.6 billion tokens in 31.3 hours. MPT:
 /// github.com/mosaicml/llm-foundry, `scripts/train/benchmarking/README.md`. torchtitan:
-/// `benchmarks/llama3_h100_202412_torchtitan.md` there. nanoGPT: its README, 600,000 steps of 491,520 tokens in 4 days.
+/// `benchmarks/llama3_h100_202412_torchtitan.md` there. nanoGPT: its README, 600,000 steps of 491,520 tokens
+/// in 4 days.
 const RUNS: &[Run] = &[
     Run {
         name: "llm.c, GPT-2 1558M",

@@ -47,7 +47,8 @@ pub struct StepReport {
     pub step_s: Vec<f64>,
     /// Median of the seconds that updates took.
     pub update_s: f64,
-    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes at once, the step.
+    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes at
+    /// once, the step.
     pub queued_s: f64,
     /// Seconds from the start of the process to the end of its first step.
     pub first_step_s: Option<f64>,
@@ -66,8 +67,8 @@ pub struct StepReport {
     pub planned_rank_bytes: Option<u64>,
     /// What the plan says of weights and the optimizer's state, which outlive a step.
     pub planned_state_bytes: Option<u64>,
-    /// What the plan says that the device's allocator, with the workspace of products, takes for all that, if it has its
-    /// own.
+    /// What the plan says that the device's allocator, with the workspace of products, takes for all that, if
+    /// it has its own.
     pub planned_reserved_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,
