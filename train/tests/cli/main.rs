@@ -73,6 +73,8 @@ mod inspect;
 mod interface;
 #[cfg(feature = "wgpu")]
 mod kernel_check;
+#[cfg(feature = "cuda")]
+mod launches_trace;
 mod limits;
 mod lost_folder;
 mod memory;

@@ -1,0 +1,50 @@
+//! What a step on CUDA launches, under the stand-ins for NVIDIA's libraries, as `benches/trace.sh` sets them up.
+
+use crate::trace::{Call, run, run_as_process, third_step};
+
+/// Sums of gradients cost no pass of their own: the product, or the normalisation, that makes the next
+/// contribution adds it. In forward, the norm of the second layer adds the result of the first.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn sums_are_made_by_what_makes_or_reads_them() {
+    const BLOCKS: usize = 2;
+    let step = third_step(run_as_process());
+    let launched = |kernel: &str| {
+        step.iter().filter(|call| call.name == "launch" && call.field("kernel").contains(kernel)).count()
+    };
+    // What is left is the sum behind the feed-forward layer, which the next module reads.
+    assert_eq!(launched("binop"), BLOCKS);
+    assert_eq!(launched("residual_norm"), BLOCKS);
+    assert_eq!(launched("residual_backward"), 2 * BLOCKS);
+    let adds = step.iter().filter(|call| call.name == "cublaslt_matmul" && call.field("beta") == "1");
+    // Of q, k and v two, and of gate and up one.
+    assert_eq!(adds.count(), 3 * BLOCKS);
+}
+
+/// Weights that stay from forward to backward are cast once; from then on, the update casts what it has changed.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn weights_that_stay_are_cast_by_the_update() {
+    // Parameter groups: the embedding, two blocks, the head.
+    let groups = 4;
+    for (strategy, ranks) in [("SHARD_GRAD_OP", 2), ("NO_SHARD", 2), ("NO_SHARD", 1), ("FULL_SHARD", 1)] {
+        let (strategy_key, threads) = (format!("shard.strategy={strategy}"), ranks.to_string());
+        let more = ["--ranks", &threads, "--set", &strategy_key, "--set", "precision.compute=bf16"];
+        let more = [&more[..], &["--set", "train.global_batch=2", "--set", "train.micro_batch=1"]].concat();
+        let calls = run(&[], &more);
+        let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
+        let ends: Vec<_> = updates.chunks(updates.len() / 3).map(|step| step[step.len() - 1]).collect();
+        let casts = |from: usize, to: usize| {
+            let casts = |call: &&Call| call.name == "launch" && call.field("kernel").contains("convert");
+            calls[from..to].iter().filter(casts).count()
+        };
+        let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
+        let [first, second, third] = found;
+        let is_right = match strategy {
+            // Freed after forward, and cast again.
+            "FULL_SHARD" => first > groups && second > 0 && second == third,
+            _ => found == [groups * ranks, 0, 0],
+        };
+        assert!(is_right, "{found:?}, {strategy} on {ranks} ranks");
+    }
+}
