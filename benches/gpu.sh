@@ -158,7 +158,7 @@ check() {
     *)
         # What kiln-bench holds against a row or a bar.
         result=$(sed -n 's/^FAILED //; T; s/:*$//p' "$log" | head -n 1)
-        result="failed${result:+: $result} ($code)"
+        result="failed${result:+: ${result//|//}} ($code)"
         ;;
     esac
     # Tests that a filter leaves out would pass as well.

@@ -82,7 +82,7 @@ impl WarmupArgs {
                 ))
             })?;
             if self.products {
-                measure_products();
+                measure_products()?;
             }
             let told = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
             let ranks = Ranks::meet(&config, place.as_ref(), &told, &selected)?;
@@ -263,18 +263,28 @@ fn unpack(archive: &Path) -> Result<()> {
 }
 
 #[cfg(feature = "cuda")]
-fn measure_products() {
+fn measure_products() -> Result<()> {
+    // What could not be kept is not measured.
+    device::check_products(&products_folder()?).map_err(TrainError::io("read", &products_folder()?))?;
     kiln_model::ops::cube::matmul::measure_algorithms();
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn products_folder() -> Result<PathBuf> {
+    let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
+    device::products_folder().map_err(unknown)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure_products() {}
+fn measure_products() -> Result<()> {
+    Ok(())
+}
 
 /// Keeps what was measured, and says what it is worth.
 #[cfg(feature = "cuda")]
 fn keep_products() -> Result<()> {
-    let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
-    let folder = device::products_folder().map_err(unknown)?;
+    let folder = products_folder()?;
     let measured = device::keep_measured(&folder);
     let measured = measured.map_err(TrainError::io("keep measured algorithms in", &folder))?;
     let gains = measured.gains();

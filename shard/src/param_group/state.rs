@@ -79,7 +79,7 @@ pub(crate) struct Slot {
 /// A shard for the optimizer to change in place.
 pub(crate) struct ShardMut<'a> {
     pub(crate) weights: &'a mut Buffer,
-    /// The same in the compute dtype, if it is kept and nothing reads it.
+    /// The same in the compute dtype, if it is kept and neither a gather nor whole weights hold it.
     #[cfg_attr(not(feature = "cube"), expect(dead_code))]
     pub(crate) compute: Option<&'a mut Buffer>,
     pub(crate) slots: Vec<&'a mut Buffer>,

@@ -84,11 +84,13 @@ pub(super) fn fingerprint(gpu: &Gpu) -> String {
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let module = module.lines().next().unwrap_or("unknown").to_owned();
     format!(
-        "{}, compute capability {}, driver for CUDA {} ({module}), NVRTC {}",
+        "{}, compute capability {}, driver for CUDA {} ({module}), NVRTC {}{}",
         gpu.name,
         gpu.capability,
         version(cuda),
-        version(nvrtc)
+        version(nvrtc),
+        // Other algorithms are other kernels.
+        products::fingerprint()
     )
 }
 

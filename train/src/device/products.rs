@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_collectives::nvidia::environment;
 use kiln_model::ops::cube::matmul::{ProductAlgorithms, measured_algorithms, use_algorithms};
+use sha2::{Digest, Sha256};
 
 use super::kernel_cache;
 use crate::metrics::write_beside;
@@ -38,6 +39,24 @@ pub(super) fn load() {
 /// If there is none.
 pub(crate) fn folder() -> io::Result<PathBuf> {
     kernel_cache::folder_to_keep()
+}
+
+/// Whether what is in `folder` can be read, to be added to.
+///
+/// # Errors
+///
+/// If it cannot.
+pub(crate) fn check(folder: &Path) -> io::Result<()> {
+    read(folder)
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("{FILE}: {error}; remove it")))
+}
+
+/// What tells the algorithms that are kept from others; nothing where none are.
+pub(super) fn fingerprint() -> String {
+    let file = kernel_cache::folder(&environment).map(|folder| folder.join(FILE));
+    let text = file.and_then(|file| kiln_storage::files::read(&file, MAX_BYTES).ok());
+    text.map_or(String::new(), |text| format!(", products {:x}", Sha256::digest(text)))
 }
 
 /// Keeps what this process has measured in `folder`; returns it.

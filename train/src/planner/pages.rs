@@ -90,6 +90,10 @@ impl Pages {
     }
 
     fn hold(&mut self, buffer: u32, bytes: u64) {
+        // What the first of two steps has made and kept is there in the second one.
+        if self.buffers.contains_key(&buffer) {
+            return;
+        }
         // A size that no memory has is told elsewhere.
         let bytes = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX).min(self.size);
         let found = self.pages.iter_mut().enumerate().find_map(|(at, page)| Some((at, page.take(bytes)?)));
@@ -126,5 +130,9 @@ mod tests {
         assert_eq!(pages.reserved(), SMALL_PAGE + (30 << 20), "free neighbours become one");
         pages.follow(&[LedgerEvent::Hold { buffer: 5, bytes: SMALL }]);
         assert_eq!(pages.reserved(), SMALL_PAGE + (30 << 20), "small buffers have a page of their own");
+        pages.follow(&[hold(6, 9)]);
+        let once = pages.reserved();
+        pages.follow(&[hold(6, 9)]);
+        assert_eq!(pages.reserved(), once, "a buffer that was kept is not taken again");
     }
 }

@@ -31,7 +31,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     let named = plan.named::<NAMED>(call.handle).ok()?;
     let output = Scratch::new(problem.output_bytes())?;
     let [a, b, _] = call.at;
-    let call = Call { at: [a, b, output.0], ..*call };
+    // Nothing is added to: there is nothing in this output yet.
+    let call = Call { at: [a, b, output.0], factors: [call.factors[0], 0.0], ..*call };
     let (start, end) = (Event::new()?, Event::new()?);
     let time = |algorithm: &cublasLtMatmulAlgo_t| -> Option<f32> {
         start.record(call.stream).ok()?;

@@ -136,7 +136,9 @@ impl Plan {
         room: usize,
     ) -> bool {
         let algorithm = Algorithm { data: algorithm };
-        let mut result = NO_RESULT;
+        // A library that writes no state here says all by what it returns.
+        let mut result =
+            cublasLtMatmulHeuristicResult_t { state: cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NO_RESULT };
         let [first, second, third] = &self.layouts;
         // SAFETY: the handle and all descriptors are alive; cuBLASLt checks the algorithm's bytes.
         let status = unsafe {
