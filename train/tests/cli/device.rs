@@ -405,6 +405,8 @@ mod with_stand_ins {
                 format!("NCCL: 2.28 ({site}/nccl/lib/libnccl.so.2)"),
                 format!("headers: {site}/cu13/include"),
                 "kernels: 1 compiled kernels (1.5 MiB) are kept in cache/kiln/kernels".to_owned(),
+                "products: cuBLASLt's first choices; kiln warmup CONFIG --products measures others"
+                    .to_owned(),
             ]
         );
     }
