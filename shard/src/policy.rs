@@ -102,7 +102,8 @@ impl Policy {
 
     /// Whether a rank keeps its shard in the compute dtype beside the f32 masters, from which it is cast once: on a
     /// GPU, where masters are offloaded, and where whole weights stay from forward to backward in any case. Elsewhere
-    /// masters are cast for every gather, and what is cast is freed with it. `by_default` as in
+    /// masters are cast for every gather, and what is cast is freed with it. On several ranks that share a copy this
+    /// takes memory, 2 bytes for each element of the shard. `by_default` as in
     /// [`reshards_after_forward`](Policy::reshards_after_forward).
     pub fn keeps_compute_shard(&self, on_host: bool, by_default: bool) -> bool {
         let stays = self.compute_dtype != DType::F32 && !self.reshards_after_forward(by_default);
