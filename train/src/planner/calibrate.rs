@@ -21,6 +21,9 @@ use crate::sharded::ShardedDecoder;
 const BLOCKS: usize = 2;
 /// Steps that are measured, after one that warms up.
 const STEPS: u64 = 5;
+/// Seconds that cores are kept busy before a measurement counts: those that come from idling are up to twice as slow
+/// for a second.
+const WARM_UP: f64 = 2.0;
 /// Bytes per second that a core reads and writes beside products, to begin with; the measurement corrects it.
 const BANDWIDTH: f64 = 6e9;
 
@@ -40,11 +43,6 @@ pub(super) fn calibrated(
     let ranks = config.train.ranks;
     let threads = threads_per_rank(&config.device, ranks);
     let resolved = ResolvedDevice::new(config, registry.layers(), None)?;
-    let failed = TrainError::threads("threads that measure the peak of this machine");
-    let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
-    // Ranks may be more than there are cores.
-    let used = (ranks * threads).min(cores());
-    let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
     let mut config = config.clone();
     config.train.global_batch = ranks * config.micro_batch();
@@ -52,19 +50,34 @@ pub(super) fn calibrated(
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
-    let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
-        let device = Device::flex();
-        let builder = EngineBuilder::new(world, config.policy(), None)?.freeze(config.frozen());
-        let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
-        let mut times = Vec::new();
-        for number in 0..=STEPS {
-            let begun = Instant::now();
-            step(&config, &sharded, &device, loss.as_ref(), number)?;
-            times.push(begun.elapsed().as_secs_f64());
+    let seconds = || {
+        run_ranks(ranks, threads, |world| -> Result<f64> {
+            let device = Device::flex();
+            let builder = EngineBuilder::new(world, config.policy(), None)?.freeze(config.frozen());
+            let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
+            let mut times = Vec::new();
+            for number in 0..=STEPS {
+                let begun = Instant::now();
+                step(&config, &sharded, &device, loss.as_ref(), number)?;
+                times.push(begun.elapsed().as_secs_f64());
+            }
+            Ok(median(times.split_off(1)))
+        })
+        .map(median)
+    };
+    let begun = Instant::now();
+    let (peak, measured) = loop {
+        let warm = begun.elapsed().as_secs_f64() >= WARM_UP;
+        let failed = TrainError::threads("threads that measure the peak of this machine");
+        let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
+        let measured = seconds()?;
+        if warm {
+            break (peak, measured);
         }
-        Ok(median(times.split_off(1)))
-    })?;
-    let measured = median(seconds);
+    };
+    // Ranks may be more than there are cores.
+    let used = (ranks * threads).min(cores());
+    let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let decoder = make(&Device::flex())?;
     let shape = RankShape::of_config(&config, &model, &decoder, optimizer, Gathers::Shared, true);
     let shape = shape.map_err(|error| TrainError::usage(error.to_string()))?;
