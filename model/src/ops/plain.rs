@@ -26,6 +26,9 @@ pub enum FusedOp {
     Swiglu,
     /// [`rotary`](super::rotary()).
     Rotary,
+    /// Attention by the instructions for warpgroups of compute capability 9.0; those of every tensor core take
+    /// their place.
+    WarpgroupAttention,
     /// [`causal_attention`](super::causal_attention) and [`cached_attention`](super::cached_attention).
     Attention,
     /// [`embedding`](super::embedding()).
@@ -40,13 +43,14 @@ pub enum FusedOp {
 
 impl FusedOp {
     /// All of them; those that others are made of come first.
-    pub const ALL: [FusedOp; 11] = [
+    pub const ALL: [FusedOp; 12] = [
         FusedOp::MatrixProduct,
         FusedOp::Linear,
         FusedOp::RmsNorm,
         FusedOp::Residual,
         FusedOp::Swiglu,
         FusedOp::Rotary,
+        FusedOp::WarpgroupAttention,
         FusedOp::Attention,
         FusedOp::Embedding,
         FusedOp::Dropout,
@@ -63,6 +67,7 @@ impl FusedOp {
             FusedOp::Residual => "residual",
             FusedOp::Swiglu => "swiglu",
             FusedOp::Rotary => "rotary",
+            FusedOp::WarpgroupAttention => "warpgroup_attention",
             FusedOp::Attention => "attention",
             FusedOp::Embedding => "embedding",
             FusedOp::Dropout => "dropout",
@@ -71,11 +76,21 @@ impl FusedOp {
         }
     }
 
+    /// What takes the place of a kernel that is wrong: the start of a sentence that ends with "its place".
+    pub fn substitute(self) -> &'static str {
+        match self {
+            FusedOp::MatrixProduct => "Burn's kernel takes",
+            FusedOp::WarpgroupAttention => "The kernel for every tensor core takes",
+            _ => "Plain operations take",
+        }
+    }
+
     /// What a run loses where the operation is plain.
     pub fn cost(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "matrix products are slower, and most of a step is matrix products",
             FusedOp::Linear => "linear layers take more passes over memory",
+            FusedOp::WarpgroupAttention => "attention reaches less of the tensor cores' rate",
             FusedOp::Attention => {
                 "attention is slower and takes memory that grows with the square of the sequence length"
             }

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "cube")]
-use crate::ops::cube::matmul::rounds_to_tf32;
+use crate::ops::cube::{attention::has_warpgroups, matmul::rounds_to_tf32};
 use crate::ops::{FusedOp, use_plain};
 pub use cases::Shapes;
 use cases::{Case, cases};
@@ -57,11 +57,15 @@ pub fn verify(
     let cases = cases(shapes);
     let mut findings = Vec::new();
     for op in FusedOp::ALL {
-        let of_op: Vec<_> = cases.iter().filter(|case| case.op == op).collect();
+        let (of, dtypes) = match op {
+            FusedOp::WarpgroupAttention => (FusedOp::Attention, dtypes_of_warpgroups(device, dtypes)),
+            _ => (op, dtypes.to_vec()),
+        };
+        let of_op: Vec<_> = cases.iter().filter(|case| case.op == of).collect();
         let scale = if fault == Some(op) { 2.0 } else { 1.0 };
         let first = findings.len();
-        for &dtype in dtypes.iter().filter(|&&dtype| device.supports_dtype(DType::from(dtype))) {
-            let of_cases = of_op.iter().map(|case| compare(case, device, dtype, scale));
+        for dtype in dtypes.into_iter().filter(|&dtype| device.supports_dtype(DType::from(dtype))) {
+            let of_cases = of_op.iter().map(|case| compare(op, case, device, dtype, scale));
             findings.extend(of_cases.reduce(worse));
         }
         if findings[first..].iter().any(|finding| !finding.is_right()) {
@@ -77,15 +81,24 @@ fn worse(a: Finding, b: Finding) -> Finding {
     if error(&b) > error(&a) { b } else { a }
 }
 
-/// The largest error of `case`, with its results multiplied by `scale`.
-fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
+/// Those of `dtypes` in which `device` has attention by instructions for warpgroups.
+fn dtypes_of_warpgroups(device: &Device, dtypes: &[FloatDType]) -> Vec<FloatDType> {
+    let is_half = |dtype: &&FloatDType| matches!(dtype, FloatDType::F16 | FloatDType::BF16);
+    match has_warpgroups(device) {
+        true => dtypes.iter().filter(is_half).copied().collect(),
+        false => Vec::new(),
+    }
+}
+
+/// The largest error of `case`, which stands for `op`, with its results multiplied by `scale`.
+fn compare(op: FusedOp, case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
     let cpu = Device::flex();
     let inputs: Vec<_> = case.sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect();
     let inputs: Vec<_> = inputs.iter().map(|input| values(flat(input, dtype, &cpu))).collect();
     let expected = run(&case.plain, &inputs, FloatDType::F64, &cpu.autodiff());
     let device = device.clone().autodiff();
-    let bound = bound(case.op, dtype, &device);
-    let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
+    let bound = bound(op, dtype, &device);
+    let finding = |error, place| Finding { op, dtype, error, bound, place };
     // A kernel that a device cannot compile or launch is a panic in burn.
     match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
         Err(panic) => finding(None, message(&*panic)),
@@ -138,6 +151,7 @@ fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
         op,
         FusedOp::MatrixProduct
             | FusedOp::Linear
+            | FusedOp::WarpgroupAttention
             | FusedOp::Attention
             | FusedOp::CrossEntropy
             | FusedOp::Experts
@@ -148,6 +162,11 @@ fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
         FloatDType::F64 => 1e-10,
         _ => 2e-2,
     }
+}
+
+#[cfg(not(feature = "cube"))]
+fn has_warpgroups(_: &Device) -> bool {
+    false
 }
 
 #[cfg(not(feature = "cube"))]

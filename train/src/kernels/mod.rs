@@ -105,8 +105,8 @@ pub(crate) fn settle_in(
         use_plain(&[op]);
         if !wrong.contains(&op) {
             tracing::warn!(
-                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}, so this rank computes it in plain \
-                 operations as well"
+                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}. {} its place on this rank as well",
+                op.substitute()
             );
         }
     }
@@ -183,10 +183,10 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
             findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
         let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
         tracing::warn!(
-            "{who}the kernel of {op} is wrong on {}: {}. Plain operations take its place, with the results \
-             that it should have; {}",
+            "{who}the kernel of {op} is wrong on {}: {}. {} its place, with the results that it should have; {}",
             device.name(),
             how.join("; "),
+            op.substitute(),
             op.cost()
         );
     }
@@ -228,7 +228,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     lines.push(match is_right {
         true => all_right(&findings, time),
         false => format!(
-            "kernels are wrong: runs on this GPU compute these operations in plain operations; checked in {}",
+            "kernels are wrong: in runs on this GPU other kernels or plain operations take their place; checked in {}",
             took(time)
         ),
     });

@@ -10,9 +10,10 @@ use cubecl::prelude::*;
 use super::forward_pass::{
     MASKED, Sizes, first_step, from_last, head_start, mask_future, mask_past, stage_columns,
 };
+use super::fragments::keep_rows;
 use super::product::{accumulate, publish, score};
-use super::stage::{after_stage, before_stage, exp2, filled, stage, stage_of, write_rows};
-use super::tile::{Tile, column_of, row_of};
+use super::stage::{after_stage, arrive, before_stage, exp2, filled, stage, stage_of, write_rows};
+use super::tile::{Tile, column_of, edge_of, is_before, row_of};
 
 /// Units that share a row in [`delta_kernel`].
 pub(super) const DELTA_LANES: usize = 8;
@@ -81,11 +82,12 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let width = comptime!(tile.row_vectors());
     let row_vectors = comptime!(tile.rows * tile.stride());
     let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+    let alignment = comptime!(tile.alignment());
 
-    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
-    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
-    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
-    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, alignment);
+    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, alignment);
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
 
     let head = CUBE_POS_X;
@@ -123,6 +125,9 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut sums = filled(0.0f32, comptime!(tile.values_per_unit()));
 
+    arrive(tile);
+    let kept_queries = keep_rows::<E, N>(&queries, tile);
+    let kept_gradients = keep_rows::<E, N>(&gradients, tile);
     for step in begin..steps {
         let column = step * comptime!(tile.columns as u32);
         let from = stage_of(step, tile);
@@ -134,12 +139,12 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
             );
         }
         after_stage(tile);
-        score::<E, N>(&mut scores, &queries, &keys, from, tile);
+        score::<E, N>(&mut scores, &queries, &kept_queries, &keys, from, tile);
         if column + comptime!(tile.columns as u32) > first + 1 {
             mask_future(&mut scores, first, column, tile);
         }
         mask_past(&mut scores, first, 0u32, column, window, tile);
-        score::<E, N>(&mut slopes, &gradients, &vals, from, tile);
+        score::<E, N>(&mut slopes, &gradients, &kept_gradients, &vals, from, tile);
         #[unroll]
         for r in 0..owned {
             #[unroll]
@@ -190,12 +195,13 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     let width = comptime!(tile.row_vectors());
     let row_vectors = comptime!(tile.rows * tile.stride());
     let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+    let alignment = comptime!(tile.alignment());
     let product = comptime!(tile.published(1));
 
-    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
-    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
-    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
-    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, alignment);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, alignment);
+    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
+    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
     let mut shifts = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
     let mut means = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(2)));
@@ -244,6 +250,9 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
     let mut key_sums = filled(0.0f32, comptime!(tile.values_per_unit()));
     let mut val_sums = filled(0.0f32, comptime!(tile.values_per_unit()));
 
+    arrive(tile);
+    let kept_keys = keep_rows::<E, N>(&keys, tile);
+    let kept_vals = keep_rows::<E, N>(&vals, tile);
     for step in 0..steps {
         let column = (skipped + step % per_head) * columns;
         let from = stage_of(step, tile);
@@ -269,13 +278,13 @@ pub(super) fn keys_kernel<E: Float, G: Float, N: Size, O: Size>(
         }
         after_stage(tile);
 
-        score::<E, N>(&mut scores, &keys, &queries, from, tile);
+        score::<E, N>(&mut scores, &keys, &kept_keys, &queries, from, tile);
         let end = column + columns;
         if column < first + comptime!(tile.rows as u32) - 1 || end > sizes.seq {
             hide_earlier(&mut scores, first, column, sizes.seq, tile);
         }
         hide_later(&mut scores, first, column, window, tile);
-        score::<E, N>(&mut slopes, &vals, &gradients, from, tile);
+        score::<E, N>(&mut slopes, &vals, &kept_vals, &gradients, from, tile);
         #[unroll]
         for c in 0..per_row {
             let query = from + column_of(c, tile) as usize;
@@ -363,12 +372,11 @@ fn hide_later(
             let per_row = comptime!(tile.columns_per_unit());
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
-                let past = first + row_of(r, tile) + window;
+                let edge = edge_of((first + row_of(r, tile) + window) as i32, column, tile);
                 #[unroll]
                 for c in 0..per_row {
                     let at = comptime!(r * per_row + c);
-                    let seen = column + column_of(c, tile) < past;
-                    scores[at] = select(seen, scores[at], comptime!(MASKED));
+                    scores[at] = select(is_before(c, edge, tile), scores[at], comptime!(MASKED));
                 }
             }
         }
@@ -380,14 +388,14 @@ fn hide_later(
 #[cube]
 fn hide_earlier(scores: &mut Array<f32>, first: u32, column: u32, seq: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());
+    let end = edge_of(seq as i32, column, tile);
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {
-        let position = first + row_of(r, tile);
+        let edge = edge_of((first + row_of(r, tile)) as i32, column, tile);
         #[unroll]
         for c in 0..per_row {
             let at = comptime!(r * per_row + c);
-            let query = column + column_of(c, tile);
-            let seen = query >= position && query < seq;
+            let seen = !is_before(c, edge, tile) && is_before(c, end, tile);
             scores[at] = select(seen, scores[at], comptime!(MASKED));
         }
     }

@@ -6,9 +6,12 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::sums::Reduction;
+use super::fragments::keep_rows;
 use super::product::{accumulate, publish, score};
-use super::stage::{after_stage, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows};
-use super::tile::{Tile, column_of, lane, row_of};
+use super::stage::{
+    after_stage, arrive, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows,
+};
+use super::tile::{Tile, edge_of, is_before, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
 pub(super) const MASKED: f32 = -1e30;
@@ -84,10 +87,12 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let values = comptime!(tile.values_per_unit() / tile.rows_per_unit);
     let width = comptime!(tile.row_vectors());
     let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+    let alignment = comptime!(tile.alignment());
 
-    let mut rows = Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(tile.rows * tile.stride()), 16usize);
-    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
-    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut rows =
+        Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(tile.rows * tile.stride()), alignment);
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
     let mut partials = Shared::<[f32]>::new_slice(comptime!(tile.partials()));
 
@@ -118,6 +123,8 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let mut top = filled(comptime!(if window.is_some() { NONE_SEEN } else { MASKED }), owned);
     let mut total = filled(0.0f32, owned);
 
+    arrive(tile);
+    let kept = keep_rows::<E, N>(&rows, tile);
     for step in begin..steps {
         let column = step * comptime!(tile.columns as u32);
         let from = stage_of(step, tile);
@@ -129,7 +136,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
             );
         }
         after_stage(tile);
-        score::<E, N>(&mut scores, &rows, &keys, from, tile);
+        score::<E, N>(&mut scores, &rows, &kept, &keys, from, tile);
         if column + comptime!(tile.columns as u32) > first + before + 1 {
             mask_future(&mut scores, first + before, column, tile);
         }
@@ -227,12 +234,12 @@ pub(super) fn mask_past(
             let per_row = comptime!(tile.columns_per_unit());
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
-                let position = first + row_of(r, tile);
+                let end = (first + row_of(r, tile)) as i32 - comptime!(window as i32 - 1);
+                let edge = edge_of(end, column, tile);
                 #[unroll]
                 for c in 0..per_row {
                     let at = comptime!(r * per_row + c);
-                    let seen = column + column_of(c, tile) + window > position;
-                    scores[at] = select(seen, scores[at], comptime!(MASKED));
+                    scores[at] = select(is_before(c, edge, tile), comptime!(MASKED), scores[at]);
                 }
             }
         }
@@ -246,12 +253,11 @@ pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[co
     let per_row = comptime!(tile.columns_per_unit());
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {
-        let position = first + row_of(r, tile);
+        let edge = edge_of((first + row_of(r, tile)) as i32 + 1i32, column, tile);
         #[unroll]
         for c in 0..per_row {
             let at = comptime!(r * per_row + c);
-            let seen = column + column_of(c, tile) <= position;
-            scores[at] = select(seen, scores[at], comptime!(MASKED));
+            scores[at] = select(is_before(c, edge, tile), scores[at], comptime!(MASKED));
         }
     }
 }

@@ -23,15 +23,17 @@ mod backward_pass;
 mod catalogue;
 mod entry;
 mod forward_pass;
+mod fragments;
 mod launch;
 mod product;
 mod shares;
 mod stage;
 mod tile;
 mod unfused;
+mod warpgroup;
 
 pub use catalogue::kernels;
 pub use entry::{backward, cached_forward, forward};
 pub use launch::{backward_into, forward_into};
 pub use shares::shares_of;
-pub use tile::{Instructions, Pass, Tile};
+pub use tile::{Instructions, Pass, Tile, has_warpgroups};

@@ -1,15 +1,19 @@
 //! The two products of tiles that attention is made of.
 
-use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use cubecl::cmma::MatrixIdent;
 use cubecl::prelude::*;
 
+use super::fragments::load;
 use super::tile::{Instructions, Tile, column_of, row_of, run_of};
+use super::warpgroup::{accumulate_wgmma, score_wgmma};
 
-/// `scores = rows · columnsᵀ`, both staged with one row per row and column. `columns` begin at row `from`.
+/// `scores = rows · columnsᵀ`, both staged with one row per row and column. `columns` begin at row `from`. `kept` are
+/// the rows as [`keep_rows`](super::fragments::keep_rows) returns them.
 #[cube]
 pub(super) fn score<E: Float, N: Size>(
     scores: &mut Array<f32>,
     rows: &Shared<[Vector<E, N>]>,
+    kept: &Array<u32>,
     columns: &Shared<[Vector<E, N>]>,
     from: usize,
     #[comptime] tile: Tile,
@@ -19,7 +23,8 @@ pub(super) fn score<E: Float, N: Size>(
         scores[i] = 0.0f32;
     }
     match comptime!(tile.instructions) {
-        Instructions::TensorCores => score_mma::<E, N>(scores, rows, columns, from, tile),
+        Instructions::Wgmma => score_wgmma::<E, N>(scores, rows, kept, columns, from, tile),
+        Instructions::Mma => score_mma::<E, N>(scores, rows, columns, from, tile),
         Instructions::Fma => score_fma::<E, N>(scores, rows, columns, from, tile),
     }
 }
@@ -40,7 +45,8 @@ pub(super) fn accumulate<E: Float, N: Size>(
     #[comptime] tile: Tile,
 ) {
     match comptime!(tile.instructions) {
-        Instructions::TensorCores => accumulate_mma::<E, N>(out, product, columns, from, tile),
+        Instructions::Wgmma => accumulate_wgmma::<E, N>(out, product, columns, from, tile),
+        Instructions::Mma => accumulate_mma::<E, N>(out, product, columns, from, tile),
         Instructions::Fma => accumulate_fma::<E, N>(out, published, at, columns, from, tile),
     }
 }
@@ -148,25 +154,6 @@ fn accumulate_mma<E: Float, N: Size>(
             }
         }
     }
-}
-
-/// Reads four fragments of 8 × 8 into registers, where this unit says that a row of one begins at `at`.
-#[cube]
-fn load<E: Float, N: Size>(
-    values: &Shared<[Vector<E, N>]>,
-    at: usize,
-    #[comptime] operand: MatrixIdent,
-    #[comptime] transposed: bool,
-) -> Sequence<u32> {
-    let instruction = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
-    let row = &values[at..at + 1];
-    let fragments = instruction.load_matrix::<Vector<E, N>, Const<2>>(row, operand, 4usize, transposed);
-    let mut registers = Sequence::<u32>::new();
-    #[unroll]
-    for i in 0..4usize {
-        registers.push(u32::reinterpret(fragments[i]));
-    }
-    registers
 }
 
 /// Adds a product of 16 × 16 × 16 to the values of `sums` from `at` on, whose rows are `per_row` apart.

@@ -1,7 +1,7 @@
 //! The gradients of keys and values, with the query heads of a group shared out to several cubes.
 //!
 //! The kernel of keys has a cube per tile of keys and key head, which is few where many query heads share a
-//! key head: 64 for a sequence of 2048 rows and 4 key heads in tiles of 128 rows. Where that leaves
+//! key head: 128 for a sequence of 2048 rows and 4 key heads in tiles of 64 rows. Where that leaves
 //! multiprocessors idle, a group of query heads is cut into *shares*, each with cubes of its own. They write
 //! the gradients of their query heads in `f32`, and [`sum_shares_kernel`] adds the shares of a group in the
 //! order of the heads. The number of shares follows from the shape and the device alone, so that the same
@@ -14,8 +14,8 @@
 //! keys and key head does. So the memory does not grow with the batch: where every number of shares is a
 //! divisor of the group it is about `32 · multiprocessors · tile rows · head_dim` bytes, up to the next
 //! divisor more, and less for groups too small for that many shares. On 132 multiprocessors, sequences of
-//! 2048 rows with 4 key heads and 32 query heads of 64 values take 33.6 MB for 1, 2 or 4 sequences (8, 4 and
-//! 2 shares), and nothing for 8.
+//! 2048 rows with 4 key heads and 32 query heads of 64 values in tiles of 64 rows take 16.8 MB for 1 or 2 sequences
+//! (4 and 2 shares), and nothing for 4.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;

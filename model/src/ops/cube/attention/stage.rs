@@ -6,6 +6,9 @@ use cubecl::prelude::*;
 use super::super::sums::Reduction;
 use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
+/// Vectors of 8 values in a row of a panel.
+const PANEL_VECTORS: usize = 8;
+
 /// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
 /// row `to` on. Rows from `valid` on become zero.
 ///
@@ -24,7 +27,6 @@ pub(super) fn stage<E: Float, N: Size>(
     let width = comptime!(tile.row_vectors());
     let vectors = comptime!(count * width);
     let units = comptime!(tile.units());
-    let stride = comptime!(tile.stride());
     if comptime!(tile.asynchronous()) {
         // A unit copies the same column of rows that are as far apart as there are units.
         let skip = comptime!(units / width);
@@ -36,7 +38,7 @@ pub(super) fn stage<E: Float, N: Size>(
             // A copy of no elements needs a valid address as well.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
-            let at = (to + row) * stride + column;
+            let at = place_of(to, row, column, count, tile);
             copy_async_checked(
                 &source[from..from + len],
                 &mut destination[at..at + 1],
@@ -47,7 +49,7 @@ pub(super) fn stage<E: Float, N: Size>(
         let mut index = UNIT_POS as usize;
         while index < vectors {
             let (row, column) = (index / width, index % width);
-            let at = (to + row) * stride + column;
+            let at = place_of(to, row, column, count, tile);
             if (row as u32) < valid {
                 destination[at] = source[first + row * pitch + column];
             } else {
@@ -55,6 +57,30 @@ pub(super) fn stage<E: Float, N: Size>(
             }
             index += units;
         }
+    }
+}
+
+/// The place in shared memory of vector `column` of row `row` of `count` rows, of which the first becomes row `to`.
+///
+/// `wgmma` reads rows in the layout that a swizzle of 128 bytes makes (PTX ISA, "Asynchronous warpgroup level matrix
+/// instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128 bytes, in
+/// which vector `i` of row `r` is in place `i ^ (r % 8)`, so that neither rows nor columns that are read together lie
+/// in the same banks.
+#[cube]
+pub(super) fn place_of(
+    to: usize,
+    row: usize,
+    column: usize,
+    #[comptime] count: usize,
+    #[comptime] tile: Tile,
+) -> usize {
+    match comptime!(tile.instructions) {
+        Instructions::Wgmma => {
+            let panel = column / PANEL_VECTORS * comptime!(count * PANEL_VECTORS);
+            let permuted = (column % PANEL_VECTORS) ^ (row % PANEL_VECTORS);
+            to * comptime!(tile.stride()) + panel + row * PANEL_VECTORS + permuted
+        }
+        Instructions::Mma | Instructions::Fma => (to + row) * comptime!(tile.stride()) + column,
     }
 }
 
@@ -68,12 +94,25 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
+/// To be called before rows are read into registers that stay: afterwards they have arrived.
+#[cube]
+pub(super) fn arrive(#[comptime] tile: Tile) {
+    if comptime!(tile.keeps_rows) {
+        gpu_asm!("cp.async.wait_all;");
+        sync_cube();
+    }
+}
+
 /// To be called before columns are staged. Afterwards no unit reads the columns that they replace. With an
 /// asynchronous tile, the columns of this step have arrived as well.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
         gpu_asm!("cp.async.wait_all;");
+        if comptime!(tile.instructions == Instructions::Wgmma) {
+            // `wgmma` does not see what other instructions write, until a fence says that it shall.
+            gpu_asm!("fence.proxy.async.shared::cta;");
+        }
     }
     sync_cube();
 }
@@ -134,7 +173,7 @@ pub(super) fn reduce_rows(
     #[comptime] tile: Tile,
 ) {
     match comptime!(tile.instructions) {
-        Instructions::TensorCores =>
+        Instructions::Wgmma | Instructions::Mma =>
         {
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -186,7 +225,7 @@ pub(super) fn filled(value: f32, #[comptime] len: usize) -> Array<f32> {
 /// `2^x`, to a few units in the last place.
 #[cube]
 pub(super) fn exp2(x: f32, #[comptime] tile: Tile) -> f32 {
-    if comptime!(tile.instructions == Instructions::TensorCores) {
+    if comptime!(tile.instructions != Instructions::Fma) {
         let result: f32;
         gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) result, in(_) x, options(pure, nomem));
         result

@@ -3,19 +3,26 @@
 //! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past them. A
 //! unit holds its share of a product as an array in registers, row by row: `rows_per_unit` rows with
 //! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` neighbouring values of `head_dim`.
-//! The two kinds of [`Instructions`] differ only in which rows and columns a unit holds.
+//! The kinds of [`Instructions`] differ in which rows and columns a unit holds, and in how rows lie in shared memory.
 
+use burn::tensor::Device;
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::*;
 
+use crate::ops::plain::{FusedOp, is_plain};
+
 /// The instructions that multiply tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Instructions {
+    /// `wgmma` instructions of 64 × columns × 16 on half precision, accumulated in `f32`, which compute capability
+    /// 9.0 has and no other. The four planes of a cube multiply together, and read both operands, or the right one,
+    /// from shared memory. Accumulators lie as those of `mma`.
+    Wgmma,
     /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole rows,
     /// four units share a row, and a product stays in its registers: an accumulator has the layout of the
     /// next product's left operand.
-    TensorCores,
+    Mma,
     /// Multiplications and additions on values in shared memory. `FMA_LANES` units share a row.
     Fma,
 }
@@ -24,6 +31,10 @@ pub enum Instructions {
 const FMA_LANES: usize = 8;
 /// Units of a plane where there are tensor cores.
 const PLANE: usize = 32;
+/// Rows that a warpgroup, four planes, multiplies at once.
+const WARPGROUP_ROWS: usize = 64;
+/// Bytes of the atoms that a swizzle of 128 bytes permutes.
+pub(super) const ATOM_BYTES: usize = 1024;
 /// Bytes of shared memory that a kernel may always take.
 const RESERVE: usize = 256;
 
@@ -44,6 +55,8 @@ pub struct Tile {
     pub rows_per_unit: usize,
     /// Stages of columns in shared memory: with 2, the next one loads while this one is used.
     pub stages: usize,
+    /// Whether rows stay in registers as left operands, which spares a `wgmma` from reading them.
+    pub keeps_rows: bool,
 }
 
 /// The pass that a tile is for. Passes differ in the values that they keep.
@@ -76,8 +89,19 @@ impl Tile {
             columns,
             rows_per_unit,
             stages,
+            keeps_rows: false,
         };
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
+        if uses_wgmma(properties) && multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
+            let columns = if pass == Pass::Forward && head_dim == 64 { 128 } else { 64 };
+            // Two cubes have to fit into a multiprocessor, of the forward pass with heads of 64 three, as it waits
+            // for other units than tensor cores.
+            let keeps_rows = !matches!((pass, head_dim), (Pass::Keys, 128) | (Pass::Forward, 64));
+            let tile = Tile { keeps_rows, ..tile(Instructions::Wgmma, (WARPGROUP_ROWS, columns, 2), 2) };
+            if fits(&tile) {
+                return Some(tile);
+            }
+        }
         if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             // Rows, columns, rows per unit. More rows per unit read columns less often; what they keep
             // has to fit into 255 registers, and two cubes into a multiprocessor of compute
@@ -90,7 +114,7 @@ impl Tile {
                 (Pass::Keys, 64) => (128, 32, 4),
                 (Pass::Keys, _) => (64, 32, 2),
             };
-            let tile = tile(Instructions::TensorCores, sizes, 2);
+            let tile = tile(Instructions::Mma, sizes, 2);
             if fits(&tile) {
                 return Some(tile);
             }
@@ -109,7 +133,7 @@ impl Tile {
     /// The first value with tensor cores, the second one without.
     fn either(&self, tensor_cores: usize, fma: usize) -> usize {
         match self.instructions {
-            Instructions::TensorCores => tensor_cores,
+            Instructions::Wgmma | Instructions::Mma => tensor_cores,
             Instructions::Fma => fma,
         }
     }
@@ -127,6 +151,11 @@ impl Tile {
     /// Neighbouring values of a row that a unit holds, and writes at once.
     pub fn run(&self) -> usize {
         self.either(2, 4)
+    }
+
+    /// Columns from score 0 of a row of a unit to score `index`.
+    fn column_offset(&self, index: usize) -> usize {
+        self.either(index / 2 * 8 + index % 2, index * FMA_LANES)
     }
 
     /// Scores of a row that a unit holds.
@@ -164,10 +193,21 @@ impl Tile {
         self.head_dim / self.vector()
     }
 
-    /// Vectors from one row to the next in shared memory. One more than a row has, so that the rows that
-    /// are read together lie in different banks.
+    /// Vectors from one row to the next in shared memory: for `mma` and without tensor cores one more than a row
+    /// has, so that the rows that are read together lie in different banks. See `place` for `wgmma`.
     pub fn stride(&self) -> usize {
-        self.row_vectors() + 1
+        match self.instructions {
+            Instructions::Wgmma => self.row_vectors(),
+            Instructions::Mma | Instructions::Fma => self.row_vectors() + 1,
+        }
+    }
+
+    /// Bytes that rows in shared memory are aligned to: a `wgmma` reads rows in atoms of 8 rows of 128 bytes.
+    pub fn alignment(&self) -> usize {
+        match self.instructions {
+            Instructions::Wgmma => ATOM_BYTES,
+            Instructions::Mma | Instructions::Fma => 16,
+        }
     }
 
     /// Whether stages are filled by copies that units do not wait for.
@@ -212,7 +252,20 @@ impl Tile {
     }
 }
 
-/// Whether a device has the instructions of [`Instructions::TensorCores`] for elements of type `dtype`.
+/// What CubeCL calls devices of compute capability 9.0, the only one that has `wgmma`.
+const HOPPER: &str = "ptx_sm90";
+
+/// Whether `device` has the instructions of [`Instructions::Wgmma`].
+pub fn has_warpgroups(device: &Device) -> bool {
+    device.identity().is_some_and(|identity| identity.fingerprint == HOPPER)
+}
+
+/// Whether the instructions of [`Instructions::Wgmma`] are there and to be used.
+fn uses_wgmma(properties: &DeviceProperties) -> bool {
+    properties.identity.fingerprint == HOPPER && !is_plain(FusedOp::WarpgroupAttention)
+}
+
+/// Whether a device has the instructions of [`Instructions::Mma`] for elements of type `dtype`.
 fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
     let elem = ElemType::Float(dtype);
     let instruction = MmaConfig {
@@ -236,7 +289,7 @@ fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
 #[cube]
 pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     match comptime!(tile.instructions) {
-        Instructions::TensorCores => {
+        Instructions::Wgmma | Instructions::Mma => {
             let first = UNIT_POS / 32 * comptime!(8 * tile.rows_per_unit as u32);
             first + UNIT_POS % 32 / 4 + comptime!(8 * index as u32)
         }
@@ -256,10 +309,25 @@ pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
 /// The column of the tile that is score `index` of a row of this unit.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
-    match comptime!(tile.instructions) {
-        Instructions::TensorCores => lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32),
-        Instructions::Fma => lane(tile) + comptime!((index * FMA_LANES) as u32),
-    }
+    first_column(tile) + comptime!(tile.column_offset(index) as u32)
+}
+
+/// The column of the tile that is score 0 of a row of this unit.
+#[cube]
+fn first_column(#[comptime] tile: Tile) -> u32 {
+    lane(tile) * comptime!(tile.either(2, 1) as u32)
+}
+
+/// Whether score `index` of a row of this unit belongs to a column before an edge, which [`edge_of`] tells.
+#[cube]
+pub(super) fn is_before(#[comptime] index: usize, edge: i32, #[comptime] tile: Tile) -> bool {
+    comptime!(tile.column_offset(index) as i32) < edge
+}
+
+/// Column `end` of all columns, counted from the first one of this unit, where a tile begins at column `column`.
+#[cube]
+pub(super) fn edge_of(end: i32, column: u32, #[comptime] tile: Tile) -> i32 {
+    end - (column + first_column(tile)) as i32
 }
 
 /// The run of a row of `head_dim` values that is run `index` of this unit.
