@@ -17,7 +17,8 @@
 //! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
 //! memory, go through the matrix of scores, see `unfused`.
 //!
-//! Read `tile` first: it says which rows and columns a unit holds.
+//! Read `tile` first: it says which rows and columns a unit holds. `product` has the two products of tiles;
+//! `warpgroup` is what they are by `wgmma`.
 
 mod backward_pass;
 mod catalogue;
