@@ -72,6 +72,9 @@ if wanted model; then
         cat "$said"
         rm "$said"
         [ $failed = 0 ]
+        # The instructions that an A100 has, and their taking over on an H100.
+        FAKE_CUDA_CAPABILITY=8.0 run "$it" attention_on_cuda --skip compiled
+        run "$(program warpgroups)"
     fi
 fi
 if wanted sharding; then

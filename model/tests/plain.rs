@@ -15,7 +15,8 @@ fn an_operation_that_is_wrong_becomes_plain() {
     let shapes = Shapes { attention: vec![(64, Some(9))], experts: true };
     let dtypes = [FloatDType::F32, FloatDType::BF16];
     let findings = verify(&device, &dtypes, &shapes, None);
-    assert_eq!(findings.len(), 2 * FusedOp::ALL.len());
+    // All but the kernels for warpgroups, which a CPU has not.
+    assert_eq!(findings.len(), 2 * (FusedOp::ALL.len() - 1));
     for finding in &findings {
         assert!(finding.is_right(), "{finding:?}");
         // Half precision rounds; an error of nothing would mean that the reference was compared with itself.
