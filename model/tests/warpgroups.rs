@@ -3,7 +3,12 @@
 #![cfg(feature = "cuda")]
 
 use burn::tensor::{Device, FloatDType};
+use cubecl::cuda::CudaDevice;
+use cubecl::ir::FloatKind;
+use cubecl_cuda::CudaRuntime;
+use cubecl_runtime::runtime::Runtime;
 use kiln_model::ops::FusedOp;
+use kiln_model::ops::cube::attention::{Instructions, Pass, Tile};
 use kiln_model::verify::{Shapes, verify};
 
 #[test]
@@ -23,12 +28,18 @@ fn attention_without_warpgroups_is_right() {
         let of = |op| findings.iter().find(|finding| finding.op == op).cloned().expect("checked");
         (of(FusedOp::WarpgroupAttention), of(FusedOp::Attention))
     };
+    let instructions = || {
+        let client = CudaRuntime::client(&CudaDevice::new(0).into());
+        let tile = Tile::select(Pass::Keys, client.properties(), FloatKind::BF16, 64);
+        tile.expect("a tile that fits").instructions
+    };
     let (warpgroups, attention) = errors(None);
     assert!(warpgroups.is_right(), "{warpgroups:?}");
     assert_eq!(attention.error, warpgroups.error);
+    assert_eq!(instructions(), Instructions::Wgmma);
 
     let (warpgroups, substitute) = errors(Some(FusedOp::WarpgroupAttention));
     assert!(!warpgroups.is_right(), "{warpgroups:?}");
     assert!(substitute.is_right(), "{substitute:?}");
-    assert_ne!(substitute.error, attention.error, "other instructions round at other places");
+    assert_eq!(instructions(), Instructions::Mma);
 }
