@@ -6,8 +6,10 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use super::changes;
 use crate::sync::lock;
@@ -69,6 +71,13 @@ static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The most bytes of pages that this process may have.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
+/// Whether a thread tells that memory is exhausted.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Bytes from which an allocation waits while another thread tells that memory is exhausted.
+const WORTH_A_WAIT: usize = 64 << 10;
+/// What telling of it takes at most, with the files about a crash.
+const LONGEST_TALE: Duration = Duration::from_secs(20);
 
 thread_local! {
     /// The rank that the thread works for, as counters are told apart.
@@ -253,14 +262,19 @@ fn exhausted(size: usize) {
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
-    let limit = LIMIT.swap(usize::MAX, Ordering::Relaxed);
-    if limit == usize::MAX {
-        // Another thread is telling of it, and ends the process.
-        IS_TELLING.set(false);
-        return;
-    }
-    if let Some(told) = EXHAUSTED.get() {
-        told(&describe(size, limit));
+    if IS_TOLD.swap(true, Ordering::Relaxed) {
+        // Another thread is telling of it, and ends the process. What is needed for that is small; a tensor has to wait,
+        // or the kernel would end the process first.
+        if size >= WORTH_A_WAIT {
+            thread::sleep(LONGEST_TALE);
+        }
+    } else {
+        if let Some(told) = EXHAUSTED.get() {
+            told(&describe(size, LIMIT.load(Ordering::Relaxed)));
+        }
+        // Nobody ended the process: once is enough.
+        LIMIT.store(usize::MAX, Ordering::Relaxed);
+        IS_TOLD.store(false, Ordering::Relaxed);
     }
     IS_TELLING.set(false);
 }
