@@ -12,6 +12,7 @@ use crate::movement;
 use crate::parse::{Instruction, Source, Statement, parse};
 use crate::program::{Kernel, Module, Op};
 use crate::watch;
+use crate::wgmma;
 
 /// The kernels of `text`, ready to be executed.
 pub fn module(text: &str) -> Result<Module, ParseError> {
@@ -40,7 +41,10 @@ pub fn unknown(text: &str) -> Result<Vec<ParseError>, ParseError> {
 
 fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<()> {
     builder.begin(instruction);
-    if !arithmetic::decode(builder, instruction)? && !movement::decode(builder, instruction)? {
+    if !arithmetic::decode(builder, instruction)?
+        && !movement::decode(builder, instruction)?
+        && !wgmma::decode::decode(builder, instruction)?
+    {
         return builder.fail(format!("the instruction `{}` is not known", instruction.name));
     }
     Ok(())

@@ -121,6 +121,15 @@ pub enum Fault {
     Stride {
         stride: u32,
     },
+    /// A descriptor of a matrix that `wgmma` cannot read.
+    Descriptor {
+        descriptor: u64,
+        reason: &'static str,
+    },
+    /// A warpgroup that the block does not have whole.
+    Warpgroup {
+        threads: u32,
+    },
     /// `trap`, which kernels call themselves.
     Trap,
 }
@@ -177,6 +186,12 @@ impl Display for Fault {
             Fault::InactiveLane { lane } => write!(f, "inactive: lane {lane} takes no part"),
             Fault::Stride { stride } => {
                 write!(f, "a stride of {stride} elements, which is not a multiple of 16 bytes")
+            }
+            Fault::Descriptor { descriptor, reason } => {
+                write!(f, "the matrix descriptor {descriptor:#018x}: {reason}")
+            }
+            Fault::Warpgroup { threads } => {
+                write!(f, "a warpgroup has 128 threads, and the block has {threads} of this one")
             }
             Fault::Trap => f.write_str("trap"),
         }

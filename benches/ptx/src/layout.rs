@@ -87,11 +87,12 @@ fn blocks(code: &[Instr]) -> Vec<Block> {
         .collect()
 }
 
-/// What an instruction reads: its operands, its guard, and results that it may leave as they are.
+/// What an instruction reads: its operands, its guard, and results that it may leave as they are or adds to.
 fn reads(kernel: &Virtual, at: usize, mut action: impl FnMut(u32)) {
     let instr = &kernel.code[at];
     let all = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
-    let from = if kernel.guards[at].is_some() { 0 } else { usize::from(instr.results) };
+    let keeps = kernel.guards[at].is_some() || instr.op.adds_to_results();
+    let from = if keeps { 0 } else { usize::from(instr.results) };
     all[from..].iter().copied().chain(kernel.guards[at]).for_each(&mut action);
 }
 

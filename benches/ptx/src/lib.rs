@@ -12,6 +12,7 @@
 //! | `watch` | registers that are read before they are written |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
 //! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
+//! | `wgmma` | products of warpgroups |
 //! | `memory` | what is allocated and has been written |
 //! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
 //! | `streams`, `footprint` | asynchronous streams, and whether the order of what they do is safe |
@@ -52,6 +53,7 @@ mod stream_driver;
 pub mod streams;
 mod warp;
 mod watch;
+mod wgmma;
 
 pub use decode::{module, unknown};
 pub use error::{Error, Fault, LaunchError, Other, ParseError, Space};

@@ -7,8 +7,8 @@ use crate::float;
 use crate::lanes::{LANES, Lanes, Registers, lanes_of};
 use crate::program::{Kind, Matrix};
 
-const ROWS: usize = 16;
-const COLUMNS: usize = 8;
+pub const ROWS: usize = 16;
+pub const COLUMNS: usize = 8;
 
 /// Row and column, in its matrix, of an element that a lane holds: the element `half` of a register that has
 /// `2` halves, or the whole of one that has `1` element.
@@ -60,12 +60,11 @@ fn sums<const K: usize>(
     }
 }
 
+/// The 16 rows of A that the lanes hold.
 #[inline(always)]
-fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16], b: &[u16], c: &[u16]) {
+pub fn left(r: &Registers, kind: Kind, a: &[u16]) -> [[f32; 16]; ROWS] {
     let halves = halves(kind);
     let mut left = [[0.0; 16]; ROWS];
-    let mut right = [[0.0; COLUMNS]; 16];
-    let mut sum = [[0.0; COLUMNS]; ROWS];
     for (register, &name) in a.iter().enumerate() {
         let values = r.narrow(name);
         for half in 0..halves {
@@ -75,6 +74,41 @@ fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16],
             }
         }
     }
+    left
+}
+
+/// `D = A · B + C`, with `D = A · B` if there are no registers of C.
+#[inline(always)]
+pub fn add_product(
+    r: &mut Registers,
+    k: usize,
+    [d, c]: [&[u16]; 2],
+    left: &[[f32; 16]; ROWS],
+    right: &[[f32; COLUMNS]; 16],
+) {
+    let mut sum = [[0.0; COLUMNS]; ROWS];
+    for (register, &name) in c.iter().enumerate() {
+        for (lane, &bits) in r.narrow(name).iter().enumerate() {
+            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
+            sum[row][column] = f32::from_bits(bits);
+        }
+    }
+    sums(k, left, right, &mut sum);
+    for (register, &name) in d.iter().enumerate() {
+        let mut values = [0; LANES];
+        for (lane, value) in values.iter_mut().enumerate() {
+            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
+            *value = float::canonical(sum[row][column]).to_bits();
+        }
+        r.set_narrow(name, &values, u32::MAX);
+    }
+}
+
+#[inline(always)]
+fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16], b: &[u16], c: &[u16]) {
+    let halves = halves(kind);
+    let left = left(r, kind, a);
+    let mut right = [[0.0; COLUMNS]; 16];
     for (register, &name) in b.iter().enumerate() {
         let values = r.narrow(name);
         for half in 0..halves {
@@ -84,21 +118,7 @@ fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16],
             }
         }
     }
-    for (register, &name) in c.iter().enumerate() {
-        for (lane, &bits) in r.narrow(name).iter().enumerate() {
-            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
-            sum[row][column] = f32::from_bits(bits);
-        }
-    }
-    sums(k, &left, &right, &mut sum);
-    for (register, &name) in d.iter().enumerate() {
-        let mut values = [0; LANES];
-        for (lane, value) in values.iter_mut().enumerate() {
-            let (row, column) = element(Matrix::Accumulator, 1, lane, register, 0);
-            *value = float::canonical(sum[row][column]).to_bits();
-        }
-        r.set_narrow(name, &values, u32::MAX);
-    }
+    add_product(r, k, [d, c], &left, &right);
 }
 
 /// `mma`: registers of D, A, B and C one after the other.

@@ -227,6 +227,28 @@ pub struct Fragment {
     pub row_major: bool,
 }
 
+/// A product of `wgmma`: 64 rows, so many columns, and 16 along the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WarpgroupProduct {
+    pub columns: u16,
+    pub kind: Kind,
+    pub a_in_registers: bool,
+    pub transposed_a: bool,
+    pub transposed_b: bool,
+}
+
+/// `wgmma`, which all lanes of the four warps of a warpgroup execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarpgroupOp {
+    /// Other accesses to registers come before products behind it.
+    Fence,
+    Commit,
+    /// Waits for all groups but so many.
+    Wait(u32),
+    /// d, which is read as well; a or its descriptor, descriptor of b, whether d is added
+    Product(WarpgroupProduct),
+}
+
 /// What an instruction does. In the comments: results, then operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
@@ -335,6 +357,9 @@ pub enum Op {
         k: u8,
         kind: Kind,
     },
+    Warpgroup(WarpgroupOp),
+    /// Writes to shared memory come before reads of `wgmma` behind it.
+    ProxyFence,
     /// d, perhaps a predicate; a, b, limits, mask
     Shuffle(Shuffle),
     Vote(Vote),
@@ -344,6 +369,13 @@ pub enum Op {
         op: Atomic,
         access: Access,
     },
+}
+
+impl Op {
+    /// Whether results are operands as well, unless the last operand, a predicate, is false.
+    pub fn adds_to_results(&self) -> bool {
+        matches!(self, Op::Warpgroup(WarpgroupOp::Product(_)))
+    }
 }
 
 /// One instruction: its registers are `operands[first..]`, results first.
@@ -417,6 +449,8 @@ pub struct Watch {
     pub at: usize,
     pub guard: Option<u16>,
     pub reads: Vec<u16>,
+    /// Results that are added to, if the instruction does that.
+    pub sums: Vec<u16>,
     pub writes: Vec<u16>,
 }
 

@@ -12,8 +12,9 @@ use crate::lanes::{ALL, LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use crate::moved::{self, Undefined};
-use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote};
+use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote, WarpgroupOp};
 use crate::watch;
+use crate::wgmma::product;
 
 /// Why a warp no longer goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,14 +155,14 @@ impl Warp {
                 let predicate = self.registers.predicate(predicate);
                 mask &= if inverted { !predicate } else { predicate };
             }
+            let o = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
             if instr.watched {
-                watch::check(&kernel.watches, self.at, [self.active, mask], &mut self.written)?;
+                self.watch(kernel, instr, o, mask)?;
             }
             if mask == 0 {
                 self.at += 1;
                 continue;
             }
-            let o = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
             if instr.op == Op::Label {
                 if !self.waiting.is_empty() {
                     self.meet();
@@ -208,6 +209,16 @@ impl Warp {
                 }
             }
         }
+    }
+
+    /// Looks at the registers of an instruction that is watched.
+    #[inline(never)]
+    fn watch(&mut self, kernel: &Kernel, instr: &Instr, o: &[u16], mask: u32) -> Lane<()> {
+        let adding = match o.last() {
+            Some(&adds) if instr.op.adds_to_results() => mask & self.registers.predicate(adds),
+            _ => 0,
+        };
+        watch::check(&kernel.watches, self.at, [self.active, mask, adding], &mut self.written)
     }
 
     fn divergent<T>(&self, active: u32, expected: u32) -> Lane<T> {
@@ -330,6 +341,15 @@ impl Warp {
                 let fragment = Fragment { matrix: Matrix::Accumulator, k: 0, ty: Type::F32, row_major };
                 fragments::wmma_store(memory, &mut local, &self.registers, &fragment, &access, o)
             }
+            Op::Warpgroup(op) => {
+                self.whole(mask)?;
+                if let WarpgroupOp::Product(form) = op {
+                    let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
+                    product::execute(memory, &mut local, &mut self.registers, &form, o)?;
+                }
+                Ok(())
+            }
+            Op::ProxyFence => Ok(()),
             Op::WarpBarrier => {
                 self.together(o[0], mask)?;
                 if let Some(books) = &mut memory.books {

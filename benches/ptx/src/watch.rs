@@ -22,21 +22,24 @@ pub fn find(kernel: &mut Virtual) -> Watches {
         let reads: Vec<u16> = operands.iter().filter_map(number).collect();
         let guard = kernel.guards[at].as_ref().and_then(number);
         let writes: Vec<u16> = results.iter().filter_map(number).collect();
+        let sums = if instr.op.adds_to_results() { writes.clone() } else { Vec::new() };
         instr.watched = guard.is_some() || !(reads.is_empty() && writes.is_empty());
         if instr.watched {
-            watches.all.push(Watch { at, guard, reads, writes });
+            watches.all.push(Watch { at, guard, reads, sums, writes });
         }
     }
     watches
 }
 
 /// Fails if one of the lanes that are here reads a guard that it has not written, or one of those that execute
-/// the instruction an operand; keeps in `written`, lanes by register, what they write.
-pub fn check(watches: &Watches, at: usize, [here, mask]: [u32; 2], written: &mut [u32]) -> Lane<()> {
+/// the instruction an operand, or one of those that add to results such a result; keeps in `written`, lanes by
+/// register, what they write.
+pub fn check(watches: &Watches, at: usize, [here, mask, adding]: [u32; 3], written: &mut [u32]) -> Lane<()> {
     let Ok(found) = watches.all.binary_search_by_key(&at, |watch| watch.at) else { return Ok(()) };
-    let Watch { guard, reads, writes, .. } = &watches.all[found];
-    let all = guard.iter().map(|guard| (guard, here)).chain(reads.iter().map(|read| (read, mask)));
-    for (&register, lanes) in all {
+    let Watch { guard, reads, sums, writes, .. } = &watches.all[found];
+    let guards = guard.iter().map(|guard| (guard, here));
+    let operands = reads.iter().map(|read| (read, mask)).chain(sums.iter().map(|sum| (sum, adding)));
+    for (&register, lanes) in guards.chain(operands) {
         if let Some(lane) = each(lanes & !written[usize::from(register)]).next() {
             return Err((lane, Box::new(Fault::Unset)));
         }

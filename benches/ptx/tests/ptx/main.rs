@@ -13,3 +13,4 @@ mod orders;
 mod stream_setup;
 mod streams;
 mod support;
+mod wgmma;

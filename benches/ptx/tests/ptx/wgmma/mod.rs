@@ -1,0 +1,4 @@
+//! Products of a warpgroup (`wgmma`), against plain sums.
+
+mod products;
+mod support;
