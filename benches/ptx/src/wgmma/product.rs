@@ -22,6 +22,10 @@ const K: usize = 16;
 /// Elements of a chunk.
 const EIGHT: usize = 8;
 
+/// The rows of A that a warp has, and eight columns of B.
+type Left = [[f32; K]; ROWS];
+type Right = [[f32; COLUMNS]; K];
+
 /// What is known of an instruction besides its operands.
 pub struct Issue<'a> {
     /// Its place in the code.
@@ -154,10 +158,27 @@ fn multiply(
         0..usize::from(form.columns),
         |column, k, value| right[column / COLUMNS][k][column % COLUMNS] = value,
     )?;
-    for (d, right) in d.chunks(4).zip(&right) {
-        matrix::add_product(r, K, [d, if operands.adds { d } else { &[] }], &left, right);
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: this processor has the instructions.
+        unsafe { sums_with_vectors(r, d, operands.adds, &left, &right) };
+        return Ok(());
     }
+    sums(r, d, operands.adds, &left, &right);
     Ok(())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx,avx2,fma")]
+fn sums_with_vectors(r: &mut Registers, d: &[u16], adds: bool, left: &Left, right: &[Right]) {
+    sums(r, d, adds, left, right);
+}
+
+#[inline(always)]
+fn sums(r: &mut Registers, d: &[u16], adds: bool, left: &Left, right: &[Right]) {
+    for (d, right) in d.chunks(4).zip(right) {
+        matrix::add_product(r, K, [d, if adds { d } else { &[] }], left, right);
+    }
 }
 
 /// A matrix in shared memory.
