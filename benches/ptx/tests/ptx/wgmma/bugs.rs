@@ -30,25 +30,25 @@ fn whole(d: &str) -> String {
 const READY: &str = "fence.proxy.async;\nbar.sync 0;\nwgmma.fence.sync.aligned;\n";
 const DONE: &str = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
 
-fn try_run(body: &str) -> (String, Result<Vec<u32>, LaunchError>) {
+fn try_run(body: &str, threads: u32) -> (String, Result<Vec<u32>, LaunchError>) {
     let text = with_shared(WORDS, body);
     let halves = Half::Bf16.random(2 * WORDS, 1);
     let words: Vec<u32> =
         halves.chunks(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16).collect();
-    let result = run(&text, &words, &[0; 128 * 128]);
+    let result = run(&text, threads, &words, &vec![0; 128 * threads as usize]);
     (text, result)
 }
 
 /// What a kernel leaves that has nothing wrong.
 #[track_caller]
 fn fine(body: &str) -> Vec<u32> {
-    try_run(body).1.unwrap_or_else(|error| panic!("{error}"))
+    try_run(body, 128).1.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The fault of `body`, which has to be in the line that has `// here`.
 #[track_caller]
 fn found(body: &str) -> Error {
-    let (text, result) = try_run(body);
+    let (text, result) = try_run(body, 128);
     let Err(LaunchError::Failed(error)) = result else { panic!("no fault") };
     let line = text.lines().nth(error.line as usize - 1).unwrap();
     assert!(line.contains("// here"), "in another line: {error}");
@@ -330,4 +330,15 @@ fn warps_that_do_not_the_same() {
     ));
     assert!(matches!(error.fault, Fault::Unlike { what: "instruction", .. }), "{error}");
     assert_eq!(error.thread, [96, 0, 0]);
+}
+
+#[test]
+fn blocks_of_other_sizes() {
+    let out: String = (0..32).map(|i| format!("st.global.f32 [%out+{}], %d{i};\n", 4 * i)).collect();
+    let body = format!("{READY}{}{DONE}{out}", whole("d"));
+    // Each warpgroup has a product of its own.
+    let (one, two) = (fine(&body), try_run(&body, 256).1.unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!((&two[..one.len()], &two[one.len()..]), (&one[..], &one[..]));
+    let Err(LaunchError::Failed(error)) = try_run(&body, 192).1 else { panic!("no fault") };
+    assert_eq!((error.fault, error.thread), (Fault::Warpgroup { threads: 64 }, [128, 0, 0]));
 }
