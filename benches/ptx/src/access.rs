@@ -8,6 +8,8 @@ use crate::lanes::{LANES, Registers, each};
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, View};
 use crate::program::{Access, Atomic, Kind, Type};
 use crate::races::Party;
+use crate::wgmma::alike::Alike;
+use crate::wgmma::descriptor::CHUNK;
 
 /// What a lane did wrong.
 pub type Lane<T> = Result<T, (usize, Box<Fault>)>;
@@ -35,6 +37,8 @@ pub struct Memory<'a> {
     pub shared: Vec<u8>,
     /// Checks, unless they are switched off.
     pub books: Option<Books>,
+    /// The same for what warps of a warpgroup execute together.
+    pub alike: Option<Alike>,
     /// Where in `view` the last access was.
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
@@ -138,6 +142,15 @@ impl Memory<'_> {
             Space::Param => &self.parameters[inside(space, self.parameters.len(), address, bytes)?..],
         };
         Ok(value_of(from, bytes))
+    }
+
+    /// Reads 16 bytes of shared memory for a product of warpgroups.
+    pub fn read_for_product(&mut self, address: u32) -> Result<u128, Fault> {
+        let at = inside(Space::Shared, self.shared.len(), u64::from(address), CHUNK)?;
+        if let Some(books) = &mut self.books {
+            books.read_by_product(address)?;
+        }
+        Ok(value_of(&self.shared[at..], CHUNK))
     }
 
     #[inline]

@@ -4,6 +4,8 @@
 //! the block is between them, or, in one warp, a barrier of that warp.
 
 use crate::error::{Fault, Other, Space};
+use crate::wgmma::descriptor::CHUNK;
+use crate::wgmma::reads::Reads;
 
 /// Who makes an access: a thread of the block and the line that it executes.
 #[derive(Debug, Clone, Copy)]
@@ -55,10 +57,13 @@ pub struct Books {
     /// Times of the last barrier of the block, and of each warp.
     block_barrier: u32,
     warp_barriers: Vec<u32>,
+    /// What products of warpgroups read, in kernels that have some.
+    products: Option<Box<Reads>>,
 }
 
 impl Books {
-    pub fn new(bytes: u32, granule: u32, warps: usize) -> Books {
+    /// Books of so many bytes; `products` says whether the kernel has products of warpgroups.
+    pub fn new(bytes: u32, granule: u32, warps: usize, products: bool) -> Books {
         Books {
             block: 0,
             granule,
@@ -66,6 +71,7 @@ impl Books {
             clock: 1,
             block_barrier: 0,
             warp_barriers: vec![0; warps],
+            products: products.then(|| Box::new(Reads::new(bytes, 32 * warps))),
         }
     }
 
@@ -76,11 +82,17 @@ impl Books {
         self.clock = 1;
         self.block_barrier = 0;
         self.warp_barriers.fill(0);
+        if let Some(products) = &mut self.products {
+            products.begin();
+        }
     }
 
     pub fn barrier(&mut self) {
         self.clock += 1;
         self.block_barrier = self.clock;
+        if let Some(products) = &mut self.products {
+            products.barrier();
+        }
     }
 
     pub fn warp_barrier(&mut self, warp: usize) {
@@ -174,6 +186,17 @@ impl Books {
                 let other = self.other(cell.read_thread, cell.read_line);
                 return Err(Fault::WriteAfterRead { space: Space::Shared, address: place, other });
             }
+            if let Some(reads) = &self.products {
+                let range = [at as u32 * self.granule, self.granule];
+                if let Some((address, reader)) = reads.meets(range, who.thread / 32, self.block_barrier) {
+                    let address = u64::from(address);
+                    let other = Other { block: self.block, thread: 32 * reader.warp, line: reader.line };
+                    return Err(match reader.flying {
+                        true => Fault::AsyncRead { address, other },
+                        false => Fault::WriteAfterRead { space: Space::Shared, address, other },
+                    });
+                }
+            }
             let cell = &mut self.cells[at];
             cell.write_thread = who.thread as u16;
             cell.write_time = self.clock;
@@ -181,6 +204,52 @@ impl Books {
             cell.state = state;
         }
         Ok(())
+    }
+
+    /// A product of warpgroups reads 16 bytes.
+    pub fn read_by_product(&mut self, address: u32) -> Result<(), Fault> {
+        let Some(products) = &mut self.products else { return Ok(()) };
+        for at in (address / self.granule) as usize..(address + CHUNK).div_ceil(self.granule) as usize {
+            let cell = self.cells[at];
+            let address = u64::from(at as u32 * self.granule);
+            let other =
+                Other { block: self.block, thread: u32::from(cell.write_thread), line: cell.write_line };
+            match cell.state {
+                State::Unwritten => return Err(Fault::Uninitialised { space: Space::Shared, address }),
+                State::Pending => return Err(Fault::Pending { address, copy: other }),
+                State::Written => {}
+            }
+            if cell.write_time >= self.block_barrier {
+                return Err(Fault::ReadAfterWrite { space: Space::Shared, address, other });
+            }
+            if !products.sees(u32::from(cell.write_thread), cell.write_time) {
+                return Err(Fault::Proxy { address, other });
+            }
+        }
+        products.read(address);
+        Ok(())
+    }
+
+    /// A warp has issued a product in this line, which read what [`Books::read_by_product`] was told.
+    pub fn issued_product(&mut self, warp: usize, group: u32, line: u32) {
+        if let Some(products) = &mut self.products {
+            products.issued(warp as u32, group, line);
+        }
+    }
+
+    /// A warp has waited for the products of its first groups, so many.
+    pub fn waited_for_products(&mut self, warp: usize, groups: u32) {
+        if let Some(products) = &mut self.products {
+            products.waited(warp as u32, groups, [self.clock, self.block_barrier]);
+        }
+    }
+
+    /// Threads of a warp fence their writes from reads of products behind the next barrier.
+    pub fn fence_products(&mut self, threads: impl Iterator<Item = u32>) {
+        self.clock += 1;
+        if let Some(products) = &mut self.products {
+            threads.for_each(|thread| products.fence(thread, self.clock));
+        }
     }
 
     /// Atomic changes do not race with each other.

@@ -82,6 +82,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     let mut instructions = builder.into_virtual();
     moved::mark(&mut instructions);
     let watches = watch::find(&mut instructions);
+    let product_uses = wgmma::pipeline::find(&mut instructions);
     let placed = allocate(instructions);
     Ok(Kernel {
         name: source.name.clone(),
@@ -99,6 +100,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
         specials: placed.specials,
         granule,
         watches,
+        product_uses,
         text: text.clone(),
     })
 }

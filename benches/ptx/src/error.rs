@@ -130,6 +130,37 @@ pub enum Fault {
     Warpgroup {
         threads: u32,
     },
+    /// What has to be the same in all lanes of a warp, or, of another warp of the warpgroup, in all warps.
+    Unlike {
+        what: &'static str,
+        other: Option<Other>,
+    },
+    /// A product whose registers were used in a line, or 0, without a fence since.
+    Unfenced {
+        line: u32,
+    },
+    /// A use of a register that a product in this line may still use.
+    InFlight {
+        line: u32,
+    },
+    /// A wait for all products, of which one is not committed.
+    Uncommitted {
+        line: u32,
+    },
+    /// The end of a warp that has not waited for a product.
+    Unwaited {
+        line: u32,
+    },
+    /// A read by a product of what its writer has not fenced.
+    Proxy {
+        address: u64,
+        other: Other,
+    },
+    /// A write of what a product still reads.
+    AsyncRead {
+        address: u64,
+        other: Other,
+    },
     /// `trap`, which kernels call themselves.
     Trap,
 }
@@ -193,6 +224,42 @@ impl Display for Fault {
             Fault::Warpgroup { threads } => {
                 write!(f, "a warpgroup has 128 threads, and the block has {threads} of this one")
             }
+            Fault::Unlike { what, other: None } => {
+                write!(f, "not the same: the {what} of wgmma, which all lanes of a warp have to have")
+            }
+            Fault::Unlike { what, other: Some(other) } => {
+                write!(f, "not the same: the {what} of wgmma, which is another one of {other}")
+            }
+            Fault::Unfenced { line: 0 } => {
+                f.write_str("not fenced: no wgmma.fence comes before the first wgmma.mma_async")
+            }
+            Fault::Unfenced { line } => {
+                write!(
+                    f,
+                    "not fenced: line {line} used a register of this product, and no wgmma.fence is between"
+                )
+            }
+            Fault::InFlight { line } => {
+                write!(
+                    f,
+                    "not waited for: wgmma.mma_async in line {line} may still use a register of this line"
+                )
+            }
+            Fault::Uncommitted { line } => {
+                write!(f, "not waited for: wgmma.mma_async in line {line} was not committed to a group")
+            }
+            Fault::Unwaited { line } => {
+                write!(f, "not waited for: wgmma.mma_async in line {line}, at the end of the warp")
+            }
+            Fault::Proxy { address, other } => write!(
+                f,
+                "read by the async proxy without a fence.proxy.async: shared memory at {address:#x} was written by \
+                 {other}, which executed none between its write and a barrier"
+            ),
+            Fault::AsyncRead { address, other } => write!(
+                f,
+                "race: shared memory at {address:#x} is read by wgmma.mma_async of {other}, which is not waited for"
+            ),
             Fault::Trap => f.write_str("trap"),
         }
     }

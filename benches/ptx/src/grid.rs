@@ -9,9 +9,11 @@ use crate::error::{Error, Fault, LaunchError};
 use crate::footprint::Footprint;
 use crate::lanes::LANES;
 use crate::memory::{DeviceMemory, View};
+use crate::position::{Position, unfolded};
 use crate::program::Kernel;
 use crate::races::Party;
-use crate::warp::{Position, Stop, Warp, unfolded};
+use crate::warp::{Stop, Warp};
+use crate::wgmma::alike::Alike;
 
 /// Shared memory that a block has without asking for more, and that it can ask for: those of an H100.
 const SHARED_LIMIT: u32 = 48 << 10;
@@ -212,11 +214,13 @@ impl<'a> Block<'a> {
             .collect();
         let party =
             Party { launch: number, block: 0, warp: 0, barriers: 0, strict: checks == Checks::Strict };
-        let books = (checks > Checks::Off).then(|| Books::new(shared, kernel.granule, warps.len()));
+        let (checked, products) = (checks > Checks::Off, !kernel.product_uses.all.is_empty());
+        let books = checked.then(|| Books::new(shared, kernel.granule, warps.len(), products));
+        let alike = (checked && products).then(|| Alike::new(warps.len()));
         let (parameters, shared) = (&launch.parameters[..], vec![0; shared as usize]);
         Block {
             launch,
-            memory: Memory { view, parameters, shared, books, hint: 0, party, footprint: None },
+            memory: Memory { view, parameters, shared, books, alike, hint: 0, party, footprint: None },
             warps,
         }
     }
@@ -243,6 +247,9 @@ impl<'a> Block<'a> {
         if let Some(books) = &mut self.memory.books {
             books.begin(number);
         }
+        if let Some(alike) = &mut self.memory.alike {
+            alike.begin(number);
+        }
         self.memory.party.block = number;
         self.memory.party.barriers = 0;
         self.warps.iter_mut().for_each(|warp| warp.begin(&launch.kernel, &place));
@@ -257,6 +264,9 @@ impl<'a> Block<'a> {
                     Ok(Stop::End) => State::Ended,
                     Err((lane, fault)) => return Err(self.error(block, number, lane, *fault)),
                 };
+            }
+            if let Some((warp, fault)) = self.memory.alike.as_mut().and_then(Alike::meet) {
+                return Err(self.error(block, warp, 0, fault));
             }
             let Some(first) = states.iter().position(|state| matches!(state, State::Waits(_))) else {
                 return Ok(());

@@ -9,6 +9,7 @@
 //! | `decode`, `builder`, `arithmetic`, `movement` | statements to the instructions of `program` |
 //! | `layout` | places for registers, of which the text has thousands |
 //! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
+//! | `position` | which thread of a grid is which |
 //! | `watch` | registers that are read before they are written |
 //! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
 //! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
@@ -47,10 +48,12 @@ mod moved;
 mod movement;
 mod parse;
 mod plant;
+mod position;
 mod program;
 mod races;
 mod stream_driver;
 pub mod streams;
+mod types;
 mod warp;
 mod watch;
 mod wgmma;

@@ -4,87 +4,8 @@ use std::sync::Arc;
 
 use crate::error::Space;
 use crate::parse::Variable;
-
-/// What the bits of a value mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    Signed,
-    Unsigned,
-    Bits,
-    F16,
-    BF16,
-    F32,
-    TF32,
-    F64,
-}
-
-/// A type of a value, such as `u16`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Type {
-    pub kind: Kind,
-    pub bits: u32,
-}
-
-impl Type {
-    pub const F32: Type = Type { kind: Kind::F32, bits: 32 };
-
-    /// The type of this name, without a dot.
-    pub fn named(name: &str) -> Option<Type> {
-        let (kind, bits) = match name {
-            "f16" => (Kind::F16, 16),
-            "bf16" => (Kind::BF16, 16),
-            "f32" => (Kind::F32, 32),
-            "tf32" => (Kind::TF32, 32),
-            "f64" => (Kind::F64, 64),
-            _ => {
-                let kind = match name.as_bytes().first()? {
-                    b'u' => Kind::Unsigned,
-                    b's' => Kind::Signed,
-                    b'b' => Kind::Bits,
-                    _ => return None,
-                };
-                match &name[1..] {
-                    "8" => (kind, 8),
-                    "16" => (kind, 16),
-                    "32" => (kind, 32),
-                    "64" => (kind, 64),
-                    _ => return None,
-                }
-            }
-        };
-        Some(Type { kind, bits })
-    }
-
-    pub fn is_float(self) -> bool {
-        !matches!(self.kind, Kind::Signed | Kind::Unsigned | Kind::Bits)
-    }
-}
-
-/// Where a result goes that a float cannot hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Round {
-    /// To the nearest, of two to the even one.
-    Nearest,
-    /// To the nearest, of two to the one that is further from zero.
-    NearestAway,
-    Zero,
-    Down,
-    Up,
-}
-
-/// How a float operation treats its result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mode {
-    pub round: Round,
-    /// Subnormal operands and results are zero.
-    pub flush: bool,
-    /// Results are between 0 and 1, and what is no number is 0.
-    pub saturate: bool,
-}
-
-impl Mode {
-    pub const PLAIN: Mode = Mode { round: Round::Nearest, flush: false, saturate: false };
-}
+pub use crate::types::{Kind, Mode, Round, Type};
+use crate::wgmma::form::{ProductUses, WarpgroupOp};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int1 {
@@ -227,28 +148,6 @@ pub struct Fragment {
     pub row_major: bool,
 }
 
-/// A product of `wgmma`: 64 rows, so many columns, and 16 along the sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WarpgroupProduct {
-    pub columns: u16,
-    pub kind: Kind,
-    pub a_in_registers: bool,
-    pub transposed_a: bool,
-    pub transposed_b: bool,
-}
-
-/// `wgmma`, which all lanes of the four warps of a warpgroup execute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WarpgroupOp {
-    /// Other accesses to registers come before products behind it.
-    Fence,
-    Commit,
-    /// Waits for all groups but so many.
-    Wait(u32),
-    /// d, which is read as well; a or its descriptor, descriptor of b, whether d is added
-    Product(WarpgroupProduct),
-}
-
 /// What an instruction does. In the comments: results, then operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
@@ -388,7 +287,7 @@ pub struct Instr {
     pub operands: u8,
     pub first: u32,
     pub line: u32,
-    /// Whether the kernel's `watches` have it.
+    /// Whether the kernel's `watches` or `product_uses` have it.
     pub watched: bool,
 }
 
@@ -433,6 +332,7 @@ pub struct Kernel {
     /// Bytes of the smallest access to shared memory, for which checks keep books.
     pub granule: u32,
     pub watches: Watches,
+    pub product_uses: ProductUses,
     pub text: Arc<str>,
 }
 

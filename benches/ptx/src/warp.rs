@@ -12,9 +12,11 @@ use crate::lanes::{ALL, LANES, Registers, each, lanes};
 use crate::matrix;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use crate::moved::{self, Undefined};
-use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Special, Type, Vote, WarpgroupOp};
+use crate::position::Position;
+use crate::program::{Fragment, Instr, Kernel, Matrix, Op, Shuffle, Type, Vote};
 use crate::watch;
-use crate::wgmma::product;
+use crate::wgmma::pipeline::Pipeline;
+use crate::wgmma::product::{self, Issue};
 
 /// Why a warp no longer goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,21 +47,11 @@ pub struct Warp {
     written: Vec<u32>,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
+    /// Products of the warpgroup that have been issued, and the threads of the block that the warpgroup has.
+    products: Pipeline,
+    warpgroup: u32,
     /// Instructions that lanes have executed, in all blocks.
     pub executed: u64,
-}
-
-/// The numbers that special registers have.
-pub struct Position {
-    pub block: [u32; 3],
-    pub grid_size: [u32; 3],
-    pub block_size: [u32; 3],
-    pub dynamic_shared: u32,
-}
-
-/// Position of a thread, counted along x, then y, then z.
-pub fn unfolded(number: u32, size: [u32; 3]) -> [u32; 3] {
-    [number % size[0], number / size[0] % size[1], number / size[0] / size[1]]
 }
 
 impl Warp {
@@ -89,6 +81,8 @@ impl Warp {
             undefined: Undefined::default(),
             written: vec![0; kernel.watches.registers],
             groups: [0; LANES],
+            products: Pipeline::new(&kernel.product_uses),
+            warpgroup: product::threads_of_group(number, threads),
             executed: 0,
         }
     }
@@ -100,23 +94,11 @@ impl Warp {
         self.copies.clear();
         self.groups = [0; LANES];
         self.written.fill(0);
+        self.products.begin();
         for &(register, special) in &kernel.specials {
             let first = (self.number * LANES) as u32;
-            let value = |lane: u32| match special {
-                Special::Thread(axis) => unfolded(first + lane, place.block_size)[usize::from(axis)],
-                Special::Block(axis) => place.block[usize::from(axis)],
-                Special::BlockSize(axis) => place.block_size[usize::from(axis)],
-                Special::GridSize(axis) => place.grid_size[usize::from(axis)],
-                Special::Lane => lane,
-                Special::Warp => self.number as u32,
-                Special::LanesBelow => (1 << lane) - 1,
-                Special::LanesUpTo => ALL >> (31 - lane),
-                Special::LaneMask => 1 << lane,
-                Special::LanesFrom => ALL << lane,
-                Special::LanesAbove => !(ALL >> (31 - lane)),
-                Special::DynamicSharedSize => place.dynamic_shared,
-            };
-            self.registers.set_narrow(register, &lanes(|lane| value(lane as u32)), ALL);
+            let value = |lane| place.special(special, first, lane as u32);
+            self.registers.set_narrow(register, &lanes(value), ALL);
         }
     }
 
@@ -157,7 +139,7 @@ impl Warp {
             }
             let o = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
             if instr.watched {
-                self.watch(kernel, instr, o, mask)?;
+                self.watch(kernel, instr, o, mask, memory.books.is_some())?;
             }
             if mask == 0 {
                 self.at += 1;
@@ -188,6 +170,9 @@ impl Warp {
                     self.at += 1;
                 }
                 Op::Return => {
+                    if memory.books.is_some() {
+                        self.products.end().map_err(|fault| (self.first_lane(), Box::new(fault)))?;
+                    }
                     self.live &= !mask;
                     self.active &= !mask;
                     if self.active != 0 {
@@ -204,7 +189,7 @@ impl Warp {
                     return Ok(Stop::Barrier(self.registers.narrow(o[0])[self.first_lane()]));
                 }
                 _ => {
-                    self.other(instr, o, mask, memory)?;
+                    self.other(kernel, instr, o, mask, memory)?;
                     self.at += 1;
                 }
             }
@@ -213,12 +198,19 @@ impl Warp {
 
     /// Looks at the registers of an instruction that is watched.
     #[inline(never)]
-    fn watch(&mut self, kernel: &Kernel, instr: &Instr, o: &[u16], mask: u32) -> Lane<()> {
+    fn watch(&mut self, kernel: &Kernel, instr: &Instr, o: &[u16], mask: u32, checked: bool) -> Lane<()> {
         let adding = match o.last() {
             Some(&adds) if instr.op.adds_to_results() => mask & self.registers.predicate(adds),
             _ => 0,
         };
-        watch::check(&kernel.watches, self.at, [self.active, mask, adding], &mut self.written)
+        watch::check(&kernel.watches, self.at, [self.active, mask, adding], &mut self.written)?;
+        match kernel.product_uses.of(self.at) {
+            Some(uses) if checked && mask != 0 && !instr.op.adds_to_results() => {
+                let used = self.products.used(uses, instr.line);
+                used.map_err(|fault| (mask.trailing_zeros() as usize, Box::new(fault)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn divergent<T>(&self, active: u32, expected: u32) -> Lane<T> {
@@ -272,7 +264,14 @@ impl Warp {
 
     /// Memory and what goes across lanes.
     #[inline(never)]
-    fn other(&mut self, instr: &Instr, o: &[u16], mask: u32, memory: &mut Memory<'_>) -> Lane<()> {
+    fn other(
+        &mut self,
+        kernel: &Kernel,
+        instr: &Instr,
+        o: &[u16],
+        mask: u32,
+        memory: &mut Memory<'_>,
+    ) -> Lane<()> {
         let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
         let r = &mut self.registers;
         match instr.op {
@@ -343,13 +342,18 @@ impl Warp {
             }
             Op::Warpgroup(op) => {
                 self.whole(mask)?;
-                if let WarpgroupOp::Product(form) = op {
-                    let mut local = Local { warp: self.number, line: instr.line, bytes: &mut self.local };
-                    product::execute(memory, &mut local, &mut self.registers, &form, o)?;
+                let (warp, line, bytes) = (self.number, instr.line, &mut self.local);
+                let local = &mut Local { warp, line, bytes };
+                let issue =
+                    Issue { at: self.at, uses: kernel.product_uses.of(self.at), threads: self.warpgroup };
+                product::execute(memory, local, &mut self.registers, &mut self.products, (op, issue), o)
+            }
+            Op::ProxyFence => {
+                if let Some(books) = &mut memory.books {
+                    books.fence_products(each(mask).map(|lane| local.who(lane).thread));
                 }
                 Ok(())
             }
-            Op::ProxyFence => Ok(()),
             Op::WarpBarrier => {
                 self.together(o[0], mask)?;
                 if let Some(books) = &mut memory.books {

@@ -2,7 +2,8 @@
 
 use crate::builder::{Builder, Decoded, Flags};
 use crate::parse::{Instruction, Operand, Width};
-use crate::program::{Kind, Op, Type, WarpgroupOp, WarpgroupProduct};
+use crate::program::{Kind, Op, Type};
+use crate::wgmma::form::{WarpgroupOp, WarpgroupProduct};
 
 /// Decodes `instruction`, if it is of this kind and all of its flags are known.
 pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<bool> {

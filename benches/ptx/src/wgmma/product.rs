@@ -5,16 +5,16 @@
 //! and the next of the one and of the other row. Sums are those of `mma.sync` as well. The whole product happens when
 //! it is issued, and not, as on a GPU, until it is waited for.
 
-use crate::access::{Lane, Local, Memory, Span};
-use crate::error::{Fault, Space};
+use crate::access::{Lane, Local, Memory};
+use crate::error::Fault;
 use crate::float;
-use crate::lanes::{ALL, Registers};
+use crate::lanes::{ALL, LANES, Registers};
 use crate::matrix::{self, COLUMNS, ROWS};
-use crate::program::{Kind, WarpgroupProduct};
-use crate::wgmma::descriptor::{CHUNK, Descriptor};
-
-/// Warps of a warpgroup.
-pub const WARPS: usize = 4;
+use crate::program::Kind;
+use crate::wgmma::alike::{Step, WARPS};
+use crate::wgmma::descriptor::Descriptor;
+use crate::wgmma::form::{ProductUse, WarpgroupOp, WarpgroupProduct};
+use crate::wgmma::pipeline::Pipeline;
 
 /// Elements along the sum.
 const K: usize = 16;
@@ -22,43 +22,163 @@ const K: usize = 16;
 /// Elements of a chunk.
 const EIGHT: usize = 8;
 
-/// `mma_async`: registers of D; those of A or its descriptor, the descriptor of B, whether D is added.
+/// The rows of A that a warp has, and eight columns of B.
+type Left = [[f32; K]; ROWS];
+type Right = [[f32; COLUMNS]; K];
+
+/// What is known of an instruction besides its operands.
+pub struct Issue<'a> {
+    /// Its place in the code.
+    pub at: usize,
+    /// The registers of its product.
+    pub uses: Option<&'a ProductUse>,
+    /// Threads of the block in its warpgroup.
+    pub threads: u32,
+}
+
+/// Threads of a block of `threads` in the warpgroup of a warp.
+pub fn threads_of_group(warp: usize, threads: u32) -> u32 {
+    let size = (WARPS * LANES) as u32;
+    (threads - warp as u32 / WARPS as u32 * size).min(size)
+}
+
+/// Executes an instruction of the warpgroup: of a product, the registers are those of D; those of A or its descriptor,
+/// the descriptor of B, and whether D is added.
 pub fn execute(
     memory: &mut Memory<'_>,
-    local: &mut Local<'_>,
+    local: &Local<'_>,
     r: &mut Registers,
-    form: &WarpgroupProduct,
+    pipeline: &mut Pipeline,
+    (op, issue): (WarpgroupOp, Issue<'_>),
     o: &[u16],
 ) -> Lane<()> {
-    let (d, operands) = o.split_at(usize::from(form.columns / 2));
-    let [a @ .., b, adds] = operands else { return Ok(()) };
-    let left = match a {
-        [descriptor] if !form.a_in_registers => {
-            let mut rows = [[0.0; K]; ROWS];
-            let matrix = Matrix { descriptor: of_warp(r, *descriptor)?, mn_major: form.transposed_a };
-            let first = local.warp % WARPS * ROWS;
-            matrix.read(memory, local, form.kind, first..first + ROWS, |row, k, value| {
-                rows[row - first][k] = value;
-            })?;
-            rows
+    if issue.threads as usize != WARPS * LANES {
+        return fail(Fault::Warpgroup { threads: issue.threads });
+    }
+    let (warp, line) = (local.warp, local.line);
+    let mut step = Step { at: issue.at as u32, line, matrices: [0; 2], adds: false };
+    let operands = match op {
+        WarpgroupOp::Product(form) => {
+            let (d, operands) = o.split_at(usize::from(form.columns / 2));
+            let operands = Operands::of(r, &form, operands)?;
+            (step.matrices, step.adds) = ([operands.a.unwrap_or_default(), operands.b], operands.adds);
+            Some((form, d, operands))
         }
-        registers => matrix::left(r, form.kind, registers),
+        _ => None,
     };
-    let matrix = Matrix { descriptor: of_warp(r, *b)?, mn_major: form.transposed_b };
-    let mut right = [[[0.0; COLUMNS]; K]; 256 / COLUMNS];
-    matrix.read(memory, local, form.kind, 0..usize::from(form.columns), |column, k, value| {
-        right[column / COLUMNS][k][column % COLUMNS] = value;
-    })?;
-    let adds = r.predicate(*adds) == ALL;
-    for (d, right) in d.chunks(4).zip(&right) {
-        matrix::add_product(r, K, [d, if adds { d } else { &[] }], &left, right);
+    if let Some(alike) = &mut memory.alike {
+        alike.step(warp, step).or_else(fail)?;
+    }
+    match op {
+        WarpgroupOp::Fence => pipeline.fence(),
+        WarpgroupOp::Commit => pipeline.commit(),
+        WarpgroupOp::Wait(left) => {
+            let done = pipeline.wait(left).or_else(fail)?;
+            if let Some(books) = &mut memory.books {
+                books.waited_for_products(warp, done);
+            }
+        }
+        WarpgroupOp::Product(_) => {}
+    }
+    let Some((form, d, operands)) = operands else { return Ok(()) };
+    if let (Some(uses), true) = (issue.uses, memory.books.is_some()) {
+        pipeline.product(uses, &form, operands.adds, line).or_else(fail)?;
+    }
+    multiply(memory, warp, r, &form, d, &operands)?;
+    if let Some(books) = &mut memory.books {
+        books.issued_product(warp, pipeline.group(), line);
     }
     Ok(())
 }
 
-/// The descriptor that all lanes have.
-fn of_warp(r: &Registers, register: u16) -> Lane<Descriptor> {
-    Descriptor::read(r.wide(register)[0]).map_err(|fault| (0, Box::new(fault)))
+fn fail<T>(fault: Fault) -> Lane<T> {
+    Err((0, Box::new(fault)))
+}
+
+/// What a product multiplies.
+struct Operands<'a> {
+    /// The descriptor of A, if it has one.
+    a: Option<u64>,
+    registers: &'a [u16],
+    b: u64,
+    adds: bool,
+}
+
+impl<'a> Operands<'a> {
+    /// Reads what all lanes have to have in the same way.
+    fn of(r: &Registers, form: &WarpgroupProduct, operands: &'a [u16]) -> Lane<Operands<'a>> {
+        let same = |register: u16, what| {
+            let values = r.wide(register);
+            match values.iter().position(|value| *value != values[0]) {
+                Some(lane) => Err((lane, Box::new(Fault::Unlike { what, other: None }))),
+                None => Ok(values[0]),
+            }
+        };
+        let (registers, rest) = operands.split_at(operands.len() - 2);
+        let a = match registers {
+            [descriptor] if !form.a_in_registers => Some(same(*descriptor, "descriptor of A")?),
+            _ => None,
+        };
+        let lanes = r.predicate(rest[1]);
+        if lanes != 0 && lanes != ALL {
+            let unlike = if lanes & 1 == 1 { !lanes } else { lanes }.trailing_zeros();
+            return Err((unlike as usize, Box::new(Fault::Unlike { what: "predicate", other: None })));
+        }
+        Ok(Operands { a, registers, b: same(rest[0], "descriptor of B")?, adds: lanes == ALL })
+    }
+}
+
+/// Multiplies 16 rows.
+fn multiply(
+    memory: &mut Memory<'_>,
+    warp: usize,
+    r: &mut Registers,
+    form: &WarpgroupProduct,
+    d: &[u16],
+    operands: &Operands<'_>,
+) -> Lane<()> {
+    let left = match operands.a {
+        Some(descriptor) => {
+            let mut rows = [[0.0; K]; ROWS];
+            let first = warp % WARPS * ROWS;
+            Matrix::of(descriptor, form.transposed_a)?.read(
+                memory,
+                form.kind,
+                first..first + ROWS,
+                |row, k, value| rows[row - first][k] = value,
+            )?;
+            rows
+        }
+        None => matrix::left(r, form.kind, operands.registers),
+    };
+    let mut right = [[[0.0; COLUMNS]; K]; 256 / COLUMNS];
+    Matrix::of(operands.b, form.transposed_b)?.read(
+        memory,
+        form.kind,
+        0..usize::from(form.columns),
+        |column, k, value| right[column / COLUMNS][k][column % COLUMNS] = value,
+    )?;
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: this processor has the instructions.
+        unsafe { sums_with_vectors(r, d, operands.adds, &left, &right) };
+        return Ok(());
+    }
+    sums(r, d, operands.adds, &left, &right);
+    Ok(())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx,avx2,fma")]
+fn sums_with_vectors(r: &mut Registers, d: &[u16], adds: bool, left: &Left, right: &[Right]) {
+    sums(r, d, adds, left, right);
+}
+
+#[inline(always)]
+fn sums(r: &mut Registers, d: &[u16], adds: bool, left: &Left, right: &[Right]) {
+    for (d, right) in d.chunks(4).zip(right) {
+        matrix::add_product(r, K, [d, if adds { d } else { &[] }], left, right);
+    }
 }
 
 /// A matrix in shared memory.
@@ -68,19 +188,22 @@ struct Matrix {
 }
 
 impl Matrix {
+    fn of(descriptor: u64, mn_major: bool) -> Lane<Matrix> {
+        let descriptor = Descriptor::read(descriptor).map_err(|fault| (0, Box::new(fault)))?;
+        Ok(Matrix { descriptor, mn_major })
+    }
+
     /// Reads the elements of rows of A, or columns of B.
     fn read(
         &self,
         memory: &mut Memory<'_>,
-        local: &mut Local<'_>,
         kind: Kind,
         lines: std::ops::Range<usize>,
         mut put: impl FnMut(usize, usize, f32),
     ) -> Lane<()> {
         let mut chunk = |line: usize, k: usize| {
-            let address = u64::from(self.descriptor.chunk(self.mn_major, line as u32, k as u32));
-            let span = Span { space: Space::Shared, address, bytes: CHUNK, part: EIGHT as u32 };
-            let bits = memory.read(local, 0, span).map_err(|fault: Fault| (0, Box::new(fault)))?;
+            let address = self.descriptor.chunk(self.mn_major, line as u32, k as u32);
+            let bits = memory.read_for_product(address).map_err(|fault| (0, Box::new(fault)))?;
             for n in 0..EIGHT {
                 let half = (bits >> (16 * n)) as u32 & 0xffff;
                 let value = if kind == Kind::F16 { float::from_f16(half) } else { float::from_bf16(half) };

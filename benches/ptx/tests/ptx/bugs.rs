@@ -2,7 +2,7 @@
 
 use kiln_ptx::{DeviceMemory, Error, Fault, Space};
 
-use crate::support::{Buffer, fault, kernel, launch, text};
+use crate::support::{Buffer, fault, kernel, launch, mended, text};
 
 /// 64 threads: `%t` is the thread, `%s` the address of its word of shared memory, `%n` that of a neighbour in the
 /// other warp, `%g` that of its word in global memory.
@@ -29,12 +29,7 @@ fn found(body: &str) -> Error {
     assert!(line.contains("// here"), "in another line: {error}");
     let message = error.to_string();
     assert!(message.contains("kernel test, line") && message.contains("block [0, 0, 0]"), "{message}");
-    let mended: Vec<&str> = body
-        .lines()
-        .filter(|line| !line.contains("// bug"))
-        .map(|line| line.split_once("// mended:").map_or(line, |(_, mended)| mended))
-        .collect();
-    let mended = planted(&mended.join("\n"));
+    let mended = planted(&mended(body));
     launch(&kernel(&mended), &memory, [1, 64], &[&data]).unwrap_or_else(|error| panic!("mended: {error}"));
     error
 }

@@ -123,6 +123,13 @@ pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buf
     }
 }
 
+/// A body without its bugs: without the lines that end in `// bug`, and with what stands behind `// mended:`.
+pub fn mended(body: &str) -> String {
+    let lines = body.lines().filter(|line| !line.contains("// bug"));
+    let mended = lines.map(|line| line.split_once("// mended:").map_or(line, |(_, mended)| mended));
+    mended.collect::<Vec<_>>().join("\n")
+}
+
 /// Numbers that a generator of random ones gives, as in SplitMix64.
 pub fn random(len: usize, seed: u64) -> Vec<u32> {
     let one = |i: u64| {

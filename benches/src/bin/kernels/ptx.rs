@@ -187,6 +187,8 @@ mod tests {
 { add.f32 %f1, %f2, %f3; }
 .visible .entry product(
 { mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ; }
+.visible .entry warpgroup(
+{ wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 ; }
 ";
 
     /// As ptxas 13.0 says it.
@@ -201,6 +203,8 @@ ptxas info    : Compiling entry function 'plain' for 'sm_90a'
 ptxas info    : Function properties for plain
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
+ptxas info    : Compiling entry function 'warpgroup' for 'sm_90a'
+ptxas info    : Used 90 registers, used 1 barriers
 ";
 
     #[test]
@@ -214,7 +218,11 @@ ptxas info    : Used 12 registers, used 0 barriers
         };
         assert_eq!(
             read_report(REPORT, PTX, "sm_90a"),
-            [kernel("product", 168, 20, 1024, true), kernel("plain", 12, 0, 0, false)]
+            [
+                kernel("product", 168, 20, 1024, true),
+                kernel("plain", 12, 0, 0, false),
+                kernel("warpgroup", 90, 0, 0, true)
+            ]
         );
     }
 

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-/// FLOPs of a product of fragments `m16n8k16`.
-pub const FLOPS_OF_HMMA: f64 = 4096.0;
+/// FLOPs of a product of fragments `m16n8k16` (`HMMA`).
+const FLOPS_OF_HMMA: u32 = 4096;
 
-/// Cycles between two products of fragments (`mma.sync`) on a quarter of a multiprocessor of sm_90. At the rate of
-/// the data sheet, which only `wgmma` reaches, there are 4; `mma.sync` reaches 62.9 % of it (Luo et al.,
-/// arXiv:2402.13499, table of tensor core throughput).
-const HMMA_CYCLES: f64 = 4.0 / 0.629;
+/// FLOPs of the tensor cores of a quarter of a multiprocessor of sm_90 in a cycle, by the data sheet.
+const TENSOR_FLOPS: f64 = 1024.0;
+
+/// The share of it that products of fragments (`mma.sync`) reach, and only those of a warpgroup (`wgmma`) exceed
+/// (Luo et al., arXiv:2402.13499, table of tensor core throughput).
+const HMMA_SHARE: f64 = 0.629;
 
 /// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory in a cycle.
 const L1_BYTES: f64 = 32.0;
@@ -16,13 +18,20 @@ const L1_BYTES: f64 = 32.0;
 /// Threads of a warp.
 const LANES: f64 = 32.0;
 
+/// Warps of a warpgroup.
+const WARPS: u32 = 4;
+
 /// Instructions of some code, by what executes them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mix {
     /// All instructions.
     pub all: u32,
-    /// Products of fragments on tensor cores.
+    /// Products on tensor cores, of fragments or of a warpgroup.
     pub tensor: u32,
+    /// FLOPs of products of fragments (`HMMA`), and what a warp has of those of its warpgroup (`HGMMA`).
+    pub fragment_flops: u32,
+    /// See `fragment_flops`.
+    pub warpgroup_flops: u32,
     /// Exponentials, reciprocals and conversions between integers and floats.
     pub special: u32,
     /// f32 arithmetic.
@@ -31,7 +40,7 @@ pub struct Mix {
     pub integer: u32,
     /// Shuffles between threads.
     pub shuffle: u32,
-    /// Bytes that a warp moves to or from L1 and shared memory.
+    /// Bytes that a warp moves to or from L1 and shared memory, and its part of what products of its warpgroup read.
     pub l1_bytes: u32,
     /// Bytes that a thread reads from and writes to device memory.
     pub read: u32,
@@ -40,12 +49,23 @@ pub struct Mix {
 }
 
 impl Mix {
-    fn add(&mut self, opcode: &str) {
+    fn add(&mut self, Instruction { opcode, operands }: Instruction<'_>) {
         self.all += 1;
         let name = opcode.split('.').next().unwrap_or_default();
         let bytes = width(opcode);
         match name {
-            "HMMA" => self.tensor += 1,
+            "HMMA" => {
+                self.tensor += 1;
+                self.fragment_flops += FLOPS_OF_HMMA;
+            }
+            "HGMMA" => {
+                let [rows, columns, k] = shape(opcode);
+                self.tensor += 1;
+                self.warpgroup_flops += 2 * rows * columns * k / WARPS;
+                // Two bytes of each element that a descriptor says: always those of B.
+                let left = if operands.split(',').nth(1).is_some_and(is_descriptor) { rows } else { 0 };
+                self.l1_bytes += 2 * (left + columns) * k / WARPS;
+            }
             "MUFU" | "I2F" | "F2I" | "POPC" | "FLO" => self.special += 1,
             "FADD" | "FMUL" | "FFMA" => self.float += 1,
             "SHFL" => self.shuffle += 1,
@@ -70,7 +90,7 @@ impl Mix {
     pub fn cycles(&self) -> (f64, &'static str) {
         let units = [
             (f64::from(self.all), "issue"),
-            (f64::from(self.tensor) * HMMA_CYCLES, "tensor cores"),
+            (self.tensor_cycles(), "tensor cores"),
             (f64::from(self.special) * 8.0, "special functions"),
             (f64::from(self.float), "f32"),
             (f64::from(self.integer) * 2.0, "integers"),
@@ -78,6 +98,34 @@ impl Mix {
         ];
         units.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)).unwrap_or((0.0, "issue"))
     }
+
+    /// FLOPs on tensor cores.
+    pub fn tensor_flops(&self) -> f64 {
+        f64::from(self.fragment_flops) + f64::from(self.warpgroup_flops)
+    }
+
+    /// Cycles of the tensor cores of a quarter of a multiprocessor.
+    fn tensor_cycles(&self) -> f64 {
+        (f64::from(self.fragment_flops) / HMMA_SHARE + f64::from(self.warpgroup_flops)) / TENSOR_FLOPS
+    }
+}
+
+/// An instruction without its guard.
+#[derive(Clone, Copy)]
+struct Instruction<'a> {
+    opcode: &'a str,
+    operands: &'a str,
+}
+
+/// Rows, columns and elements along the sum of `HGMMA.64x128x16.F32.BF16`; zeros for what is none.
+fn shape(opcode: &str) -> [u32; 3] {
+    let sizes = opcode.split('.').nth(1).unwrap_or_default().split('x').map(|size| size.parse().unwrap_or(0));
+    sizes.collect::<Vec<_>>().try_into().unwrap_or_default()
+}
+
+/// Whether an operand says where a matrix is in shared memory.
+fn is_descriptor(operand: &str) -> bool {
+    operand.trim_start().starts_with("gdesc[")
 }
 
 /// Bytes of a thread by the suffixes of a load or store.
@@ -102,7 +150,7 @@ fn matrices(opcode: &str) -> u32 {
 pub struct Code {
     /// Every instruction once.
     pub once: Mix,
-    /// The loop with the most products on tensor cores, or else the most traffic; of two, the shorter one.
+    /// The loop with the most FLOPs on tensor cores, or else the most traffic; of two, the shorter one.
     /// Instructions that only some rounds come to are counted.
     pub hot_loop: Option<Mix>,
 }
@@ -120,35 +168,40 @@ pub fn read(text: &str) -> BTreeMap<String, Code> {
 }
 
 fn read_kernel(body: &str) -> Code {
-    let mut opcodes = Vec::new();
+    let mut instructions = Vec::new();
     let mut labels = BTreeMap::new();
     let mut loops = Vec::new();
     for line in body.lines() {
         let line = line.trim();
         if let Some(label) = line.strip_suffix(':') {
-            labels.insert(label, opcodes.len());
+            labels.insert(label, instructions.len());
         } else if let Some((_, instruction)) = line.strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
         {
-            let mut words = instruction.split_whitespace().skip_while(|word| word.starts_with('@'));
-            let opcode = words.next().unwrap_or_default().trim_end_matches(';');
+            let mut rest = instruction.trim();
+            if rest.starts_with('@') {
+                rest = rest.split_once(' ').map_or("", |(_, rest)| rest.trim_start());
+            }
+            let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
+            let opcode = opcode.trim_end_matches(';');
             let target = instruction.split_once("`(").and_then(|(_, rest)| rest.split(')').next());
             // The code ends with a branch to itself.
             if let (true, Some(start)) = (opcode == "BRA", target.and_then(|target| labels.get(target)))
-                && *start < opcodes.len()
+                && *start < instructions.len()
             {
-                loops.push(*start..opcodes.len() + 1);
+                loops.push(*start..instructions.len() + 1);
             }
-            opcodes.push(opcode);
+            instructions.push(Instruction { opcode, operands });
         }
     }
     let mix = |range: std::ops::Range<usize>| {
         let mut mix = Mix::default();
-        opcodes[range].iter().for_each(|opcode| mix.add(opcode));
+        instructions[range].iter().for_each(|instruction| mix.add(*instruction));
         mix
     };
-    let weight = |mix: &Mix| (mix.tensor, mix.read + mix.written, u32::MAX - mix.all);
+    let weight =
+        |mix: &Mix| (mix.fragment_flops + mix.warpgroup_flops, mix.read + mix.written, u32::MAX - mix.all);
     let hot_loop = loops.into_iter().map(mix).max_by_key(weight);
-    Code { once: mix(0..opcodes.len()), hot_loop }
+    Code { once: mix(0..instructions.len()), hot_loop }
 }
 
 #[cfg(test)]
@@ -178,7 +231,42 @@ mod tests {
         assert_eq!((code.once.all, code.once.read, code.once.written), (8, 16, 2));
         let hot = code.hot_loop.as_ref().expect("a loop");
         assert_eq!((hot.all, hot.tensor, hot.l1_bytes), (4, 2, 512));
+        assert_eq!((hot.fragment_flops, hot.warpgroup_flops), (8192, 0));
         // Sixteen cycles for four matrices, and less than that for two products.
         assert_eq!(hot.cycles(), (16.0, "shared memory"));
+    }
+
+    /// As nvdisasm 13 prints what ptxas makes of two products of a warpgroup: both matrices in shared memory, one.
+    const WARPGROUP: &str = "\
+	.text.ignored
+.text.attention_01234567:
+.L_x_10:
+        /*0b40*/                   WARPGROUP.ARRIVE ;
+        /*0b90*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
+        /*0c80*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR12], R24, gsb0 ;
+        /*0c90*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0db0*/                   HGMMA.64x128x16.F32 R56, R24, gdesc[UR36].tnspB, R56, gsb0 ;
+        /*1360*/              @!P1 BRA `(.L_x_10) ;
+        /*1370*/                   LDSM.16.M88.4 R8, [R2] ;
+.L_x_11:
+        /*1380*/                   HMMA.16816.F32.BF16 R8, R8, R4, R8 ;
+        /*1390*/                   HMMA.16816.F32.BF16 R8, R8, R4, R8 ;
+        /*13a0*/              @!P1 BRA `(.L_x_11) ;
+";
+
+    #[test]
+    fn products_of_a_warpgroup_count_for_its_four_warps() {
+        let kernels = read(WARPGROUP);
+        let code = &kernels["attention_01234567"];
+        let hot = code.hot_loop.as_ref().expect("a loop");
+        assert_eq!((hot.all, hot.tensor), (6, 3));
+        // Twice 64 x 64 x 16 and once 64 x 128 x 16 multiplications and additions, a quarter of them for each warp.
+        assert_eq!(hot.warpgroup_flops, 2 * 16 * (2 * 64 * 64 + 64 * 128) / 4);
+        assert_eq!((hot.fragment_flops, code.once.fragment_flops), (0, 8192));
+        assert_eq!(hot.tensor_flops(), f64::from(hot.warpgroup_flops));
+        // A and B of the first two, B of the last, two bytes an element.
+        assert_eq!(hot.l1_bytes, 2 * 16 * (2 * (64 + 64) + 128) / 4);
+        // A multiprocessor takes 32 cycles for 64 x 64 x 16, and 64 for the other one; its shared memory takes less.
+        assert_eq!(hot.cycles(), (128.0, "tensor cores"));
     }
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use kiln_ptx::{Checks, DeviceMemory, Launch, Options, module};
 
 /// Names of loops, and what one turn executes. `%s` is the thread's place in shared memory, `%g` in global memory.
-const LOOPS: [(&str, &str); 5] = [
+const LOOPS: [(&str, &str); 6] = [
     (
         "integers",
         "mad.lo.s32 %r1, %r1, 3, %t;\nxor.b32 %r2, %r1, %r2;\nshl.b32 %r3, %r2, 3;\nadd.s32 %r1, %r1, %r3;
@@ -31,6 +31,13 @@ const LOOPS: [(&str, &str); 5] = [
         "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%r1, %r2, %r3, %r4}, [%s];
          mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%f1, %f2, %f3, %f4};",
     ),
+    (
+        "warpgroups",
+        "wgmma.fence.sync.aligned;
+         wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%f8, %f9, %f10, %f11, %f12, %f13, %f14, %f15, %f16,
+         %f17, %f18, %f19, %f20, %f21, %f22, %f23}, {%r1, %r2, %r3, %r4}, 4611686293305294848, %q, 1, 1, 0;
+         wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;",
+    ),
 ];
 
 const THREADS: u32 = 256;
@@ -39,15 +46,15 @@ const BLOCKS: u32 = 64;
 fn text(turn: &str) -> String {
     let turns = [turn; 8].join("\n");
     format!(
-        ".version 9.0\n.target sm_90\n.address_size 64\n.shared .align 16 .b8 tile[{}];
+        ".version 9.0\n.target sm_90a\n.address_size 64\n.shared .align 1024 .b8 tile[{}];
         .visible .entry speed(.param .u64 data, .param .u32 turns)\n{{
-        .reg .b32 %t, %s, %n, %r<8>;\n.reg .f32 %f<8>;\n.reg .b64 %g, %x, %y;\n.reg .pred %p;
+        .reg .b32 %t, %s, %n, %r<8>;\n.reg .f32 %f<24>;\n.reg .b64 %g, %x, %y;\n.reg .pred %p, %q;
         mov.u32 %t, %tid.x;\nshl.b32 %s, %t, 4;\nmov.u32 %r0, tile;\nadd.s32 %s, %s, %r0;
         mov.u32 %r1, %ctaid.x;\nmad.lo.s32 %r1, %r1, {THREADS}, %t;
         ld.param.u64 %g, [data];\nmul.wide.u32 %y, %r1, 16;\nadd.s64 %g, %g, %y;\nmov.u64 %x, 0;
         mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, %f1;\nmov.f32 %f3, %f1;\nmov.f32 %f4, %f1;
-        st.shared.v4.f32 [%s], {{%f1, %f2, %f3, %f4}};\nbar.sync 0;
-        mov.u32 %r2, 0;\nmov.u32 %r3, 0;\nld.param.u32 %n, [turns];
+        st.shared.v4.f32 [%s], {{%f1, %f2, %f3, %f4}};\nfence.proxy.async;\nbar.sync 0;
+        mov.u32 %r2, 0;\nmov.u32 %r3, 0;\nmov.u32 %r4, 0;\nsetp.ne.u32 %q, %r2, 0;\nld.param.u32 %n, [turns];
         AGAIN:
         {turns}
         sub.s32 %n, %n, 8;\nsetp.gt.s32 %p, %n, 0;\n@%p bra AGAIN;

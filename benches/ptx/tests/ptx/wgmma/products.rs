@@ -82,7 +82,7 @@ impl Case {
         }
         let bits: Vec<u32> = c.iter().map(|value| value.to_bits()).collect();
         let results =
-            run(&self.text(words), &shared, &bits).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+            run(&self.text(words), 128, &shared, &bits).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         for thread in 0..128 {
             for register in 0..columns / 2 {
                 let row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (register / 2 % 2);

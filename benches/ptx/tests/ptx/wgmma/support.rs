@@ -114,7 +114,7 @@ pub fn registers(letter: &str, count: usize) -> String {
     (0..count).map(|i| format!("%{letter}{i}")).collect::<Vec<_>>().join(", ")
 }
 
-/// 128 threads that copy `words` from `p1` to shared memory from `tile` on, and go on with `body`; `%t` is the thread,
+/// Threads that copy `words` from `p1` to shared memory from `tile` on, and go on with `body`; `%t` is the thread,
 /// `%out` the address of its 128 words of `p0`, and `%in` that of its 128 of `p2`.
 pub fn with_shared(words: usize, body: &str) -> String {
     let code = format!(
@@ -127,18 +127,20 @@ pub fn with_shared(words: usize, body: &str) -> String {
         @%p bra COPIED;
         ld.param.u64 %x, [p1];\nmul.wide.u32 %y, %r0, 4;\nadd.s64 %x, %x, %y;\nld.global.u32 %r1, [%x];
         shl.b32 %r2, %r0, 2;\nadd.s32 %r2, %r2, %s;\nst.shared.u32 [%r2], %r1;
-        add.s32 %r0, %r0, 128;
+        mov.u32 %r1, %ntid.x;\nadd.s32 %r0, %r0, %r1;
         bra COPY;
         COPIED:\n{body}"
     );
     text(3, &format!(".shared .align 1024 .b8 tile[{}];", 4 * words), &code)
 }
 
-/// Runs a warpgroup on the words of shared memory and 128 words for each thread: what each thread leaves in its 128.
-pub fn run(text: &str, shared: &[u32], threads: &[u32]) -> Result<Vec<u32>, LaunchError> {
+/// Runs so many threads on the words of shared memory and 128 words for each thread: what each of them leaves in its
+/// 128.
+pub fn run(text: &str, threads: u32, shared: &[u32], input: &[u32]) -> Result<Vec<u32>, LaunchError> {
     let memory = DeviceMemory::default();
-    let (out, shared) = (Buffer::new(&memory, &[0; 128 * 128]), Buffer::new(&memory, shared));
-    let input = Buffer::new(&memory, threads);
-    launch(&kernel(text), &memory, [1, 128], &[&out, &shared, &input])?;
+    let (out, shared) =
+        (Buffer::new(&memory, &vec![0; 128 * threads as usize]), Buffer::new(&memory, shared));
+    let input = Buffer::new(&memory, input);
+    launch(&kernel(text), &memory, [1, threads], &[&out, &shared, &input])?;
     Ok(out.values())
 }
