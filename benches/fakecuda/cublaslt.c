@@ -248,9 +248,11 @@ struct product {
     void *d;
     struct layout of_a, of_b, of_c, of_d;
     uint64_t inner;
+    int is_wrong;
 };
 
-/* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). */
+/* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). One that is wrong leaves out the last of the
+ * inner dimension. */
 static int compute(void *data) {
     const struct product *p = data;
     uint64_t step_a = p->transposed[0] ? 1 : (uint64_t)p->of_a.leading;
@@ -261,7 +263,7 @@ static int compute(void *data) {
     for (uint64_t column = 0; column < p->of_d.columns; column++) {
         for (uint64_t row = 0; row < p->of_d.rows; row++) {
             double sum = 0;
-            for (uint64_t i = 0; i < p->inner; i++)
+            for (uint64_t i = 0; i + (uint64_t)p->is_wrong < p->inner; i++)
                 sum += (double)load(p->a, p->of_a.type, row * row_a + i * step_a) *
                        load(p->b, p->of_b.type, column * column_b + i * step_b);
             double value = p->alpha * sum;
@@ -329,7 +331,7 @@ Result cublasLtMatmul(void *handle, Description of, const float *alpha, const vo
     if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= most) {
         struct product product = {
             {of->transposed[0], of->transposed[1]}, of->epilogue, of->bias, *alpha, *beta, a, b, c, d,
-            *of_a, *of_b, *of_c, *of_d, inner,
+            *of_a, *of_b, *of_c, *of_d, inner, setting("FAKE_CUBLASLT_WRONG", 0) == place_of(algorithm) + 1,
         };
         result = submit(&product, workspace, WORKSPACE, stream);
     }

@@ -48,7 +48,7 @@ pub use optim::{
     ShardRun, Sign, UpdateStep, clip_factor,
 };
 #[cfg(feature = "cube")]
-pub use optim::{DeviceRule, DeviceShard};
+pub use optim::{DeviceRule, DeviceShard, HalfDType};
 pub use param_group::StateKind;
 pub use policy::{Policy, Recompute, Reshard};
 pub use sharded_module::{OrderToken, ShardOptions, ShardedModule, Unsharded};

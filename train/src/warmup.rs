@@ -1,5 +1,7 @@
 //! `kiln warmup`: compiles the kernels of a run before it starts, and carries compiled kernels to other machines.
 
+mod products;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use kiln_collectives::Communicator;
 use kiln_model::{Context, Decoder, Key, KeyValueCache, ModelConfig, decoder};
 use kiln_shard::EngineBuilder;
 
+use self::products::Measurement;
 use crate::bench::prepare;
 use crate::config::{self, Config, ModelSection};
 use crate::data::{self, DataInfo, Tokenizer};
@@ -81,15 +84,18 @@ impl WarmupArgs {
                     selected.name()
                 ))
             })?;
-            if self.products {
-                measure_products()?;
-            }
+            let measurement = self.products.then(Measurement::start).transpose()?;
             let told = format!("{} warmup {config:?}", env!("CARGO_PKG_VERSION"));
             let ranks = Ranks::meet(&config, place.as_ref(), &told, &selected)?;
             let run = ShortRun::new(config, model, registry, &selected)?;
-            ranks.run(&run.config, |world| run.warm_up(world, before))?;
-            if self.products && is_first {
-                keep_products()?;
+            let measured = ranks.run(&run.config, |world| {
+                run.warm_up(world.clone(), before)?;
+                let gather =
+                    |measurement: &Measurement| measurement.gather(&*world, run.config.comm.timeout());
+                measurement.as_ref().map(gather).transpose()
+            })?;
+            if let Some((measurement, measured)) = measurement.zip(measured).filter(|_| is_first) {
+                measurement.keep(measured)?;
             }
         }
         if let Some(archive) = self.pack.as_ref().filter(|_| is_first) {
@@ -260,50 +266,6 @@ fn unpack(archive: &Path) -> Result<()> {
         say(&format!("algorithms for {} are in it as well", number_of(products, "matrix product")));
     }
     Ok(())
-}
-
-#[cfg(feature = "cuda")]
-fn measure_products() -> Result<()> {
-    // What could not be kept is not measured.
-    device::check_products(&products_folder()?).map_err(TrainError::io("read", &products_folder()?))?;
-    kiln_model::ops::cube::matmul::measure_algorithms();
-    Ok(())
-}
-
-#[cfg(feature = "cuda")]
-fn products_folder() -> Result<PathBuf> {
-    let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
-    device::products_folder().map_err(unknown)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn measure_products() -> Result<()> {
-    Ok(())
-}
-
-/// Keeps what was measured, and says what it is worth.
-#[cfg(feature = "cuda")]
-fn keep_products() -> Result<()> {
-    let folder = products_folder()?;
-    let measured = device::keep_measured(&folder);
-    let measured = measured.map_err(TrainError::io("keep measured algorithms in", &folder))?;
-    let gains = measured.gains();
-    let products = number_of(measured.len(), "matrix product");
-    let gained = match (gains.get(gains.len() / 2), gains.last()) {
-        (Some(median), Some(most)) => format!(
-            "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
-             {most:.2} at most",
-            gains.len()
-        ),
-        _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
-    };
-    say(&format!("measured {products}: {gained}; kept in {}", folder.display()));
-    Ok(())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn keep_products() -> Result<()> {
-    Err(device::DeviceError::NotBuilt.into())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -76,9 +76,6 @@ impl MetaTape<'_> {
         };
         if !adds {
             self.register(x, self.tensor(d_in).memory);
-        } else if !self.batch.on_host {
-            // A GPU computes it first and adds then.
-            drop(self.tensor(d_in));
         }
         drop(operands);
     }

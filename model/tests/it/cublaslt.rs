@@ -5,9 +5,11 @@
 //! `benches/fakecuda/products.sh` runs this. On a machine with a GPU, `products_are_right` and
 //! `a_layer_is_one_product` can be run as they are; they look at results only, then.
 
+mod algorithms;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, fs, thread};
@@ -21,10 +23,7 @@ use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use kiln_model::ops;
-use kiln_model::ops::cube::matmul::{
-    Output, ProductAlgorithms, allow_tf32, matmul, measure_algorithms, measured_algorithms, rounds_to_tf32,
-    transposed, use_algorithms, used_algorithms,
-};
+use kiln_model::ops::cube::matmul::{Output, allow_tf32, matmul, rounds_to_tf32, transposed};
 
 use crate::ops_support::{assert_close, flat, normal, values};
 
@@ -339,84 +338,6 @@ fn tf32_is_asked_for() {
     allow_tf32(false);
     assert_eq!(said, (vec!["77".to_owned()], vec!["68".to_owned()], true));
     assert_eq!(computes(DType::F32), ["68"]);
-}
-
-/// Of the algorithms that cuBLASLt names, the fastest is found, kept and used; another process uses it as well, and
-/// what does not fit is passed over.
-#[test]
-#[ignore = "benches/fakecuda/products.sh"]
-fn the_fastest_algorithm_is_measured_and_kept() {
-    const FILE: &str = "KILN_TEST_ALGORITHMS";
-    const NAME: &str = "cublaslt::the_fastest_algorithm_is_measured_and_kept";
-    // Algorithms are those of a process.
-    if let Some(file) = env::var_os(FILE) {
-        return measure_or_use(&PathBuf::from(file));
-    }
-    let _alone = alone();
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("algorithms.json");
-    let run = || {
-        let this = env::current_exe().expect("this program");
-        let mut command = Command::new(this);
-        command.args(["--exact", "--ignored", "--nocapture", NAME]);
-        let status = command.env(FILE, &file).env("FAKE_CUBLASLT_SLOWEST", "3").status();
-        assert!(status.expect("this program starts").success());
-    };
-    run();
-    let text = fs::read_to_string(&file).expect("what was measured");
-    run();
-    // Of another version of the library, and for another product.
-    for (part, other) in [("\"library\":130000", "\"library\":130001"), ("\"k\":20", "\"k\":21")] {
-        assert!(text.contains(part), "{text}");
-        fs::write(&file, text.replace(part, other)).expect("a file");
-        run();
-    }
-    // cuBLASLt refuses the algorithm.
-    let algorithms: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let bytes = algorithms["products"][0][1]["algorithm"].to_string();
-    fs::write(&file, text.replace(&bytes, "[1,2,3,4,5,6,7,8]")).expect("a file");
-    run();
-}
-
-/// Measures, if `file` is not there yet; else uses the algorithm in it, if it is for this product.
-fn measure_or_use(file: &Path) {
-    let kept = fs::read_to_string(file).ok();
-    let measures = kept.is_none();
-    let kept: Option<ProductAlgorithms> = kept.map(|text| serde_json::from_str(&text).expect("algorithms"));
-    let fits = fs::read_to_string(file).is_ok_and(|text| {
-        text.contains("130000") && text.contains("\"k\":20") && !text.contains("[1,2,3,4,5,6,7,8]")
-    });
-    match kept {
-        Some(kept) => use_algorithms(kept),
-        None => measure_algorithms(),
-    }
-    let (a, a_values) = matrix(1, [33, 20], LIES[0], DType::BF16);
-    let (b, b_values) = matrix(2, [20, 17], LIES[1], DType::BF16);
-    let (sum, old) = matrix(3, [33, 17], LIES[0], DType::BF16);
-    let trace = Trace::start();
-    let product = matmul(a.clone(), b.clone(), 1.0, Output::Add(sum));
-    let products = multiplied(&a_values, &b_values, [33, 20, 17]);
-    let expected: Vec<f64> = products.iter().zip(old).map(|(product, old)| product + old).collect();
-    assert_close(&download(&product), &expected, bound(DType::BF16), "added once, whatever was measured");
-
-    let places: Vec<String> = trace.products().iter().map(|line| line["place"].clone()).collect();
-    if measures {
-        // Each of three, eight times by turns; and then the product itself.
-        assert_eq!(places.len(), 3 * 8 + 1);
-        assert_eq!(places.last().map(String::as_str), Some("2"));
-        let measured = measured_algorithms();
-        assert_eq!(measured.len(), 1);
-        let [gain] = measured.gains()[..] else { panic!("{measured:?}") };
-        assert!((gain - 3.0).abs() < 0.1, "{gain}");
-        fs::write(file, serde_json::to_string(&measured).expect("JSON")).expect("a file");
-    } else {
-        assert_eq!(places, [if fits { "2" } else { "0" }]);
-        assert!(measured_algorithms().is_empty());
-        assert_eq!(used_algorithms(), usize::from(fits));
-    }
-    let trace = Trace::start();
-    matmul(a, b, 1.0, Output::New(DType::BF16));
-    assert_eq!(trace.count("cublaslt_matmul"), 1, "it is known by now");
 }
 
 /// What cuBLASLt refuses is an error for whoever reads the result, or the result of that.

@@ -6,13 +6,11 @@ use rayon::prelude::*;
 use cubecl::server::Handle;
 #[cfg(feature = "cube")]
 use half::{bf16, f16};
-#[cfg(feature = "cube")]
-use kiln_collectives::DType;
 
 #[cfg(feature = "cube")]
 use super::kernels;
 #[cfg(feature = "cube")]
-use super::rule::{DeviceRule, DeviceShard};
+use super::rule::{DeviceRule, DeviceShard, HalfDType};
 use super::rule::{Rule, Settings, ShardRun, UpdateStep};
 use crate::buffers::host::TASK;
 
@@ -151,8 +149,8 @@ impl DeviceRule for AdamW {
         unsafe {
             let values = |handle: &Handle| BufferArg::from_raw_parts(handle.clone(), vectors);
             macro_rules! launch {
-                ($kernel:ident $(::<$dtype:ty>)?, $($compute:expr)?) => {
-                    kernels::$kernel::launch_unchecked $(::<$dtype>)? (
+                ($dtype:ty, $compute:expr) => {
+                    kernels::adamw::launch_unchecked::<$dtype>(
                         client,
                         cubes,
                         units,
@@ -169,15 +167,15 @@ impl DeviceRule for AdamW {
                         self.epsilon as f32,
                         shard.settings.kept(shard.learning_rate),
                         (shard.settings.learning_rate * shard.settings.scale) as f32,
-                        $($compute,)?
+                        $compute,
                         DeviceShard::THREADS,
                     )
                 };
             }
             match shard.compute {
-                Some((compute, DType::BF16)) => launch!(adamw_cast::<bf16>, values(compute)),
-                Some((compute, DType::F16)) => launch!(adamw_cast::<f16>, values(compute)),
-                _ => launch!(adamw,),
+                None => launch!(f32, ComptimeOptionArgs::None),
+                Some((compute, HalfDType::Bf16)) => launch!(bf16, ComptimeOptionArgs::Some(values(compute))),
+                Some((compute, HalfDType::F16)) => launch!(f16, ComptimeOptionArgs::Some(values(compute))),
             }
         }
     }

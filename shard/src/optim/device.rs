@@ -15,7 +15,7 @@ use super::backend::{GroupUpdate, StepBackend, StepSettings};
 use super::kernels;
 use super::loss_scale::LossScale;
 use super::optimizer::{GroupRule, Optimizer};
-use super::rule::{DeviceRule, DeviceShard, LearningRates, Settings};
+use super::rule::{DeviceRule, DeviceShard, HalfDType, LearningRates, Settings};
 use super::segments::{Class, Segments};
 use crate::buffers::cube::{self, device_of, zeros};
 use crate::buffers::{DeviceScalar, LossSum, Readback};
@@ -143,11 +143,13 @@ impl DeviceStep {
             return Ok(None);
         };
         let slots = shard.slots.iter().map(|slot| Ok(device_of(slot)?.handle()));
+        let compute = shard.compute.as_ref().and_then(|compute| HalfDType::of(compute.dtype()));
         let shard = DeviceShard {
             client: &self.client,
             weights: device_of(&*shard.weights)?.handle(),
-            compute: match &shard.compute {
-                Some(compute) => Some((device_of(compute)?.handle(), compute.dtype())),
+            // Of another dtype, it is cast from the weights before it is used again.
+            compute: match shard.compute.as_deref().zip(compute) {
+                Some((compute, dtype)) => Some((device_of(compute)?.handle(), dtype)),
                 None => None,
             },
             gradient: device_of(gradient)?.handle(),

@@ -158,10 +158,11 @@ pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, bet
 
 /// One AdamW step of each segment, as on the CPU, if `decision` says so. `table` as in [`squares`],
 /// with whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight;
-/// the learning rate is multiplied by `rate`.
+/// the learning rate is multiplied by `rate`. The weights are written to `compute` as well, in its dtype, if it
+/// is there.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn adamw<N: Size>(
+pub(super) fn adamw<C: Float, N: Size>(
     weights: &mut [Vector<f32, N>],
     first: &mut [Vector<f32, N>],
     second: &mut [Vector<f32, N>],
@@ -174,6 +175,7 @@ pub(super) fn adamw<N: Size>(
     epsilon: f32,
     keep: f32,
     rate: f32,
+    compute: &mut ComptimeOption<&mut [Vector<C, N>]>,
     #[comptime] units: usize,
 ) {
     let segment = CUBE_POS;
@@ -182,107 +184,30 @@ pub(super) fn adamw<N: Size>(
     }
     let mut position = table[segment * 3] as usize + UNIT_POS as usize;
     let end = table[segment * 3 + 1] as usize;
-    let kept = select(table[segment * 3 + 2] != 0, keep, 1.0f32);
-    let (clip, step_size, second_root) = (decision[3], state[2] * rate, state[3]);
-    while position < end {
-        let gradient = gradient[position];
-        adamw_at(
-            weights,
-            first,
-            second,
-            position,
-            gradient,
-            clip,
-            step_size,
-            second_root,
-            beta1,
-            beta2,
-            epsilon,
-            kept,
-        );
-        position += units;
-    }
-}
-
-/// [`adamw`], which writes the weights to `compute` as well, in its dtype.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn adamw_cast<C: Float, N: Size>(
-    weights: &mut [Vector<f32, N>],
-    first: &mut [Vector<f32, N>],
-    second: &mut [Vector<f32, N>],
-    gradient: &[Vector<f32, N>],
-    table: &[u32],
-    decision: &[f32],
-    state: &[f32],
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    keep: f32,
-    rate: f32,
-    compute: &mut [Vector<C, N>],
-    #[comptime] units: usize,
-) {
-    let segment = CUBE_POS;
-    if segment * 3 + 2 >= table.len() || decision[2] <= 0.0f32 {
-        terminate!();
-    }
-    let mut position = table[segment * 3] as usize + UNIT_POS as usize;
-    let end = table[segment * 3 + 1] as usize;
-    let kept = select(table[segment * 3 + 2] != 0, keep, 1.0f32);
-    let (clip, step_size, second_root) = (decision[3], state[2] * rate, state[3]);
-    while position < end {
-        let gradient = gradient[position];
-        let weight = adamw_at(
-            weights,
-            first,
-            second,
-            position,
-            gradient,
-            clip,
-            step_size,
-            second_root,
-            beta1,
-            beta2,
-            epsilon,
-            kept,
-        );
-        compute[position] = Vector::cast_from(weight);
-        position += units;
-    }
-}
-
-/// One AdamW step of the vector at `position`; its weights. `step_size` is the learning rate over the first bias
-/// correction, `second_root` the root of the second.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn adamw_at<N: Size>(
-    weights: &mut [Vector<f32, N>],
-    first: &mut [Vector<f32, N>],
-    second: &mut [Vector<f32, N>],
-    position: usize,
-    gradient: Vector<f32, N>,
-    clip: f32,
-    step_size: f32,
-    second_root: f32,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    kept: f32,
-) -> Vector<f32, N> {
+    let clip = Vector::<f32, N>::new(decision[3]);
+    let step_size = Vector::<f32, N>::new(state[2] * rate);
+    let second_root = Vector::<f32, N>::new(state[3]);
     let (old1, old2) = (Vector::<f32, N>::new(beta1), Vector::<f32, N>::new(beta2));
     let new1 = Vector::<f32, N>::new(1.0f32 - beta1);
     let new2 = Vector::<f32, N>::new(1.0f32 - beta2);
-    let gradient = gradient * Vector::<f32, N>::new(clip);
-    let m = old1 * first[position] + new1 * gradient;
-    let v = old2 * second[position] + new2 * gradient * gradient;
-    first[position] = m;
-    second[position] = v;
-    let denominator = v.sqrt() / Vector::<f32, N>::new(second_root) + Vector::<f32, N>::new(epsilon);
-    let step = Vector::<f32, N>::new(step_size) * (m / denominator);
-    let weight = weights[position] * Vector::<f32, N>::new(kept) - step;
-    weights[position] = weight;
-    weight
+    let epsilon = Vector::<f32, N>::new(epsilon);
+    let kept = Vector::<f32, N>::new(select(table[segment * 3 + 2] != 0, keep, 1.0f32));
+    while position < end {
+        let gradient = gradient[position] * clip;
+        let m = old1 * first[position] + new1 * gradient;
+        let v = old2 * second[position] + new2 * gradient * gradient;
+        first[position] = m;
+        second[position] = v;
+        let denominator = v.sqrt() / second_root + epsilon;
+        let weight = weights[position] * kept - step_size * (m / denominator);
+        weights[position] = weight;
+        #[comptime]
+        match compute {
+            ComptimeOption::Some(compute) => compute[position] = Vector::cast_from(weight),
+            ComptimeOption::None => {}
+        }
+        position += units;
+    }
 }
 
 /// Moves the momentum of each segment towards its gradient, and replaces the gradient by the direction of

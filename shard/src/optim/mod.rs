@@ -35,6 +35,6 @@ pub(crate) use optimizer::GroupRule;
 pub use optimizer::{Choice, Optimizer};
 pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
-pub use rule::{DeviceRule, DeviceShard};
+pub use rule::{DeviceRule, DeviceShard, HalfDType};
 pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};
 pub use sign::Sign;

@@ -182,6 +182,28 @@ pub trait DeviceRule: Send + Sync {
     }
 }
 
+/// A dtype that a rule rounds weights to on a GPU.
+#[cfg(feature = "cube")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HalfDType {
+    /// bf16.
+    Bf16,
+    /// f16.
+    F16,
+}
+
+#[cfg(feature = "cube")]
+impl HalfDType {
+    /// `dtype`, if it is one of these.
+    pub(super) fn of(dtype: DType) -> Option<HalfDType> {
+        match dtype {
+            DType::BF16 => Some(HalfDType::Bf16),
+            DType::F16 => Some(HalfDType::F16),
+            _ => None,
+        }
+    }
+}
+
 /// One parameter group's shard on a GPU, or those of its parameters that have the same settings apart from
 /// whether they decay, cut into segments that belong to one parameter each.
 #[cfg(feature = "cube")]
@@ -192,7 +214,7 @@ pub struct DeviceShard<'a> {
     /// The f32 master weights.
     pub weights: &'a Handle,
     /// The same in the compute dtype, for a rule to write as well.
-    pub compute: Option<(&'a Handle, DType)>,
+    pub compute: Option<(&'a Handle, HalfDType)>,
     /// The reduced gradient, or what has come of it; f32.
     pub gradient: &'a Handle,
     /// The slots, in the order of [`Rule::slots`], f32.

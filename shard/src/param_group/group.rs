@@ -156,8 +156,9 @@ impl ParamGroup {
     }
 
     fn keeps_compute_shard(&self) -> bool {
-        let on_host = self.context.placement().is_host();
-        self.context.policy.keeps_compute_shard(on_host, self.options.reshard_after_forward)
+        let context = &self.context;
+        let (on_host, holds_copy) = (context.placement().is_host(), context.shard.is_none());
+        context.policy.keeps_compute_shard(on_host, holds_copy, self.options.reshard_after_forward)
     }
 
     /// This rank's shard in the compute dtype, which is kept on the GPU.

@@ -64,7 +64,7 @@ pub(crate) use kernel_pack::{Unpacked, pack, unpack};
 pub use memory::Memory;
 pub use peak::Peak;
 #[cfg(feature = "cuda")]
-pub(crate) use products::{check as check_products, folder as products_folder, keep_measured};
+pub(crate) use products::{check as check_products, folder as products_folder, keep as keep_products};
 pub use request::DeviceRequest;
 pub(crate) use resolved::Recording;
 pub use resolved::{ResolvedDevice, count_gpus};

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::nvidia::environment;
-use kiln_model::ops::cube::matmul::{ProductAlgorithms, measured_algorithms, use_algorithms};
+use kiln_model::ops::cube::matmul::{ProductAlgorithms, use_algorithms};
 use sha2::{Digest, Sha256};
 
 use super::kernel_cache;
@@ -59,15 +59,13 @@ pub(super) fn fingerprint() -> String {
     text.map_or(String::new(), |text| format!(", products {:x}", Sha256::digest(text)))
 }
 
-/// Keeps what this process has measured in `folder`; returns it.
+/// Keeps what was measured in `folder`, with what is there.
 ///
 /// # Errors
 ///
 /// If the file cannot be read or written.
-pub(crate) fn keep_measured(folder: &Path) -> io::Result<ProductAlgorithms> {
-    let measured = measured_algorithms();
-    write(folder, &read(folder)?.with(measured.clone()))?;
-    Ok(measured)
+pub(crate) fn keep(folder: &Path, measured: ProductAlgorithms) -> io::Result<()> {
+    write(folder, &read(folder)?.with(measured))
 }
 
 /// What the file in `folder` has; nothing if there is none.

@@ -214,7 +214,7 @@ impl Groups {
         }
         let communicates = self.communicates();
         let by_default = self.groups[at].options.reshard_after_forward;
-        let keeps = self.policy.keeps_compute_shard(self.on_host, by_default);
+        let keeps = self.policy.keeps_compute_shard(self.on_host, !communicates, by_default);
         if keeps && !self.offloads && self.groups[at].compute.is_none() {
             let bytes = self.groups[at].shard.saturating_mul(width);
             self.groups[at].compute = Some(self.ledger.hold(WEIGHTS, bytes));

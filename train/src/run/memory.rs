@@ -382,7 +382,9 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     }
     if config.data.seq_len > 128 {
         let half = config.data.seq_len / 2;
-        change(format!("data.seq_len={half}"), &|config| config.data.seq_len = half);
+        // A micro-batch that is left open would have twice as many sequences.
+        let text = format!("data.seq_len={half} --set train.micro_batch={micro_batch}");
+        change(text, &|config| config.data.seq_len = half);
     }
     changes
 }

@@ -21,13 +21,21 @@ fn sums_are_made_by_what_makes_or_reads_them() {
     assert_eq!(adds.count(), 3 * BLOCKS);
 }
 
-/// Weights that stay from forward to backward are cast once; from then on, the update casts what it has changed.
+/// Where a rank holds a whole copy of the weights and they stay from forward to backward, they are cast once; from then
+/// on, the update casts what it has changed. Elsewhere, what is cast is freed with what was gathered, and cast again.
 #[test]
 #[ignore = "benches/trace.sh"]
-fn weights_that_stay_are_cast_by_the_update() {
+fn whole_weights_that_stay_are_cast_by_the_update() {
     // Parameter groups: the embedding, two blocks, the head.
     let groups = 4;
-    for (strategy, ranks) in [("SHARD_GRAD_OP", 2), ("NO_SHARD", 2), ("NO_SHARD", 1), ("FULL_SHARD", 1)] {
+    for (strategy, ranks) in [
+        ("NO_SHARD", 1),
+        ("NO_SHARD", 2),
+        ("FULL_SHARD", 1),
+        ("FULL_SHARD", 2),
+        ("SHARD_GRAD_OP", 1),
+        ("SHARD_GRAD_OP", 2),
+    ] {
         let (strategy_key, threads) = (format!("shard.strategy={strategy}"), ranks.to_string());
         let more = ["--ranks", &threads, "--set", &strategy_key, "--set", "precision.compute=bf16"];
         let more = [&more[..], &["--set", "train.global_batch=2", "--set", "train.micro_batch=1"]].concat();
@@ -39,10 +47,13 @@ fn weights_that_stay_are_cast_by_the_update() {
             calls[from..to].iter().filter(casts).count()
         };
         let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
-        let [first, second, third] = found;
-        let is_right = match strategy {
+        // One rank may begin a step while another one ends the last: several are judged by all steps together.
+        let sum: usize = found.iter().sum();
+        let is_right = match (strategy, ranks) {
             // Freed after forward, and cast again.
-            "FULL_SHARD" => first > groups && second > 0 && second == third,
+            ("FULL_SHARD", 1) => found[0] > groups && found[1] > 0 && found[1] == found[2],
+            ("FULL_SHARD", _) => sum > 3 * groups * ranks,
+            ("SHARD_GRAD_OP", 2) => sum == 3 * groups * ranks,
             _ => found == [groups * ranks, 0, 0],
         };
         assert!(is_right, "{found:?}, {strategy} on {ranks} ranks");

@@ -176,6 +176,38 @@ fn the_first_mend_works() {
     }
 }
 
+/// What a refusal says that a setting comes to is what it comes to, also where the micro-batch is left open, which goes
+/// by the length of a sequence.
+#[test]
+fn mends_come_to_what_they_say() {
+    let workspace = Workspace::new();
+    let changes = [
+        ("model.d_model", "384"),
+        ("model.d_ff", "1024"),
+        ("data.seq_len", "256"),
+        ("train.micro_batch", "'auto'"),
+        ("train.global_batch", "16"),
+        ("shard.recompute", "'block'"),
+        ("device.memory", "'1KB'"),
+    ];
+    workspace.config("run.toml", &changes);
+    let train = ["train", "run.toml", "--out", "run"];
+    let refused = |mend: &[&str]| {
+        let ended = workspace.kiln(&[&train[..], mend].concat());
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        ended.stderr
+    };
+    let said = refused(&[]);
+    let mends: Vec<_> = said.lines().filter_map(|line| line.trim().split_once(": takes ")).collect();
+    let names = |key: &str| mends.iter().any(|(mend, _)| mend.contains(key));
+    assert!(names("data.seq_len=128 ") && names("--set train.micro_batch=4"), "{said}");
+    for (mend, comes_to) in &mends {
+        let (takes, _) = comes_to.split_once(", saves ").expect("what it saves");
+        let mended = refused(&mend.split_whitespace().collect::<Vec<_>>());
+        assert!(mended.contains(&format!("this run takes {takes} of memory")), "{mend}: {takes}, and {mended}");
+    }
+}
+
 /// A plan may be wrong, and another program may take memory: then the run ends with who holds how much.
 #[test]
 fn who_holds_how_much_is_told_at_the_end() {

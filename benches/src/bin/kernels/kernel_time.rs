@@ -209,10 +209,10 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
         blocks * shape.vocabulary * 6.0
     } else if name.starts_with("squares") {
         blocks * SEGMENT * 4.0
-    } else if name.starts_with("adamw_n_") {
+    } else if name.starts_with("adamw_c_f32_") {
         // The gradient; the weight and both moments in and out.
         blocks * SEGMENT * 28.0
-    } else if name.starts_with("adamw_cast_") {
+    } else if name.starts_with("adamw_c_") {
         // The weight in the compute dtype as well.
         blocks * SEGMENT * 30.0
     } else {

@@ -9,7 +9,7 @@ use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
 use super::conclusion::Conclusion;
-use super::issued::{Issued, StepLog};
+use super::issued::{Issued, Reading, StepLog};
 use super::state::{Began, Trainer};
 use super::step::{DataBatches, StepSync};
 use super::text::Text;
@@ -150,6 +150,10 @@ impl Trainer<'_> {
         self.model.engine().world().holds().total()
     }
 
+    pub(super) fn read_clocks(&self) -> Reading {
+        Reading { at: Instant::now(), held: self.held(), times: self.times() }
+    }
+
     /// Where the time of this rank has gone up to now.
     pub(super) fn times(&self) -> Vec<ActivityTime> {
         self.model.engine().world().recorder().times()
@@ -163,7 +167,7 @@ impl Trainer<'_> {
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
     fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
-        let (start, times, held) = (Instant::now(), self.times(), self.held());
+        let start = self.read_clocks();
         let config = &self.plan.config;
         let step = self.state.step + 1;
         if let Some(drill) = &self.drill {
@@ -212,14 +216,15 @@ impl Trainer<'_> {
         let any_recorded = sync.any_recorded;
         let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
         self.pace.told(sync.longest_pass);
-        let step_s = start.elapsed().saturating_sub(self.held() - held).as_secs_f64();
+        let end = self.read_clocks();
+        let step_s = (end.at - start.at).saturating_sub(end.held - start.held).as_secs_f64();
         self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
 
         self.state.step = step;
         self.state.next_sample += config.train.global_batch as u64;
         self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
         let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
-        Ok(Some((Issued { step, update, lr, start, held, times, peak_bytes, tokens, log }, sync)))
+        Ok(Some((Issued { step, update, lr, start, end, peak_bytes, tokens, log }, sync)))
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if

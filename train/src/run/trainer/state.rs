@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use kiln_collectives::{ActivityTime, Communicator};
+use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
 use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
 use super::groups::GroupTable;
-use super::issued::Issued;
+use super::issued::{Issued, Reading};
 use super::pace::Pace;
 use super::start::{introduce, started_as};
 use super::text::Text;
@@ -76,12 +76,8 @@ pub struct Trainer<'a> {
     pub(super) state: CheckpointState,
     /// Steps in a row, up to now, whose update was left out.
     pub(super) skipped_in_a_row: u64,
-    /// When the values of a step were last known.
-    pub(super) settled: Instant,
-    /// Where the time of the rank had gone by then.
-    pub(super) settled_times: Vec<ActivityTime>,
-    /// How long ranks had been held by then.
-    pub(super) held_before: Duration,
+    /// When the last step ended whose values are known.
+    pub(super) settled: Reading,
     pub(super) flops_per_token: f64,
     /// What `mfu` is held against.
     pub(super) peak: Peak,
@@ -243,9 +239,7 @@ impl<'a> Trainer<'a> {
             validation,
             state,
             skipped_in_a_row: 0,
-            settled: started,
-            settled_times: Vec::new(),
-            held_before: Duration::ZERO,
+            settled: Reading { at: started, held: Duration::ZERO, times: Vec::new() },
             flops_per_token,
             peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),

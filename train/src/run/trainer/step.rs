@@ -10,7 +10,7 @@ use kiln_model::layers::Records;
 use kiln_shard::{Engine, LearningRates, LossScale, Outcome, ValueHistogram};
 
 use super::grace::Grace;
-use super::issued::{Issued, StepLog};
+use super::issued::{Issued, StepLog, end_of_step};
 use super::pace::Pace;
 use super::state::Trainer;
 use crate::checkpoint::Progress;
@@ -156,22 +156,20 @@ impl Trainer<'_> {
     /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
     pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
         let Some(issued) = self.issued.take() else { return Ok(()) };
-        let Issued { step, update, lr, start, held: held_then, times, peak_bytes, tokens, log } = issued;
+        let Issued { step, update, lr, start, end, peak_bytes, tokens, log } = issued;
+        let asked = Instant::now();
         let outcome = self.model.engine().outcome(update)?;
-        let now = Instant::now();
-        let held = self.held();
-        let times_now = self.times();
+        let now = self.read_clocks();
+        let known = now.at;
         // What lies between two steps, such as an evaluation, is of neither.
-        let (begun, before, held_before) = match self.settled > start {
-            true => (self.settled, std::mem::take(&mut self.settled_times), self.held_before),
-            false => (start, times, held_then),
-        };
-        let taken = now - begun;
-        let was_held = held.saturating_sub(held_before);
-        let times = StepTimes::between(&before, &times_now, was_held);
-        self.settled_times = times_now;
+        let before = if self.settled.at > start.at { &self.settled } else { &start };
+        let is_followed = self.state.step > step;
+        let end = if is_followed { end_of_step(before, end, asked, now) } else { now };
+        let (begun, taken) = (before.at, end.at - before.at);
+        let was_held = end.held.saturating_sub(before.held);
+        let times = StepTimes::between(&before.times, &end.times, was_held);
         let step_s = taken.saturating_sub(was_held).as_secs_f64();
-        (self.settled, self.held_before) = (now, held);
+        self.settled = end;
         self.in_steps += step_s;
         self.state.loss_scale = outcome.loss_scale;
         let Outcome { loss, grad_norm, applied, .. } = outcome;
@@ -199,7 +197,7 @@ impl Trainer<'_> {
             self.start_took = start.until(begun);
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
-            self.say(&start.line(now));
+            self.say(&start.line(known));
             if let Some(kernels) = self.plan.device.kernels() {
                 self.say(&kernels.to_string());
             }

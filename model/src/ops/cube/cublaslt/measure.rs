@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
-use cudarc::driver::result::{DriverError, event, free_sync, malloc_sync};
+use cudarc::driver::result::{DriverError, event, free_sync, malloc_sync, memcpy_dtoh_sync, memset_d8_async};
 use cudarc::driver::sys::{CUdeviceptr, CUevent, CUevent_flags, CUstream};
 
+use super::agreement::{agree, compared};
 use super::algorithms::Fastest;
 use super::plan::{Call, Plan};
 use super::problem::Problem;
@@ -13,8 +14,8 @@ use super::problem::Problem;
 /// Algorithms that are measured, the first that cuBLASLt names.
 const NAMED: usize = 8;
 
-/// Times that each of them is measured, by turns; the median counts. There is one more at first, for caches and
-/// clocks to settle.
+/// Times that each of them is measured, by turns; the median counts. There is one more at first, whose output is
+/// compared; caches and clocks settle meanwhile.
 const ROUNDS: usize = 7;
 
 /// The part of the time of cuBLASLt's first choice that another algorithm may take. Closer ones are not told
@@ -22,7 +23,8 @@ const ROUNDS: usize = 7;
 const MARGIN: f32 = 0.98;
 
 /// Computes the product of `call` with each of the algorithms that cuBLASLt names for the plan, and waits for it;
-/// the output of `call` is not touched. `None` if they cannot be measured, since memory or the clock is missing.
+/// the output of `call` is not touched. One whose output is another than that of the first is told and left out.
+/// `None` if they cannot be measured, since memory or the clock is missing.
 ///
 /// # Safety
 ///
@@ -32,7 +34,7 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     let output = Scratch::new(problem.output_bytes())?;
     let [a, b, _] = call.at;
     // Nothing is added to: there is nothing in this output yet.
-    let call = Call { at: [a, b, output.0], factors: [call.factors[0], 0.0], ..*call };
+    let call = Call { at: [a, b, output.at], factors: [call.factors[0], 0.0], ..*call };
     let (start, end) = (Event::new()?, Event::new()?);
     let time = |algorithm: &cublasLtMatmulAlgo_t| -> Option<f32> {
         start.record(call.stream).ok()?;
@@ -42,13 +44,31 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
         end.record(call.stream).ok()?;
         start.until(&end).ok()
     };
+    let computed = |algorithm: &cublasLtMatmulAlgo_t| -> Option<Vec<u8>> {
+        output.spoil(call.stream).ok()?;
+        time(algorithm)?;
+        output.read(problem).ok()
+    };
+    let first = computed(named.first()?)?;
+    let is_usable = |at: usize| match computed(&named[at]) {
+        None => false,
+        Some(other) if agree(problem, &first, &other) => true,
+        Some(_) => {
+            tracing::warn!(
+                "algorithm {} of those that cuBLASLt names for {problem} computes other values than the first, by more \
+                 than rounding: it is left out",
+                at + 1
+            );
+            false
+        }
+    };
+    let usable: Vec<bool> = (0..named.len()).map(|at| at == 0 || is_usable(at)).collect();
     let mut times = vec![Vec::new(); named.len()];
-    for round in 0..=ROUNDS {
-        for (algorithm, times) in named.iter().zip(&mut times) {
-            let took = time(algorithm);
-            if round > 0 {
-                times.extend(took);
-            }
+    for _ in 0..ROUNDS {
+        for ((algorithm, times), _) in
+            named.iter().zip(&mut times).zip(&usable).filter(|(_, usable)| **usable)
+        {
+            times.extend(time(algorithm));
         }
     }
     let (fastest, [ms, first_ms]) = choose(times)?;
@@ -69,13 +89,35 @@ fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     Some(if ms < first * MARGIN { (at, [ms, first]) } else { (0, [first, first]) })
 }
 
-/// Device memory for the time of a measurement.
-struct Scratch(CUdeviceptr);
+/// Device memory for the output of a product, for the time of a measurement.
+struct Scratch {
+    at: CUdeviceptr,
+    bytes: usize,
+}
 
 impl Scratch {
     fn new(bytes: usize) -> Option<Scratch> {
         // SAFETY: the context is current; the memory is written before anything reads it.
-        unsafe { malloc_sync(bytes) }.ok().map(Scratch)
+        let at = unsafe { malloc_sync(bytes) }.ok()?;
+        Some(Scratch { at, bytes })
+    }
+
+    /// Fills it with what is no number in any dtype, so that what a product does not write is seen.
+    fn spoil(&self, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the memory has so many bytes, and the caller's stream is alive.
+        unsafe { memset_d8_async(self.at, 0xff, self.bytes, stream) }
+    }
+
+    /// The parts of an output that are compared, one after the other. What writes it has been waited for.
+    fn read(&self, problem: &Problem) -> Result<Vec<u8>, DriverError> {
+        let mut all = Vec::new();
+        for part in compared(self.bytes, problem.output.bytes()) {
+            let start = all.len();
+            all.resize(start + part.len(), 0);
+            // SAFETY: the part lies inside of the memory, and is as long as the slice.
+            unsafe { memcpy_dtoh_sync(&mut all[start..], self.at + part.start as u64)? };
+        }
+        Ok(all)
     }
 }
 
@@ -83,7 +125,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // SAFETY: it was allocated by `new`, and freeing waits for what still uses it. An error cannot be handled
         // here.
-        let _ = unsafe { free_sync(self.0) };
+        let _ = unsafe { free_sync(self.at) };
     }
 }
 

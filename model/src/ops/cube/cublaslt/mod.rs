@@ -4,11 +4,12 @@
 //! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
 //! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). A `problem` has
 //! everything that decides how. Nothing here waits for the GPU, unless algorithms are to be measured (`measure`,
-//! `algorithms`).
+//! `agreement`, `algorithms`).
 //!
 //! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
 //! run on GPUs of one kind that uses the same algorithms.
 
+mod agreement;
 mod algorithms;
 mod error;
 mod library;

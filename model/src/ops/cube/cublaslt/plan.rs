@@ -56,7 +56,7 @@ impl Plan {
     pub(super) fn new(
         handle: cublasLtHandle_t,
         problem: &Problem,
-        [a, b, output]: Alignments,
+        alignments: Alignments,
         bias: Option<CUdeviceptr>,
         workspace_bytes: usize,
     ) -> Result<Plan, ProductError> {
@@ -75,22 +75,9 @@ impl Plan {
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
         let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
         let preference = Descriptor(preference, lt::destroy_matmul_pref);
-        use PreferenceAttribute::*;
         preference
-            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
+            .restrict(alignments, workspace_bytes)
             .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
-        let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        preference
-            .set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums)
-            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
-        for (attribute, alignment) in [
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
-        ] {
-            preference.set(attribute, &alignment).map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
-        }
         let algorithm = Algorithm { data: [0; 8] };
         let mut plan = Plan { description, layouts, preference, algorithm };
         let named = plan.named::<1>(handle).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
@@ -106,21 +93,11 @@ impl Plan {
     ) -> Result<Vec<Algorithm>, CublasError> {
         let mut results = [NO_RESULT; MOST];
         let mut count = 0;
-        let [first, second, third] = &self.layouts;
+        let (of, [a, b, c, d]) = self.descriptors();
+        let (preference, room) = (self.preference.0, results.as_mut_ptr());
         // SAFETY: the handle and all descriptors are alive, and there is room for `MOST` results.
         let status = unsafe {
-            cublasLtMatmulAlgoGetHeuristic(
-                handle,
-                self.description.0,
-                first.0,
-                second.0,
-                third.0,
-                third.0,
-                self.preference.0,
-                MOST as i32,
-                results.as_mut_ptr(),
-                &mut count,
-            )
+            cublasLtMatmulAlgoGetHeuristic(handle, of, a, b, c, d, preference, MOST as i32, room, &mut count)
         };
         status.result()?;
         let found = results.iter().take(usize::try_from(count).unwrap_or(0));
@@ -139,26 +116,23 @@ impl Plan {
         // A library that writes no state here says all by what it returns.
         let mut result =
             cublasLtMatmulHeuristicResult_t { state: cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NO_RESULT };
-        let [first, second, third] = &self.layouts;
+        let (of, [a, b, c, d]) = self.descriptors();
         // SAFETY: the handle and all descriptors are alive; cuBLASLt checks the algorithm's bytes.
-        let status = unsafe {
-            cublasLtMatmulAlgoCheck(
-                handle,
-                self.description.0,
-                first.0,
-                second.0,
-                third.0,
-                third.0,
-                &algorithm,
-                &mut result,
-            )
-        };
+        let status = unsafe { cublasLtMatmulAlgoCheck(handle, of, a, b, c, d, &algorithm, &mut result) };
         let is_taken =
             status.result().and_then(|()| result.state.result()).is_ok() && result.workspaceSize <= room;
         if is_taken {
             self.algorithm = algorithm;
         }
         is_taken
+    }
+
+    /// The operation, and the layouts of its operands, of what it adds and of its output, as cuBLASLt's functions
+    /// take them. They are alive as long as the plan.
+    fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
+        let [first, second, output] = &self.layouts;
+        // The product is added to the output itself.
+        (self.description.0, [first.0, second.0, output.0, output.0])
     }
 
     /// Sets the address of the bias of the next product.
@@ -173,25 +147,24 @@ impl Plan {
     /// The plan was made for matrices as those of `call`, which are device memory until the stream has run the
     /// product. No other stream uses the workspace.
     pub(super) unsafe fn queue(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CublasError> {
-        let [first, second, output] = &self.layouts;
+        let (of, [first, second, added, output]) = self.descriptors();
         let [a, b, done] = call.at.map(|address| address as *mut c_void);
         let [alpha, beta] = &call.factors;
-        // SAFETY: the caller's promise. The product is added to the output itself, which is read only if `beta`
-        // is not 0.
+        // SAFETY: the caller's promise. The output is read only if `beta` is not 0.
         unsafe {
             lt::matmul(
                 call.handle,
-                self.description.0,
+                of,
                 ptr::from_ref(alpha).cast(),
                 ptr::from_ref(beta).cast(),
                 b,
-                first.0,
+                first,
                 a,
-                second.0,
+                second,
                 done,
-                output.0,
+                added,
                 done,
-                output.0,
+                output,
                 algorithm,
                 call.workspace.0 as *mut c_void,
                 call.workspace.1,
@@ -220,6 +193,17 @@ fn data_type(float: Float) -> DataType {
 
 /// A descriptor of cuBLASLt's, with the function that destroys it.
 struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
+
+/// A function of cuBLASLt's that sets an attribute of a descriptor to a value of so many bytes.
+type Setter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
+
+impl<T: Copy> Descriptor<T> {
+    /// Sets an attribute by `setter`, which belongs to this kind of descriptor.
+    fn set_by<A, V: Copy>(&self, setter: Setter<T, A>, attribute: A, value: &V) -> Result<(), CublasError> {
+        // SAFETY: the descriptor is alive, and cuBLASLt copies as many bytes as the value has.
+        unsafe { setter(self.0, attribute, ptr::from_ref(value).cast(), size_of::<V>()) }
+    }
+}
 
 impl<T: Copy> Drop for Descriptor<T> {
     fn drop(&mut self) {
@@ -258,11 +242,8 @@ impl Description {
         self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
 
-    fn set<T: Copy>(&self, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
-        // SAFETY: the description is alive, and cuBLASLt copies as many bytes as the value has.
-        unsafe {
-            lt::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
-        }
+    fn set<V: Copy>(&self, attribute: DescAttribute, value: &V) -> Result<(), CublasError> {
+        self.set_by(lt::set_matmul_desc_attribute, attribute, value)
     }
 }
 
@@ -286,10 +267,21 @@ impl Layout {
 type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
-        // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
-        unsafe {
-            lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
-        }
+    /// Leaves the algorithms for a workspace and matrices like these, of which those that cut the inner dimension
+    /// into parts sum them in `f32`.
+    fn restrict(&self, [a, b, output]: Alignments, workspace_bytes: usize) -> Result<(), CublasError> {
+        use PreferenceAttribute::*;
+        let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        self.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
+        self.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums)?;
+        // cuBLASLt's first operand is our second.
+        self.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &b)?;
+        self.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a)?;
+        self.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &output)?;
+        self.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &output)
+    }
+
+    fn set<V: Copy>(&self, attribute: PreferenceAttribute, value: &V) -> Result<(), CublasError> {
+        self.set_by(lt::set_matmul_pref_attribute, attribute, value)
     }
 }

@@ -18,7 +18,7 @@ pub(super) enum Float {
 }
 
 impl Float {
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         match self {
             Float::F32 => 4,
             Float::Bf16 | Float::F16 => 2,

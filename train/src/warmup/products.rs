@@ -1,0 +1,100 @@
+//! `kiln warmup --products`: the fastest algorithm of each matrix product, as ranks have measured it.
+
+use std::time::Duration;
+
+use kiln_collectives::Communicator;
+
+use crate::error::Result;
+
+#[cfg(feature = "cuda")]
+pub(super) use on_nvidia::Measurement;
+
+#[cfg(feature = "cuda")]
+mod on_nvidia {
+    use std::path::PathBuf;
+
+    use kiln_model::ops::cube::matmul::{ProductAlgorithms, measure_algorithms, measured_algorithms};
+
+    use super::{Communicator, Duration, Result};
+    use crate::device;
+    use crate::error::TrainError;
+    use crate::process::output::say;
+    use crate::words::number_of;
+    use crate::world;
+
+    /// A measurement by this process, under way.
+    pub(in crate::warmup) struct Measurement {
+        /// Where it is kept.
+        folder: PathBuf,
+    }
+
+    impl Measurement {
+        /// The first product of each kind is measured from now on.
+        ///
+        /// # Errors
+        ///
+        /// If there is no folder to keep the algorithms in, or what is there cannot be read.
+        pub(in crate::warmup) fn start() -> Result<Measurement> {
+            let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
+            let folder = device::products_folder().map_err(unknown)?;
+            device::check_products(&folder).map_err(TrainError::io("read", &folder))?;
+            measure_algorithms();
+            Ok(Measurement { folder })
+        }
+
+        /// What the ranks have measured. Of a product that several have measured, the algorithm of the first of them
+        /// counts, so that all machines keep the same ones. Collective.
+        pub(in crate::warmup) fn gather(
+            &self,
+            world: &dyn Communicator,
+            timeout: Duration,
+        ) -> Result<ProductAlgorithms> {
+            let failed = |error: serde_json::Error| {
+                TrainError::Crash(format!("what the ranks have measured cannot be put together: {error}"))
+            };
+            let mine = serde_json::to_vec(&measured_algorithms()).map_err(failed)?;
+            let mut all = ProductAlgorithms::default();
+            for of_rank in world::gather(world, "measured products", &mine, timeout)?.iter().rev() {
+                all = all.with(serde_json::from_slice(of_rank).map_err(failed)?);
+            }
+            Ok(all)
+        }
+
+        /// Keeps what was measured, and says what it is worth.
+        pub(in crate::warmup) fn keep(&self, measured: ProductAlgorithms) -> Result<()> {
+            let (products, gains) = (number_of(measured.len(), "matrix product"), measured.gains());
+            let folder = &self.folder;
+            device::keep_products(folder, measured)
+                .map_err(TrainError::io("keep measured algorithms in", folder))?;
+            let gained = match (gains.get(gains.len() / 2), gains.last()) {
+                (Some(median), Some(most)) => format!(
+                    "{} faster than with cuBLASLt's first choice, {median:.2} times as fast in the median of these, \
+                     {most:.2} at most",
+                    gains.len()
+                ),
+                _ => "cuBLASLt's first choice is the fastest for all".to_owned(),
+            };
+            say(&format!("measured {products}: {gained}; kept in {}", folder.display()));
+            Ok(())
+        }
+    }
+}
+
+/// In a build without CUDA, there is none.
+#[cfg(not(feature = "cuda"))]
+pub(super) enum Measurement {}
+
+#[cfg(not(feature = "cuda"))]
+impl Measurement {
+    pub(super) fn start() -> Result<Measurement> {
+        Err(crate::device::DeviceError::NotBuilt.into())
+    }
+
+    pub(super) fn gather(&self, _: &dyn Communicator, _: Duration) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) fn keep(&self, (): ()) -> Result<()> {
+        match *self {}
+    }
+}
