@@ -104,6 +104,11 @@ impl<'a> Builder<'a> {
         Err(ParseError::new(self.line, reason))
     }
 
+    /// The architecture that the module is for.
+    pub fn target(&self) -> &'a str {
+        &self.source.target
+    }
+
     pub fn label(&mut self) {
         self.guard = None;
         self.plain(Op::Label);

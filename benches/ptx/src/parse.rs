@@ -64,6 +64,8 @@ pub struct Variable {
 pub struct Source {
     pub name: String,
     pub line: u32,
+    /// The architecture that the module is for, such as `sm_90a`.
+    pub target: String,
     pub parameters: Vec<Variable>,
     pub variables: Vec<Variable>,
     /// `.maxntid`: threads that a block may have.
@@ -75,12 +77,13 @@ pub struct Source {
 /// The kernels of `text`.
 pub fn parse(text: &str) -> Result<Vec<Source>, ParseError> {
     let tokens = tokens(text)?;
-    Parser { tokens: &tokens, at: 0, shared: Vec::new() }.module()
+    Parser { tokens: &tokens, at: 0, target: "", shared: Vec::new() }.module()
 }
 
 struct Parser<'a> {
     tokens: &'a [Lexeme<'a>],
     at: usize,
+    target: &'a str,
     /// Shared variables of the module.
     shared: Vec<Variable>,
 }
@@ -168,7 +171,11 @@ impl<'a> Parser<'a> {
         let mut kernels = Vec::new();
         while self.at < self.tokens.len() {
             match self.peek() {
-                ".version" | ".target" | ".address_size" | ".file" => self.skip_line(),
+                ".version" | ".address_size" | ".file" => self.skip_line(),
+                ".target" => {
+                    self.target = self.tokens.get(self.at + 1).map_or("", |token| token.text);
+                    self.skip_line();
+                }
                 ".section" => self.skip_braces()?,
                 ".visible" | ".extern" | ".weak" => self.at += 1,
                 ".entry" => kernels.push(self.kernel()?),
@@ -247,6 +254,7 @@ impl<'a> Parser<'a> {
         let source = Source {
             name,
             line,
+            target: self.target.to_owned(),
             parameters,
             variables: Vec::new(),
             most_threads,

@@ -17,6 +17,11 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
             Ok(known && flags.done() && operands.is_empty())
         }
         "wgmma" => {
+            // The assembler would refuse it.
+            if builder.target() != "sm_90a" {
+                return builder
+                    .fail(format!("`wgmma` needs sm_90a, and the module is for {}", builder.target()));
+            }
             if !(flags.take("sync") & flags.take("aligned")) {
                 return Ok(false);
             }

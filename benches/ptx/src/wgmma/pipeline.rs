@@ -171,10 +171,14 @@ impl Pipeline {
         }
         let touch = self.touch(line);
         if let (true, [to, ..]) = (uses.is_move, &uses.writes[..]) {
-            self.registers[usize::from(*to)] = match uses.reads[..] {
+            let copy = match uses.reads[..] {
                 [from, ..] => self.registers[usize::from(from)],
                 [] => Register { written: touch, constant: true, ..Register::default() },
             };
+            // What was there was read nevertheless.
+            let to = &mut self.registers[usize::from(*to)];
+            let read = if to.read.fences > copy.read.fences { to.read } else { copy.read };
+            *to = Register { read, ..copy };
             return Ok(());
         }
         for &register in &uses.reads {
@@ -184,7 +188,8 @@ impl Pipeline {
             self.registers[usize::from(register)].read = touch;
         }
         for &register in &uses.writes {
-            self.registers[usize::from(register)] = Register { written: touch, ..Register::default() };
+            let there = &mut self.registers[usize::from(register)];
+            *there = Register { written: touch, read: there.read, ..Register::default() };
         }
         Ok(())
     }

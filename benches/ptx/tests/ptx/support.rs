@@ -54,7 +54,7 @@ impl Drop for Buffer {
 pub fn text(parameters: usize, declarations: &str, body: &str) -> String {
     let parameters: Vec<_> = (0..parameters).map(|i| format!(".param .u64 p{i}")).collect();
     format!(
-        ".version 9.0\n.target sm_90\n.address_size 64\n{declarations}\n.visible .entry test({})\n{{\n{body}\nret;\n}}\n",
+        ".version 9.0\n.target sm_90a\n.address_size 64\n{declarations}\n.visible .entry test({})\n{{\n{body}\nret;\n}}\n",
         parameters.join(", ")
     )
 }

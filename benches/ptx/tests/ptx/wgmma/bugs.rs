@@ -81,6 +81,7 @@ fn a_forgotten_fence_behind_other_uses_of_registers() {
     let uses = [
         ("mul.f32 %d5, %d5, 0f40000000; // use", product("d", "%da", 0, 8192, true)),
         ("st.global.f32 [%out], %d5; // use", product("d", "%da", 0, 8192, false)),
+        ("st.global.f32 [%out], %d5; // use\nmov.f32 %d5, 0f00000000;", product("d", "%da", 0, 8192, false)),
         ("mov.f32 %d5, 0f00000000; // use", product("d", "%da", 0, 8192, true)),
         ("cvt.rn.bf16x2.f32 %a1, %d1, %d0; // use", product("e", "{%a0, %a1, %a2, %a3}", 0, 8192, false)),
     ];
@@ -341,4 +342,29 @@ fn blocks_of_other_sizes() {
     assert_eq!((&two[..one.len()], &two[one.len()..]), (&one[..], &one[..]));
     let Err(LaunchError::Failed(error)) = try_run(&body, 192).1 else { panic!("no fault") };
     assert_eq!((error.fault, error.thread), (Fault::Warpgroup { threads: 64 }, [128, 0, 0]));
+}
+
+/// Forms that are not known, or not for the module's architecture, stop when the module is loaded.
+#[test]
+fn other_forms_say_their_line() {
+    let right = with_shared(WORDS, &format!("{READY}{}\n{DONE}", product("d", "%da", 0, 8192, false)));
+    let line = 1 + right.lines().position(|line| line.contains("wgmma.mma_async")).unwrap() as u32;
+    let refused = |from: &str, to: &str| {
+        assert!(right.contains(from));
+        kiln_ptx::module(&right.replace(from, to)).unwrap_err()
+    };
+    for (from, to) in [
+        ("%q, 1, 1, 0, 0;", "%q, -1, 1, 0, 0;"),
+        ("%q, 1, 1, 0, 0;", "%q, 1, 1, 0;"),
+        ("%q, 1, 1, 0, 0;", "%q, 1, 1, 0, 2;"),
+        ("f32.bf16.bf16", "f32.bf16.f16"),
+        ("f32.bf16.bf16", "f16.f16.f16"),
+        ("m64n64k16", "m64n60k16"),
+        ("m64n64k16", "m64n32k16"),
+        ("%d31}", "%d31, %e0}"),
+    ] {
+        assert_eq!(refused(from, to).line, line, "{to}");
+    }
+    let error = refused(".target sm_90a", ".target sm_90");
+    assert!(error.reason.contains("needs sm_90a, and the module is for sm_90"), "{error}");
 }
