@@ -125,58 +125,69 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
 
     arrive(tile);
     let kept = keep_rows::<E, N>(&rows, tile);
-    for step in begin..steps {
-        let column = step * comptime!(tile.columns as u32);
-        let from = stage_of(step, tile);
-        before_stage(tile);
-        let next = step + comptime!(tile.ahead());
-        if next < steps {
-            stage_columns::<E, N>(
-                k, v, &mut keys, &mut vals, kv_start, kv_pitch, next, sizes.keys, next, tile,
-            );
-        }
-        after_stage(tile);
-        score::<E, N>(&mut scores, &rows, &kept, &keys, from, tile);
-        if column + comptime!(tile.columns as u32) > first + before + 1 {
-            mask_future(&mut scores, first + before, column, tile);
-        }
-        mask_past(&mut scores, first, before, column, window, tile);
+    // Rows see all columns of the steps before `seen`: those, most of the work, have a loop without masks.
+    let seen = min((first + before + 1) / comptime!(tile.columns as u32), steps);
+    let parts = comptime!(if window.is_some() || tile.publishes() { 1 } else { 2 });
+    #[unroll]
+    for part in 0..parts {
+        let is_masked = comptime!(part + 1 == parts);
+        let from_step = if comptime!(part == 0) { begin } else { seen };
+        let to_step = if is_masked { steps } else { seen };
+        for step in from_step..to_step {
+            let column = step * comptime!(tile.columns as u32);
+            let from = stage_of(step, tile);
+            before_stage(tile);
+            let next = step + comptime!(tile.ahead());
+            if next < steps {
+                stage_columns::<E, N>(
+                    k, v, &mut keys, &mut vals, kv_start, kv_pitch, next, sizes.keys, next, tile,
+                );
+            }
+            after_stage(tile);
+            score::<E, N>(&mut scores, &rows, &kept, &keys, from, tile);
+            if is_masked {
+                if column + comptime!(tile.columns as u32) > first + before + 1 {
+                    mask_future(&mut scores, first + before, column, tile);
+                }
+                mask_past(&mut scores, first, before, column, window, tile);
+            }
 
-        let mut tops = Array::<f32>::new(owned);
-        #[unroll]
-        for r in 0..owned {
-            let mut value = top[r];
+            let mut tops = Array::<f32>::new(owned);
             #[unroll]
-            for c in 0..per_row {
-                value = max(value, scores[comptime!(r * per_row + c)]);
+            for r in 0..owned {
+                let mut value = top[r];
+                #[unroll]
+                for c in 0..per_row {
+                    value = max(value, scores[comptime!(r * per_row + c)]);
+                }
+                tops[r] = value;
             }
-            tops[r] = value;
-        }
-        reduce_rows(&mut tops, &mut partials, Reduction::Max, tile);
-        #[unroll]
-        for r in 0..owned {
-            let shrink = exp2((top[r] - tops[r]) * factor, tile);
-            top[r] = tops[r];
-            let shift = tops[r] * factor;
-            let mut sum = total[r] * shrink;
+            reduce_rows(&mut tops, &mut partials, Reduction::Max, tile);
             #[unroll]
-            for c in 0..per_row {
-                let at = comptime!(r * per_row + c);
-                let weight = exp2(scores[at] * factor - shift, tile);
-                scores[at] = weight;
-                sum += weight;
+            for r in 0..owned {
+                let shrink = exp2((top[r] - tops[r]) * factor, tile);
+                top[r] = tops[r];
+                let shift = tops[r] * factor;
+                let mut sum = total[r] * shrink;
+                #[unroll]
+                for c in 0..per_row {
+                    let at = comptime!(r * per_row + c);
+                    let weight = exp2(scores[at] * factor - shift, tile);
+                    scores[at] = weight;
+                    sum += weight;
+                }
+                total[r] = sum;
+                #[unroll]
+                for i in 0..values {
+                    sums[comptime!(r * values + i)] *= shrink;
+                }
             }
-            total[r] = sum;
-            #[unroll]
-            for i in 0..values {
-                sums[comptime!(r * values + i)] *= shrink;
+            publish(&scores, &mut published, 0usize, tile);
+            if comptime!(tile.publishes()) {
+                sync_cube();
             }
+            accumulate::<E, N>(&mut sums, &scores, &published, 0usize, &vals, from, tile);
         }
-        publish(&scores, &mut published, 0usize, tile);
-        if comptime!(tile.publishes()) {
-            sync_cube();
-        }
-        accumulate::<E, N>(&mut sums, &scores, &published, 0usize, &vals, from, tile);
     }
 
     reduce_rows(&mut total, &mut partials, Reduction::Sum, tile);
