@@ -77,7 +77,6 @@ const OPERATIONS: &[(&str, &str, &str)] = &[
     ("forward_kernel_e_", "", "attention forward"),
     ("queries_kernel_", "", "attention backward, queries"),
     ("keys_kernel_", "", "attention backward, keys and values"),
-    ("delta_kernel_", "", "attention backward, delta"),
     ("forward_kernel_f_", "_w_", "norms"),
     ("backward_kernel_f_", "_w_", "norms"),
     ("residual_norm_", "", "norms"),
@@ -158,7 +157,11 @@ impl Gpu {
         let (blocks, threads) = (call.volume("grid") as f64, call.volume("block"));
         let warps = (threads as f64 / 32.0).max(1.0);
         let longest = rounds / computed / (blocks * warps) * cycles * (warps / QUARTERS).max(1.0);
-        let least = shared_out.max(longest) / self.clock();
+        let mut least = shared_out.max(longest) / self.clock();
+        if operation == "attention backward, queries" {
+            // Before its loop, it holds the result against its gradient, which it needs later as well.
+            least += self.moves(2.0 * shape.tokens * shape.model).0;
+        }
         let shared = u64::from(kernel.shared_fixed) + call.number("shared");
         let row = format!(
             "| {}, heads of {} | {} | {shared} | {} | {} | {} | {} | {} | {} | {} | {cycles:.0} | {unit} | {:.0} % |",
@@ -201,7 +204,7 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
         shape.tokens * shape.model * 8.0
     } else if name.starts_with("rotate_") || of("forward_kernel_f_", "_i_") {
         2.0 * stored
-    } else if name.starts_with("gradient_kernel_") || name.starts_with("delta_kernel_") {
+    } else if name.starts_with("gradient_kernel_") {
         // Reads two tensors, or one and writes as much.
         shape.tokens * shape.model * 4.0
     } else if name.starts_with("row_losses_") {

@@ -7,59 +7,18 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
+use super::super::sums::Reduction;
 use super::forward_pass::{
     MASKED, Sizes, first_step, from_last, head_start, mask_future, mask_past, stage_columns,
 };
 use super::fragments::keep_rows;
 use super::product::{accumulate, publish, score};
-use super::stage::{after_stage, arrive, before_stage, exp2, filled, stage, stage_of, write_rows};
-use super::tile::{Tile, column_of, edge_of, is_before, row_of};
+use super::stage::{
+    after_stage, arrive, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows,
+};
+use super::tile::{Tile, column_of, edge_of, is_before, lane, row_of};
 
-/// Units that share a row in [`delta_kernel`].
-pub(super) const DELTA_LANES: usize = 8;
-/// Units of a cube of [`delta_kernel`].
-pub(super) const DELTA_UNITS: usize = super::super::UNITS;
-
-/// `rowsum(dO ∘ O)`, of rows of `width` vectors.
-#[cube(launch_unchecked)]
-pub(super) fn delta_kernel<E: Float, N: Size>(
-    out: &[Vector<E, N>],
-    dout: &[Vector<E, N>],
-    delta: &mut [f32],
-    #[comptime] width: usize,
-    #[define(E)] _elem: ElemType,
-    #[define(N)] _vector: usize,
-) {
-    let mut partials = Shared::<[f32]>::new_slice(DELTA_UNITS);
-    let row = ABSOLUTE_POS / DELTA_LANES;
-    let lane = UNIT_POS as usize % DELTA_LANES;
-    let mut sum = 0.0f32;
-    if row < delta.len() {
-        let mut v = lane;
-        while v < width {
-            let a = Vector::<f32, N>::cast_from(out[row * width + v]);
-            let b = Vector::<f32, N>::cast_from(dout[row * width + v]);
-            let products = a * b;
-            #[unroll]
-            for w in 0..N::value() {
-                sum += products.extract(w);
-            }
-            v += DELTA_LANES;
-        }
-    }
-    partials[UNIT_POS as usize] = sum;
-    sync_cube();
-    if row < delta.len() && lane == 0 {
-        let mut sum = 0.0f32;
-        #[unroll]
-        for i in 0..DELTA_LANES {
-            sum += partials[UNIT_POS as usize + i];
-        }
-        delta[row] = sum;
-    }
-}
-
-/// The gradient of the queries: `dQ = dS · K`.
+/// The gradient of the queries: `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which the kernel of keys reads.
 ///
 /// The cubes are those of the forward kernel.
 #[cube(launch_unchecked)]
@@ -67,9 +26,10 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
     k: &[Vector<E, N>],
     v: &[Vector<E, N>],
+    out: &[Vector<E, N>],
     dout: &[Vector<E, N>],
     lse: &[f32],
-    delta: &[f32],
+    delta: &mut [f32],
     dq: &mut [Vector<E, O>],
     sizes: &Sizes,
     #[comptime] tile: Tile,
@@ -89,6 +49,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
     let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, alignment);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
+    let mut partials = Shared::<[f32]>::new_slice(comptime!(tile.partials()));
 
     let head = CUBE_POS_X;
     let batch = CUBE_POS_Y;
@@ -119,7 +80,15 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
         let row = min(row_of(r, tile), valid - 1);
         let at = start + row as usize * sizes.heads as usize;
         shift[r] = lse[at] * comptime!(LOG2_E);
-        mean[r] = delta[at];
+        mean[r] = share_of_product::<E, N>(out, dout, at * width, tile);
+    }
+    reduce_rows(&mut mean, &mut partials, Reduction::Sum, tile);
+    #[unroll]
+    for r in 0..owned {
+        let row = row_of(r, tile);
+        if row < valid && lane(tile) == 0 {
+            delta[start + row as usize * sizes.heads as usize] = mean[r];
+        }
     }
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
@@ -165,6 +134,27 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let run_width = comptime!(tile.head_dim / tile.run());
     let pitch = sizes.heads as usize * run_width;
     write_rows::<E, O>(&sums, &scale, dq, start * run_width, pitch, valid, tile);
+}
+
+/// The sum of this unit's share of the products of two rows that begin at vector `first`.
+#[cube]
+fn share_of_product<E: Float, N: Size>(
+    a: &[Vector<E, N>],
+    b: &[Vector<E, N>],
+    first: usize,
+    #[comptime] tile: Tile,
+) -> f32 {
+    let mut sum = 0.0f32;
+    let mut v = lane(tile) as usize;
+    while v < comptime!(tile.row_vectors()) {
+        let products = Vector::<f32, N>::cast_from(a[first + v]) * Vector::<f32, N>::cast_from(b[first + v]);
+        #[unroll]
+        for w in 0..comptime!(tile.vector()) {
+            sum += products.extract(w);
+        }
+        v += comptime!(tile.lanes());
+    }
+    sum
 }
 
 /// The gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.

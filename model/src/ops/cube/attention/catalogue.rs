@@ -7,7 +7,7 @@ use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetPrope
 use cubecl::prelude::*;
 
 use super::super::UNITS;
-use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::backward_pass::{keys_kernel, queries_kernel};
 use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::shares::{VECTOR, sum_shares_kernel};
 use super::tile::{Pass, Tile};
@@ -50,8 +50,7 @@ pub fn kernels(
     }
     vec![
         kernel!("forward", forward_kernel::ForwardKernel, [q k v out lse], forward, elem),
-        kernel!("delta", delta_kernel::DeltaKernel, [out dout delta], DELTA_UNITS; head_dim / 4, elem, 4),
-        kernel!("queries", queries_kernel::QueriesKernel, [q k v dout lse delta dq], queries, elem),
+        kernel!("queries", queries_kernel::QueriesKernel, [q k v out dout lse delta dq], queries, elem),
         kernel!("keys", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys, [elem; 2]),
         kernel!("shares", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys, [elem, single]),
         kernel!(

@@ -108,7 +108,10 @@ pub fn backward(
 ) -> [Option<CubeTensor>; 3] {
     let keys = wanted[1] || wanted[2];
     let empty = |x: &CubeTensor, needed: bool| needed.then(|| allocate(x, dims(x), x.dtype));
-    let (dq, dk, dv) = (empty(q, wanted[0]), empty(k, keys), empty(v, keys));
-    backward_into([q, k, v], window, out, lse, dout, dq.as_ref(), dk.as_ref().zip(dv.as_ref()));
-    [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
+    if wanted == [false; 3] {
+        return [None, None, None];
+    }
+    let (dq, dk, dv) = (allocate(q, dims(q), q.dtype), empty(k, keys), empty(v, keys));
+    backward_into([q, k, v], window, out, lse, dout, &dq, dk.as_ref().zip(dv.as_ref()));
+    [Some(dq).filter(|_| wanted[0]), dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
 }

@@ -7,8 +7,8 @@ use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
-use super::super::{allocate, cubes_for};
-use super::backward_pass::{DELTA_LANES, delta_kernel, keys_kernel, queries_kernel};
+use super::super::allocate;
+use super::backward_pass::{keys_kernel, queries_kernel};
 use super::forward_pass::{SizesLaunch, forward_kernel};
 use super::shares::{allocate_shares, shares_of, sum_shares};
 use super::tile::{Pass, Tile};
@@ -111,7 +111,7 @@ pub fn forward_into(
 }
 
 /// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and
-/// values.
+/// values, if they are wanted, which need what the kernel of queries leaves.
 ///
 /// # Panics
 ///
@@ -122,13 +122,12 @@ pub fn backward_into(
     out: &CubeTensor,
     lse: &CubeTensor,
     dout: &CubeTensor,
-    dq: Option<&CubeTensor>,
+    dq: &CubeTensor,
     dkv: Option<(&CubeTensor, &CubeTensor)>,
 ) {
     let shape = shape_of([q, k, v], dims(q)[1], window);
     assert_eq!(shape.capacity, shape.seq, "attention: rows of keys for rows of queries");
-    for (tensor, like) in
-        dq.map(|dq| (dq, q)).into_iter().chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
+    for (tensor, like) in [(dq, q)].into_iter().chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
     {
         check(tensor, like.dtype, &dims(like));
     }
@@ -137,26 +136,14 @@ pub fn backward_into(
     check(&dout, q.dtype, &dims(&q));
     check(&lse, DType::F32, &dims(&q)[..3]);
     let elem = elem_of(&q);
-    let rows = [shape.batch, shape.seq, shape.heads];
-    let delta = allocate(&lse, rows, DType::F32);
-    let units = rows.iter().product::<usize>() * DELTA_LANES;
-    let vector = 4;
-    // SAFETY: the kernel checks rows against the length of `delta`, and both inputs have its rows.
+    let delta = allocate(&lse, [shape.batch, shape.seq, shape.heads], DType::F32);
+    let (tile, [n, o]) = tile_of(Pass::Queries, &q, shape.head_dim);
+    // SAFETY: as in `forward_into`.
     unsafe {
         launch! {
-            delta_kernel, cubes_for(&q.client, units);
-            out / vector, dout / vector, delta / 1; shape.head_dim / vector, elem, vector
-        }
-    }
-    if let Some(dq) = dq {
-        let (tile, [n, o]) = tile_of(Pass::Queries, &q, shape.head_dim);
-        // SAFETY: as in `forward_into`.
-        unsafe {
-            launch! {
-                queries_kernel, grid(shape, shape.seq, shape.heads, &tile);
-                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dq / o;
-                sizes(shape), tile, window_of(shape), elem, [n, o]
-            }
+            queries_kernel, grid(shape, shape.seq, shape.heads, &tile);
+            q / n, k / n, v / n, out / n, dout / n, lse / 1, delta / 1, dq / o;
+            sizes(shape), tile, window_of(shape), elem, [n, o]
         }
     }
     if let Some((dk, dv)) = dkv {

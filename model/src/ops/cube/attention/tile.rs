@@ -240,8 +240,7 @@ impl Tile {
         let row = self.stride() * self.vector() * size;
         let streams = 2 * self.columns * self.stages * row;
         let scratch = match pass {
-            Pass::Forward => self.published(1) + self.partials(),
-            Pass::Queries => self.published(1),
+            Pass::Forward | Pass::Queries => self.published(1) + self.partials(),
             Pass::Keys => self.published(2) + 2 * self.columns * self.stages,
         };
         let kept = match pass {
