@@ -25,6 +25,13 @@ fn attention() {
     check_attention([1, 130, 2, 1, 64], DType::BF16);
 }
 
+/// The kernels that an A100 gets, without instructions for warpgroups.
+#[test]
+#[ignore = "benches/fakecuda/execute.sh planted"]
+fn attention_on_sm_80() {
+    attention();
+}
+
 /// The kernels without tensor cores.
 #[test]
 #[ignore = "benches/fakecuda/execute.sh planted"]
@@ -153,7 +160,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a fragment that is not transposed",
-        test: "attention",
+        test: "attention_on_sm_80",
         kernel: FORWARD,
         which: "1",
         find: ".x4.trans.shared",
@@ -162,7 +169,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a transposed fragment",
-        test: "attention",
+        test: "attention_on_sm_80",
         kernel: FORWARD,
         which: "1",
         find: ".x4.shared",
@@ -174,8 +181,8 @@ const BUGS: &[Bug] = &[
         test: "attention",
         kernel: FORWARD,
         which: "1",
-        find: "setp.gt.u32",
-        put: "setp.ge.u32",
+        find: "setp.gt.s32 *, 8;",
+        put: "setp.ge.s32 *, 8;",
         told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
     },
     Bug {
@@ -198,12 +205,75 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a stage that is read while it is copied to",
-        test: "attention",
+        test: "attention_on_sm_80",
         kernel: KEYS,
         which: "1",
         find: "and.b32 *, 32;",
         put: "and.b32 *, 0;",
         told: Told::Fault("not waited for: cp.async"),
+    },
+    Bug {
+        name: "a fence of registers forgotten before wgmma",
+        test: "attention",
+        kernel: QUERIES,
+        which: "last",
+        find: "wgmma.fence.sync.aligned;",
+        put: "",
+        told: Told::Fault("not fenced: line "),
+    },
+    Bug {
+        name: "a wait for wgmma one group short",
+        test: "attention",
+        kernel: QUERIES,
+        which: "1",
+        find: "wgmma.wait_group.sync.aligned 0;",
+        put: "wgmma.wait_group.sync.aligned 1;",
+        told: Told::Fault("not waited for: wgmma.mma_async in line "),
+    },
+    Bug {
+        name: "a product that is not committed",
+        test: "attention",
+        kernel: FORWARD,
+        which: "1",
+        find: "wgmma.commit_group.sync.aligned;",
+        put: "",
+        told: Told::Fault("not waited for: wgmma.mma_async in line "),
+    },
+    Bug {
+        name: "copies that are not fenced for wgmma",
+        test: "attention",
+        kernel: KEYS,
+        which: "1",
+        find: "fence.proxy.async.shared::cta;",
+        put: "",
+        told: Told::Fault("read by the async proxy without a fence.proxy.async"),
+    },
+    Bug {
+        name: "an operand that is not transposed",
+        test: "attention",
+        kernel: FORWARD,
+        which: "last",
+        find: "always, 1, 1, 1;",
+        put: "always, 1, 1, 0;",
+        told: Told::Fault("out of bounds: 16 bytes of shared memory"),
+    },
+    Bug {
+        name: "sums of an earlier product",
+        test: "attention",
+        kernel: KEYS,
+        which: "1",
+        find: "setp.ne.b32 first, zero, 0;",
+        put: "setp.eq.b32 first, zero, 0;",
+        told: Told::Fault("uninitialised: the thread has not written a register"),
+    },
+    Bug {
+        name: "rows of a descriptor half as far apart",
+        test: "attention",
+        kernel: KEYS,
+        which: "1",
+        find: "or.b64 columns, columns, 0x40000040",
+        put: "or.b64 columns, columns, 0x40000020",
+        told: Told::Result("dk of [1, 130, 2, 1, 64] in BF16"),
     },
     Bug {
         name: "a barrier missing before shared memory is used again",
@@ -301,6 +371,9 @@ const BUGS: &[Bug] = &[
 fn run_with(bug: Option<&Bug>, test: &str) -> Output {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["--exact", &format!("planted::{test}"), "--ignored", "--nocapture"]);
+    if test == "attention_on_sm_80" {
+        command.env("FAKE_CUDA_CAPABILITY", "8.0");
+    }
     if let Some(Bug { kernel, which, find, put, .. }) = bug {
         command.env("FAKE_CUDA_PLANT", [*kernel, which, find, put].join("\n"));
     }
@@ -329,7 +402,7 @@ fn missed(bug: &Bug) -> Option<String> {
 #[test]
 #[ignore = "benches/fakecuda/execute.sh planted"]
 fn every_planted_bug_is_found() {
-    for test in ["attention", "attention_in_f32", "norm", "residual", "swiglu"] {
+    for test in ["attention", "attention_on_sm_80", "attention_in_f32", "norm", "residual", "swiglu"] {
         let Output { status, stderr, .. } = run_with(None, test);
         assert!(status.success(), "{test} without a bug: {}", String::from_utf8_lossy(&stderr));
     }
