@@ -204,7 +204,10 @@ fn mends_come_to_what_they_say() {
     for (mend, comes_to) in &mends {
         let (takes, _) = comes_to.split_once(", saves ").expect("what it saves");
         let mended = refused(&mend.split_whitespace().collect::<Vec<_>>());
-        assert!(mended.contains(&format!("this run takes {takes} of memory")), "{mend}: {takes}, and {mended}");
+        assert!(
+            mended.contains(&format!("this run takes {takes} of memory")),
+            "{mend}: {takes}, and {mended}"
+        );
     }
 }
 
