@@ -10,7 +10,7 @@ use crate::values::Values;
 
 /// What the clocks of a rank say at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Reading {
+pub(super) struct ClockReading {
     pub(super) at: Instant,
     /// How long ranks have been held until then.
     pub(super) held: Duration,
@@ -28,13 +28,18 @@ const WAITED: u32 = 16;
 /// If the host has waited for the values, the step ended now. If they were there, the GPU is faster than the host, and
 /// had done the step when it had been given the last of it, or soon afterwards. (If the step before had not ended by
 /// then, this one ended at an unknown moment between that and the question.)
-pub(super) fn end_of_step(before: &Reading, issued: Reading, asked: Instant, now: Reading) -> Reading {
+pub(super) fn end_of_step(
+    before: &ClockReading,
+    issued: ClockReading,
+    asked: Instant,
+    now: ClockReading,
+) -> ClockReading {
     if now.at - asked > (now.at - before.at) / WAITED {
         now
     } else if before.at <= issued.at {
         issued
     } else {
-        Reading { at: before.at + (asked - before.at) / 2, ..now }
+        ClockReading { at: before.at + (asked - before.at) / 2, ..now }
     }
 }
 
@@ -43,9 +48,9 @@ pub(super) struct Issued {
     pub(super) step: u64,
     pub(super) update: Update,
     pub(super) lr: f64,
-    pub(super) start: Reading,
+    pub(super) start: ClockReading,
     /// When the device had been given all of it.
-    pub(super) end: Reading,
+    pub(super) end: ClockReading,
     pub(super) peak_bytes: u64,
     /// Tokens trained on up to here.
     pub(super) tokens: u64,
@@ -71,7 +76,7 @@ mod tests {
     fn end(before: u64, issued: u64, asked: u64, now: u64) -> u64 {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let reading = |ms| Reading { at: at(ms), held: Duration::from_millis(ms), times: Vec::new() };
+        let reading = |ms| ClockReading { at: at(ms), held: Duration::from_millis(ms), times: Vec::new() };
         let end = end_of_step(&reading(before), reading(issued), at(asked), reading(now));
         (end.at - start).as_millis() as u64
     }

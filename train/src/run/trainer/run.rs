@@ -9,7 +9,7 @@ use kiln_model::{Decoder, Key};
 use kiln_shard::memory;
 
 use super::conclusion::Conclusion;
-use super::issued::{Issued, Reading, StepLog};
+use super::issued::{ClockReading, Issued, StepLog};
 use super::state::{Began, Trainer};
 use super::step::{DataBatches, StepSync};
 use super::text::Text;
@@ -150,8 +150,8 @@ impl Trainer<'_> {
         self.model.engine().world().holds().total()
     }
 
-    pub(super) fn read_clocks(&self) -> Reading {
-        Reading { at: Instant::now(), held: self.held(), times: self.times() }
+    pub(super) fn read_clocks(&self) -> ClockReading {
+        ClockReading { at: Instant::now(), held: self.held(), times: self.times() }
     }
 
     /// Where the time of this rank has gone up to now.

@@ -13,7 +13,7 @@ use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
 use super::groups::GroupTable;
-use super::issued::{Issued, Reading};
+use super::issued::{ClockReading, Issued};
 use super::pace::Pace;
 use super::start::{introduce, started_as};
 use super::text::Text;
@@ -77,7 +77,7 @@ pub struct Trainer<'a> {
     /// Steps in a row, up to now, whose update was left out.
     pub(super) skipped_in_a_row: u64,
     /// When the last step ended whose values are known.
-    pub(super) settled: Reading,
+    pub(super) settled: ClockReading,
     pub(super) flops_per_token: f64,
     /// What `mfu` is held against.
     pub(super) peak: Peak,
@@ -239,7 +239,7 @@ impl<'a> Trainer<'a> {
             validation,
             state,
             skipped_in_a_row: 0,
-            settled: Reading { at: started, held: Duration::ZERO, times: Vec::new() },
+            settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
             flops_per_token,
             peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),

@@ -38,9 +38,9 @@ pub(super) fn agree(problem: &Problem, first: &[u8], other: &[u8]) -> bool {
         .filter(|value| value.is_finite())
         .fold((0.0, 0), |(sum, count), value| (sum + value * value, count + 1));
     let (bound, usual) = (bound(problem), (squares / f64::from(count.max(1))).sqrt());
-    first.zip(other).all(|(a, b)| {
-        let is_close = (a - b).abs() <= bound * (a.abs().max(b.abs()) + usual);
-        is_close || a == b || (a.is_nan() && b.is_nan())
+    first.zip(other).all(|(a, b)| match a.is_finite() && b.is_finite() {
+        true => (a - b).abs() <= bound * (a.abs().max(b.abs()) + usual),
+        false => a == b || (a.is_nan() && b.is_nan()),
     })
 }
 
