@@ -16,7 +16,7 @@ use super::product::{accumulate, publish, score};
 use super::stage::{
     after_stage, arrive, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows,
 };
-use super::tile::{Tile, column_of, edge_of, is_before, lane, row_of};
+use super::tile::{Tile, column_of, is_before, lane, row_of};
 
 /// The gradient of the queries: `dQ = dS · K`, and `delta = rowsum(dO ∘ O)`, which the kernel of keys reads.
 ///
@@ -73,21 +73,22 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
-    let mut shift = Array::<f32>::new(owned);
     let mut mean = Array::<f32>::new(owned);
     #[unroll]
     for r in 0..owned {
         let row = min(row_of(r, tile), valid - 1);
         let at = start + row as usize * sizes.heads as usize;
-        shift[r] = lse[at] * comptime!(LOG2_E);
         mean[r] = share_of_product::<E, N>(out, dout, at * width, tile);
     }
     reduce_rows(&mut mean, &mut partials, Reduction::Sum, tile);
+    let mut shift = Array::<f32>::new(owned);
     #[unroll]
     for r in 0..owned {
         let row = row_of(r, tile);
+        let at = start + min(row, valid - 1) as usize * sizes.heads as usize;
+        shift[r] = lse[at] * comptime!(LOG2_E);
         if row < valid && lane(tile) == 0 {
-            delta[start + row as usize * sizes.heads as usize] = mean[r];
+            delta[at] = mean[r];
         }
     }
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
@@ -362,11 +363,12 @@ fn hide_later(
             let per_row = comptime!(tile.columns_per_unit());
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
-                let edge = edge_of((first + row_of(r, tile) + window) as i32, column, tile);
+                let past = first + row_of(r, tile) + window;
                 #[unroll]
                 for c in 0..per_row {
                     let at = comptime!(r * per_row + c);
-                    scores[at] = select(is_before(c, edge, tile), scores[at], comptime!(MASKED));
+                    let seen = is_before(c, past, column, tile);
+                    scores[at] = select(seen, scores[at], comptime!(MASKED));
                 }
             }
         }
@@ -378,14 +380,13 @@ fn hide_later(
 #[cube]
 fn hide_earlier(scores: &mut Array<f32>, first: u32, column: u32, seq: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());
-    let end = edge_of(seq as i32, column, tile);
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {
-        let edge = edge_of((first + row_of(r, tile)) as i32, column, tile);
+        let position = first + row_of(r, tile);
         #[unroll]
         for c in 0..per_row {
             let at = comptime!(r * per_row + c);
-            let seen = !is_before(c, edge, tile) && is_before(c, end, tile);
+            let seen = !is_before(c, position, column, tile) && is_before(c, seq, column, tile);
             scores[at] = select(seen, scores[at], comptime!(MASKED));
         }
     }

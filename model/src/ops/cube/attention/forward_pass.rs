@@ -11,7 +11,7 @@ use super::product::{accumulate, publish, score};
 use super::stage::{
     after_stage, arrive, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows,
 };
-use super::tile::{Tile, edge_of, is_before, lane, row_of};
+use super::tile::{Tile, is_before, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
 pub(super) const MASKED: f32 = -1e30;
@@ -126,8 +126,12 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     arrive(tile);
     let kept = keep_rows::<E, N>(&rows, tile);
     // Rows see all columns of the steps before `seen`: those, most of the work, have a loop without masks.
-    let seen = min((first + before + 1) / comptime!(tile.columns as u32), steps);
     let parts = comptime!(if window.is_some() || tile.publishes() { 1 } else { 2 });
+    let seen = if comptime!(parts == 2) {
+        min((first + before + 1) / comptime!(tile.columns as u32), steps)
+    } else {
+        begin
+    };
     #[unroll]
     for part in 0..parts {
         let is_masked = comptime!(part + 1 == parts);
@@ -245,12 +249,12 @@ pub(super) fn mask_past(
             let per_row = comptime!(tile.columns_per_unit());
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
-                let end = (first + row_of(r, tile)) as i32 - comptime!(window as i32 - 1);
-                let edge = edge_of(end, column, tile);
+                let position = first + row_of(r, tile);
                 #[unroll]
                 for c in 0..per_row {
                     let at = comptime!(r * per_row + c);
-                    scores[at] = select(is_before(c, edge, tile), comptime!(MASKED), scores[at]);
+                    let seen = !is_before(c, position + 1, column + window, tile);
+                    scores[at] = select(seen, scores[at], comptime!(MASKED));
                 }
             }
         }
@@ -264,11 +268,12 @@ pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[co
     let per_row = comptime!(tile.columns_per_unit());
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {
-        let edge = edge_of((first + row_of(r, tile)) as i32 + 1i32, column, tile);
+        let position = first + row_of(r, tile);
         #[unroll]
         for c in 0..per_row {
             let at = comptime!(r * per_row + c);
-            scores[at] = select(is_before(c, edge, tile), scores[at], comptime!(MASKED));
+            let seen = is_before(c, position + 1, column, tile);
+            scores[at] = select(seen, scores[at], comptime!(MASKED));
         }
     }
 }

@@ -194,7 +194,7 @@ impl Tile {
     }
 
     /// Vectors from one row to the next in shared memory: for `mma` and without tensor cores one more than a row
-    /// has, so that the rows that are read together lie in different banks. See `place` for `wgmma`.
+    /// has, so that the rows that are read together lie in different banks. See `place_of` for `wgmma`.
     pub fn stride(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.row_vectors(),
@@ -308,25 +308,21 @@ pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
 /// The column of the tile that is score `index` of a row of this unit.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
-    first_column(tile) + comptime!(tile.column_offset(index) as u32)
+    lane(tile) * comptime!(tile.either(2, 1) as u32) + comptime!(tile.column_offset(index) as u32)
 }
 
-/// The column of the tile that is score 0 of a row of this unit.
+/// Whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to a column before
+/// `end`.
 #[cube]
-fn first_column(#[comptime] tile: Tile) -> u32 {
-    lane(tile) * comptime!(tile.either(2, 1) as u32)
-}
-
-/// Whether score `index` of a row of this unit belongs to a column before an edge, which [`edge_of`] tells.
-#[cube]
-pub(super) fn is_before(#[comptime] index: usize, edge: i32, #[comptime] tile: Tile) -> bool {
-    comptime!(tile.column_offset(index) as i32) < edge
-}
-
-/// Column `end` of all columns, counted from the first one of this unit, where a tile begins at column `column`.
-#[cube]
-pub(super) fn edge_of(end: i32, column: u32, #[comptime] tile: Tile) -> i32 {
-    end - (column + first_column(tile)) as i32
+pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[comptime] tile: Tile) -> bool {
+    match comptime!(tile.instructions) {
+        // Compares with constants: a register for each column would leave fewer cubes to a multiprocessor.
+        Instructions::Wgmma => {
+            let first = column + column_of(0usize, tile);
+            comptime!(tile.column_offset(index) as i32) < end as i32 - first as i32
+        }
+        Instructions::Mma | Instructions::Fma => column + column_of(index, tile) < end,
+    }
 }
 
 /// The run of a row of `head_dim` values that is run `index` of this unit.
