@@ -34,8 +34,8 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval --checkpoint …, bench strategies or
-    /// bench network
+    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval --checkpoint …, warmup CONFIG …,
+    /// bench strategies or bench network
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -78,11 +78,10 @@ impl LaunchArgs {
 fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
-        (Some("train" | "check" | "tune" | "eval"), _) | (Some("bench"), Some("strategies" | "network")) => {
-            Ok(())
-        }
+        (Some("train" | "check" | "tune" | "eval" | "warmup"), _)
+        | (Some("bench"), Some("strategies" | "network")) => Ok(()),
         _ => Err(
-            "only `train`, `check`, `tune`, `eval`, `bench strategies` and `bench network` have ranks to \
+            "only `train`, `check`, `tune`, `eval`, `warmup`, `bench strategies` and `bench network` have ranks to \
              launch; write kiln launch … -- train CONFIG"
                 .to_owned(),
         ),
@@ -123,7 +122,7 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
         return Some(folder.into());
     }
     // The file that these write is not in a run folder.
-    if command.first().is_some_and(|word| word == "tune" || word == "bench") {
+    if command.first().is_some_and(|word| word == "tune" || word == "bench" || word == "warmup") {
         return None;
     }
     let after = command.iter().position(|argument| argument == "--out");

@@ -65,7 +65,7 @@ fn products_are_measured_once() {
     let said = |cache: &str, arguments: &[&str], slowest: &str| {
         let mut command = workspace.command(arguments);
         command.env("XDG_CACHE_HOME", workspace.path(cache)).env_remove("FAKE_CUDA_PTX_DIR");
-        command.env("FAKE_CUBLASLT_SLOWEST", slowest);
+        command.env("FAKE_CUBLASLT_SLOWEST", slowest).env("FAKE_CUDA_DEVICES", "2");
         let ended = workspace.end(command.spawn().expect("the binary starts"));
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
         format!("{}{}", ended.stdout, ended.stderr)
@@ -107,4 +107,10 @@ fn products_are_measured_once() {
     // All are alike.
     let even = said("even", &["warmup", "run.toml", "--products"], "0");
     line(&even, "matrix products: cuBLASLt's first choice is the fastest for all; kept in ");
+
+    // Ranks that are processes put together what they have measured, and one of them keeps it.
+    let launched = ["launch", "--nproc-per-node", "2", "--", "warmup", "run.toml", "--products"];
+    let launched = said("launched", &launched, "3");
+    let told = format!("measured {count} matrix products: {count} faster");
+    assert_eq!(launched.lines().filter(|line| line.contains(&told)).count(), 1, "{launched}");
 }

@@ -160,7 +160,6 @@ impl Trainer<'_> {
         let asked = Instant::now();
         let outcome = self.model.engine().outcome(update)?;
         let now = self.read_clocks();
-        let known = now.at;
         // What lies between two steps, such as an evaluation, is of neither.
         let before = if self.settled.at > start.at { &self.settled } else { &start };
         let is_followed = self.state.step > step;
@@ -197,7 +196,7 @@ impl Trainer<'_> {
             self.start_took = start.until(begun);
             let what = if self.plan.device.is_gpu() { "first step and compiling" } else { "first step" };
             start.add(what, taken);
-            self.say(&start.line(known));
+            self.say(&start.line(self.settled.at));
             if let Some(kernels) = self.plan.device.kernels() {
                 self.say(&kernels.to_string());
             }
