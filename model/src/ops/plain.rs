@@ -76,12 +76,12 @@ impl FusedOp {
         }
     }
 
-    /// What takes the place of a kernel that is wrong: the start of a sentence that ends with "its place".
+    /// What takes the place of a kernel that is wrong.
     pub fn substitute(self) -> &'static str {
         match self {
-            FusedOp::MatrixProduct => "Burn's kernel takes",
-            FusedOp::WarpgroupAttention => "The kernel for every tensor core takes",
-            _ => "Plain operations take",
+            FusedOp::MatrixProduct => "burn's kernel",
+            FusedOp::WarpgroupAttention => "the kernel for every tensor core",
+            _ => "plain operations",
         }
     }
 

@@ -28,9 +28,12 @@ pub(super) struct Case {
 
 /// A case of `op`, whose calls are made from a function and its reference alike.
 macro_rules! case {
-    ($op:ident, $sizes:expr, |$t:ident, $f:ident| $call:expr, $fused:expr, $plain:expr) => {
+    ($op:ident, $($rest:tt)+) => {
+        case!((FusedOp::$op), $($rest)+)
+    };
+    (($op:expr), $sizes:expr, |$t:ident, $f:ident| $call:expr, $fused:expr, $plain:expr) => {
         Case {
-            op: FusedOp::$op,
+            op: $op,
             sizes: $sizes.to_vec(),
             fused: Box::new(move |$t: &[Tensor<1>]| {
                 let $f = $fused;
@@ -55,7 +58,13 @@ pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
     }
     for &(head_dim, window) in &shapes.attention {
         for size in [[2, 67, 4, 2], [1, 16, 2, 2]] {
-            cases.extend(heads(size, head_dim, window));
+            cases.extend(heads(FusedOp::Attention, size, head_dim, window));
+        }
+        if WARPGROUP_HEADS.contains(&head_dim) {
+            // The last one is long enough for loops without masks, and for stages that are used again.
+            for size in [[2, 67, 4, 2], [1, 16, 2, 2], [1, 300, 2, 1]] {
+                cases.extend(heads(FusedOp::WarpgroupAttention, size, head_dim, window).into_iter().skip(1));
+            }
         }
     }
     for layout in [HeadLayout::VocabRows, HeadLayout::VocabColumns] {
@@ -152,7 +161,16 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 5] {
     ]
 }
 
-fn heads([batch, seq, heads, kv_heads]: [usize; 4], head_dim: usize, window: Option<usize>) -> [Case; 2] {
+/// Widths of heads that there are kernels for warpgroups of.
+const WARPGROUP_HEADS: [usize; 2] = [64, 128];
+
+/// Rotary, and attention in the name of `attention`.
+fn heads(
+    attention: FusedOp,
+    [batch, seq, heads, kv_heads]: [usize; 4],
+    head_dim: usize,
+    window: Option<usize>,
+) -> [Case; 2] {
     let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
     let frequencies = RotaryFrequencies { theta: 10_000.0, scaling: None };
     type Rotary = fn(Tensor<4>, RotaryFrequencies, usize) -> Tensor<4>;
@@ -166,7 +184,7 @@ fn heads([batch, seq, heads, kv_heads]: [usize; 4], head_dim: usize, window: Opt
             ops::rotary_reference as Rotary
         ),
         case!(
-            Attention,
+            (attention),
             [q, kv, kv],
             |t, f| {
                 let q = t[0].clone().reshape([batch, seq, heads, head_dim]);

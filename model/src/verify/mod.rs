@@ -57,15 +57,15 @@ pub fn verify(
     let cases = cases(shapes);
     let mut findings = Vec::new();
     for op in FusedOp::ALL {
-        let (of, dtypes) = match op {
-            FusedOp::WarpgroupAttention => (FusedOp::Attention, dtypes_of_warpgroups(device, dtypes)),
-            _ => (op, dtypes.to_vec()),
+        let dtypes = match op {
+            FusedOp::WarpgroupAttention => dtypes_of_warpgroups(device, dtypes),
+            _ => dtypes.to_vec(),
         };
-        let of_op: Vec<_> = cases.iter().filter(|case| case.op == of).collect();
+        let of_op: Vec<_> = cases.iter().filter(|case| case.op == op).collect();
         let scale = if fault == Some(op) { 2.0 } else { 1.0 };
         let first = findings.len();
         for dtype in dtypes.into_iter().filter(|&dtype| device.supports_dtype(DType::from(dtype))) {
-            let of_cases = of_op.iter().map(|case| compare(op, case, device, dtype, scale));
+            let of_cases = of_op.iter().map(|case| compare(case, device, dtype, scale));
             findings.extend(of_cases.reduce(worse));
         }
         if findings[first..].iter().any(|finding| !finding.is_right()) {
@@ -90,15 +90,15 @@ fn dtypes_of_warpgroups(device: &Device, dtypes: &[FloatDType]) -> Vec<FloatDTyp
     }
 }
 
-/// The largest error of `case`, which stands for `op`, with its results multiplied by `scale`.
-fn compare(op: FusedOp, case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
+/// The largest error of `case`, with its results multiplied by `scale`.
+fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
     let cpu = Device::flex();
     let inputs: Vec<_> = case.sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect();
     let inputs: Vec<_> = inputs.iter().map(|input| values(flat(input, dtype, &cpu))).collect();
     let expected = run(&case.plain, &inputs, FloatDType::F64, &cpu.autodiff());
     let device = device.clone().autodiff();
-    let bound = bound(op, dtype, &device);
-    let finding = |error, place| Finding { op, dtype, error, bound, place };
+    let bound = bound(case.op, dtype, &device);
+    let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
     // A kernel that a device cannot compile or launch is a panic in burn.
     match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
         Err(panic) => finding(None, message(&*panic)),

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::changes;
 use crate::sync::lock;
@@ -71,13 +71,14 @@ static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The most bytes of pages that this process may have.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
-/// Whether a thread tells that memory is exhausted.
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
+/// Whether a thread is reporting that memory is exhausted.
+static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
-/// Bytes from which an allocation waits while another thread tells that memory is exhausted.
-const WORTH_A_WAIT: usize = 64 << 10;
-/// What telling of it takes at most, with the files about a crash.
-const LONGEST_TALE: Duration = Duration::from_secs(20);
+/// Bytes from which an allocation waits while another thread reports that memory is exhausted.
+const WAITS_FROM: usize = 64 << 10;
+/// How long such an allocation waits: the report, with its files, should be out by then.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(10);
 
 thread_local! {
     /// The rank that the thread works for, as counters are told apart.
@@ -262,19 +263,21 @@ fn exhausted(size: usize) {
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
-    if IS_TOLD.swap(true, Ordering::Relaxed) {
-        // Another thread is telling of it, and ends the process. What is needed for that is small; a tensor has to wait,
-        // or the kernel would end the process first.
-        if size >= WORTH_A_WAIT {
-            thread::sleep(LONGEST_TALE);
+    if IS_REPORTING.swap(true, Ordering::Relaxed) {
+        // Another thread reports it, and ends the process. What it needs for that is small. A tensor has to wait, or the
+        // kernel would end the process first.
+        let begun = Instant::now();
+        while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
+            thread::sleep(POLL);
         }
     } else {
-        if let Some(told) = EXHAUSTED.get() {
-            told(&describe(size, LIMIT.load(Ordering::Relaxed)));
+        // Once is enough, where the report does not end the process.
+        let limit = LIMIT.load(Ordering::Relaxed);
+        if let Some(told) = EXHAUSTED.get().filter(|_| limit != usize::MAX) {
+            told(&describe(size, limit));
         }
-        // Nobody ended the process: once is enough.
         LIMIT.store(usize::MAX, Ordering::Relaxed);
-        IS_TOLD.store(false, Ordering::Relaxed);
+        IS_REPORTING.store(false, Ordering::Relaxed);
     }
     IS_TELLING.set(false);
 }

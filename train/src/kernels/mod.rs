@@ -105,7 +105,7 @@ pub(crate) fn settle_in(
         use_plain(&[op]);
         if !wrong.contains(&op) {
             tracing::warn!(
-                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}. {} its place on this rank as well",
+                "the kernel of {op} is wrong on the GPUs of ranks {ranks:?}. On this rank as well its place is taken by {}",
                 op.substitute()
             );
         }
@@ -183,7 +183,8 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
             findings.iter().filter(|finding| finding.op == op && !finding.is_right()).collect();
         let how: Vec<_> = wrong.iter().map(|finding| report::error(finding)).collect();
         tracing::warn!(
-            "{who}the kernel of {op} is wrong on {}: {}. {} its place, with the results that it should have; {}",
+            "{who}the kernel of {op} is wrong on {}: {}. Its place is taken by {}, with the results that it should \
+             have; {}",
             device.name(),
             how.join("; "),
             op.substitute(),

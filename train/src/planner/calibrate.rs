@@ -50,8 +50,12 @@ pub(super) fn calibrated(
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
-    let seconds = || {
-        run_ranks(ranks, threads, |world| -> Result<f64> {
+    let begun = Instant::now();
+    let (peak, measured) = loop {
+        let warm = begun.elapsed().as_secs_f64() >= WARM_UP;
+        let failed = TrainError::threads("threads that measure the peak of this machine");
+        let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
+        let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
             let device = Device::flex();
             let builder = EngineBuilder::new(world, config.policy(), None)?.freeze(config.frozen());
             let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
@@ -62,17 +66,9 @@ pub(super) fn calibrated(
                 times.push(begun.elapsed().as_secs_f64());
             }
             Ok(median(times.split_off(1)))
-        })
-        .map(median)
-    };
-    let begun = Instant::now();
-    let (peak, measured) = loop {
-        let warm = begun.elapsed().as_secs_f64() >= WARM_UP;
-        let failed = TrainError::threads("threads that measure the peak of this machine");
-        let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
-        let measured = seconds()?;
+        })?;
         if warm {
-            break (peak, measured);
+            break (peak, median(seconds));
         }
     };
     // Ranks may be more than there are cores.

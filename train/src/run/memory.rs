@@ -382,8 +382,11 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     }
     if config.data.seq_len > 128 {
         let half = config.data.seq_len / 2;
-        // A micro-batch that is left open would have twice as many sequences.
-        let text = format!("data.seq_len={half} --set train.micro_batch={micro_batch}");
+        let mut text = format!("data.seq_len={half}");
+        if matches!(config.train.micro_batch, Choice::Auto) {
+            // One that is left open would have twice as many sequences.
+            text += &format!(" --set train.micro_batch={micro_batch}");
+        }
         change(text, &|config| config.data.seq_len = half);
     }
     changes

@@ -146,16 +146,18 @@ impl Gpu {
             "attention backward, queries" => 3.0,
             _ => 4.0,
         };
-        let tiles = call.extent("grid")[0] as f64;
-        // Tiles on the diagonal are computed whole.
-        let computed = (tiles + 1.0) / (2.0 * tiles);
-        let all = products * 2.0 * shape.seq * shape.seq * shape.head_width() * shape.heads * shape.batch;
+        let (blocks, threads) = (call.volume("grid") as f64, call.volume("block"));
+        let warps = (threads as f64 / 32.0).max(1.0);
+        let of_score = products * 2.0 * shape.head_width();
+        let rows = shape.seq / call.extent("grid")[2] as f64;
+        // Of a round of all warps of a block.
+        let columns = hot.tensor_flops() * warps / (of_score * rows);
+        let computed = computed_share(shape.seq, rows, columns);
+        let all = of_score * shape.seq * shape.seq * shape.heads * shape.batch;
         let rounds = all * computed / hot.tensor_flops();
         let (cycles, unit) = hot.cycles();
         let shared_out = rounds * cycles / (MULTIPROCESSORS * QUARTERS);
         // The block with the most tiles, on a multiprocessor of its own.
-        let (blocks, threads) = (call.volume("grid") as f64, call.volume("block"));
-        let warps = (threads as f64 / 32.0).max(1.0);
         let longest = rounds / computed / (blocks * warps) * cycles * (warps / QUARTERS).max(1.0);
         let mut least = shared_out.max(longest) / self.clock();
         if operation == "attention backward, queries" {
@@ -179,6 +181,14 @@ impl Gpu {
         );
         KernelTime { operation, least, expected: least / ATTENTION, row: Some(row) }
     }
+}
+
+/// The share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of them, and what tiles
+/// on the diagonal have above it.
+fn computed_share(seq: f64, rows: f64, columns: f64) -> f64 {
+    let tiles = (seq / rows).round().max(1.0) as u32;
+    let ends = (1..=tiles).map(|tile| (f64::from(tile) * rows / columns).ceil() * columns);
+    ends.map(|end| end.min(seq)).sum::<f64>() * rows / (seq * seq)
 }
 
 /// Bytes that a launch moves to and from device memory at least. What is read twice within a launch, and small

@@ -177,12 +177,13 @@ pub fn check_attention(sizes: Sizes, dtype: DType) {
 ///
 /// The last ones have cubes for the gradients of keys per key head or for every two query heads, depending on
 /// the device. Grouped heads before them have some per query head.
-const SIZES: [Sizes; 15] = [
+const SIZES: [Sizes; 16] = [
     [1, 1, 1, 1, 8],
     [2, 7, 2, 2, 8],
     [1, 63, 4, 2, 40],
     [2, 65, 4, 1, 40],
     [1, 130, 2, 1, 64],
+    [1, 321, 2, 1, 64],
     [2, 65, 2, 2, 64],
     [1, 1, 4, 1, 64],
     [1, 63, 4, 1, 128],
@@ -265,18 +266,25 @@ fn attention_on_wgpu_with_large_scores() {
     case.check();
 }
 
+/// In every way to compute: without tensor cores, and on CUDA with them.
+fn ways() -> Vec<DType> {
+    if on_cuda() { vec![DType::F32, DType::BF16] } else { vec![DType::F32] }
+}
+
 #[test]
 fn attention_on_wgpu_has_the_same_bits_each_time() {
-    let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
-    let run = || {
-        let (out, lse) = forward(&q, &k, &v, None);
-        let gradients = backward([&q, &k, &v], None, &out, &lse, &dout, [true; 3]);
-        let gradients = gradients.map(|gradient| download(&gradient.expect("wanted")));
-        (download(&out), download(&lse), gradients)
-    };
-    let first = run();
-    assert!(first.0.iter().any(|v| *v != 0.0));
-    assert!(first == run());
+    for dtype in ways() {
+        let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], dtype).uploaded();
+        let run = || {
+            let (out, lse) = forward(&q, &k, &v, None);
+            let gradients = backward([&q, &k, &v], None, &out, &lse, &dout, [true; 3]);
+            let gradients = gradients.map(|gradient| download(&gradient.expect("wanted")));
+            (download(&out), download(&lse), gradients)
+        };
+        let first = run();
+        assert!(first.0.iter().any(|v| *v != 0.0));
+        assert!(first == run(), "{dtype:?}");
+    }
 }
 
 #[test]
@@ -298,7 +306,7 @@ fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
 /// The last rows of a sequence. Rows beyond those that count are not numbers.
 #[test]
 fn cached_attention_on_wgpu_matches_the_reference() {
-    for ([batch, seq, heads, kv_heads, dim], filled, capacity, window) in [
+    let cases = [
         ([1, 1, 1, 1, 8], 1, 1, None),
         ([1, 1, 4, 2, 40], 130, 131, None),
         ([3, 1, 4, 4, 64], 93, 200, None),
@@ -309,35 +317,45 @@ fn cached_attention_on_wgpu_matches_the_reference() {
         ([2, 5, 4, 1, 8], 196, 200, Some(7)),
         ([1, 70, 4, 1, 8], 130, 156, Some(1)),
         ([1, 70, 4, 1, 8], 130, 156, Some(64)),
-    ] {
-        let [q, k, v] = [(seq, heads, 1), (filled, kv_heads, 2), (filled, kv_heads, 3)]
-            .map(|(rows, heads, seed)| normal(batch * rows * heads * dim, seed));
-        let kept = |rows: &[f64]| {
-            let row = kv_heads * dim;
-            let beyond = vec![f64::NAN; (capacity - filled) * row];
-            let kept: Vec<f64> =
-                rows.chunks(filled * row).flat_map(|rows| [rows, &beyond].concat()).collect();
-            upload(&kept, &[batch, capacity, kv_heads, dim], DType::F32)
-        };
-        let actual = cached_forward(
-            &upload(&q, &[batch, seq, heads, dim], DType::F32),
-            &kept(&k),
-            &kept(&v),
-            filled,
-            window,
-        );
-        let cpu = burn::tensor::Device::flex();
-        let of = |x: &[f64], rows, heads| flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim]);
-        let expected = cached_attention_reference(
-            of(&q, seq, heads),
-            of(&k, filled, kv_heads),
-            of(&v, filled, kv_heads),
-            filled,
-            window,
-        );
-        let what = format!("{seq} of {filled} rows of {capacity}, window {window:?}");
-        assert_close(&download(&actual), &values(expected), 1e-4, &what);
+    ];
+    // Widths that tensor cores multiply; first all columns are seen, then some, and stages are used again.
+    let of_tensor_cores = [
+        ([1, 1, 4, 2, 64], 130, 140, None),
+        ([1, 70, 4, 1, 64], 330, 340, None),
+        ([2, 65, 2, 1, 128], 200, 210, None),
+        ([1, 70, 2, 1, 64], 130, 156, Some(64)),
+    ];
+    cases.into_iter().for_each(|case| check_cached(case, DType::F32));
+    if on_cuda() {
+        of_tensor_cores.into_iter().for_each(|case| check_cached(case, DType::BF16));
     }
+}
+
+/// Holds attention of the last rows of a cache, of so many filled rows and such a capacity, to the reference.
+fn check_cached((sizes, filled, capacity, window): (Sizes, usize, usize, Option<usize>), dtype: DType) {
+    let [batch, seq, heads, kv_heads, dim] = sizes;
+    let [q, k, v] = [(seq, heads, 1), (filled, kv_heads, 2), (filled, kv_heads, 3)]
+        .map(|(rows, heads, seed)| rounded(normal(batch * rows * heads * dim, seed), dtype));
+    let bound = if dtype == DType::F32 { 1e-4 } else { 1e-2 };
+    let kept = |rows: &[f64]| {
+        let row = kv_heads * dim;
+        let beyond = vec![f64::NAN; (capacity - filled) * row];
+        let kept: Vec<f64> = rows.chunks(filled * row).flat_map(|rows| [rows, &beyond].concat()).collect();
+        upload(&kept, &[batch, capacity, kv_heads, dim], dtype)
+    };
+    let actual =
+        cached_forward(&upload(&q, &[batch, seq, heads, dim], dtype), &kept(&k), &kept(&v), filled, window);
+    let cpu = burn::tensor::Device::flex();
+    let of = |x: &[f64], rows, heads| flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim]);
+    let expected = cached_attention_reference(
+        of(&q, seq, heads),
+        of(&k, filled, kv_heads),
+        of(&v, filled, kv_heads),
+        filled,
+        window,
+    );
+    let what = format!("{seq} of {filled} rows of {capacity}, window {window:?}, in {dtype:?}");
+    assert_close(&download(&actual), &values(expected), bound, &what);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use cubecl::prelude::*;
 use super::super::{allocate, cubes_for};
 use crate::ops::attention::AttentionShape;
 
-/// Cubes of the kernel of keys that a multiprocessor works on at a time: with 128 units of 248 registers
+/// Cubes of the kernel of keys that a multiprocessor works on at a time: with 128 units of 255 registers
 /// each, two fit into its 65536 registers.
 const CUBES_PER_MULTIPROCESSOR: usize = 2;
 /// Multiprocessors of a device that does not tell.
@@ -33,8 +33,8 @@ const MULTIPROCESSORS: usize = 64;
 /// Values that a unit of [`sum_shares_kernel`] reads at once.
 pub(super) const VECTOR: usize = 4;
 
-/// Shares of the query heads of a key head, where a sequence has `keys` keys and a cube of the kernel of keys has `rows` rows: the fewest
-/// that keep a device busy, or one per query head.
+/// Shares of the query heads of a key head, where a sequence has `keys` keys and a cube of the kernel of keys has
+/// `rows` rows: the fewest that keep a device busy, or one per query head.
 ///
 /// Without a window, the tiles of a head have on average about half the work of the heaviest one. The device
 /// can be busy to the end if all tiles together have as much work as one heaviest tile in every place for a

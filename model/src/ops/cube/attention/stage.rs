@@ -12,7 +12,7 @@ const PANEL_VECTORS: usize = 8;
 /// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
 /// row `to` on. Rows from `valid` on become zero.
 ///
-/// With an asynchronous tile, the rows have arrived after the next [`before_stage`].
+/// With an asynchronous tile, the rows have arrived after the next [`before_stage`] or [`arrive`].
 #[cube]
 pub(super) fn stage<E: Float, N: Size>(
     source: &[Vector<E, N>],
@@ -110,7 +110,7 @@ pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
         gpu_asm!("cp.async.wait_all;");
         if comptime!(tile.instructions == Instructions::Wgmma) {
-            // `wgmma` does not see what other instructions write, until a fence says that it shall.
+            // `wgmma` sees what other instructions write only behind a fence between their proxies.
             gpu_asm!("fence.proxy.async.shared::cta;");
         }
     }

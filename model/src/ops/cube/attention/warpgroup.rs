@@ -9,6 +9,14 @@
 //! register of it can be touched meanwhile. Tensor cores are kept busy by the other cubes of a multiprocessor. What
 //! copies have written is made visible to `wgmma` by a fence before the barrier, see
 //! [`before_stage`](super::stage::before_stage).
+//!
+//! # Outputs and inputs
+//!
+//! Outputs are written before the last input is read, and CubeCL cannot say so to the compiler, which may give an
+//! output the register of an input of the same type that comes to its end. It does so where one is the copy of the
+//! other, which is every sum with its own new value, as it should be. Others are never copies of each other: rows are
+//! integers, and a sum becomes no other sum. Registers of the assembly's own would be safe without this argument,
+//! and cost 50 to 100 moves in each step.
 
 use std::fmt::Write;
 

@@ -23,7 +23,7 @@ const ROUNDS: usize = 7;
 const MARGIN: f32 = 0.98;
 
 /// Computes the product of `call` with each of the algorithms that cuBLASLt names for the plan, and waits for it;
-/// the output of `call` is not touched. One whose output is another than that of the first is told and left out.
+/// the output of `call` is not touched. One whose output is another than that of the first is reported and not used.
 /// `None` if they cannot be measured, since memory or the clock is missing.
 ///
 /// # Safety
