@@ -91,6 +91,12 @@ impl Ledger {
         Held { ledger: self.clone(), owner, bytes, buffer }
     }
 
+    /// An operation writes `bytes` of memory that is held already.
+    pub(super) fn write(&self, bytes: u64) {
+        let mut book = self.0.borrow_mut();
+        book.allocated = book.allocated.saturating_add(bytes);
+    }
+
     /// What was asked for and freed since the last call, in order.
     pub fn take_events(&self) -> Vec<LedgerEvent> {
         std::mem::take(&mut self.0.borrow_mut().events)
@@ -111,7 +117,8 @@ impl Ledger {
         self.0.borrow().peak.clone()
     }
 
-    /// Bytes that have been asked for so far, freed or not: what operations have written, about.
+    /// Bytes that have been asked for so far, freed or not, and those that were written into memory that was there: what
+    /// operations have written, about.
     pub fn allocated(&self) -> u64 {
         self.0.borrow().allocated
     }

@@ -76,6 +76,9 @@ impl MetaTape<'_> {
         };
         if !adds {
             self.register(x, self.tensor(d_in).memory);
+        } else if !self.batch.on_host {
+            // A host adds to the sum while it is in the cache.
+            self.ledger.write(bytes(self.batch.rows(), d_in, self.batch.element));
         }
         drop(operands);
     }

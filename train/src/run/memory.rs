@@ -382,11 +382,8 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     }
     if config.data.seq_len > 128 {
         let half = config.data.seq_len / 2;
-        let mut text = format!("data.seq_len={half}");
-        if matches!(config.train.micro_batch, Choice::Auto) {
-            // One that is left open would have twice as many sequences.
-            text += &format!(" --set train.micro_batch={micro_batch}");
-        }
+        // A micro-batch that is left open would have twice as many sequences.
+        let text = format!("data.seq_len={half} --set train.micro_batch={micro_batch}");
         change(text, &|config| config.data.seq_len = half);
     }
     changes
