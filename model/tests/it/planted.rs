@@ -181,8 +181,8 @@ const BUGS: &[Bug] = &[
         test: "attention",
         kernel: FORWARD,
         which: "1",
-        find: "setp.gt.u32",
-        put: "setp.ge.u32",
+        find: "setp.gt.s32 *, 8;",
+        put: "setp.ge.s32 *, 8;",
         told: Told::Result("out of [1, 130, 2, 1, 64] in BF16"),
     },
     Bug {

@@ -123,7 +123,9 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
 
 #[test]
 fn attention_compiles_without_tensor_cores_in_f32_and_for_other_heads() {
-    for (dtype, head_dim) in [(FloatKind::F32, 128), (FloatKind::BF16, 72), (FloatKind::F16, 256)] {
+    for (dtype, head_dim) in
+        [(FloatKind::F32, 64), (FloatKind::F32, 128), (FloatKind::BF16, 72), (FloatKind::F16, 256)]
+    {
         for (kernel, source) in sources(90, dtype, head_dim, None) {
             assert!(!source.contains("mma"), "{kernel} in {dtype:?}, heads of {head_dim}");
             assert!(source.contains("__global__"), "{kernel} in {dtype:?}, heads of {head_dim}");

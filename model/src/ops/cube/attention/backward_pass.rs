@@ -146,14 +146,17 @@ fn share_of_product<E: Float, N: Size>(
     #[comptime] tile: Tile,
 ) -> f32 {
     let mut sum = 0.0f32;
-    let mut v = lane(tile) as usize;
-    while v < comptime!(tile.row_vectors()) {
-        let products = Vector::<f32, N>::cast_from(a[first + v]) * Vector::<f32, N>::cast_from(b[first + v]);
-        #[unroll]
-        for w in 0..comptime!(tile.vector()) {
-            sum += products.extract(w);
+    #[unroll]
+    for step in 0..comptime!(tile.row_vectors().div_ceil(tile.lanes())) {
+        let v = lane(tile) as usize + comptime!(step * tile.lanes());
+        if v < comptime!(tile.row_vectors()) {
+            let at = first + v;
+            let products = Vector::<f32, N>::cast_from(a[at]) * Vector::<f32, N>::cast_from(b[at]);
+            #[unroll]
+            for w in 0..comptime!(tile.vector()) {
+                sum += products.extract(w);
+            }
         }
-        v += comptime!(tile.lanes());
     }
     sum
 }
