@@ -29,7 +29,7 @@ fn attention_without_warpgroups_is_right() {
         (of(FusedOp::WarpgroupAttention), of(FusedOp::Attention))
     };
     let instructions = || {
-        let client = CudaRuntime::client(&CudaDevice::new(0).into());
+        let client = CudaRuntime::client(&CudaDevice::new(0));
         let tile = Tile::select(Pass::Keys, client.properties(), FloatKind::BF16, 64);
         tile.expect("a tile that fits").instructions
     };
