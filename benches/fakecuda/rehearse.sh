@@ -90,7 +90,7 @@ is_correct() {
     for check in "A check, compiling" "A check" "A kernels" "B sharding" "B nccl" "B nccl 2 ranks"; do
         expect "$report" "^\| $check \| passed"
     done
-    expect "$report" 'kernels: 11 fused operations agree with their plain forms'
+    expect "$report" 'kernels: 12 fused operations agree with their plain forms'
 }
 # Steps have their prediction and the peer's figures beside them. Bars are for GPUs.
 is_measured() {
