@@ -1,5 +1,5 @@
-//! Operations whose kernels are found to be wrong become plain. The set of these belongs to the process, so this
-//! test has one of its own.
+//! Operations whose kernels are found to be wrong become plain. The set of these belongs to the process, so
+//! this test has one of its own.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use kiln_model::ops::{self, FusedOp};

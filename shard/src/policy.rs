@@ -100,12 +100,12 @@ impl Policy {
         }
     }
 
-    /// Whether a rank keeps its shard in the compute dtype beside the f32 masters from step to step. It does so on a
-    /// GPU, in two cases: where masters are offloaded, and where the rank `holds_copy`, that is, gathers from no other
-    /// rank, and the whole weights stay from forward to backward: then the shard in the compute dtype is the whole
-    /// weights. Elsewhere masters are cast for every gather, and the result of the cast is freed with it: a shard
-    /// beside the gathered weights would take 2 bytes for each of its elements. `by_default` as in
-    /// [`reshards_after_forward`](Policy::reshards_after_forward).
+    /// Whether a rank keeps its shard in the compute dtype beside the f32 masters from step to step. It does
+    /// so on a GPU, in two cases: where masters are offloaded, and where the rank `holds_copy`, that is,
+    /// gathers from no other rank, and the whole weights stay from forward to backward: then the shard in the
+    /// compute dtype is the whole weights. Elsewhere masters are cast for every gather, and the result of the
+    /// cast is freed with it: a shard beside the gathered weights would take 2 bytes for each of its
+    /// elements. `by_default` as in [`reshards_after_forward`](Policy::reshards_after_forward).
     pub fn keeps_compute_shard(&self, on_host: bool, holds_copy: bool, by_default: bool) -> bool {
         let stays = self.compute_dtype != DType::F32 && !self.reshards_after_forward(by_default);
         !on_host && (self.offload || (holds_copy && stays))

@@ -33,21 +33,22 @@ pub(crate) struct WarmupArgs {
     /// Configuration file of the run whose kernels are compiled.
     #[arg(required_unless_present_any = ["pack", "unpack"])]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts them
-    /// as processes.
+    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts
+    /// them as processes.
     #[arg(long)]
     ranks: Option<usize>,
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest, and
-    /// keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
+    /// Measure as well which of the algorithms that cuBLASLt names for each matrix product is the fastest,
+    /// and keep it for runs to come on such GPUs; their bits are those of these algorithms, then.
     #[arg(long, requires = "config")]
     products: bool,
     /// Write all compiled kernels of this user to FILE, a tar archive, with the algorithms of --products.
     #[arg(long, value_name = "FILE")]
     pack: Option<PathBuf>,
-    /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another one.
+    /// First take over the compiled kernels in FILE, which --pack has written, on this machine or another
+    /// one.
     #[arg(long, value_name = "FILE")]
     unpack: Option<PathBuf>,
 }
@@ -120,7 +121,8 @@ impl<'a> ShortRun<'a> {
         registry: &'a Registry,
         selected: &'a ResolvedDevice,
     ) -> Result<Self> {
-        // Kernels depend on the sizes of a layer, not on the number of layers, and layers of a kind have the same.
+        // Kernels depend on the sizes of a layer, not on the number of layers, and layers of a kind have the
+        // same.
         let windows: Vec<_> = (0..model.layers).map(|layer| model.window_of(layer)).collect();
         let last_new = (0..windows.len()).rev().find(|&layer| !windows[..layer].contains(&windows[layer]));
         model.layers = model.layers.min(last_new.map_or(1, |layer| layer + 1).max(2));

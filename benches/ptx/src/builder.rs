@@ -1,4 +1,5 @@
-//! What decoding an instruction needs: flags of its name, registers of its operands, and a place for the result.
+//! What decoding an instruction needs: flags of its name, registers of its operands, and a place for the
+//! result.
 
 use std::collections::HashMap;
 

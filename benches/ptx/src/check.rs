@@ -1,7 +1,7 @@
 //! Books of the shared memory of a block: who wrote and read each part of it last, and when.
 //!
-//! Time is counted in barriers. An access comes before another one if it is by the same thread, if a barrier of
-//! the block is between them, or, in one warp, a barrier of that warp.
+//! Time is counted in barriers. An access comes before another one if it is by the same thread, if a barrier
+//! of the block is between them, or, in one warp, a barrier of that warp.
 
 use crate::error::{Fault, Other, Space};
 use crate::wgmma::descriptor::CHUNK;

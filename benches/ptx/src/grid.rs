@@ -19,14 +19,15 @@ use crate::wgmma::alike::Alike;
 const SHARED_LIMIT: u32 = 48 << 10;
 const SHARED_MOST: u32 = 227 << 10;
 
-/// What is checked while a kernel runs. What would end this process, such as an address out of bounds, always is.
+/// What is checked while a kernel runs. What would end this process, such as an address out of bounds, always
+/// is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Checks {
     Off,
     /// Races, memory that nothing has written, and copies that nothing has waited for.
     On,
-    /// Also reads of device memory that other blocks or warps write. Kernels of CubeCL that write to their input
-    /// do that: where an index is outside, they read the first element, and throw it away.
+    /// Also reads of device memory that other blocks or warps write. Kernels of CubeCL that write to their
+    /// input do that: where an index is outside, they read the first element, and throw it away.
     Strict,
 }
 
@@ -125,7 +126,8 @@ impl Launch {
         self.run_noting(memory, options, None)
     }
 
-    /// Executes all blocks, and adds the device memory that they use to `footprint`; until its end, or the fault.
+    /// Executes all blocks, and adds the device memory that they use to `footprint`; until its end, or the
+    /// fault.
     pub fn run_noting(
         &self,
         memory: &DeviceMemory,

@@ -1,5 +1,5 @@
-//! Executes PTX on the CPU, for the stand-in of NVIDIA's driver (`benches/fakecuda`), and checks kernels while
-//! they run.
+//! Executes PTX on the CPU, for the stand-in of NVIDIA's driver (`benches/fakecuda`), and checks kernels
+//! while they run.
 //!
 //! [`module`] reads the text, a [`Launch`] executes a kernel of it. In the order of a launch's way:
 //!

@@ -1,7 +1,8 @@
 //! Products of matrices whose elements are spread over the lanes of a warp, as PTX's manual says.
 //!
-//! Products are exact in f32, and are added to the accumulator one after the other, in the order of k, each sum
-//! rounded to the nearest. Tensor cores add several at once and cut instead: results differ in the last bits.
+//! Products are exact in f32, and are added to the accumulator one after the other, in the order of k, each
+//! sum rounded to the nearest. Tensor cores add several at once and cut instead: results differ in the last
+//! bits.
 
 use crate::float;
 use crate::lanes::{LANES, Lanes, Registers, lanes_of};

@@ -354,7 +354,8 @@ pub struct Watch {
     pub writes: Vec<u16>,
 }
 
-/// The registers that a kernel may read before it has written them: how many, and the instructions that use them.
+/// The registers that a kernel may read before it has written them: how many, and the instructions that use
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watches {
     pub registers: usize,

@@ -1,7 +1,7 @@
 //! A warp: 32 lanes that execute one instruction at a time.
 //!
-//! Where lanes branch differently, the paths go on one after the other. The path whose next instruction stands
-//! first in the text goes first, and paths that come to one label become one again.
+//! Where lanes branch differently, the paths go on one after the other. The path whose next instruction
+//! stands first in the text goes first, and paths that come to one label become one again.
 
 use crate::access::{self, Lane, Local, Memory};
 use crate::alu;

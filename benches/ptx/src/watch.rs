@@ -1,5 +1,5 @@
-//! Registers that a kernel may read before it has written them: few have any, and only there it is looked whether
-//! it does.
+//! Registers that a kernel may read before it has written them: few have any, and only there it is looked
+//! whether it does.
 
 use crate::access::Lane;
 use crate::builder::Virtual;
@@ -31,9 +31,9 @@ pub fn find(kernel: &mut Virtual) -> Watches {
     watches
 }
 
-/// Fails if one of the lanes that are here reads a guard that it has not written, or one of those that execute
-/// the instruction an operand, or one of those that add to results such a result; keeps in `written`, lanes by
-/// register, what they write.
+/// Fails if one of the lanes that are here reads a guard that it has not written, or one of those that
+/// execute the instruction an operand, or one of those that add to results such a result; keeps in `written`,
+/// lanes by register, what they write.
 pub fn check(watches: &Watches, at: usize, [here, mask, adding]: [u32; 3], written: &mut [u32]) -> Lane<()> {
     let Ok(found) = watches.all.binary_search_by_key(&at, |watch| watch.at) else { return Ok(()) };
     let Watch { guard, reads, sums, writes, .. } = &watches.all[found];

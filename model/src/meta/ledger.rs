@@ -117,8 +117,8 @@ impl Ledger {
         self.0.borrow().peak.clone()
     }
 
-    /// Bytes that have been asked for so far, freed or not, and those that were written into memory that was there: what
-    /// operations have written, about.
+    /// Bytes that have been asked for so far, freed or not, and those that were written into memory that was
+    /// there: what operations have written, about.
     pub fn allocated(&self) -> u64 {
         self.0.borrow().allocated
     }

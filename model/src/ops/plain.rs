@@ -1,8 +1,8 @@
 //! Which operations are computed in plain burn instead of by their fused kernels.
 //!
 //! A fused kernel that gives wrong results on a device must not spoil a run. Each public function of this
-//! module's operations asks [`is_plain`] before it calls the kernels. The set belongs to the process, is empty
-//! at the start, and is filled by [`verify`](crate::verify) before the first operation of a run.
+//! module's operations asks [`is_plain`] before it calls the kernels. The set belongs to the process, is
+//! empty at the start, and is filled by [`verify`](crate::verify) before the first operation of a run.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +26,8 @@ pub enum FusedOp {
     Swiglu,
     /// [`rotary`](super::rotary()).
     Rotary,
-    /// Attention by the instructions for warpgroups of compute capability 9.0; those of every tensor core take
-    /// their place.
+    /// Attention by the instructions for warpgroups of compute capability 9.0; those of every tensor core
+    /// take their place.
     WarpgroupAttention,
     /// [`causal_attention`](super::causal_attention) and [`cached_attention`](super::cached_attention).
     Attention,
@@ -117,8 +117,8 @@ impl fmt::Display for FusedOp {
 /// The operations that are plain, by their bits.
 static PLAIN: AtomicU32 = AtomicU32::new(0);
 
-/// Computes `ops` in plain burn from now on, in the whole process. To be called between passes: a pass that has
-/// begun goes back through the kernels that it went forward through.
+/// Computes `ops` in plain burn from now on, in the whole process. To be called between passes: a pass that
+/// has begun goes back through the kernels that it went forward through.
 pub fn use_plain(ops: &[FusedOp]) {
     PLAIN.fetch_or(ops.iter().fold(0, |bits, op| bits | op.bit()), Ordering::Relaxed);
 }

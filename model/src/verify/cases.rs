@@ -49,8 +49,8 @@ macro_rules! case {
 
 /// The calls of all operations.
 pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
-    // Widths are multiples of what kernels read at once, as those of models are: other widths have other kernels.
-    // Numbers of rows are odd.
+    // Widths are multiples of what kernels read at once, as those of models are: other widths have other
+    // kernels. Numbers of rows are odd.
     let mut cases = Vec::new();
     cases.extend(linear([33, 64, 128]));
     for size in [[33, 64], [5, 1028]] {

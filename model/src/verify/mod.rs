@@ -143,9 +143,9 @@ fn run(
     std::iter::once(result).chain(leaves.iter().map(of_leaf)).collect()
 }
 
-/// Of the largest value: `f32` is rounded to 24 bits again and again, or in products to the 11 of TF32 where `device`
-/// does so, and attention has three of them one after another. A half-precision result and the gradient that
-/// comes in are rounded to 8 bits in `bf16`.
+/// Of the largest value: `f32` is rounded to 24 bits again and again, or in products to the 11 of TF32 where
+/// `device` does so, and attention has three of them one after another. A half-precision result and the
+/// gradient that comes in are rounded to 8 bits in `bf16`.
 fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
     let has_products = matches!(
         op,

@@ -1,6 +1,6 @@
-//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line, or by
-//! the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's driver, which puts
-//! the bugs into them: `benches/fakecuda/execute.sh planted`.
+//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line,
+//! or by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
+//! driver, which puts the bugs into them: `benches/fakecuda/execute.sh planted`.
 
 use std::env;
 use std::process::{Command, Output};

@@ -112,8 +112,8 @@ pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
-/// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no lock and
-/// allocates nothing: it may be called in the handler of a signal.
+/// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no
+/// lock and allocates nothing: it may be called in the handler of a signal.
 pub fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
     let place = PLACE[rank.min(MAX_RANKS - 1)].load(Ordering::Relaxed);
     let Ok(names) = NAMES.try_lock() else { return Ok(()) };
@@ -264,8 +264,8 @@ fn exhausted(size: usize) {
         return;
     }
     if IS_REPORTING.swap(true, Ordering::Relaxed) {
-        // Another thread reports it, and ends the process. What it needs for that is small. A tensor has to wait, or the
-        // kernel would end the process first.
+        // Another thread reports it, and ends the process. What it needs for that is small. A tensor has to
+        // wait, or the kernel would end the process first.
         let begun = Instant::now();
         while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
             thread::sleep(POLL);

@@ -144,8 +144,8 @@ impl DeviceRule for AdamW {
         let (client, count) = (shard.client, shard.segments);
         let cubes = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
         let units = CubeDim::new_1d(DeviceShard::THREADS as u32);
-        // SAFETY: all of them have `len` elements, which the table lies inside of; `len` is a multiple of the vectors'
-        // length. The compute shard has the type that is named.
+        // SAFETY: all of them have `len` elements, which the table lies inside of; `len` is a multiple of the
+        // vectors' length. The compute shard has the type that is named.
         unsafe {
             let values = |handle: &Handle| BufferArg::from_raw_parts(handle.clone(), vectors);
             macro_rules! launch {

@@ -156,9 +156,9 @@ pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, bet
     }
 }
 
-/// One AdamW step of each segment, as on the CPU, if `decision` says so. `table` as in [`squares`],
-/// with whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight;
-/// the learning rate is multiplied by `rate`. The weights are written to `compute` as well, in its dtype, if it
+/// One AdamW step of each segment, as on the CPU, if `decision` says so. `table` as in [`squares`], with
+/// whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight; the
+/// learning rate is multiplied by `rate`. The weights are written to `compute` as well, in its dtype, if it
 /// is there.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]

@@ -170,8 +170,8 @@ pub trait DeviceRule: Send + Sync {
     /// [`Rule::update`] of one parameter group's shard, queued.
     fn update(&self, shard: &DeviceShard<'_>);
 
-    /// Whether `update` writes [`DeviceShard::compute`] where there is one. Where it does not, weights are cast
-    /// before they are used again.
+    /// Whether `update` writes [`DeviceShard::compute`] where there is one. Where it does not, weights are
+    /// cast before they are used again.
     fn writes_compute(&self) -> bool {
         false
     }

@@ -179,8 +179,8 @@ impl ParamGroup {
         Ok(shard)
     }
 
-    /// After an update of the master, which has written the compute shard as well if it `is_written`. With offload,
-    /// sends the new weights up to the GPU.
+    /// After an update of the master, which has written the compute shard as well if it `is_written`. With
+    /// offload, sends the new weights up to the GPU.
     pub(crate) fn refresh_compute_shard(
         &self,
         state: &mut GroupState,

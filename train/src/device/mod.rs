@@ -5,13 +5,13 @@
 //! and what is missing is an error: burn and CubeCL panic without a driver.
 //!
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held
-//! against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `gpu`
-//! is one GPU, `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a
-//! second name, `toolkit` goes through them, and `cupti` records what a GPU does. `kernel_cache` keeps what NVRTC
-//! compiles, in files (`kernel_files`) in the user's `cache_folder`; `kernel_pack` carries these to other machines,
-//! `kernel_counts` says how many were compiled, and `products` keeps algorithms
-//! of matrix products. For builds with wgpu, `wgpu` looks for anything that it can
-//! use. [`crate::world`] compares the choices of ranks that are processes.
+//! against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
+//! `gpu` is one GPU, `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of
+//! these a second name, `toolkit` goes through them, and `cupti` records what a GPU does. `kernel_cache`
+//! keeps what NVRTC compiles, in files (`kernel_files`) in the user's `cache_folder`; `kernel_pack` carries
+//! these to other machines, `kernel_counts` says how many were compiled, and `products` keeps algorithms of
+//! matrix products. For builds with wgpu, `wgpu` looks for anything that it can use. [`crate::world`]
+//! compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
 mod alias;

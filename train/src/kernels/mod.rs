@@ -1,9 +1,9 @@
 //! The check of fused kernels before a run relies on them.
 //!
-//! On a GPU, with a driver, that this build of Kiln has not seen, every fused kernel is held against its plain
-//! form on small inputs ([`kiln_model::verify`]), once: the result is kept beside the kernel cache (`kept`).
-//! An operation that fails is computed in plain operations, on all ranks alike; a warning says so, and a
-//! report is written that can be sent (`report`).
+//! On a GPU, with a driver, that this build of Kiln has not seen, every fused kernel is held against its
+//! plain form on small inputs ([`kiln_model::verify`]), once: the result is kept beside the kernel cache
+//! (`kept`). An operation that fails is computed in plain operations, on all ranks alike; a warning says so,
+//! and a report is written that can be sent (`report`).
 
 mod kept;
 mod report;
@@ -113,7 +113,8 @@ pub(crate) fn settle_in(
     Ok(())
 }
 
-/// The operations that are wrong on some ranks, and these; `of_all` has a byte for each operation of each rank.
+/// The operations that are wrong on some ranks, and these; `of_all` has a byte for each operation of each
+/// rank.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()

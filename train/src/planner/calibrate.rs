@@ -21,8 +21,8 @@ use crate::sharded::ShardedDecoder;
 const BLOCKS: usize = 2;
 /// Steps that are measured, after one that warms up.
 const STEPS: u64 = 5;
-/// Seconds that cores are kept busy before a measurement counts: those that come from idling are up to twice as slow
-/// for a second.
+/// Seconds that cores are kept busy before a measurement counts: those that come from idling are up to twice
+/// as slow for a second.
 const WARM_UP: f64 = 2.0;
 /// Bytes per second that a core reads and writes beside products, to begin with; the measurement corrects it.
 const BANDWIDTH: f64 = 6e9;

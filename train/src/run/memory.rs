@@ -17,8 +17,8 @@ use crate::words::size;
 const MACHINE: &str = "this machine";
 const GPU: &str = "the GPU";
 
-/// What a plan may say too much of what runs were measured to take. On GPUs none was measured yet, so that more is
-/// let through with a warning there.
+/// What a plan may say too much of what runs were measured to take. On GPUs none was measured yet, so that
+/// more is let through with a warning there.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
@@ -200,8 +200,8 @@ pub fn check_decoder(
     Ok(())
 }
 
-/// Lays out the GPU's memory for steps of `config`, before this rank has anything there. Without effect where the
-/// host computes.
+/// Lays out the GPU's memory for steps of `config`, before this rank has anything there. Without effect where
+/// the host computes.
 pub fn lay_out_memory(
     config: &Config,
     model: &ModelConfig,

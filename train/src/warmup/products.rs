@@ -42,8 +42,8 @@ mod on_nvidia {
             Ok(Measurement { folder })
         }
 
-        /// What the ranks have measured. Of a product that several have measured, the algorithm of the first of them
-        /// counts, so that all machines keep the same ones. Collective.
+        /// What the ranks have measured. Of a product that several have measured, the algorithm of the first
+        /// of them counts, so that all machines keep the same ones. Collective.
         pub(in crate::warmup) fn gather(
             &self,
             world: &dyn Communicator,

@@ -1,4 +1,5 @@
-//! What a step on CUDA launches, under the stand-ins for NVIDIA's libraries, as `benches/trace.sh` sets them up.
+//! What a step on CUDA launches, under the stand-ins for NVIDIA's libraries, as `benches/trace.sh` sets them
+//! up.
 
 use crate::trace::{Call, run, run_as_process, third_step};
 
@@ -21,8 +22,9 @@ fn sums_are_made_by_what_makes_or_reads_them() {
     assert_eq!(adds.count(), 3 * BLOCKS);
 }
 
-/// Where a rank holds a whole copy of the weights and they stay from forward to backward, they are cast once; from then
-/// on, the update casts what it has changed. Elsewhere, what is cast is freed with what was gathered, and cast again.
+/// Where a rank holds a whole copy of the weights and they stay from forward to backward, they are cast once;
+/// from then on, the update casts what it has changed. Elsewhere, what is cast is freed with what was
+/// gathered, and cast again.
 #[test]
 #[ignore = "benches/trace.sh"]
 fn whole_weights_that_stay_are_cast_by_the_update() {
@@ -47,7 +49,8 @@ fn whole_weights_that_stay_are_cast_by_the_update() {
             calls[from..to].iter().filter(casts).count()
         };
         let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
-        // One rank may begin a step while another one ends the last: several are judged by all steps together.
+        // One rank may begin a step while another one ends the last: several are judged by all steps
+        // together.
         let sum: usize = found.iter().sum();
         let is_right = match (strategy, ranks) {
             // Freed after forward, and cast again.

@@ -176,8 +176,8 @@ fn the_first_mend_works() {
     }
 }
 
-/// What a refusal says that a setting comes to is what it comes to, also where the micro-batch is left open, which goes
-/// by the length of a sequence.
+/// What a refusal says that a setting comes to is what it comes to, also where the micro-batch is left open,
+/// which goes by the length of a sequence.
 #[test]
 fn mends_come_to_what_they_say() {
     let workspace = Workspace::new();

@@ -69,7 +69,8 @@ impl Alike {
         Err(Fault::Unlike { what, other: self.other(first, known.line) })
     }
 
-    /// All warps are at a barrier or at their end: a warp that has executed less than another one of its warpgroup.
+    /// All warps are at a barrier or at their end: a warp that has executed less than another one of its
+    /// warpgroup.
     pub fn meet(&mut self) -> Option<(usize, Fault)> {
         for (number, group) in self.groups.iter().enumerate() {
             // Warps that the block does not have cannot have executed anything.

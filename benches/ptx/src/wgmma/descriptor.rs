@@ -1,15 +1,16 @@
 //! Where a matrix of `wgmma` is in shared memory.
 //!
-//! Read from PTX's manual ("Shared Memory Matrix Layout", "Matrix Descriptor Format", 9.7.15.5.1.2) and CUTLASS
-//! (`include/cute/arch/mma_sm90_desc.hpp` for the bits, `include/cute/atom/mma_traits_sm90_gmma.hpp` for the layouts).
+//! Read from PTX's manual ("Shared Memory Matrix Layout", "Matrix Descriptor Format", 9.7.15.5.1.2) and
+//! CUTLASS (`include/cute/arch/mma_sm90_desc.hpp` for the bits, `include/cute/atom/mma_traits_sm90_gmma.hpp`
+//! for the layouts).
 //!
-//! A descriptor has 64 bits: the start address in bits 0 to 13, the leading offset in bits 16 to 29, the stride offset
-//! in bits 32 to 45, all three in units of 16 bytes; the base offset in bits 49 to 51; and the swizzling in bits 62 and
-//! 63 (0 none, 1 of 128 bytes, 2 of 64, 3 of 32).
+//! A descriptor has 64 bits: the start address in bits 0 to 13, the leading offset in bits 16 to 29, the
+//! stride offset in bits 32 to 45, all three in units of 16 bytes; the base offset in bits 49 to 51; and the
+//! swizzling in bits 62 and 63 (0 none, 1 of 128 bytes, 2 of 64, 3 of 32).
 //!
-//! A matrix is read in chunks of 16 bytes, which are 8 elements of 16 bits. With swizzling, a row of a *pattern* has W
-//! chunks (8, 4 or 2), and a pattern has 8 rows, which stand one behind the other. Where element (mn, k) is, with `mn`
-//! a row of A or a column of B:
+//! A matrix is read in chunks of 16 bytes, which are 8 elements of 16 bits. With swizzling, a row of a
+//! *pattern* has W chunks (8, 4 or 2), and a pattern has 8 rows, which stand one behind the other. Where
+//! element (mn, k) is, with `mn` a row of A or a column of B:
 //!
 //! - **K-major** (`trans` 0), the elements of a chunk have one mn and 8 k: at start + (mn / 8) · stride offset +
 //!   (mn % 8) · 16 W + (k / 8) · 16. The leading offset is not used. A product takes 16 of the k in a row; for the next
@@ -21,9 +22,9 @@
 //! - **Without swizzling**, chunks of 8 rows stand one behind the other. K-major: (mn / 8) · stride offset + (mn % 8) ·
 //!   16 + (k / 8) · leading offset. MN-major: (mn / 8) · stride offset + (k / 8) · leading offset + (k % 8) · 16.
 //!
-//! Swizzling then changes the address in shared memory: bits 4 to 6 by an exclusive or with bits 7 to 9; with 64 bytes
-//! bits 4 and 5 with 7 and 8, with 32 bytes bit 4 with 7. So a pattern starts at a multiple of 1024 bytes (512, 256);
-//! one that does not has a base offset, which is not executed here.
+//! Swizzling then changes the address in shared memory: bits 4 to 6 by an exclusive or with bits 7 to 9; with
+//! 64 bytes bits 4 and 5 with 7 and 8, with 32 bytes bit 4 with 7. So a pattern starts at a multiple of 1024
+//! bytes (512, 256); one that does not has a base offset, which is not executed here.
 
 use crate::error::Fault;
 
@@ -77,8 +78,8 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The address of the chunk of element (mn, k), in which mn or k is a multiple of 8: k of a K-major matrix, mn of
-    /// one that is MN-major.
+    /// The address of the chunk of element (mn, k), in which mn or k is a multiple of 8: k of a K-major
+    /// matrix, mn of one that is MN-major.
     pub fn chunk(&self, mn_major: bool, mn: u32, k: u32) -> u32 {
         let row_of = |chunks: u32, row: u32, chunk: u32| row * CHUNK * chunks + chunk * CHUNK;
         let offset = match (self.swizzle, mn_major) {

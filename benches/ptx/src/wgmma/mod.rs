@@ -1,5 +1,5 @@
-//! Hopper's products of a warpgroup: `wgmma`, of which a warpgroup of four warps executes one together, while it goes
-//! on with other instructions.
+//! Hopper's products of a warpgroup: `wgmma`, of which a warpgroup of four warps executes one together, while
+//! it goes on with other instructions.
 //!
 //! | module | what it has |
 //! |---|---|

@@ -1,12 +1,13 @@
 //! The products that a warp has issued and not waited for, and the registers that they use meanwhile.
 //!
-//! From PTX's manual (`wgmma.fence`, `wgmma.wait_group`): a product reads its registers of A, and changes those of D,
-//! until a wait for its group has ended. A fence has to stand between other uses of these registers and the product,
-//! unless that is a product on the same D with as many columns; and one before the first product.
+//! From PTX's manual (`wgmma.fence`, `wgmma.wait_group`): a product reads its registers of A, and changes
+//! those of D, until a wait for its group has ended. A fence has to stand between other uses of these
+//! registers and the product, unless that is a product on the same D with as many columns; and one before the
+//! first product.
 //!
-//! Uses are those of the registers that the text names. A `mov` between two of them is none: compilers put such copies
-//! anywhere, and the assembler takes them out again. The copy is then what its original is: unfenced, or in use by a
-//! product. A `mov` of a constant counts as a write of D if the product adds to it.
+//! Uses are those of the registers that the text names. A `mov` between two of them is none: compilers put
+//! such copies anywhere, and the assembler takes them out again. The copy is then what its original is:
+//! unfenced, or in use by a product. A `mov` of a constant counts as a write of D if the product adds to it.
 
 use crate::builder::{Origin, Virtual};
 use crate::error::Fault;

@@ -1,9 +1,9 @@
 //! Executes the part of a `wgmma` product that a warp has: 16 of its 64 rows.
 //!
-//! Registers of A and of D are those of products of a warp (`mma.sync.m16n8k16`), of which D has one every eight
-//! columns: lane l has the rows l / 4 and l / 4 + 8 of the warp's 16, and d4j to d4j+3 are the columns 8j + 2 (l % 4)
-//! and the next of the one and of the other row. Sums are those of `mma.sync` as well. The whole product happens when
-//! it is issued, and not, as on a GPU, until it is waited for.
+//! Registers of A and of D are those of products of a warp (`mma.sync.m16n8k16`), of which D has one every
+//! eight columns: lane l has the rows l / 4 and l / 4 + 8 of the warp's 16, and d4j to d4j+3 are the columns
+//! 8j + 2 (l % 4) and the next of the one and of the other row. Sums are those of `mma.sync` as well. The
+//! whole product happens when it is issued, and not, as on a GPU, until it is waited for.
 
 use crate::access::{Lane, Local, Memory};
 use crate::error::Fault;
@@ -42,8 +42,8 @@ pub fn threads_of_group(warp: usize, threads: u32) -> u32 {
     (threads - warp as u32 / WARPS as u32 * size).min(size)
 }
 
-/// Executes an instruction of the warpgroup: of a product, the registers are those of D; those of A or its descriptor,
-/// the descriptor of B, and whether D is added.
+/// Executes an instruction of the warpgroup: of a product, the registers are those of D; those of A or its
+/// descriptor, the descriptor of B, and whether D is added.
 pub fn execute(
     memory: &mut Memory<'_>,
     local: &Local<'_>,

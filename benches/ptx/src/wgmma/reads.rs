@@ -1,8 +1,9 @@
-//! Reads of shared memory by `wgmma`, which go by another way than those of other instructions (the async proxy).
+//! Reads of shared memory by `wgmma`, which go by another way than those of other instructions (the async
+//! proxy).
 //!
-//! A write is seen there if its thread has executed `fence.proxy.async` behind it, and the block has met at a barrier
-//! since. What a product reads must not be written until each warp has waited for it; the wait makes that visible to
-//! other instructions of its warp, and a barrier to those of the others.
+//! A write is seen there if its thread has executed `fence.proxy.async` behind it, and the block has met at a
+//! barrier since. What a product reads must not be written until each warp has waited for it; the wait makes
+//! that visible to other instructions of its warp, and a barrier to those of the others.
 
 use crate::wgmma::descriptor::CHUNK;
 

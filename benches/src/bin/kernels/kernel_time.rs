@@ -1,5 +1,5 @@
-//! What a launch of one of our kernels takes on a GPU: attention by the machine code of its loop, everything else
-//! by the bytes that it moves.
+//! What a launch of one of our kernels takes on a GPU: attention by the machine code of its loop, everything
+//! else by the bytes that it moves.
 
 use crate::host::Report;
 use crate::occupancy;
@@ -7,8 +7,8 @@ use crate::ptx::Kernel;
 use crate::sass::Mix;
 use crate::trace::Call;
 
-/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor in a cycle at
-/// the data sheet's rate (NVIDIA's H100 whitepaper).
+/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor in a
+/// cycle at the data sheet's rate (NVIDIA's H100 whitepaper).
 const MULTIPROCESSORS: f64 = 132.0;
 const QUARTERS: f64 = 4.0;
 const FLOPS_PER_CYCLE: f64 = 4096.0;
@@ -17,8 +17,8 @@ const FLOPS_PER_CYCLE: f64 = 4096.0;
 const STREAMING: f64 = 0.85;
 /// The share of its bound that attention is expected to reach: FlashAttention-2, which is made of the same
 /// instructions, reaches 35 % of an H100's peak (Shah et al., arXiv:2407.08608), which is 0.56 of its bound.
-/// Products of warpgroups have a higher bound, and about the same share of it: FlashAttention-3 without specialized
-/// warps reaches 570 of 989 TFLOP/s in the same paper.
+/// Products of warpgroups have a higher bound, and about the same share of it: FlashAttention-3 without
+/// specialized warps reaches 570 of 989 TFLOP/s in the same paper.
 const ATTENTION: f64 = 0.56;
 
 /// Parameters that a block of the optimizer's kernels has (`SEGMENT` in `shard/src/optim/segments.rs`).
@@ -139,8 +139,8 @@ impl Gpu {
         shape: &Shape,
         operation: &'static str,
     ) -> KernelTime {
-        // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient of
-        // probabilities again, and what becomes the gradients.
+        // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient
+        // of probabilities again, and what becomes the gradients.
         let products = match operation {
             "attention forward" => 2.0,
             "attention backward, queries" => 3.0,
@@ -183,16 +183,16 @@ impl Gpu {
     }
 }
 
-/// The share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of them, and what tiles
-/// on the diagonal have above it.
+/// The share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of them, and
+/// what tiles on the diagonal have above it.
 fn computed_share(seq: f64, rows: f64, columns: f64) -> f64 {
     let tiles = (seq / rows).round().max(1.0) as u32;
     let ends = (1..=tiles).map(|tile| (f64::from(tile) * rows / columns).ceil() * columns);
     ends.map(|end| end.min(seq)).sum::<f64>() * rows / (seq * seq)
 }
 
-/// Bytes that a launch moves to and from device memory at least. What is read twice within a launch, and small
-/// tables, count once or not at all, since they are found in a cache.
+/// Bytes that a launch moves to and from device memory at least. What is read twice within a launch, and
+/// small tables, count once or not at all, since they are found in a cache.
 fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     let blocks = call.volume("grid") as f64;
     let threads = blocks * call.volume("block") as f64;

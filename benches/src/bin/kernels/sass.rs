@@ -8,8 +8,8 @@ const FLOPS_OF_HMMA: u32 = 4096;
 /// FLOPs of the tensor cores of a quarter of a multiprocessor of sm_90 in a cycle, by the data sheet.
 const TENSOR_FLOPS: f64 = 1024.0;
 
-/// The share of it that products of fragments (`mma.sync`) reach, and only those of a warpgroup (`wgmma`) exceed
-/// (Luo et al., arXiv:2402.13499, table of tensor core throughput).
+/// The share of it that products of fragments (`mma.sync`) reach, and only those of a warpgroup (`wgmma`)
+/// exceed (Luo et al., arXiv:2402.13499, table of tensor core throughput).
 const HMMA_SHARE: f64 = 0.629;
 
 /// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory in a cycle.
@@ -40,7 +40,8 @@ pub struct Mix {
     pub integer: u32,
     /// Shuffles between threads.
     pub shuffle: u32,
-    /// Bytes that a warp moves to or from L1 and shared memory, and its part of what products of its warpgroup read.
+    /// Bytes that a warp moves to or from L1 and shared memory, and its part of what products of its
+    /// warpgroup read.
     pub l1_bytes: u32,
     /// Bytes that a thread reads from and writes to device memory.
     pub read: u32,
@@ -85,8 +86,8 @@ impl Mix {
         }
     }
 
-    /// Cycles of a quarter of a multiprocessor that a warp takes at least: of the unit that is busy longest, by
-    /// the rates of CUDA's programming guide for compute capability 9.0. With the name of the unit.
+    /// Cycles of a quarter of a multiprocessor that a warp takes at least: of the unit that is busy longest,
+    /// by the rates of CUDA's programming guide for compute capability 9.0. With the name of the unit.
     pub fn cycles(&self) -> (f64, &'static str) {
         let units = [
             (f64::from(self.all), "issue"),
@@ -236,7 +237,8 @@ mod tests {
         assert_eq!(hot.cycles(), (16.0, "shared memory"));
     }
 
-    /// As nvdisasm 13 prints what ptxas makes of two products of a warpgroup: both matrices in shared memory, one.
+    /// As nvdisasm 13 prints what ptxas makes of two products of a warpgroup: both matrices in shared memory,
+    /// one.
     const WARPGROUP: &str = "\
 	.text.ignored
 .text.attention_01234567:
@@ -260,13 +262,15 @@ mod tests {
         let code = &kernels["attention_01234567"];
         let hot = code.hot_loop.as_ref().expect("a loop");
         assert_eq!((hot.all, hot.tensor), (6, 3));
-        // Twice 64 x 64 x 16 and once 64 x 128 x 16 multiplications and additions, a quarter of them for each warp.
+        // Twice 64 x 64 x 16 and once 64 x 128 x 16 multiplications and additions, a quarter of them for each
+        // warp.
         assert_eq!(hot.warpgroup_flops, 2 * 16 * (2 * 64 * 64 + 64 * 128) / 4);
         assert_eq!((hot.fragment_flops, code.once.fragment_flops), (0, 8192));
         assert_eq!(hot.tensor_flops(), f64::from(hot.warpgroup_flops));
         // A and B of the first two, B of the last, two bytes an element.
         assert_eq!(hot.l1_bytes, 2 * 16 * (2 * (64 + 64) + 128) / 4);
-        // A multiprocessor takes 32 cycles for 64 x 64 x 16, and 64 for the other one; its shared memory takes less.
+        // A multiprocessor takes 32 cycles for 64 x 64 x 16, and 64 for the other one; its shared memory
+        // takes less.
         assert_eq!(hot.cycles(), (128.0, "tensor cores"));
     }
 }

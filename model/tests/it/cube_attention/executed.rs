@@ -218,8 +218,9 @@ fn attention_on_cuda_matches_the_reference_in_bf16() {
 
 /// Windows that begin and end within tiles, at their edges, and before the first row of a tile.
 ///
-/// Each is a kernel of its own, which NVRTC compiles for half a second. On CUDA, every window is tested with one width of
-/// heads for each way to compute, f32 without tensor cores and bf16 with them, and some with the other widths.
+/// Each is a kernel of its own, which NVRTC compiles for half a second. On CUDA, every window is tested with
+/// one width of heads for each way to compute, f32 without tensor cores and bf16 with them, and some with the
+/// other widths.
 #[test]
 fn attention_on_wgpu_in_a_window_matches_the_reference() {
     let sizes =

@@ -13,8 +13,8 @@ use kiln_model::ops::cube::matmul::{
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::assert_close;
 
-/// Of the algorithms that cuBLASLt names, the fastest is found, kept and used; another process uses it as well, and
-/// what does not fit is passed over.
+/// Of the algorithms that cuBLASLt names, the fastest is found, kept and used; another process uses it as
+/// well, and what does not fit is passed over.
 #[test]
 #[ignore = "benches/fakecuda/products.sh"]
 fn the_fastest_algorithm_is_measured_and_kept() {

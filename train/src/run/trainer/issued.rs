@@ -18,16 +18,17 @@ pub(super) struct ClockReading {
     pub(super) times: Vec<ActivityTime>,
 }
 
-/// The part of a step for which the host has to have waited for the GPU, so that it knows when the step ended.
+/// The part of a step for which the host has to have waited for the GPU, so that it knows when the step
+/// ended.
 const WAITED: u32 = 16;
 
-/// When a step ended whose values the host has `asked` for, and got `now`, after it had given the device the next step
-/// as well. `before` is when the step began, or the one before it ended, and `issued` when the device had been given
-/// all of it.
+/// When a step ended whose values the host has `asked` for, and got `now`, after it had given the device the
+/// next step as well. `before` is when the step began, or the one before it ended, and `issued` when the
+/// device had been given all of it.
 ///
-/// If the host has waited for the values, the step ended now. If they were there, the GPU is faster than the host, and
-/// had done the step when it had been given the last of it, or soon afterwards. (If the step before had not ended by
-/// then, this one ended at an unknown moment between that and the question.)
+/// If the host has waited for the values, the step ended now. If they were there, the GPU is faster than the
+/// host, and had done the step when it had been given the last of it, or soon afterwards. (If the step before
+/// had not ended by then, this one ended at an unknown moment between that and the question.)
 pub(super) fn end_of_step(
     before: &ClockReading,
     issued: ClockReading,

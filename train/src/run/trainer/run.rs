@@ -228,8 +228,8 @@ impl Trainer<'_> {
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if
-    /// this start of the run has trained, with the loss of the answers of `eval.prompts`. `None` if the ranks were
-    /// asked to stop before or meanwhile. Collective.
+    /// this start of the run has trained, with the loss of the answers of `eval.prompts`. `None` if the ranks
+    /// were asked to stop before or meanwhile. Collective.
     ///
     /// # Errors
     ///

@@ -274,8 +274,8 @@ impl Trainer<'_> {
         })
     }
 
-    /// Where `step`, whose update was left out, first has a value that is not finite, in words: its passes are
-    /// taken again, with the weights that they had. Collective.
+    /// Where `step`, whose update was left out, first has a value that is not finite, in words: its passes
+    /// are taken again, with the weights that they had. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let Trainer { plan, model, device, train, pace, grace, controls, position, state, .. } = self;
         let engine = model.engine();
@@ -324,8 +324,8 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
-        // Once is enough for steps in a row that go wrong. A GPU, which is not waited for, is only asked if the run
-        // ends for it.
+        // Once is enough for steps in a row that go wrong. A GPU, which is not waited for, is only asked if
+        // the run ends for it.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
         let is_looked_for = self.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };

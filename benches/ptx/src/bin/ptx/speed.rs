@@ -4,7 +4,8 @@ use std::error::Error;
 
 use kiln_ptx::{Checks, DeviceMemory, Launch, Options, module};
 
-/// Names of loops, and what one turn executes. `%s` is the thread's place in shared memory, `%g` in global memory.
+/// Names of loops, and what one turn executes. `%s` is the thread's place in shared memory, `%g` in global
+/// memory.
 const LOOPS: [(&str, &str); 6] = [
     (
         "integers",

@@ -1,5 +1,5 @@
-//! Bugs that are planted in kernels with products of a warpgroup: each is found where it is, and the same kernel
-//! without it runs.
+//! Bugs that are planted in kernels with products of a warpgroup: each is found where it is, and the same
+//! kernel without it runs.
 
 use kiln_ptx::{Error, Fault, LaunchError, Space};
 
@@ -98,7 +98,8 @@ fn a_forgotten_fence_behind_other_uses_of_registers() {
     }
 }
 
-/// Products one after the other on the same D, copies that a compiler leaves, and zeros that are not added to.
+/// Products one after the other on the same D, copies that a compiler leaves, and zeros that are not added
+/// to.
 #[test]
 fn what_needs_no_fence() {
     let zeros: String = (0..32).map(|i| format!("mov.f32 %d{i}, 0f00000000;\n")).collect();
@@ -235,8 +236,8 @@ fn a_tile_that_is_written_while_a_product_reads_it() {
     let error = found(&body);
     let Fault::AsyncRead { other, .. } = error.fault else { panic!("{error}") };
     assert!(named(&body, other.line).contains("wgmma.mma_async"), "{error}");
-    // With a wait, but without a barrier for the warps that have not come that far: they find other words. The last
-    // warp writes where all have read.
+    // With a wait, but without a barrier for the warps that have not come that far: they find other words.
+    // The last warp writes where all have read.
     let error = found(&format!(
         "{READY}{}{DONE}
         setp.lt.u32 %p, %t, 96;
@@ -274,8 +275,8 @@ fn descriptors_of_other_places() {
     assert!(matches!(with(TILE.descriptor(8192) + (64 << 32)), Fault::OutOfBounds { .. }));
 }
 
-/// A stride that is half as long, a descriptor that does not go on, a matrix that is transposed: nothing is wrong with
-/// what they read but the sums.
+/// A stride that is half as long, a descriptor that does not go on, a matrix that is transposed: nothing is
+/// wrong with what they read but the sums.
 #[test]
 fn sums_of_other_elements() {
     let out: String = (0..32).map(|i| format!("st.global.f32 [%out+{}], %d{i};\n", 4 * i)).collect();

@@ -1,4 +1,5 @@
-//! A kernel of products of a warpgroup in a few lines, and matrices in shared memory as PTX's manual draws them.
+//! A kernel of products of a warpgroup in a few lines, and matrices in shared memory as PTX's manual draws
+//! them.
 
 use kiln_ptx::{DeviceMemory, LaunchError};
 
@@ -60,7 +61,8 @@ impl Tile {
         2 * along.next_multiple_of(8 * self.chunks) * across
     }
 
-    /// The element (line, k) in units of 2 bytes: rows of patterns are drawn with their chunks in swizzled order.
+    /// The element (line, k) in units of 2 bytes: rows of patterns are drawn with their chunks in swizzled
+    /// order.
     pub fn place(&self, line: usize, k: usize) -> usize {
         let width = 8 * self.chunks;
         // Panels as wide as a pattern, whose rows stand one behind the other.
@@ -114,8 +116,8 @@ pub fn registers(letter: &str, count: usize) -> String {
     (0..count).map(|i| format!("%{letter}{i}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Threads that copy `words` from `p1` to shared memory from `tile` on, and go on with `body`; `%t` is the thread,
-/// `%out` the address of its 128 words of `p0`, and `%in` that of its 128 of `p2`.
+/// Threads that copy `words` from `p1` to shared memory from `tile` on, and go on with `body`; `%t` is the
+/// thread, `%out` the address of its 128 words of `p0`, and `%in` that of its 128 of `p2`.
 pub fn with_shared(words: usize, body: &str) -> String {
     let code = format!(
         ".reg .b32 %t, %s, %r<8>, %a<32>;\n.reg .f32 %d<128>, %e<128>;\n.reg .b64 %x, %y, %out, %in, %da, %db, %rd<8>;\n.reg .pred %p, %q;
@@ -134,8 +136,8 @@ pub fn with_shared(words: usize, body: &str) -> String {
     text(3, &format!(".shared .align 1024 .b8 tile[{}];", 4 * words), &code)
 }
 
-/// Runs so many threads on the words of shared memory and 128 words for each thread: what each of them leaves in its
-/// 128.
+/// Runs so many threads on the words of shared memory and 128 words for each thread: what each of them leaves
+/// in its 128.
 pub fn run(text: &str, threads: u32, shared: &[u32], input: &[u32]) -> Result<Vec<u32>, LaunchError> {
     let memory = DeviceMemory::default();
     let (out, shared) =

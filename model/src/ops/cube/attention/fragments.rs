@@ -6,8 +6,9 @@ use cubecl::prelude::*;
 use super::stage::place_of;
 use super::tile::Tile;
 
-/// The rows of a tile as left operands, 16 values after the other, where [`Tile::keeps_rows`] says that they stay in
-/// registers for all steps; else nothing that is read. Rows that are staged have to have arrived, see [`arrive`](super::stage::arrive).
+/// The rows of a tile as left operands, 16 values after the other, where [`Tile::keeps_rows`] says that they
+/// stay in registers for all steps; else nothing that is read. Rows that are staged have to have arrived, see
+/// [`arrive`](super::stage::arrive).
 #[cube]
 pub(super) fn keep_rows<E: Float, N: Size>(
     rows: &Shared<[Vector<E, N>]>,

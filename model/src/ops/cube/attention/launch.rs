@@ -111,7 +111,8 @@ pub fn forward_into(
 }
 
 /// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and
-/// values if they are wanted. The kernel of queries always runs: it writes `delta`, which the kernel of keys reads.
+/// values if they are wanted. The kernel of queries always runs: it writes `delta`, which the kernel of keys
+/// reads.
 ///
 /// # Panics
 ///

@@ -2,12 +2,12 @@
 //! the matrix of scores.
 //!
 //! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows, and columns stream past it through shared
-//! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward,
-//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs, of all the query
-//! heads that share a key head or, if the grid would be too small, of shares of them, see `shares`. Every sum
-//! belongs to one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles
-//! are chosen when a kernel is compiled, see [`Instructions`]; masks and the softmax are the same for all of
-//! them.
+//! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward, one
+//! kernel keeps queries and sums their gradients, and one keeps keys and sums theirs, of all the query heads
+//! that share a key head or, if the grid would be too small, of shares of them, see `shares`. Every sum
+//! belongs to one cube and has one order, so the same input gives the same bits. The instructions that
+//! multiply tiles are chosen when a kernel is compiled, see [`Instructions`]; masks and the softmax are the
+//! same for all of them.
 //!
 //! Rows see different numbers of columns. Cubes start in the order of their work, most of it first, over all
 //! heads and sequences, so that short cubes fill the end of a launch. Cubes that run together then belong to

@@ -14,8 +14,8 @@
 //! keys and key head does. So the memory does not grow with the batch: where every number of shares is a
 //! divisor of the group it is about `32 · multiprocessors · tile rows · head_dim` bytes, up to the next
 //! divisor more, and less for groups too small for that many shares. On 132 multiprocessors, sequences of
-//! 2048 rows with 4 key heads and 32 query heads of 64 values in tiles of 64 rows take 16.8 MB for 1 or 2 sequences
-//! (4 and 2 shares), and nothing for 4.
+//! 2048 rows with 4 key heads and 32 query heads of 64 values in tiles of 64 rows take 16.8 MB for 1 or 2
+//! sequences (4 and 2 shares), and nothing for 4.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -33,8 +33,8 @@ const MULTIPROCESSORS: usize = 64;
 /// Values that a unit of [`sum_shares_kernel`] reads at once.
 pub(super) const VECTOR: usize = 4;
 
-/// Shares of the query heads of a key head, where a sequence has `keys` keys and a cube of the kernel of keys has
-/// `rows` rows: the fewest that keep a device busy, or one per query head.
+/// Shares of the query heads of a key head, where a sequence has `keys` keys and a cube of the kernel of keys
+/// has `rows` rows: the fewest that keep a device busy, or one per query head.
 ///
 /// Without a window, the tiles of a head have on average about half the work of the heaviest one. The device
 /// can be busy to the end if all tiles together have as much work as one heaviest tile in every place for a

@@ -60,12 +60,13 @@ pub(super) fn stage<E: Float, N: Size>(
     }
 }
 
-/// The place in shared memory of vector `column` of row `row` of `count` rows, of which the first becomes row `to`.
+/// The place in shared memory of vector `column` of row `row` of `count` rows, of which the first becomes row
+/// `to`.
 ///
 /// `wgmma` reads rows in the layout that a swizzle of 128 bytes makes (PTX ISA, "Asynchronous warpgroup level matrix
-/// instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128 bytes, in
-/// which vector `i` of row `r` is in place `i ^ (r % 8)`, so that neither rows nor columns that are read together lie
-/// in the same banks.
+/// instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128
+/// bytes, in which vector `i` of row `r` is in place `i ^ (r % 8)`, so that neither rows nor columns that are
+/// read together lie in the same banks.
 #[cube]
 pub(super) fn place_of(
     to: usize,

@@ -3,7 +3,8 @@
 //! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past them. A
 //! unit holds its share of a product as an array in registers, row by row: `rows_per_unit` rows with
 //! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` neighbouring values of `head_dim`.
-//! The kinds of [`Instructions`] differ in which rows and columns a unit holds, and in how rows lie in shared memory.
+//! The kinds of [`Instructions`] differ in which rows and columns a unit holds, and in how rows lie in shared
+//! memory.
 
 use burn::tensor::Device;
 use cubecl::ir::features::MmaConfig;
@@ -94,8 +95,8 @@ impl Tile {
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
         if uses_wgmma(properties) && multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             let columns = if pass == Pass::Forward && head_dim == 64 { 128 } else { 64 };
-            // Two cubes have to fit into a multiprocessor, of the forward pass with heads of 64 three, as it waits
-            // for other units than tensor cores.
+            // Two cubes have to fit into a multiprocessor, of the forward pass with heads of 64 three, as it
+            // waits for other units than tensor cores.
             let keeps_rows = !matches!((pass, head_dim), (Pass::Keys, 128) | (Pass::Forward, 64));
             let tile = Tile { keeps_rows, ..tile(Instructions::Wgmma, (WARPGROUP_ROWS, columns, 2), 2) };
             if fits(&tile) {
@@ -193,8 +194,8 @@ impl Tile {
         self.head_dim / self.vector()
     }
 
-    /// Vectors from one row to the next in shared memory: for `mma` and without tensor cores one more than a row
-    /// has, so that the rows that are read together lie in different banks. See `place_of` for `wgmma`.
+    /// Vectors from one row to the next in shared memory: for `mma` and without tensor cores one more than a
+    /// row has, so that the rows that are read together lie in different banks. See `place_of` for `wgmma`.
     pub fn stride(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.row_vectors(),
@@ -311,8 +312,8 @@ pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32
     lane(tile) * comptime!(tile.either(2, 1) as u32) + comptime!(tile.column_offset(index) as u32)
 }
 
-/// Whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to a column before
-/// `end`.
+/// Whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to a column
+/// before `end`.
 #[cube]
 pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[comptime] tile: Tile) -> bool {
     match comptime!(tile.instructions) {

@@ -1,22 +1,22 @@
 //! The two products of tiles by `wgmma`, which compute capability 9.0 has.
 //!
-//! Operands in shared memory are named by *descriptors* of rows in the layout of [`place_of`](super::stage::place_of),
-//! of which eight rows are an atom of 1024 bytes.
+//! Operands in shared memory are named by *descriptors* of rows in the layout of
+//! [`place_of`](super::stage::place_of), of which eight rows are an atom of 1024 bytes.
 //!
 //! # Order
 //!
 //! A product is one piece of assembly, from the fence that orders registers to the wait for the result, so no
-//! register of it can be touched meanwhile. Tensor cores are kept busy by the other cubes of a multiprocessor. What
-//! copies have written is made visible to `wgmma` by a fence before the barrier, see
+//! register of it can be touched meanwhile. Tensor cores are kept busy by the other cubes of a
+//! multiprocessor. What copies have written is made visible to `wgmma` by a fence before the barrier, see
 //! [`before_stage`](super::stage::before_stage).
 //!
 //! # Outputs and inputs
 //!
-//! Outputs are written before the last input is read, and CubeCL cannot say so to the compiler, which may give an
-//! output the register of an input of the same type that comes to its end. It does so where one is the copy of the
-//! other, which is every sum with its own new value, as it should be. Others are never copies of each other: rows are
-//! integers, and a sum becomes no other sum. Registers of the assembly's own would be safe without this argument,
-//! and cost 50 to 100 moves in each step.
+//! Outputs are written before the last input is read, and CubeCL cannot say so to the compiler, which may
+//! give an output the register of an input of the same type that comes to its end. It does so where one is
+//! the copy of the other, which is every sum with its own new value, as it should be. Others are never copies
+//! of each other: rows are integers, and a sum becomes no other sum. Registers of the assembly's own would be
+//! safe without this argument, and cost 50 to 100 moves in each step.
 
 use std::fmt::Write;
 
@@ -182,7 +182,8 @@ fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptim
     }
 }
 
-/// The register of value `column` of row `row` of a unit: a pair of the first row is followed by one of the second.
+/// The register of value `column` of row `row` of a unit: a pair of the first row is followed by one of the
+/// second.
 fn register_of(row: usize, column: usize) -> usize {
     column / 2 * 4 + row * 2 + column % 2
 }
@@ -193,8 +194,8 @@ fn operands(first: usize, count: usize) -> String {
     format!("{{{}}}", names.join(", "))
 }
 
-/// Assembly that makes a descriptor `name` of rows whose panels are `panel` bytes apart and begin at the pointer in
-/// operand `pointer`.
+/// Assembly that makes a descriptor `name` of rows whose panels are `panel` bytes apart and begin at the
+/// pointer in operand `pointer`.
 fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     const SWIZZLE_128_BYTES: u64 = 1 << 62;
     let fields = SWIZZLE_128_BYTES | (ATOM_BYTES as u64 >> 4) << 32 | (panel as u64 >> 4) << 16;
@@ -206,7 +207,8 @@ fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     )
 }
 
-/// Assembly that adds up products, `steps` of them: the operands of step `k` are what `operands_of(k)` writes.
+/// Assembly that adds up products, `steps` of them: the operands of step `k` are what `operands_of(k)`
+/// writes.
 fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usize) -> [String; 2]) -> String {
     let elem = tile.operand();
     let mut text = "wgmma.fence.sync.aligned;\n".to_owned();

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 
 use super::problem::{Float, Problem};
 
-/// Bytes of an output that are compared: all of a smaller one; of a larger one pieces from its start to its end.
+/// Bytes of an output that are compared: all of a smaller one; of a larger one pieces from its start to its
+/// end.
 const COMPARED: usize = 16 << 20;
 
 /// Bytes of a piece.
@@ -21,10 +22,10 @@ pub(super) fn compared(bytes: usize, width: usize) -> impl Iterator<Item = Range
     })
 }
 
-/// The most that two algorithms may differ by in a value, over the sum of the value and the root mean square of all
-/// values: they add in `f32` in another order, and round the sum to the dtype of the output. Of bf16, 2⁻⁷ is the
-/// distance of neighbours; and products whose operands are rounded to TF32 are as far apart. A part of the sum that
-/// is left out, or an output that is not written, is more.
+/// The most that two algorithms may differ by in a value, over the sum of the value and the root mean square
+/// of all values: they add in `f32` in another order, and round the sum to the dtype of the output. Of bf16,
+/// 2⁻⁷ is the distance of neighbours; and products whose operands are rounded to TF32 are as far apart. A
+/// part of the sum that is left out, or an output that is not written, is more.
 fn bound(problem: &Problem) -> f64 {
     let is_rounded = problem.tf32 || problem.output == Float::Bf16;
     f64::exp2(if is_rounded { -7.0 } else { -9.0 })

@@ -14,17 +14,17 @@ use super::problem::Problem;
 /// Algorithms that are measured, the first that cuBLASLt names.
 const NAMED: usize = 8;
 
-/// Times that each of them is measured, by turns; the median counts. There is one more at first, whose output is
-/// compared; caches and clocks settle meanwhile.
+/// Times that each of them is measured, by turns; the median counts. There is one more at first, whose output
+/// is compared; caches and clocks settle meanwhile.
 const ROUNDS: usize = 7;
 
 /// The part of the time of cuBLASLt's first choice that another algorithm may take. Closer ones are not told
 /// apart from the noise of a clock.
 const MARGIN: f32 = 0.98;
 
-/// Computes the product of `call` with each of the algorithms that cuBLASLt names for the plan, and waits for it;
-/// the output of `call` is not touched. One whose output is another than that of the first is reported and not used.
-/// `None` if they cannot be measured, since memory or the clock is missing.
+/// Computes the product of `call` with each of the algorithms that cuBLASLt names for the plan, and waits for
+/// it; the output of `call` is not touched. One whose output is another than that of the first is reported
+/// and not used. `None` if they cannot be measured, since memory or the clock is missing.
 ///
 /// # Safety
 ///
@@ -123,8 +123,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: it was allocated by `new`, and freeing waits for what still uses it. An error cannot be handled
-        // here.
+        // SAFETY: it was allocated by `new`, and freeing waits for what still uses it. An error cannot be
+        // handled here.
         let _ = unsafe { free_sync(self.at) };
     }
 }

@@ -3,8 +3,8 @@
 //! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
 //! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
 //! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). A `problem` has
-//! everything that decides how. Nothing here waits for the GPU, unless algorithms are to be measured (`measure`,
-//! `agreement`, `algorithms`).
+//! everything that decides how. Nothing here waits for the GPU, unless algorithms are to be measured
+//! (`measure`, `agreement`, `algorithms`).
 //!
 //! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
 //! run on GPUs of one kind that uses the same algorithms.
@@ -42,8 +42,8 @@ pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library, nor where its
-/// products were found to be wrong.
+/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library, nor where
+/// its products were found to be wrong.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
     is_nvidia(&tensor.client) && is_used()
 }

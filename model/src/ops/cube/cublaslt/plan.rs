@@ -51,8 +51,8 @@ impl Plan {
     /// Asks cuBLASLt for the algorithm it takes to be the fastest. The same problem gets the same one in
     /// every run on GPUs of one kind.
     ///
-    /// Where an algorithm cuts the inner dimension into parts, these are summed in `f32`: cuBLASLt would round
-    /// them to the dtype of the output as well.
+    /// Where an algorithm cuts the inner dimension into parts, these are summed in `f32`: cuBLASLt would
+    /// round them to the dtype of the output as well.
     pub(super) fn new(
         handle: cublasLtHandle_t,
         problem: &Problem,
@@ -127,8 +127,8 @@ impl Plan {
         is_taken
     }
 
-    /// The operation, and the layouts of its operands, of what it adds and of its output, as cuBLASLt's functions
-    /// take them. They are alive as long as the plan.
+    /// The operation, and the layouts of its operands, of what it adds and of its output, as cuBLASLt's
+    /// functions take them. They are alive as long as the plan.
     fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
         let [first, second, output] = &self.layouts;
         // The product is added to the output itself.
@@ -144,8 +144,8 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// The plan was made for matrices as those of `call`, which are device memory until the stream has run the
-    /// product. No other stream uses the workspace.
+    /// The plan was made for matrices as those of `call`, which are device memory until the stream has run
+    /// the product. No other stream uses the workspace.
     pub(super) unsafe fn queue(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CublasError> {
         let (of, [first, second, added, output]) = self.descriptors();
         let [a, b, done] = call.at.map(|address| address as *mut c_void);
@@ -267,8 +267,8 @@ impl Layout {
 type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    /// Leaves the algorithms for a workspace and matrices like these, of which those that cut the inner dimension
-    /// into parts sum them in `f32`.
+    /// Leaves the algorithms for a workspace and matrices like these, of which those that cut the inner
+    /// dimension into parts sum them in `f32`.
     fn restrict(&self, [a, b, output]: Alignments, workspace_bytes: usize) -> Result<(), CublasError> {
         use PreferenceAttribute::*;
         let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
