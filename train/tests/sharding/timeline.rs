@@ -30,6 +30,7 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
     for strategy in [Strategy::FullShard, Strategy::NoShard, Strategy::HybridShard] {
         let mut run = Run::new(strategy, 4).recompute(Recompute::Block);
         run.shard_size = strategy.is_hybrid().then_some(2);
+        let mut ranks_that_waited = 0;
         for (rank, (timeline, groups)) in second_step(&run).into_iter().enumerate() {
             let StepTimeline { start, end, ref spans, ref records, .. } = timeline;
             assert_eq!((timeline.rank, timeline.step), (rank, 2));
@@ -42,7 +43,7 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
             let units: BTreeSet<_> = spans.iter().filter_map(|span| span.unit.as_deref()).collect();
             assert_eq!(units, groups.iter().map(String::as_str).collect(), "{strategy}");
             let waits: Vec<_> = spans.iter().filter_map(|span| span.waits_for.as_ref()).collect();
-            assert!(!waits.is_empty(), "{strategy}: four ranks wait for each other at the end of a step");
+            ranks_that_waited += usize::from(!waits.is_empty());
             for (group, sequence) in waits {
                 let of = |record: &&kiln_collectives::Record| {
                     *record.group == **group && record.sequence == *sequence && record.finished.is_some()
@@ -52,5 +53,7 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
             let gathers = records.iter().filter(|record| record.operation == Operation::AllGather).count();
             assert_eq!(gathers > 0, strategy != Strategy::NoShard, "{strategy}");
         }
+        // The rank that comes last to every collective of a step waits for nobody.
+        assert!(ranks_that_waited > 0, "{strategy}: four ranks wait for each other at the end of a step");
     }
 }
