@@ -1,5 +1,7 @@
 //! Verdicts on made-up worlds.
 
+use std::time::Duration;
+
 use super::*;
 use crate::dtype::DType;
 use crate::flight::Record;
@@ -52,19 +54,24 @@ fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     let Witness::Answered(mut flight) = witness else { unreachable!() };
     flight.groups[0].pending[0].seconds = if next.is_some() { 0.1 } else { age };
     flight.clock = 100.0;
-    flight.records = vec![Record {
-        sequence: 1085,
+    flight.records = vec![record(1085, Duration::from_secs_f64(100.0 - age), None)];
+    Witness::Answered(flight)
+}
+
+/// What a rank recorded of an operation of the world for which it was ready at `ready`.
+fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record {
+    Record {
+        sequence,
         group: "world".into(),
         operation: crate::Operation::AllGather,
         label: Label::new("block.7", Phase::Forward),
         dtype: DType::F32,
         count: 4,
         bytes_sent: 3,
-        enqueued: Some(std::time::Duration::from_secs_f64(100.0 - age)),
-        started: None,
-        finished: None,
-    }];
-    Witness::Answered(flight)
+        enqueued: Some(ready),
+        started: finished.map(|_| ready),
+        finished,
+    }
 }
 
 /// Rank 0 has waited in vain for 61 s for operation 1085 of the world.
@@ -334,20 +341,8 @@ fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
     let Witness::Answered(mut flight) = waiting(index) else { unreachable!() };
     flight.records = (0..20)
         .map(|sequence| {
-            let end = std::time::Duration::from_millis(100 * (sequence + 1));
-            let ready = end - std::time::Duration::from_millis(milliseconds(sequence));
-            Record {
-                sequence,
-                group: "world".into(),
-                operation: crate::Operation::AllGather,
-                label: Label::new("block.7", Phase::Forward),
-                dtype: DType::F32,
-                count: 4,
-                bytes_sent: 3,
-                enqueued: Some(ready),
-                started: Some(ready),
-                finished: Some(end),
-            }
+            let end = Duration::from_millis(100 * (sequence + 1));
+            record(sequence, end - Duration::from_millis(milliseconds(sequence)), Some(end))
         })
         .collect();
     Witness::Answered(flight)

@@ -140,20 +140,6 @@ impl Rule for Muon {
 
 #[cfg(feature = "cube")]
 impl DeviceRule for Muon {
-    fn state(&self, client: &cubecl::prelude::Client, _updates: u64) -> cubecl::server::Handle {
-        // It keeps none.
-        client.create_from_slice(bytemuck::bytes_of(&0.0f32))
-    }
-
-    fn prepare(
-        &self,
-        _client: &cubecl::prelude::Client,
-        _state: &cubecl::server::Handle,
-        _decision: &cubecl::server::Handle,
-        _learning_rate: f64,
-    ) {
-    }
-
     fn direct(&self, shard: &DeviceShard<'_>) {
         use cubecl::prelude::*;
         let [momentum] = shard.slots[..] else {

@@ -160,12 +160,18 @@ pub struct DirectionRun<'a> {
 /// A rule on a GPU, where nothing on the host waits for what is decided about an update.
 #[cfg(feature = "cube")]
 pub trait DeviceRule: Send + Sync {
-    /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty.
-    fn state(&self, client: &Client, updates: u64) -> Handle;
+    /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty: one
+    /// value where a rule keeps nothing.
+    fn state(&self, client: &Client, updates: u64) -> Handle {
+        let _ = updates;
+        client.create_from_slice(bytemuck::bytes_of(&0.0f32))
+    }
 
     /// Queues what is computed once in a step, for each of its learning rates with a state of its own: brings
     /// `state` up to date, if `decision` says that there is an update.
-    fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64);
+    fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64) {
+        let _ = (client, state, decision, learning_rate);
+    }
 
     /// [`Rule::update`] of one parameter group's shard, queued.
     fn update(&self, shard: &DeviceShard<'_>);

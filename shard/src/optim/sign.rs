@@ -43,20 +43,6 @@ impl Rule for Sign {
 
 #[cfg(feature = "cube")]
 impl DeviceRule for Sign {
-    fn state(&self, client: &cubecl::prelude::Client, _updates: u64) -> cubecl::server::Handle {
-        // It keeps none.
-        client.create_from_slice(bytemuck::bytes_of(&0.0f32))
-    }
-
-    fn prepare(
-        &self,
-        _client: &cubecl::prelude::Client,
-        _state: &cubecl::server::Handle,
-        _decision: &cubecl::server::Handle,
-        _learning_rate: f64,
-    ) {
-    }
-
     fn update(&self, shard: &DeviceShard<'_>) {
         use cubecl::prelude::*;
         let (client, count) = (shard.client, shard.segments);

@@ -270,6 +270,14 @@ mod tests {
         list(folder.path()).into_iter().map(|(step, _)| step).collect()
     }
 
+    /// The names in a folder, in order.
+    fn names_in(folder: &Path) -> Vec<String> {
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
     #[test]
     fn the_newest_stay_and_every_nth_besides() {
         let steps: Vec<u64> = (1..=12).collect();
@@ -320,20 +328,12 @@ mod tests {
         // As by a process that was killed in the middle of it, and by a removal that nothing can do.
         create(".fsdp_cpt1.removed");
         fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there").unwrap();
-        let names = || {
-            let mut names: Vec<_> = fs::read_dir(path)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .collect();
-            names.sort();
-            names
-        };
         remove_old(path, Keep { newest: 1, every: 0 }, 3);
-        assert_eq!(names(), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
+        assert_eq!(names_in(path), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
         assert!(is_whole(&path.join("fsdp_cpt2")), "whole, or not there");
         create(".fsdp_cpt1.removed");
         sweep(path);
-        assert_eq!(names(), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
+        assert_eq!(names_in(path), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
     }
 
     #[test]
@@ -379,15 +379,10 @@ mod tests {
         }
         fs::write(path.join(".latest.partial"), "").unwrap();
         sweep(path);
-        let names = |_: ()| -> Vec<String> {
-            let mut names: Vec<_> = fs::read_dir(path)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .collect();
-            names.sort();
-            names
-        };
-        assert_eq!(names(()), [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]);
+        assert_eq!(
+            names_in(path),
+            [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]
+        );
     }
 
     /// On a file system that cannot exchange two folders, between its two renames.

@@ -12,7 +12,7 @@ use crate::device::{self, Memory, ResolvedDevice};
 use crate::error::Result;
 use crate::links::Links;
 use crate::place::RankEnv;
-use crate::planner::{Gathers, Hardware, Planned, Target};
+use crate::planner::{Hardware, Planned, Target};
 use crate::registry::Registry;
 use crate::run;
 
@@ -92,7 +92,7 @@ pub(super) struct Tried<'a> {
 impl Tried<'_> {
     /// All ways that fit into the memory that this process finds free, in the order in which to try them.
     pub(super) fn ways(&self) -> Result<Vec<Way>> {
-        let Tried { config, model, registry, selected, place } = *self;
+        let Tried { config, model, registry, .. } = *self;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let target = self.target();
@@ -100,17 +100,12 @@ impl Tried<'_> {
         let mut planned_config = config.clone();
         let of_machine = (target.nodes > 1).then(|| target.ranks_per_node());
         planned_config.shard.shard_size = config.shard.shard_size.or(of_machine);
-        let gathers = match place {
-            None if !selected.is_gpu() => Gathers::Shared,
-            _ => Gathers::Pooled,
-        };
         let planned = Planned {
             config: &planned_config,
             model,
             decoder: &decoder,
             optimizer: &optimizer,
             target: &target,
-            gathers,
         };
         let sequences = (config.train.global_batch / config.train.ranks.max(1)).max(1);
         let mut ways = vec![Way { configured: true, ..Way::of(config) }];
@@ -180,7 +175,11 @@ impl Tried<'_> {
             hardware,
             memory: config.device.memory.map(|size| size.0).or(free.map(share)),
             links: Links::default(),
-            backend: if selected.is_gpu() { "nccl" } else { "local" },
+            backend: match place {
+                _ if selected.is_gpu() => "nccl",
+                Some(_) => "tcp",
+                None => "local",
+            },
         }
     }
 }

@@ -8,9 +8,9 @@ use kiln_model::{Decoder, Key};
 
 use super::calibrate::calibrated;
 use super::report::{PlanReport, recommend};
+use super::sweep;
 use super::table::{Planned, divisor};
 use super::target::{Cores, Hardware, Target};
-use super::{Gathers, sweep};
 use crate::config::{self, Backend, ByteSize, Choice, Config, Precision};
 use crate::device::{self, DataSheet, Memory};
 use crate::error::{Result, TrainError};
@@ -36,6 +36,9 @@ pub(crate) struct PlanArgs {
     /// Machines that the ranks are on [default: one for every 8 GPUs].
     #[arg(long)]
     nodes: Option<usize>,
+    /// On the CPU: ranks are processes, as `kiln launch` starts them, and not threads of one.
+    #[arg(long, conflicts_with_all = ["gpu", "memory"])]
+    processes: bool,
     /// The GPU of each rank, as in h100, h200, a100-80 or rtx4090; without it and --memory, the CPU of this
     /// machine.
     #[arg(long, value_name = "NAME", conflicts_with = "memory")]
@@ -105,15 +108,9 @@ impl PlanArgs {
             config.validate_threads()?;
             target.hardware = calibrated(&config, &model, &optimizer, registry, &target)?;
         }
-        let (gathers, target) = (if on_gpu { Gathers::Pooled } else { Gathers::Shared }, &target);
-        let planned = Planned {
-            config: &config,
-            model: &model,
-            decoder: &decoder,
-            optimizer: &optimizer,
-            target,
-            gathers,
-        };
+        let target = &target;
+        let planned =
+            Planned { config: &config, model: &model, decoder: &decoder, optimizer: &optimizer, target };
         if let Some(range) = self.sweep {
             let per_node = self.nodes.map_or(GPUS_PER_NODE, |_| target.ranks_per_node());
             return sweep::run(&planned, range, per_node, self.svg.as_deref(), self.json);
@@ -180,7 +177,12 @@ impl PlanArgs {
             )));
         }
         let links = self.network.as_deref().map(Links::read).transpose()?.unwrap_or_default();
-        let backend = if on_host { "local" } else { "nccl" };
+        let backend = match on_host {
+            false => "nccl",
+            // Threads do not reach beyond their machine.
+            true if self.processes || nodes > 1 => "tcp",
+            true => "local",
+        };
         Ok(Target { ranks, nodes, hardware, memory, links, backend })
     }
 }

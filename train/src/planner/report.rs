@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
 
+use super::Gathers;
 use super::table::PlanRow;
 use super::target::{Hardware, Target};
 use crate::words::number_of;
@@ -120,7 +121,8 @@ impl Target {
             Hardware::Unknown { .. } => format!("{} x {}", self.ranks, memory.unwrap_or_default()),
             Hardware::Cpu(_) => {
                 let memory = memory.map_or_else(String::new, |memory| format!(" in {memory}"));
-                format!("{} on the CPU{memory}", number_of(self.ranks, "rank"))
+                let processes = if self.gathers() == Gathers::Shared { "" } else { ", as processes," };
+                format!("{} on the CPU{processes}{memory}", number_of(self.ranks, "rank"))
             }
         }
     }

@@ -30,8 +30,6 @@ pub struct Planned<'a> {
     pub optimizer: &'a Optimizer,
     /// The ranks.
     pub target: &'a Target,
-    /// Where ranks gather to.
-    pub gathers: Gathers,
 }
 
 /// One way to run it.
@@ -179,8 +177,8 @@ impl Planned<'_> {
     }
 
     fn shape<'b>(&'b self, config: &'b Config) -> Option<RankShape<'b>> {
-        let Planned { model, decoder, optimizer, gathers, target, .. } = *self;
-        RankShape::of_config(config, model, decoder, optimizer, gathers, target.on_host()).ok()
+        let Planned { model, decoder, optimizer, target, .. } = *self;
+        RankShape::of_config(config, model, decoder, optimizer, target.gathers(), target.on_host()).ok()
     }
 
     /// The most that a rank holds, with what it is held by.
@@ -197,13 +195,12 @@ impl Planned<'_> {
         let ranks = self.target.ranks_per_node() as u64;
         // Threads of a group read one copy of what they gather.
         let gathered = step.peak.of(GATHERED);
-        let copies = match self.gathers {
-            Gathers::Shared => shape.mesh.replicate_size() as u64,
-            Gathers::Pooled => ranks,
+        let (copies, processes) = match self.target.gathers() {
+            Gathers::Shared => (shape.mesh.replicate_size() as u64, 1),
+            Gathers::Pooled => (ranks, ranks),
         };
         let own = bytes.saturating_sub(gathered).saturating_mul(ranks);
         let counted = own.saturating_add(gathered.saturating_mul(copies));
-        let processes = if self.gathers == Gathers::Shared { 1 } else { ranks };
         counted.saturating_add(beside_blocks(counted, processes))
     }
 

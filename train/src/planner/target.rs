@@ -3,6 +3,7 @@
 use kiln_collectives::Operation;
 use kiln_shard::Mesh;
 
+use super::Gathers;
 use super::clock::{Axis, LinkSpeed, Speed};
 use crate::config::Precision;
 use crate::device::DataSheet;
@@ -82,7 +83,7 @@ pub struct Target {
     pub memory: Option<u64>,
     /// Measured links, which count before those of data sheets.
     pub links: Links,
-    /// What measured links are of, as in [`Link::backend`].
+    /// What ranks communicate through, as in [`Link::backend`]; "local" for threads of one process.
     pub backend: &'static str,
 }
 
@@ -90,6 +91,11 @@ impl Target {
     /// Whether the host computes.
     pub fn on_host(&self) -> bool {
         matches!(self.hardware, Hardware::Cpu(_))
+    }
+
+    /// Where ranks gather weights to.
+    pub fn gathers(&self) -> Gathers {
+        if self.backend == "local" { Gathers::Shared } else { Gathers::Pooled }
     }
 
     /// Ranks of a machine.

@@ -1,5 +1,7 @@
 //! The memory that a plan says a run takes, against what runs take and what there is.
 
+use serde_json::Value;
+
 use crate::messages::Messages;
 use crate::support::{VOCAB, Workspace};
 
@@ -38,7 +40,18 @@ fn runs_take_what_was_planned() {
                     false => [&train[..], &["--ranks", "2"]].concat(),
                 };
                 let name = format!("{strategy} {recompute}, processes: {processes}");
-                check(&name, planned_and_taken(&workspace, &arguments));
+                let (planned, taken) = planned_and_taken(&workspace, &arguments);
+                check(&name, (planned, taken));
+                // Before the run, `kiln plan` says the same.
+                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--json"];
+                arguments.extend(processes.then_some("--processes"));
+                let plan: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
+                let is = |row: &&Value| {
+                    row["strategy"] == strategy && row["recompute"] == recompute.trim_matches('\'')
+                };
+                let row = plan["rows"].as_array().and_then(|rows| rows.iter().find(is)).expect("a row");
+                let mib = row["peak_bytes"].as_f64().expect("bytes") / f64::from(1 << 20);
+                assert!((mib - planned).abs() < 0.06, "{name}: {mib} MiB, {planned} said by the run");
             }
         }
     }

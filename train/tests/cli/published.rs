@@ -25,9 +25,44 @@ enum Again {
     Half,
 }
 
+/// The share of a GPU's bandwidth that kernels reach which do nothing but read and write: what NVIDIA's
+/// `p2pBandwidthLatencyTest` says of copies within an H100, 2575 GB/s of 3352 (github.com/NVIDIA/nccl/issues/1264).
+const STREAMED: f64 = 0.77;
+
 /// The shape of a model: width, heads, heads of keys, blocks, width of the feed-forward layer (SwiGLU), vocabulary.
 #[derive(Clone, Copy)]
 struct Shape([usize; 6], bool);
+
+impl Shape {
+    /// Bytes of a token that eager PyTorch reads and writes between products, beyond those of Kiln's fused operations,
+    /// whose time a plan has. Every operation reads its operands and writes its result, values of bf16 or f32
+    /// (2 or 4 bytes); those between products are computed again in backward. They are those of torchtitan's Llama
+    /// at the time of its table: a norm that is made of operations in f32, rotation by complex f32, heads of keys
+    /// repeated, `silu(x) * y`, and the loss of all logits in f32.
+    fn unfused_bytes(&self) -> f64 {
+        let Shape([d, heads, kv_heads, blocks, d_ff, vocabulary], _) = *self;
+        // Forward twice and backward once, and what fused ones take for the same, of which half run again.
+        let pass = |[forward, backward]: [usize; 2], [fused_forward, fused_backward]: [usize; 2]| {
+            2 * forward + backward - (3 * fused_forward / 2 + fused_backward)
+        };
+        // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; of the weight's product
+        // both sides and a sum; of the root's product the same; the mean's; three for the square; a sum; to bf16.
+        let norm = pass([6 + 8 + 4 + 8 + 8 + 6, 6 + 8 + 16 + 8 + 16 + 8 + 28 + 12 + 6], [4, 6]);
+        // To f32, a product, to bf16, and the same backward.
+        let rotation = pass([6 + 8 + 6, 6 + 8 + 6], [4, 4]);
+        // Two operations. Backward: both sides of the product, and the gate's own.
+        let gate = pass([4 + 6, 6 + 6 + 6], [6, 10]);
+        // A sum of its own; the norm that follows has read what is fused with it.
+        let residual = pass([6, 6], [4, 2]);
+        // Read narrow and written wide; the other way round backward.
+        let kv_width = d / heads * kv_heads;
+        let repeated = 3 * 2 * (kv_width + d);
+        // To f32, softmax and its logarithm in two passes. Backward: zeros with the targets; of the softmax; to bf16.
+        let logits = (6 + 12) + (4 + 12 + 6);
+        let block = 2 * d * (norm + residual) + (d + kv_width) * rotation + d_ff * gate + 2 * repeated;
+        (blocks * block + vocabulary * logits) as f64
+    }
+}
 
 /// GPT-2's shape, in which tokens share their embeddings with the head. Its feed-forward layer of 4 `d` is the SwiGLU
 /// that has as many weights and writes as many values, since `kiln plan` knows no fused GELU.
@@ -54,6 +89,8 @@ struct Run {
     batch: [usize; 3],
     /// Published tokens per second of a GPU.
     tokens_per_s: f64,
+    /// Whether operations between products read and write memory one by one, as [`Shape::unfused_bytes`] has it.
+    eager: bool,
     /// Why the plan is not within [`SPEED`], where it is not.
     outside: Option<&'static str>,
 }
@@ -68,6 +105,7 @@ const H100: Run = Run {
     shape: Shape([0; 6], false),
     batch: [2048, 1, 1],
     tokens_per_s: 0.0,
+    eager: false,
     outside: None,
 };
 const A100: Run = Run { gpu: "a100-80", ..H100 };
@@ -171,7 +209,7 @@ const RUNS: &[Run] = &[
         shape: LLAMA_8B,
         batch: [8192, 2, 1],
         tokens_per_s: 5_762.0,
-        outside: Some("operations that are not fused, as Kiln's are"),
+        eager: true,
         ..H100
     },
     Run {
@@ -269,7 +307,13 @@ fn planned(workspace: &Workspace, run: &Run) -> f64 {
         Again::Blocks => seconds("block"),
         Again::Half => (seconds("none") + seconds("block")) / 2.0,
     };
-    run.batch.iter().product::<usize>() as f64 / seconds
+    let tokens = run.batch.iter().product::<usize>() as f64;
+    let unfused = match (run.eager, run.speed) {
+        (true, Some([_, bandwidth])) => tokens * run.shape.unfused_bytes() / (STREAMED * bandwidth * 1e9),
+        (true, None) => panic!("{}: the bandwidth of an eager run's GPU is not told", run.name),
+        (false, _) => 0.0,
+    };
+    tokens / (seconds + unfused)
 }
 
 #[test]

@@ -15,6 +15,9 @@ use crate::ops::shared::SharedInput;
 
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
+        // Held, so that the sum never goes to the memory of `x`: burn would choose that now and then, and another
+        // kernel would be compiled in the middle of a run.
+        let _held = x.clone();
         Self::float_add(x, y)
     }
 
@@ -25,7 +28,7 @@ impl ResidualOp for CubeBackend {
         eps: f64,
         [before, _]: [SharedInput; 2],
     ) -> (CubeTensor, CubeTensor) {
-        if !(y.can_mut() && y.is_contiguous()) {
+        if !(is_sole_owner(&y) && y.is_contiguous()) {
             // Somebody looks at `y`, and it must not become the sum.
             let sum = Self::fused_residual(x, y, before);
             let normed = Self::rms_norm_forward(&sum, &weight, eps);
@@ -48,6 +51,17 @@ impl ResidualOp for CubeBackend {
         }
         (sum, normed)
     }
+}
+
+/// Whether nobody else holds the memory of `tensor`. CubeCL's server holds a new buffer once more for the moment in
+/// which it places it. That is waited for: other kernels would be launched, and compiled, whenever a check meets it.
+fn is_sole_owner(tensor: &CubeTensor) -> bool {
+    const TRIES: usize = 200;
+    let settles = |_| {
+        std::thread::yield_now();
+        tensor.can_mut()
+    };
+    tensor.can_mut() || (0..TRIES).any(settles)
 }
 
 /// Adds `x` to each row of `sum` and normalises the row that is stored: each unit keeps the columns `unit`,

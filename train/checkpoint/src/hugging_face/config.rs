@@ -319,10 +319,11 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), Huggi
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
+    /// A folder's configuration of this text.
+    pub fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
         FolderConfig::read(folder.path())

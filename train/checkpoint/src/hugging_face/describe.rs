@@ -167,14 +167,8 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CONFIG_FILE, FolderConfig};
+    use super::super::config::tests::read;
     use super::*;
-
-    fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
-        FolderConfig::read(folder.path())
-    }
 
     fn written(model: &ModelConfig) -> Value {
         to_json(model, 99, &TokenIds::default(), "float32", Path::new("x")).unwrap()
