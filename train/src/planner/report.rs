@@ -121,8 +121,8 @@ impl Target {
             Hardware::Unknown { .. } => format!("{} x {}", self.ranks, memory.unwrap_or_default()),
             Hardware::Cpu(_) => {
                 let memory = memory.map_or_else(String::new, |memory| format!(" in {memory}"));
-                let processes = if self.gathers() == Gathers::Shared { "" } else { ", as processes," };
-                format!("{} on the CPU{processes}{memory}", number_of(self.ranks, "rank"))
+                let processes = if self.gathers() == Gathers::Shared { "" } else { ", as processes" };
+                format!("{} on the CPU{memory}{processes}", number_of(self.ranks, "rank"))
             }
         }
     }

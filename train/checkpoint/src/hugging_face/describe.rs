@@ -167,6 +167,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
 
 #[cfg(test)]
 mod tests {
+    use super::super::FolderConfig;
     use super::super::config::tests::read;
     use super::*;
 
