@@ -160,8 +160,8 @@ pub struct DirectionRun<'a> {
 /// A rule on a GPU, where nothing on the host waits for what is decided about an update.
 #[cfg(feature = "cube")]
 pub trait DeviceRule: Send + Sync {
-    /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty: one
-    /// value where a rule keeps nothing.
+    /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty. The default
+    /// is for rules without state, one unused f32; a rule that has one also needs [`DeviceRule::prepare`].
     fn state(&self, client: &Client, updates: u64) -> Handle {
         let _ = updates;
         client.create_from_slice(bytemuck::bytes_of(&0.0f32))

@@ -27,7 +27,8 @@ const WARM_UP: f64 = 2.0;
 /// Bytes per second that a core reads and writes beside products, to begin with; the measurement corrects it.
 const BANDWIDTH: f64 = 6e9;
 
-/// The cores, as steps of the first blocks of `model` on the ranks of `target` have them.
+/// The cores, as steps of the first blocks of `model` on the ranks of a machine of `target` have them, where those are
+/// threads.
 pub(super) fn calibrated(
     config: &Config,
     model: &ModelConfig,
@@ -40,12 +41,12 @@ pub(super) fn calibrated(
             "--calibrate measures the CPU of this machine: leave out --gpu and --memory",
         ));
     }
-    let ranks = config.train.ranks;
+    let ranks = target.ranks_per_node();
     let threads = threads_per_rank(&config.device, ranks);
-    let resolved = ResolvedDevice::new(config, registry.layers(), None)?;
-    let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
     let mut config = config.clone();
-    config.train.global_batch = ranks * config.micro_batch();
+    (config.train.ranks, config.train.global_batch) = (ranks, ranks * config.micro_batch());
+    let resolved = ResolvedDevice::new(&config, registry.layers(), None)?;
+    let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
     // One that needs no groups of ranks, which the file may leave open.
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
@@ -77,7 +78,8 @@ pub(super) fn calibrated(
     let decoder = make(&Device::flex())?;
     let shape = RankShape::of_config(&config, &model, &decoder, optimizer, Gathers::Shared, true);
     let shape = shape.map_err(|error| TrainError::usage(error.to_string()))?;
-    let target = Target { hardware: Hardware::Cpu(Some(cores)), ..target.clone() };
+    let hardware = Hardware::Cpu(Some(cores));
+    let target = Target { ranks, nodes: 1, hardware, backend: "local", ..target.clone() };
     let speed = target.speed(&shape.mesh, config.precision.compute()).unwrap_or(Speed::INSTANT);
     let planned = shape.step(&speed).seconds;
     let factor = planned / measured;

@@ -11,7 +11,7 @@ use super::report::{PlanReport, recommend};
 use super::sweep;
 use super::table::{Planned, divisor};
 use super::target::{Cores, Hardware, Target};
-use crate::config::{self, Backend, ByteSize, Choice, Config, Precision};
+use crate::config::{self, Backend, ByteSize, Choice, CommBackend, Config, Precision};
 use crate::device::{self, DataSheet, Memory};
 use crate::error::{Result, TrainError};
 use crate::links::Links;
@@ -145,6 +145,13 @@ impl PlanArgs {
                 return Err(TrainError::usage(format!("{flag} must be more than 0")));
             }
         }
+        let on_host = self.gpu.is_none() && self.memory.is_none();
+        let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
+        if nodes == 0 || !ranks.is_multiple_of(nodes) {
+            return Err(TrainError::usage(format!(
+                "{ranks} ranks cannot be spread evenly over {nodes} machines: say --nodes"
+            )));
+        }
         let (hardware, memory) = match (&self.gpu, self.memory) {
             (Some(name), _) => {
                 let sheet = *DataSheet::named(name).ok_or_else(|| {
@@ -158,10 +165,11 @@ impl PlanArgs {
             }
             (None, Some(memory)) => (Hardware::Unknown { flops, bandwidth }, Some(memory.0)),
             (None, None) => {
+                let here = ranks / nodes;
                 let cores = flops.map(|flops| Cores {
-                    flops: flops * HOST_PRODUCTS * ranks as f64,
+                    flops: flops * HOST_PRODUCTS * here as f64,
                     bandwidth: bandwidth
-                        .map_or(HOST_BANDWIDTH * ranks.min(device::cores()) as f64, |own| own * ranks as f64),
+                        .map_or(HOST_BANDWIDTH * here.min(device::cores()) as f64, |own| own * here as f64),
                 });
                 let machine = Memory::of_machine().map(|memory| memory.total);
                 (Hardware::Cpu(cores), config.device.memory.map(|size| size.0).or(machine))
@@ -169,19 +177,14 @@ impl PlanArgs {
         };
         let share = config.device.memory_fraction.unwrap_or(1.0);
         let memory = memory.map(|memory| (memory as f64 * share) as u64);
-        let on_host = matches!(hardware, Hardware::Cpu(_));
-        let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
-        if nodes == 0 || !ranks.is_multiple_of(nodes) {
-            return Err(TrainError::usage(format!(
-                "{ranks} ranks cannot be spread evenly over {nodes} machines: say --nodes"
-            )));
-        }
         let links = self.network.as_deref().map(Links::read).transpose()?.unwrap_or_default();
-        let backend = match on_host {
-            false => "nccl",
+        let backend = match config.comm.backend {
+            _ if !on_host => "nccl",
+            CommBackend::Mpi => "mpi",
+            CommBackend::Tcp => "tcp",
             // Threads do not reach beyond their machine.
-            true if self.processes || nodes > 1 => "tcp",
-            true => "local",
+            _ if self.processes || nodes > 1 => "tcp",
+            _ => "local",
         };
         Ok(Target { ranks, nodes, hardware, memory, links, backend })
     }

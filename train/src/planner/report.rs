@@ -121,7 +121,8 @@ impl Target {
             Hardware::Unknown { .. } => format!("{} x {}", self.ranks, memory.unwrap_or_default()),
             Hardware::Cpu(_) => {
                 let memory = memory.map_or_else(String::new, |memory| format!(" in {memory}"));
-                let processes = if self.gathers() == Gathers::Shared { "" } else { ", as processes" };
+                let processes = self.gathers() == Gathers::Pooled && self.ranks > 1;
+                let processes = if processes { ", as processes" } else { "" };
                 format!("{} on the CPU{memory}{processes}", number_of(self.ranks, "rank"))
             }
         }

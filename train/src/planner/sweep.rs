@@ -64,7 +64,8 @@ pub(super) fn run(
     for ranks in counts.take_while(|ranks| *ranks <= range.last) {
         let mut config = planned.config.clone();
         (config.train.ranks, config.train.global_batch) = (ranks, sequences * ranks);
-        let nodes = if base.on_host() { 1 } else { ranks.div_ceil(per_node.max(1)) };
+        let one_machine = base.on_host() && base.nodes == 1;
+        let nodes = if one_machine { 1 } else { ranks.div_ceil(per_node.max(1)) };
         let target = Target { ranks, nodes, ..base.clone() };
         let tokens_per_step = config.train.global_batch * config.data.seq_len;
         let rows = Planned { config: &config, target: &target, ..*planned }.rows();

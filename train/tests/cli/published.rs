@@ -34,11 +34,12 @@ const STREAMED: f64 = 0.77;
 struct Shape([usize; 6], bool);
 
 impl Shape {
-    /// Bytes of a token that eager PyTorch reads and writes between products, beyond those of Kiln's fused operations,
-    /// whose time a plan has. Every operation reads its operands and writes its result, values of bf16 or f32
-    /// (2 or 4 bytes); those between products are computed again in backward. They are those of torchtitan's Llama
-    /// at the time of its table: a norm that is made of operations in f32, rotation by complex f32, heads of keys
-    /// repeated, `silu(x) * y`, and the loss of all logits in f32.
+    /// About what eager PyTorch reads and writes of a token between products, in bytes, beyond fused operations. Every
+    /// operation reads its operands and writes its result, values of bf16 or f32 (2 or 4 bytes); those between products
+    /// are computed again in backward. They are those of torchtitan's Llama at the time of its table: `nn.RMSNorm`, made
+    /// of operations in f32, rotation by complex f32, heads of keys repeated, `silu(x) * y`, and the loss of all logits
+    /// in f32. Left out are sums of gradients where several products read one input; the last sum of a block is
+    /// counted though it is not computed again.
     fn unfused_bytes(&self) -> f64 {
         let Shape([d, heads, kv_heads, blocks, d_ff, vocabulary], _) = *self;
         // Forward twice and backward once, and what fused ones take for the same, of which half run again.

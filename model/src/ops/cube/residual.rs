@@ -1,5 +1,7 @@
 //! Sums with the residual stream, and their normalisation.
 
+use std::time::{Duration, Instant};
+
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,8 +17,8 @@ use crate::ops::shared::SharedInput;
 
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
-        // Held, so that the sum never goes to the memory of `x`: burn would choose that now and then, and another
-        // kernel would be compiled in the middle of a run.
+        // Held, so that burn never adds in the memory of `x`. It could do so in some calls and not in others, which
+        // are different kernels: a run would compile one that its warm-up had not met.
         let _held = x.clone();
         Self::float_add(x, y)
     }
@@ -28,7 +30,7 @@ impl ResidualOp for CubeBackend {
         eps: f64,
         [before, _]: [SharedInput; 2],
     ) -> (CubeTensor, CubeTensor) {
-        if !(is_sole_owner(&y) && y.is_contiguous()) {
+        if !(wait_for_sole_owner(&y) && y.is_contiguous()) {
             // Somebody looks at `y`, and it must not become the sum.
             let sum = Self::fused_residual(x, y, before);
             let normed = Self::rms_norm_forward(&sum, &weight, eps);
@@ -53,15 +55,19 @@ impl ResidualOp for CubeBackend {
     }
 }
 
-/// Whether nobody else holds the memory of `tensor`. CubeCL's server holds a new buffer once more for the moment in
-/// which it places it. That is waited for: other kernels would be launched, and compiled, whenever a check meets it.
-fn is_sole_owner(tensor: &CubeTensor) -> bool {
-    const TRIES: usize = 200;
-    let settles = |_| {
+/// Whether nobody else holds the memory of `tensor`. While CubeCL's server places a new buffer, it holds one more
+/// handle to it: this waits until that is over, for at most 0.1 ms, which is also what a tensor takes that really has
+/// another owner.
+fn wait_for_sole_owner(tensor: &CubeTensor) -> bool {
+    const PATIENCE: Duration = Duration::from_micros(100);
+    let begun = Instant::now();
+    while !tensor.can_mut() {
+        if begun.elapsed() > PATIENCE {
+            return false;
+        }
         std::thread::yield_now();
-        tensor.can_mut()
-    };
-    tensor.can_mut() || (0..TRIES).any(settles)
+    }
+    true
 }
 
 /// Adds `x` to each row of `sum` and normalises the row that is stored: each unit keeps the columns `unit`,
