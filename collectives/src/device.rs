@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use cubecl::bytes::Bytes;
 use cubecl::prelude::*;
@@ -53,6 +54,20 @@ impl DeviceMemory {
     /// CubeCL's handle of the allocation. A clone of the handle refers to the same memory.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Whether something else holds the allocation, such as a tensor that is a view of it. CubeCL's server holds a
+    /// new one once more while it places it: this waits until that is over, for at most 0.1 ms.
+    pub fn is_shared(&self) -> bool {
+        const PATIENCE: Duration = Duration::from_micros(100);
+        let begun = Instant::now();
+        while !self.handle.can_mut() {
+            if begun.elapsed() > PATIENCE {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{AllocationProperty, Bytes};
+#[cfg(feature = "cube")]
+use kiln_collectives::DeviceMemory;
 use kiln_collectives::{Buffer, DType};
 
 use crate::memory::{Counter, Held};
@@ -63,7 +65,7 @@ impl FlatWeights {
             #[cfg(feature = "cube")]
             FlatWeights::Device(owner) => {
                 let memory = owner.buffer().and_then(Buffer::device);
-                Arc::strong_count(owner) > 1 || memory.is_some_and(|m| !m.handle().can_mut())
+                Arc::strong_count(owner) > 1 || memory.is_some_and(DeviceMemory::is_shared)
             }
         }
     }
@@ -113,7 +115,7 @@ impl Drop for Gathered {
     fn drop(&mut self) {
         let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
         #[cfg(feature = "cube")]
-        if buffer.device().is_some_and(|memory| !memory.handle().can_mut()) {
+        if buffer.device().is_some_and(DeviceMemory::is_shared) {
             // A view is left, and keeps the memory for itself.
             return;
         }
