@@ -43,7 +43,8 @@ fn runs_take_what_was_planned() {
                 let (planned, taken) = planned_and_taken(&workspace, &arguments);
                 check(&name, (planned, taken));
                 // Before the run, `kiln plan` says the same.
-                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--json"];
+                let vocab = format!("data.vocab_size={VOCAB}");
+                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--set", &vocab, "--json"];
                 arguments.extend(processes.then_some("--processes"));
                 let plan: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
                 let is = |row: &&Value| {
