@@ -137,11 +137,11 @@ impl MetaTape<'_> {
         })
     }
 
-    /// `x + y` in the memory of `y`, as [`ops::Residual`](crate::ops::Residual).
+    /// `x + y` as [`ops::Residual`](crate::ops::Residual), on the host in the memory of `y`.
     pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
         let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
+        let sum = if self.batch.on_host { self.in_place(y) } else { self.tensor(y.width) };
         drop(x);
-        let sum = self.in_place(y);
         self.record(sum, is_tracked, move |tape, dy| {
             nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
         })

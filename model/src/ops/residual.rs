@@ -65,7 +65,7 @@ impl<const D: usize> Residual<D> {
 /// The backends of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
-    /// `x + y`, in the memory of `y` where nobody else holds it. `shared` is the state of what reads `x`.
+    /// `x + y`; on the CPU in the memory of `y`, where nobody else holds it. `shared` is the state of what reads `x`.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
     /// `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last dimension, times
     /// `weight`. `shared` is the state of what reads `x`, and of what reads the sum.

@@ -41,8 +41,8 @@ impl Device {
     pub fn destroy(&self, number: usize) {
         if let Some(stream) = lock(&self.0.state).streams.get_mut(&number) {
             stream.ends = true;
+            stream.turn.notify_one();
         }
-        self.0.changed.notify_all();
     }
 
     /// Gives `stream` an operation, and waits for room in its queue.

@@ -1,7 +1,7 @@
 //! Queues of operations, and what each of them waits for.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 
 use super::clock::Clock;
 use super::operation::{Access, Operation, Use};
@@ -51,6 +51,8 @@ pub struct Stream {
     pub blocking: bool,
     /// No operation will come any more.
     pub ends: bool,
+    /// What its thread sleeps on until it has something to do.
+    pub turn: Arc<Condvar>,
 }
 
 /// How streams behave.
@@ -107,6 +109,16 @@ impl State {
     pub fn is_ready(&self, stream: usize) -> bool {
         let first = self.streams.get(&stream).and_then(|stream| stream.tasks.front());
         first.is_some_and(|task| task.after.iter().all(|&after| self.is_done(after)))
+    }
+
+    /// Wakes the streams that waited for what `stream` has done.
+    pub fn wake_after(&self, stream: usize) {
+        for (&number, other) in &self.streams {
+            let waited = |task: &Task| task.after.iter().any(|&(on, _)| on == stream);
+            if other.tasks.front().is_some_and(waited) && self.is_ready(number) {
+                other.turn.notify_one();
+            }
+        }
     }
 
     /// Whether no stream can go on before `stream` does.

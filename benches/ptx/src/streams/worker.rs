@@ -32,6 +32,7 @@ pub struct Graveyard {
 pub struct Shared {
     pub settings: Settings,
     pub state: Mutex<State>,
+    /// What the host sleeps on. Each stream has a condition of its own, as there may be a hundred of them.
     pub changed: Condvar,
     pub order: Mutex<Order>,
     pub graveyard: Mutex<Graveyard>,
@@ -130,19 +131,20 @@ impl Shared {
         let (place, clock) = (Some((stream, to.issued)), to.clock.clone());
         let operation = Arc::new(Operation { number, what, place, clock });
         to.tasks.push_back(Task { operation: operation.clone(), after, accesses, sums, work: Some(work) });
-        self.changed.notify_all();
+        to.turn.notify_one();
         Ok(operation)
     }
 
     /// What the thread of a stream does.
     pub fn execute(&self, stream: usize) {
+        let turn = lock(&self.state).streams[&stream].turn.clone();
         loop {
             let state = lock(&self.state);
             let rests = |state: &mut State| {
                 let own = &state.streams[&stream];
                 !(state.is_ready(stream) || own.ends && own.tasks.is_empty())
             };
-            let mut state = self.changed.wait_while(state, rests).unwrap_or_else(PoisonError::into_inner);
+            let mut state = turn.wait_while(state, rests).unwrap_or_else(PoisonError::into_inner);
             let failed = state.failed;
             let Some(task) = state.streams.get_mut(&stream).and_then(|own| own.tasks.front_mut()) else {
                 return;
@@ -162,6 +164,7 @@ impl Shared {
                 own.tasks.pop_front();
                 own.done += 1;
             }
+            state.wake_after(stream);
             drop(state);
             self.changed.notify_all();
         }

@@ -98,7 +98,7 @@ const OPERATIONS: &[(&str, &str, &str)] = &[
     ("decide", "", "optimizer"),
     ("accumulate", "", "gradients into f32"),
     ("convert", "", "masters to bf16"),
-    ("kernel_binop", "", "residuals and sums"),
+    ("residual_kernel", "", "residuals and sums"),
 ];
 
 impl Gpu {

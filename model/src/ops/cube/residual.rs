@@ -1,8 +1,5 @@
 //! Sums with the residual stream, and their normalisation.
 
-use std::time::{Duration, Instant};
-
-use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -10,17 +7,27 @@ use cubecl::prelude::*;
 
 use super::rms_norm::inverse_rms;
 use super::sums::units_for;
-use super::{contiguous, cubes, elem, empty, len_of, vector_size};
+use super::{contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::residual::ResidualOp;
-use crate::ops::rms_norm::{RmsNormKernels, width_of};
+use crate::ops::rms_norm::width_of;
 use crate::ops::shared::SharedInput;
 
+/// The sums have memory of their own. Whether they may lie in that of `y` is not always known: while CubeCL places
+/// a new buffer, it looks as if that had another owner. Now and then a run would then launch, and compile, a kernel
+/// that its warm-up had not met.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
-        // Held, so that burn never adds in the memory of `x`. It could do so in some calls and not in others, which
-        // are different kernels: a run would compile one that its warm-up had not met.
-        let _held = x.clone();
-        Self::float_add(x, y)
+        let (x, y) = (contiguous(&x), contiguous(&y));
+        let sum = empty(&x, x.meta.shape().clone(), x.dtype);
+        let vector = vector_size(&[&x, &y], len_of(&x));
+        // SAFETY: the three have one length and one dtype, and no unit goes beyond that of `sum`.
+        unsafe {
+            launch! {
+                residual_kernel, cubes_for(&x.client, len_of(&x) / vector), [x, y], vector;
+                x / vector, y / vector, sum / vector; elem(&x)
+            }
+        }
+        sum
     }
 
     fn fused_residual_norm(
@@ -28,26 +35,21 @@ impl ResidualOp for CubeBackend {
         y: CubeTensor,
         weight: CubeTensor,
         eps: f64,
-        [before, _]: [SharedInput; 2],
+        _: [SharedInput; 2],
     ) -> (CubeTensor, CubeTensor) {
-        if !(wait_for_sole_owner(&y) && y.is_contiguous()) {
-            // Somebody looks at `y`, and it must not become the sum.
-            let sum = Self::fused_residual(x, y, before);
-            let normed = Self::rms_norm_forward(&sum, &weight, eps);
-            return (sum, normed);
-        }
         let width = width_of(&x, &weight);
-        let (x, weight, sum) = (contiguous(&x), contiguous(&weight), y);
+        let (x, y, weight) = (contiguous(&x), contiguous(&y), contiguous(&weight));
+        let sum = empty(&x, x.meta.shape().clone(), x.dtype);
         let normed = empty(&x, x.meta.shape().clone(), x.dtype);
         let rows = len_of(&x) / width;
-        let vector = vector_size(&[&x, &weight], width);
+        let vector = vector_size(&[&x, &y, &weight], width);
         let units = units_for(width / vector);
-        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `sum` has the
-        // shape and the dtype of `x`.
+        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `y`, `sum` and
+        // `normed` have the shape and the dtype of `x`.
         unsafe {
             launch! {
-                residual_norm_kernel, cubes(&x.client, rows, units), [x], vector;
-                x / vector, weight / vector, sum / vector, normed / vector;
+                residual_norm_kernel, cubes(&x.client, rows, units), [x, y], vector;
+                x / vector, y / vector, weight / vector, sum / vector, normed / vector;
                 rows, eps as f32, width / vector, units, [elem(&x), elem(&weight)]
             }
         }
@@ -55,26 +57,27 @@ impl ResidualOp for CubeBackend {
     }
 }
 
-/// Whether nobody else holds the memory of `tensor`. While CubeCL's server places a new buffer, it holds one more
-/// handle to it: this waits until that is over, for at most 0.1 ms, which is also what a tensor takes that really has
-/// another owner.
-fn wait_for_sole_owner(tensor: &CubeTensor) -> bool {
-    const PATIENCE: Duration = Duration::from_micros(100);
-    let begun = Instant::now();
-    while !tensor.can_mut() {
-        if begun.elapsed() > PATIENCE {
-            return false;
-        }
-        std::thread::yield_now();
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn residual_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    y: &[Vector<F, N>],
+    sum: &mut [Vector<F, N>],
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= sum.len() {
+        terminate!();
     }
-    true
+    let stream = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
+    let result = Vector::<f32, N>::cast_from(y[ABSOLUTE_POS]);
+    sum[ABSOLUTE_POS] = Vector::cast_from(stream + result);
 }
 
-/// Adds `x` to each row of `sum` and normalises the row that is stored: each unit keeps the columns `unit`,
+/// Adds each row of `y` to that of `x` and normalises the row that is stored: each unit keeps the columns `unit`,
 /// `unit + units`, … of it, so that nothing is read twice.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_norm_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
+    y: &[Vector<F, N>],
     weight: &[Vector<W, N>],
     sum: &mut [Vector<F, N>],
     normed: &mut [Vector<F, N>],
@@ -98,7 +101,7 @@ fn residual_norm_kernel<F: Float, W: Float, N: Size>(
         let i = unit + k * units;
         if i < width {
             let stream = Vector::<f32, N>::cast_from(x[start + i]);
-            let result = Vector::<f32, N>::cast_from(sum[start + i]);
+            let result = Vector::<f32, N>::cast_from(y[start + i]);
             // Rounded, as whoever reads the sum finds it.
             let stored = Vector::<F, N>::cast_from(stream + result);
             sum[start + i] = stored;
