@@ -5,7 +5,7 @@ mod products;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_model::{Context, Decoder, Key, KeyValueCache, ModelConfig, decoder};
@@ -161,7 +161,7 @@ impl<'a> ShortRun<'a> {
         stage("evaluation", STEPS);
         tokens.evaluate(&sharded, &device, config)?;
         stage("sampling", STEPS + 1);
-        generate(&sharded, &device, config)?;
+        generate(&sharded, &device, config, model)?;
         device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))?;
         drop(line);
         if rank == 0 {
@@ -211,11 +211,12 @@ impl Zeros {
 }
 
 /// Prompts, and tokens that follow them, if the run generates texts. Collective.
-fn generate(model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
+fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &ModelConfig) -> Result<()> {
     if config.sample.all_prompts().next().is_none() {
         return Ok(());
     }
-    let pass = model.pass(device);
+    copy_a_cache(device, config, model);
+    let pass = sharded.pass(device);
     // How many values a kernel loads at once depends on whether lengths are even, and multiples of four.
     for prompt in 1..=VECTOR.min(config.data.seq_len) {
         let room = prompt.saturating_add(config.sample.max_tokens).min(config.data.seq_len);
@@ -226,11 +227,24 @@ fn generate(model: &ShardedDecoder, device: &Device, config: &Config) -> Result<
             let Ok(logits) = decoder::next_logits(&pass, tokens, &cache) else {
                 unreachable!("invariant: the cache has room for the prompt and these tokens")
             };
-            model.engine().finish_evaluation()?;
+            sharded.engine().finish_evaluation()?;
             logits.into_data();
         }
     }
     Ok(())
+}
+
+/// While CubeCL places the new buffers of a cache, burn may not write their first rows in place, and copies the cache:
+/// whether a run meets that kernel depends on timing.
+fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
+    let dtype: DType = FloatDType::from(config.precision.compute()).into();
+    let zeros = |rows| {
+        let shape = [1, rows, model.kv_heads, model.head_dim()];
+        Tensor::<4>::zeros(shape, (device, dtype))
+    };
+    let cache = zeros(config.data.seq_len);
+    let _held = cache.clone();
+    cache.slice_assign([0..1, 0..1, 0..model.kv_heads, 0..model.head_dim()], zeros(1));
 }
 
 /// `config` with the vocabulary of its data, if they are prepared: kernels depend on its size.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use burn::tensor::FloatDType;
 use kiln_collectives::DType;
 use kiln_collectives::tcp::{Ports, Seal};
 use kiln_shard::{Recompute, Reshard, Strategy};
@@ -227,6 +228,16 @@ impl From<Precision> for DType {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
             Precision::F16 => DType::F16,
+        }
+    }
+}
+
+impl From<Precision> for FloatDType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => FloatDType::F32,
+            Precision::Bf16 => FloatDType::BF16,
+            Precision::F16 => FloatDType::F16,
         }
     }
 }

@@ -87,13 +87,8 @@ pub(crate) fn settle_in(
         (0..model.layers).map(|layer| (model.head_dim(), model.window_of(layer))).collect();
     attention.sort_unstable();
     attention.dedup();
-    let dtype = match precision {
-        Precision::F32 => FloatDType::F32,
-        Precision::Bf16 => FloatDType::BF16,
-        Precision::F16 => FloatDType::F16,
-    };
     let shapes = Shapes { attention, experts: model.moe.is_some() };
-    let key = Key::new(device.fingerprint(), vec![dtype], shapes, fault()?);
+    let key = Key::new(device.fingerprint(), vec![precision.into()], shapes, fault()?);
     let wrong = checked(device, &key);
     let Some(world) = world else {
         use_plain(&wrong);
