@@ -234,8 +234,8 @@ fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &
     Ok(())
 }
 
-/// While CubeCL places the new buffers of a cache, burn may not write their first rows in place, and copies the cache:
-/// whether a run meets that kernel depends on timing.
+/// Compiles the kernel that copies a key-value cache. burn copies a cache before the first write if CubeCL is still
+/// placing its buffer, so whether a run needs this kernel depends on timing.
 fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
     let dtype: DType = FloatDType::from(config.precision.compute()).into();
     let zeros = |rows| {

@@ -16,7 +16,7 @@ fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String
     after.iter().filter(|file| before.binary_search(file).is_err()).map(entry).collect()
 }
 
-/// A run after a warm-up compiles nothing, neither here nor where the kernels were carried to.
+/// A run of a dense model after a warm-up compiles nothing, neither here nor where the kernels were carried to.
 #[test]
 #[ignore = "benches/trace.sh"]
 fn a_run_after_a_warm_up_compiles_nothing() {

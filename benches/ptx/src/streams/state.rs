@@ -51,7 +51,7 @@ pub struct Stream {
     pub blocking: bool,
     /// No operation will come any more.
     pub ends: bool,
-    /// What its thread sleeps on until it has something to do.
+    /// What its thread waits on until an operation may begin, or the stream ends.
     pub turn: Arc<Condvar>,
 }
 
@@ -111,7 +111,7 @@ impl State {
         first.is_some_and(|task| task.after.iter().all(|&after| self.is_done(after)))
     }
 
-    /// Wakes the streams that waited for what `stream` has done.
+    /// Wakes the streams whose next operation waited for `stream` and may begin now.
     pub fn wake_after(&self, stream: usize) {
         for (&number, other) in &self.streams {
             let waited = |task: &Task| task.after.iter().any(|&(on, _)| on == stream);

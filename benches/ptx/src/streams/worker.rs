@@ -32,7 +32,8 @@ pub struct Graveyard {
 pub struct Shared {
     pub settings: Settings,
     pub state: Mutex<State>,
-    /// What the host sleeps on. Each stream has a condition of its own, as there may be a hundred of them.
+    /// What the host waits on, and a kernel that waits for others. A stream waits for work on a condition of its own:
+    /// there may be a hundred streams, and one condition would wake them all.
     pub changed: Condvar,
     pub order: Mutex<Order>,
     pub graveyard: Mutex<Graveyard>,

@@ -99,6 +99,7 @@ const OPERATIONS: &[(&str, &str, &str)] = &[
     ("accumulate", "", "gradients into f32"),
     ("convert", "", "masters to bf16"),
     ("residual_kernel", "", "residuals and sums"),
+    ("kernel_binop", "", "residuals and sums"),
 ];
 
 impl Gpu {

@@ -12,15 +12,16 @@ use crate::ops::residual::ResidualOp;
 use crate::ops::rms_norm::width_of;
 use crate::ops::shared::SharedInput;
 
-/// The sums have memory of their own. Whether they may lie in that of `y` is not always known: while CubeCL places
-/// a new buffer, it looks as if that had another owner. Now and then a run would then launch, and compile, a kernel
-/// that its warm-up had not met.
+/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer it holds a handle to it, so whether
+/// `y` has another owner depends on timing. In place and not in place are two kernels, and a run could meet one that its
+/// warm-up had not compiled.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));
         let sum = empty(&x, x.meta.shape().clone(), x.dtype);
         let vector = vector_size(&[&x, &y], len_of(&x));
-        // SAFETY: the three have one length and one dtype, and no unit goes beyond that of `sum`.
+        // SAFETY: the three have one length and one dtype (`Residual` checks those of `x` and `y`), and no unit goes
+        // beyond that of `sum`.
         unsafe {
             launch! {
                 residual_kernel, cubes_for(&x.client, len_of(&x) / vector), [x, y], vector;
@@ -44,8 +45,8 @@ impl ResidualOp for CubeBackend {
         let rows = len_of(&x) / width;
         let vector = vector_size(&[&x, &y, &weight], width);
         let units = units_for(width / vector);
-        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `y`, `sum` and
-        // `normed` have the shape and the dtype of `x`.
+        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `y` (`Residual` checks
+        // it), `sum` and `normed` have the shape and the dtype of `x`.
         unsafe {
             launch! {
                 residual_norm_kernel, cubes(&x.client, rows, units), [x, y], vector;
@@ -57,6 +58,7 @@ impl ResidualOp for CubeBackend {
     }
 }
 
+/// Adds `x` and `y`: a unit for each vector.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
