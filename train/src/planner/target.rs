@@ -20,7 +20,7 @@ pub fn products_share(flops: f64) -> f64 {
 
 /// The share of a data sheet's bandwidth that everything else reaches, by the same runs: operations are short, and
 /// write what others read.
-const STREAMING: f64 = 0.5;
+const STREAMING: f64 = 0.52;
 /// The share of their links that collectives of large buffers reach.
 const LINKS: f64 = 0.8;
 /// Seconds that a collective takes among GPUs of a machine, and for each step of its ring beyond.
