@@ -51,8 +51,8 @@ impl Layer for Block {
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         let mixed = self.attention.meta_forward(tape.rms_norm(&x), tape);
-        let x = tape.residual(x, tape.dropout(mixed));
-        let fed = self.ffn.meta_forward(tape.rms_norm(&x), tape);
+        let (x, normed) = tape.residual_and_norm(x, tape.dropout(mixed));
+        let fed = self.ffn.meta_forward(normed, tape);
         tape.residual(x, tape.dropout(fed))
     }
 }

@@ -186,7 +186,7 @@ impl Layer for Moe {
         drop(tape.elementwise(tape.elementwise(logits)));
         let y = tape.experts(x.clone(), [experts, self.experts_per_token, d_ff]);
         match &self.shared_expert {
-            Some(shared) => tape.residual(shared.meta_forward(x, tape), y),
+            Some(shared) => tape.sum(shared.meta_forward(x, tape), y),
             None => y,
         }
     }

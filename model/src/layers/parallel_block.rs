@@ -50,6 +50,6 @@ impl Layer for ParallelBlock {
         let normed = tape.rms_norm(&x);
         let mixed = tape.dropout(self.attention.meta_forward(normed.clone(), tape));
         let fed = tape.dropout(self.ffn.meta_forward(normed, tape));
-        tape.residual(x, tape.residual(mixed, fed))
+        tape.residual(x, tape.sum(mixed, fed))
     }
 }

@@ -137,11 +137,34 @@ impl MetaTape<'_> {
         })
     }
 
-    /// `x + y` as [`ops::Residual`](crate::ops::Residual), on the host in the memory of `y`.
+    /// `x + y` by burn, in the memory of `y`.
+    pub fn sum(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
+        self.add(x, y, true)
+    }
+
+    /// `x + y` as [`ops::Residual::add_result`](crate::ops::Residual::add_result), on the host in the memory of `y`.
     pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
+        self.add(x, y, self.batch.on_host)
+    }
+
+    /// [`residual`](Self::residual), and [`rms_norm`](Self::rms_norm) of that sum. One kernel of a GPU computes both:
+    /// `x` and `y` are there until both have memory.
+    pub fn residual_and_norm(&self, x: MetaTensor, y: MetaTensor) -> (MetaTensor, MetaTensor) {
+        let read = (!self.batch.on_host).then(|| (x.clone(), y.clone()));
+        let sum = self.residual(x, y);
+        let normed = self.rms_norm(&sum);
+        drop(read);
+        (sum, normed)
+    }
+
+    fn add(&self, x: MetaTensor, y: MetaTensor, in_place: bool) -> MetaTensor {
         let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
-        let sum = if self.batch.on_host { self.in_place(y) } else { self.tensor(y.width) };
-        drop(x);
+        let sum = if in_place {
+            drop(x);
+            self.in_place(y)
+        } else {
+            self.tensor(y.width)
+        };
         self.record(sum, is_tracked, move |tape, dy| {
             nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
         })
