@@ -109,7 +109,7 @@ while read -r preset ranks passes batch seq gib settings; do
         $1 == "free" || $1 == "free_async" { now -= bytes[field["at"]]; delete bytes[field["at"]] }
         END {
             for (at in bytes) if (bytes[at] >= 2^20) { pages++; of_size[bytes[at]]++ }
-            for (size in of_size) if (of_size[size] > usual) { usual = of_size[size]; page = size }
+            for (size in of_size) if (of_size[size] > usual) { usual = of_size[size]; page = size + 0 }
             reserved /= ranks
             difference = 100 * (planned / reserved - 1)
             waste = 100 * (1 - live / reserved)
