@@ -215,9 +215,9 @@ mod tests {
     }
 
     /// A million inputs under a limit on memory: an allocation driven by a claimed length would
-    /// end the process. `cargo test --release -p kiln-collectives --lib -- --ignored fuzz`.
+    /// end the process.
     #[test]
-    #[ignore = "takes minutes"]
+    #[ignore = "takes minutes: cargo test --release -p kiln-collectives --lib -- --ignored fuzz"]
     fn fuzz_a_million_frames() {
         let limit = rustix::process::Rlimit { current: Some(4 << 30), maximum: Some(4 << 30) };
         rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
