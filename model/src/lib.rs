@@ -6,6 +6,7 @@
 //! - [`meta`]: passes without values, for what they hold in memory;
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
 //! - [`random`]: seeded, counter-based randomness;
+//! - [`Sampling`]: which token comes next;
 //! - [`verify`]: the kernels of the operations held against the references, on a device.
 //!
 //! Nothing here knows a rank or a communicator: the sharding crate works on the modules from outside.
@@ -16,6 +17,7 @@ pub mod layers;
 pub mod meta;
 pub mod ops;
 pub mod random;
+mod sampling;
 pub mod verify;
 
 pub use config::{
@@ -25,3 +27,4 @@ pub use config::{
 pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer, LayerInit, Layers};
 pub use random::Key;
+pub use sampling::Sampling;

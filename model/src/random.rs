@@ -57,6 +57,11 @@ impl Key {
         mix(self.0.wrapping_add(counter.wrapping_mul(GOLDEN)))
     }
 
+    /// `count` ids below `end`, from the `first`-th on.
+    pub fn ids(self, first: u64, count: usize, end: u64) -> Vec<i32> {
+        (first..).take(count).map(|counter| (self.at(counter) % end) as i32).collect()
+    }
+
     /// The `counter`-th uniform value in `[0, 1)` of this stream.
     pub fn uniform(self, counter: u64) -> f64 {
         (self.at(counter) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)

@@ -11,7 +11,7 @@
 //! - [`mesh`], [`layout`], [`policy`]: the arrangement of ranks, which parameter lies where, and what the
 //!   user decides;
 //! - [`memory`]: bytes counted per rank;
-//! - `buffers`: the elements of flat buffers, on the host or on a GPU;
+//! - `buffers`: the elements of flat buffers, on the host or on a GPU; what is told of the elements of a tensor;
 //! - `comm`: communicators and what groups share; gradients on their way over the ranks;
 //! - `param_group`: the life of one parameter group;
 //! - `tape`: operations on burn's autodiff tape; [`ShardedModule`]: a module whose weights come and go;
@@ -38,7 +38,10 @@ mod spin_wait;
 mod sync;
 mod tape;
 
-pub use buffers::{PendingValues, ValueHistogram, lay_out_pages, release_unused, zeros_on};
+pub use buffers::{
+    FurthestElements, PendingValues, TensorDifference, TensorStatistics, TensorSums, ValueHistogram,
+    lay_out_pages, release_unused, zeros_on,
+};
 pub use engine::{Engine, EngineBuilder, Outcome, PlannedGroup, Snapshot, Update};
 pub use error::ShardError;
 pub use layout::{Layout, ParamGroupLayout, ParameterLayout};

@@ -2,9 +2,13 @@
 //!
 //! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s without asking where they
 //! are. `host` works on the host's memory, `cube` on a GPU's; `elements` chooses between the two.
+//!
+//! Also here, for those who look into runs and compare them: what is told of the elements of a tensor (`histogram`,
+//! `statistics`, `sums`), and how far two tensors are apart (`difference`).
 
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
+mod difference;
 pub(crate) mod elements;
 mod histogram;
 pub(crate) mod host;
@@ -14,9 +18,12 @@ mod pending;
 mod placement;
 #[cfg(feature = "cube")]
 mod readback;
+mod statistics;
+mod sums;
 mod tensors;
 mod weights;
 
+pub use difference::{FurthestElements, TensorDifference};
 pub(crate) use elements::{
     cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
 };
@@ -26,5 +33,7 @@ pub(crate) use placement::Placement;
 pub use placement::{lay_out_pages, release_unused, zeros_on};
 #[cfg(feature = "cube")]
 pub(crate) use readback::Readback;
+pub use statistics::TensorStatistics;
+pub use sums::TensorSums;
 pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};
 pub(crate) use weights::{BufferPool, Counted, FlatWeights, Gathered, UnshardedCount, UnshardedGroup};

@@ -128,9 +128,7 @@ struct MadeUpTokens {
 impl MicroBatches for MadeUpTokens {
     fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
         let key = self.step.fork_index((self.first + index) as u64);
-        let ids = |offset: u64| {
-            (0..self.count as u64).map(|i| (key.at(i + offset) % self.vocabulary) as i32).collect()
-        };
+        let ids = |first: u64| key.ids(first, self.count, self.vocabulary);
         Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: self.context.clone() })
     }
 

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_collectives::Phase;
 use kiln_model::ops::Seen;
-use kiln_shard::Engine;
+use kiln_shard::{Engine, TensorStatistics};
 use serde::{Deserialize, Serialize};
 
-use super::prompt::{Pass, Statistics};
-use crate::error::Result;
+use super::prompt::Pass;
+use crate::error::{Result, TrainError};
 use crate::run::{Moment, Observer};
 
 /// Looks for the first tensor of a step, on one rank, that has a value which is not finite.
@@ -63,8 +63,10 @@ impl Observer for NonFiniteFinder {
         if state.found.is_some() {
             return Ok(());
         }
-        let values: Vec<f32> = seen.values.clone().into_data().iter::<f32>().collect();
-        let statistics = Statistics::of(&values);
+        let data = seen.values.clone().into_data().convert::<f32>();
+        let values =
+            data.as_slice::<f32>().map_err(|error| TrainError::Records { reason: format!("{error:?}") })?;
+        let statistics = TensorStatistics::of(values);
         let pass = match at.pass {
             Pass::Forward => "forward",
             Pass::Recompute => "the recomputed forward",

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
+use kiln_shard::TensorDifference;
 use serde_json::Value as Json;
 
 use super::difference::{Difference, Expected, Judge, TensorPlace};
@@ -170,35 +171,23 @@ fn compare_tensor(
     y: impl Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let (mut a, mut b) = (vec![0.0; count.min(BLOCK)], vec![0.0; count.min(BLOCK)]);
-    let (mut squares_a, mut squares_b, mut apart, mut others) = (0.0, 0.0, 0.0, 0_u64);
-    let mut largest = (0.0_f64, 0, 0.0, 0.0);
+    let mut difference = TensorDifference::default();
     let mut start = 0;
     while start < count {
         let end = count.min(start + BLOCK);
         let (a, b) = (&mut a[..end - start], &mut b[..end - start]);
         x(start..end, a)?;
         y(start..end, b)?;
-        for (index, (a, b)) in (start..end).zip(a.iter().zip(b.iter())) {
-            let (x, y) = (f64::from(*a), f64::from(*b));
-            squares_a += x * x;
-            squares_b += y * y;
-            if a.to_bits() != b.to_bits() {
-                others += 1;
-                apart += (x - y) * (x - y);
-                if (x - y).abs() > largest.0 {
-                    largest = ((x - y).abs(), index, x, y);
-                }
-            }
-        }
+        difference.add(start, a, b);
         start = end;
     }
+    let others = difference.others;
     if others == 0 {
         judge.same();
         return Ok(());
     }
-    let scale = f64::max(squares_a, squares_b).sqrt();
-    let relative = if scale > 0.0 { apart.sqrt() / scale } else { 0.0 };
-    let (_, index, x, y) = largest;
+    let (relative, furthest) = (difference.relative(), difference.furthest);
+    let (index, [x, y]) = (furthest.index, furthest.values);
     let note = Some(format!(
         "{others} of {count} elements have other bits; most of all element {index}: {x:e}, and {y:e} in the second"
     ));

@@ -41,7 +41,8 @@ pub fn logits(model: &ShardedDecoder, device: &Device, tokens: &[i32]) -> Result
     let logits = decoder::logits(&model.pass(device), tokens);
     model.engine().finish_evaluation()?;
     let [_, seq, vocab_size] = logits.dims();
-    let values = logits.into_data().iter::<f32>().collect();
+    let values = logits.into_data().convert::<f32>().try_into_vec();
+    let values = values.expect("invariant: values of f32 were asked for");
     Ok(Logits { shape: [seq, vocab_size], values })
 }
 

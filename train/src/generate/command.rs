@@ -9,7 +9,7 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
-use crate::config::{CommSection, Precision};
+use crate::config::{CommSection, ConfigError, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::{Result, TrainError};
 use crate::kernels;
@@ -61,7 +61,7 @@ impl GenerateArgs {
             context_length: 0,
             end_ids: Vec::new(),
         };
-        sampling.validate()?;
+        check_flags(&sampling)?;
         let source = ModelSource::open_with(&self.checkpoint, layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
@@ -105,6 +105,19 @@ fn on_terminal(text: &str) -> String {
     output::printable(&text.replace('\r', "")).into_owned()
 }
 
+/// Fails, with the name of the command line's flag, if a value is outside its range.
+fn check_flags(sampling: &Sampling) -> Result<(), ConfigError> {
+    let Sampling { temperature, top_p, .. } = *sampling;
+    let problem = if !(temperature >= 0.0 && temperature.is_finite()) {
+        format!("--temperature = {temperature}: must be zero or more, and finite")
+    } else if !(top_p > 0.0 && top_p <= 1.0) {
+        format!("--top-p = {top_p}: must be above 0 and at most 1")
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::Invalid { problems: vec![problem] })
+}
+
 /// What of `text` can be shown after its first `shown` bytes: all but characters at its end that the
 /// next tokens may complete.
 fn ready(text: &str, shown: usize) -> &str {
@@ -114,7 +127,7 @@ fn ready(text: &str, shown: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::ready;
+    use super::*;
 
     #[test]
     fn characters_are_shown_when_they_are_complete() {
@@ -126,5 +139,26 @@ mod tests {
         // One in the middle is what the text has.
         assert_eq!(ready("a\u{FFFD}b", 1), "\u{FFFD}b");
         assert_eq!(ready("a", 2), "");
+    }
+
+    fn sampling(temperature: f64, top_p: f64) -> Sampling {
+        let (max_tokens, top_k, key) = (1, 0, Key::new(1));
+        Sampling { max_tokens, temperature, top_k, top_p, key, context_length: 8, end_ids: Vec::new() }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        let said = |temperature, top_p| {
+            check_flags(&sampling(temperature, top_p)).expect_err("out of range").to_string()
+        };
+        for top_p in [0.0, -0.5, 1.5, f64::NAN] {
+            let expected = format!("--top-p = {top_p}: must be above 0 and at most 1");
+            assert_eq!(said(1.0, top_p), expected);
+        }
+        for temperature in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(said(temperature, 1.0).starts_with("--temperature = "));
+        }
+        check_flags(&sampling(0.0, 1.0)).expect("in range");
+        check_flags(&sampling(5.0, 1e-9)).expect("in range");
     }
 }

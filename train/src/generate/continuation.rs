@@ -95,7 +95,7 @@ impl<'a> Continuation<'a> {
         let logits = data.as_slice::<f32>().unwrap_or_default();
         // A model may have room for more ids than the tokenizer has tokens.
         let known = vocab_size.min(self.tokenizer.vocab_size()).min(logits.len());
-        let odd = logits[..known].iter().find(|logit| !logit.is_finite()).copied();
+        let odd = Sampling::non_finite(&logits[..known]);
         let choice = match odd {
             Some(_) => -1.0,
             None => f64::from(self.sampling.choose(&logits[..known], self.chosen as u64)),

@@ -6,15 +6,14 @@
 
 mod command;
 mod continuation;
-mod sampling;
 
 use burn::tensor::Device;
+pub use kiln_model::Sampling;
 use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
 
 pub use command::GenerateArgs;
 pub use continuation::Continuation;
-pub use sampling::Sampling;
 
 use crate::data::Tokenizer;
 use crate::error::Result;

@@ -4,12 +4,11 @@ use burn::backend::Flex;
 use burn::prelude::ToElement;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::bf16::bf16_gemm_for;
 use super::dispatch::{with_products, with_real};
 use super::matrix::{Matrix, MatrixMut};
-use super::parallel::{BLOCK, for_each_block, rows_per_block, simd};
+use super::parallel::{BLOCK, for_each_block, map_items, rows_per_block, simd};
 use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
@@ -104,23 +103,23 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
                 products.product(&lhs, &self.weight, [block.len(), d_model, vocab]);
 
             let targets = &self.targets[block.clone()];
-            let rows = logits.par_chunks_mut(vocab).zip(targets);
+            let rows = logits.chunks_mut(vocab).zip(targets);
             let (losses, factors): (Vec<f64>, Vec<S::Real>) = if self.options == LogitOptions::default() {
-                let losses = rows.map(|(logits, &target)| {
+                let losses = map_items(rows, |(logits, &target)| {
                     simd(
                         #[inline(always)]
                         || row_loss(logits, target),
                     )
                 });
-                losses.unzip()
+                losses.into_iter().unzip()
             } else {
-                let losses = rows.map(|(logits, &target)| {
+                let losses = map_items(rows, |(logits, &target)| {
                     simd(
                         #[inline(always)]
                         || row_loss_with(logits, target, self.options),
                     )
                 });
-                let (losses, factors): (Vec<RowLoss>, _) = losses.unzip();
+                let (losses, factors): (Vec<RowLoss>, _) = losses.into_iter().unzip();
                 z_sum += losses.iter().map(|loss| loss.z_loss).sum::<f64>();
                 (losses.iter().map(|loss| loss.cross_entropy).collect(), factors)
             };

@@ -2,10 +2,9 @@
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::dispatch::with_scalar;
-use super::parallel::{blocks, rows_per_block, simd};
+use super::parallel::{blocks, for_each_item, rows_per_block, simd};
 use super::scalar::{Real, Scalar, dot, dot3};
 use super::uninit::{UninitVec, written, zeros};
 use super::values::{Values, new_tensor, tensor_of};
@@ -82,47 +81,45 @@ fn gradient_values<S: Scalar>(
     let count = x.len().div_ceil(size);
     let mut dx = wanted[0].then(|| UninitVec::new(x.len()));
     let mut partial_dw = zeros::<S::Real>(wanted[1], count * width);
-    blocks(dx.as_mut().map(UninitVec::slots), size, count)
-        .into_par_iter()
-        .zip(blocks(partial_dw.as_deref_mut(), width, count))
-        .enumerate()
-        .for_each(|(i, (mut dx, mut dw))| {
-            let rows = i * size..x.len().min((i + 1) * size);
-            let sum = sum.map(|sum| &sum[rows.clone()]);
-            let (x, dy) = (&x[rows.clone()], &dy[rows]);
-            simd(
-                #[inline(always)]
-                || {
-                    for (row, (x, dy)) in x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate() {
-                        let r = inverse_rms(x, eps);
-                        if let Some(dw) = &mut dw {
-                            for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
-                                *dw += dy.real() * (x.real() * r);
-                            }
+    let of_x = blocks(dx.as_mut().map(UninitVec::slots), size, count);
+    let of_weight = blocks(partial_dw.as_deref_mut(), width, count);
+    for_each_item(of_x.into_iter().zip(of_weight), usize::MAX, |i, (mut dx, mut dw)| {
+        let rows = i * size..x.len().min((i + 1) * size);
+        let sum = sum.map(|sum| &sum[rows.clone()]);
+        let (x, dy) = (&x[rows.clone()], &dy[rows]);
+        simd(
+            #[inline(always)]
+            || {
+                for (row, (x, dy)) in x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate() {
+                    let r = inverse_rms(x, eps);
+                    if let Some(dw) = &mut dw {
+                        for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
+                            *dw += dy.real() * (x.real() * r);
                         }
-                        if let Some(dx) = &mut dx {
-                            let dx = &mut dx[row * width..][..width];
-                            let shift = dot3(dy, weight, x) * r / S::Real::from_f64(width as f64);
-                            let operands = dy.iter().zip(weight).zip(x);
-                            match sum {
-                                None => {
-                                    for (dx, operands) in dx.iter_mut().zip(operands) {
-                                        dx.write(S::nearest(dx_of(operands, r, shift)));
-                                    }
+                    }
+                    if let Some(dx) = &mut dx {
+                        let dx = &mut dx[row * width..][..width];
+                        let shift = dot3(dy, weight, x) * r / S::Real::from_f64(width as f64);
+                        let operands = dy.iter().zip(weight).zip(x);
+                        match sum {
+                            None => {
+                                for (dx, operands) in dx.iter_mut().zip(operands) {
+                                    dx.write(S::nearest(dx_of(operands, r, shift)));
                                 }
-                                Some(sum) => {
-                                    let sum = &sum[row * width..];
-                                    for ((dx, operands), &sum) in dx.iter_mut().zip(operands).zip(sum) {
-                                        let sum = dx_of(operands, r, shift) + sum.real();
-                                        dx.write(S::nearest(sum));
-                                    }
+                            }
+                            Some(sum) => {
+                                let sum = &sum[row * width..];
+                                for ((dx, operands), &sum) in dx.iter_mut().zip(operands).zip(sum) {
+                                    let sum = dx_of(operands, r, shift) + sum.real();
+                                    dx.write(S::nearest(sum));
                                 }
                             }
                         }
                     }
-                },
-            );
-        });
+                }
+            },
+        );
+    });
     let dw = partial_dw.map(|partial| {
         let mut dw = vec![S::Real::ZERO; width];
         for partial in partial.chunks_exact(width) {

@@ -2,10 +2,9 @@
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::dispatch::with_scalar;
-use super::parallel::{BLOCK, blocks, simd};
+use super::parallel::{BLOCK, blocks, for_each_item, simd};
 use super::scalar::{Real, Scalar};
 use super::uninit::{UninitVec, written};
 use super::values::{Values, new_tensor};
@@ -57,37 +56,35 @@ fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [
     let count = len.div_ceil(size);
     let mut dgate = wanted[0].then(|| UninitVec::new(len));
     let mut dup = wanted[1].then(|| UninitVec::new(len));
-    blocks(dgate.as_mut().map(UninitVec::slots), size, count)
-        .into_par_iter()
-        .zip(blocks(dup.as_mut().map(UninitVec::slots), size, count))
-        .enumerate()
-        .for_each(|(i, (dgate, dup))| {
-            let range = i * size..len.min((i + 1) * size);
-            let operands = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dy[range]);
-            simd(
-                #[inline(always)]
-                || match (dgate, dup) {
-                    (Some(dgate), Some(dup)) => {
-                        for ((dgate, dup), ((&g, &u), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
-                            let [for_gate, for_up] = derivatives(g, u, dy);
-                            dgate.write(for_gate);
-                            dup.write(for_up);
-                        }
+    let of_gate = blocks(dgate.as_mut().map(UninitVec::slots), size, count);
+    let of_up = blocks(dup.as_mut().map(UninitVec::slots), size, count);
+    for_each_item(of_gate.into_iter().zip(of_up), usize::MAX, |i, (dgate, dup)| {
+        let range = i * size..len.min((i + 1) * size);
+        let operands = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dy[range]);
+        simd(
+            #[inline(always)]
+            || match (dgate, dup) {
+                (Some(dgate), Some(dup)) => {
+                    for ((dgate, dup), ((&g, &u), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
+                        let [for_gate, for_up] = derivatives(g, u, dy);
+                        dgate.write(for_gate);
+                        dup.write(for_up);
                     }
-                    (Some(dgate), None) => {
-                        for (dgate, ((&g, &u), &dy)) in dgate.iter_mut().zip(operands) {
-                            dgate.write(derivatives(g, u, dy)[0]);
-                        }
+                }
+                (Some(dgate), None) => {
+                    for (dgate, ((&g, &u), &dy)) in dgate.iter_mut().zip(operands) {
+                        dgate.write(derivatives(g, u, dy)[0]);
                     }
-                    (None, Some(dup)) => {
-                        for (dup, ((&g, &u), &dy)) in dup.iter_mut().zip(operands) {
-                            dup.write(derivatives(g, u, dy)[1]);
-                        }
+                }
+                (None, Some(dup)) => {
+                    for (dup, ((&g, &u), &dy)) in dup.iter_mut().zip(operands) {
+                        dup.write(derivatives(g, u, dy)[1]);
                     }
-                    (None, None) => {}
-                },
-            );
-        });
+                }
+                (None, None) => {}
+            },
+        );
+    });
     // SAFETY: each block is as long as its operands, and the loops write every element of a wanted gradient.
     [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
 }

@@ -3,15 +3,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::DType;
 use kiln_collectives::Phase;
 use kiln_model::ops::Seen;
-use kiln_shard::{Engine, ParamGroupLayout, StateKind};
+use kiln_shard::{Engine, ParamGroupLayout, StateKind, TensorSums};
 use kiln_storage::Lines;
 
 use super::options::{HashOptions, HashedKind};
 use super::record::{Entry, HASHES_FILE, Key, StepHashes, StepPhase};
-use super::sums::{Sums, block_of};
 use crate::debug::Pass;
 use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
@@ -35,14 +33,14 @@ pub(crate) struct Hasher {
 /// Sums by name, in the order in which the names came.
 #[derive(Default)]
 struct Collected {
-    order: Vec<(Key, Sums)>,
+    order: Vec<(Key, TensorSums)>,
     index: HashMap<Key, usize>,
 }
 
 impl Collected {
-    fn add(&mut self, key: Key, sums: Sums) {
+    fn add(&mut self, key: Key, sums: TensorSums) {
         let index = *self.index.entry(key).or_insert_with_key(|key| {
-            self.order.push((key.clone(), Sums::default()));
+            self.order.push((key.clone(), TensorSums::default()));
             self.order.len() - 1
         });
         self.order[index].1 = self.order[index].1.plus(sums);
@@ -50,7 +48,7 @@ impl Collected {
 
     fn add_number(&mut self, phase: StepPhase, unit: &str, tensor: &str, value: f64) {
         let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "f64".to_owned());
-        self.add(Key { phase, unit, tensor, dtype }, Sums::of_number(value));
+        self.add(Key { phase, unit, tensor, dtype }, TensorSums::of_number(value));
     }
 }
 
@@ -62,27 +60,18 @@ pub(crate) fn split(name: &str) -> (&str, &str) {
 }
 
 /// The sums over a tensor of a pass, whose first row belongs to the sample `first` of the run.
-fn of_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(Sums, String)> {
+fn of_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, String)> {
     let data = seen.values.clone().into_data();
     let rows = if seen.shape.first().is_some_and(|size| size.is_multiple_of(rows)) { rows } else { 1 };
     let count = data.num_elements() / rows;
     let dtype = format!("{:?}", data.dtype()).to_lowercase();
     let samples = (first..).take(rows).enumerate();
-    let add = |all: Sums, sums: Sums| all.plus(sums);
-    if data.dtype() == DType::F32 {
-        let values = data.as_slice::<f32>().map_err(|error| unreadable(&error))?;
-        let of_sample = |(row, sample)| Sums::of(sample, 0, &values[row * count..(row + 1) * count]);
-        return Ok((samples.map(of_sample).fold(Sums::default(), add), dtype));
+    let mut sums = TensorSums::default();
+    for (row, sample) in samples {
+        let of_sample = TensorSums::of_sample(sample, &data, row * count..(row + 1) * count);
+        sums = sums.plus(of_sample.map_err(|error| unreadable(&error))?);
     }
-    let width = data.as_bytes().len().checked_div(data.num_elements()).unwrap_or(0).max(1);
-    let bits = data.as_bytes().chunks(width).map(|bytes| {
-        let (mut whole, used) = ([0; 8], width.min(8));
-        whole[..used].copy_from_slice(&bytes[..used]);
-        u64::from_le_bytes(whole)
-    });
-    let mut elements = bits.zip(data.iter::<f64>());
-    let of_sample = |(_, sample)| Sums::of_bits(sample, elements.by_ref().take(count));
-    Ok((samples.map(of_sample).fold(Sums::default(), add), dtype))
+    Ok((sums, dtype))
 }
 
 fn unreadable(error: &impl std::fmt::Debug) -> TrainError {
@@ -117,7 +106,7 @@ impl Hasher {
         let sums = engine.read_chunk(position, kind, |values| {
             let of_parameter = |parameter: &kiln_shard::ParameterLayout| {
                 let (held, range) = parameter.held_by(&chunk);
-                Sums::of(block_of(&parameter.name), range.start, &values[held])
+                TensorSums::of(TensorSums::block_of(&parameter.name), range.start, &values[held])
             };
             group.parameters.iter().map(of_parameter).collect::<Vec<_>>()
         })?;
@@ -161,7 +150,7 @@ impl Hasher {
         let mut all = Collected::default();
         let mut by_rank: HashMap<Key, Vec<u32>> = HashMap::new();
         for (rank, message) in messages.iter().enumerate() {
-            let sums: Vec<(Key, Sums)> =
+            let sums: Vec<(Key, TensorSums)> =
                 serde_json::from_slice(message).map_err(|error| unreadable(&error))?;
             for (key, sums) in sums {
                 if key.phase.is_of_samples() && (2..=MOST_RANKS).contains(&ranks) {
@@ -171,7 +160,7 @@ impl Hasher {
                 all.add(key, sums);
             }
         }
-        let entry = |(key, sums): (Key, Sums)| {
+        let entry = |(key, sums): (Key, TensorSums)| {
             let by_rank = by_rank.remove(&key).unwrap_or_default();
             Entry::new(key, sums, by_rank)
         };
@@ -208,9 +197,8 @@ impl Observer for Hasher {
             [("embed", "tokens", &batch.inputs), ("head", "targets", &batch.targets)]
         {
             let samples = (at.first_sample..).zip(tokens.chunks((tokens.len() / self.rows).max(1)));
-            let bits = |id: &i32| (u64::from(id.cast_unsigned()), f64::from(*id));
-            let of_sample = |(sample, ids): (u64, &[i32])| Sums::of_bits(sample, ids.iter().map(bits));
-            let sums = samples.map(of_sample).fold(Sums::default(), Sums::plus);
+            let of_sample = |(sample, ids): (u64, &[i32])| TensorSums::of_ids(sample, ids);
+            let sums = samples.map(of_sample).fold(TensorSums::default(), TensorSums::plus);
             let (unit, tensor, dtype) = (unit.to_owned(), tensor.to_owned(), "i32".to_owned());
             self.step.add(Key { phase: StepPhase::Data, unit, tensor, dtype }, sums);
         }

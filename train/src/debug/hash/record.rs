@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kiln_shard::TensorSums;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::sums::{SKETCHES, Sums};
 use crate::files;
 
 /// Name of the file in a run folder.
@@ -68,7 +68,7 @@ pub struct Entry {
     /// 2-norm of what is finite in it.
     pub norm: f64,
     /// Sums of the values with pseudo-random signs: they tell how far two tensors are apart.
-    pub sketch: [f64; SKETCHES],
+    pub sketch: [f64; TensorSums::SKETCHES],
     /// Elements that are no finite numbers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub non_finite: u64,
@@ -92,9 +92,9 @@ fn of_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 impl Entry {
-    pub(super) fn new(key: Key, sums: Sums, by_rank: Vec<u32>) -> Self {
+    pub(super) fn new(key: Key, sums: TensorSums, by_rank: Vec<u32>) -> Self {
         let Key { phase, unit, tensor, dtype } = key;
-        let Sums { hash, count, non_finite, squares, sketch } = sums;
+        let TensorSums { hash, count, non_finite, squares, sketch } = sums;
         Entry { phase, unit, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
     }
 
@@ -120,7 +120,7 @@ impl Entry {
         }
         let pairs = self.sketch.iter().zip(other.sketch);
         let squares: f64 = pairs.map(|(a, b)| (a - b).powi(2)).sum();
-        (squares / SKETCHES as f64).sqrt()
+        (squares / TensorSums::SKETCHES as f64).sqrt()
     }
 }
 

@@ -15,4 +15,3 @@ pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Pass, Tr
 pub use debugger::BREAKPOINTS_IN_CODE;
 pub(crate) use debugger::{DebuggedRank, Debugger};
 pub use desk::Desk;
-pub(super) use show::Statistics;

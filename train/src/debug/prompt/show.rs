@@ -1,5 +1,6 @@
 //! A tensor in words: statistics, values, a histogram, a checksum.
 
+use kiln_shard::TensorStatistics;
 use sha2::{Digest, Sha256};
 
 /// Values that are shown of a tensor.
@@ -27,61 +28,10 @@ pub(super) struct Shown {
     pub(super) values: Vec<f32>,
 }
 
-/// What the values of a tensor are like.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::debug) struct Statistics {
-    /// Values that are NaN.
-    pub(in crate::debug) nan: usize,
-    /// Values that are infinite.
-    pub(in crate::debug) infinite: usize,
-    /// The least of the others; 0 if there are none.
-    pub(in crate::debug) min: f32,
-    /// The largest of the others.
-    pub(in crate::debug) max: f32,
-    /// Their mean.
-    pub(in crate::debug) mean: f64,
-    /// The root of the mean of their squares.
-    pub(in crate::debug) rms: f64,
-    /// The 2-norm.
-    pub(in crate::debug) norm: f64,
-}
-
-impl Statistics {
-    /// Those of `values`.
-    pub(in crate::debug) fn of(values: &[f32]) -> Self {
-        let nan = values.iter().filter(|value| value.is_nan()).count();
-        let infinite = values.iter().filter(|value| value.is_infinite()).count();
-        let finite = || values.iter().copied().filter(|value| value.is_finite());
-        let count = (values.len() - nan - infinite).max(1) as f64;
-        let squares: f64 = finite().map(|value| f64::from(value) * f64::from(value)).sum();
-        let sum: f64 = finite().map(f64::from).sum();
-        Statistics {
-            nan,
-            infinite,
-            min: finite().reduce(f32::min).unwrap_or(0.0),
-            max: finite().reduce(f32::max).unwrap_or(0.0),
-            mean: sum / count,
-            rms: (squares / count).sqrt(),
-            norm: squares.sqrt(),
-        }
-    }
-}
-
-impl std::fmt::Display for Statistics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Statistics { nan, infinite, min, max, mean, rms, norm } = self;
-        write!(
-            f,
-            "min {min:.6e}  max {max:.6e}  mean {mean:.6e}  rms {rms:.6e}  norm {norm:.6e}  \
-             NaN {nan}  Inf {infinite}"
-        )
-    }
-}
-
 impl Shown {
     /// What `p` prints: shape, statistics and the first values.
     pub(super) fn summary(&self) -> String {
-        let statistics = Statistics::of(&self.values);
+        let statistics = TensorStatistics::of(&self.values);
         format!("{} {} {:?}\n{statistics}\n{}", self.title, self.dtype, self.shape, self.first_values())
     }
 
@@ -106,7 +56,7 @@ impl Shown {
 
     /// What `hist` prints.
     pub(super) fn histogram(&self) -> String {
-        let Statistics { min, max, nan, infinite, .. } = Statistics::of(&self.values);
+        let TensorStatistics { min, max, nan, infinite, .. } = TensorStatistics::of(&self.values);
         let width = (f64::from(max) - f64::from(min)) / BARS as f64;
         let mut counts = [0_usize; BARS];
         for value in self.values.iter().filter(|value| value.is_finite()) {
@@ -169,11 +119,11 @@ mod tests {
 
     #[test]
     fn statistics_are_of_what_is_finite() {
-        let Statistics { nan, infinite, min, max, mean, rms, norm } =
-            Statistics::of(&[3.0, f32::NAN, -4.0, f32::INFINITY]);
+        let TensorStatistics { nan, infinite, min, max, mean, rms, norm } =
+            TensorStatistics::of(&[3.0, f32::NAN, -4.0, f32::INFINITY]);
         assert_eq!((nan, infinite, min, max, mean, norm), (1, 1, -4.0, 3.0, -0.5, 5.0));
         assert!((rms - (12.5_f64).sqrt()).abs() < 1e-12);
-        let nothing = Statistics::of(&[]);
+        let nothing = TensorStatistics::of(&[]);
         assert_eq!((nothing.min, nothing.norm), (0.0, 0.0));
     }
 

@@ -1,10 +1,9 @@
 //! The backward pass: the tiles of scores are computed again, key head by key head.
 
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::super::matrix::MatrixMut;
-use super::super::parallel::simd;
+use super::super::parallel::{for_each_item, simd};
 use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, dot};
 use super::super::uninit::zeros;
@@ -34,23 +33,20 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
         let mut dq = zeros::<S::Real>(wanted[0], operands.q.len());
         let mut dk = zeros::<S::Real>(wanted[1], operands.k.len());
         let mut dv = zeros::<S::Real>(wanted[2], operands.v.len());
-        by_key_head(dq.as_deref_mut(), shape, group)
-            .into_par_iter()
+        let gradients = by_key_head(dq.as_deref_mut(), shape, group)
+            .into_iter()
             .zip(by_key_head(dk.as_deref_mut(), shape, 1))
-            .zip(by_key_head(dv.as_deref_mut(), shape, 1))
-            .enumerate()
-            .for_each_init(
-                || vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS],
-                |tiles, (i, ((dq, dk), dv))| {
-                    let mut backward = KeyHead { products: self, out, lse, dk, dv, tiles };
-                    let mut dq = dq.map(|dq| dq.split_columns(group));
-                    for member in 0..group {
-                        let head = i % kv_heads * group + member;
-                        let dq = dq.as_mut().and_then(Iterator::next);
-                        backward.query_head([i / kv_heads, head], dq);
-                    }
-                },
-            );
+            .zip(by_key_head(dv.as_deref_mut(), shape, 1));
+        for_each_item(gradients, usize::MAX, |i, ((dq, dk), dv)| {
+            let mut tiles = vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS];
+            let mut backward = KeyHead { products: self, out, lse, dk, dv, tiles: &mut tiles };
+            let mut dq = dq.map(|dq| dq.split_columns(group));
+            for member in 0..group {
+                let head = i % kv_heads * group + member;
+                let dq = dq.as_mut().and_then(Iterator::next);
+                backward.query_head([i / kv_heads, head], dq);
+            }
+        });
         let tensor = |gradient: Option<_>, like: &FlexTensor| {
             gradient.map(|values| tensor_of(values, like.layout().shape().clone(), like.dtype()))
         };

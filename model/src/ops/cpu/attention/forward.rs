@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::super::matrix::MatrixMut;
-use super::super::parallel::simd;
+use super::super::parallel::{for_each_item, simd};
 use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, exp_sum, max};
 use super::super::values::{new_tensor, tensor_of};
@@ -37,10 +36,10 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
                     .map(move |(tile, (out, lse))| ((batch, tile * P::ROWS), out, lse))
             })
             .collect();
-        tiles.into_par_iter().for_each_init(
-            || vec![S::Real::ZERO; P::ROWS * COLUMNS],
-            |scores, (place, out, lse)| self.forward_rows(place, scores, out, lse),
-        );
+        for_each_item(tiles, usize::MAX, |_, (place, out, lse)| {
+            let mut scores = vec![S::Real::ZERO; P::ROWS * COLUMNS];
+            self.forward_rows(place, &mut scores, out, lse);
+        });
         let out = tensor_of(out, q.layout().shape().clone(), q.dtype());
         (out, new_tensor(lse, [batch, seq, heads]))
     }

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::super::matrix::{Matrix, MatrixMut};
+use super::super::parallel::map_items;
 use super::super::products::{Output, Products, Threads};
 use super::super::scalar::{Real, Scalar};
 use super::tile::{Operands, Tile};
@@ -29,7 +28,7 @@ impl<R: Send> Heads<R> {
             let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
             right(Matrix::new(x, size, [shape.kv_stride(), 1]))
         };
-        Heads { heads: (0..count).into_par_iter().map(head).collect(), kv_heads }
+        Heads { heads: map_items(0..count, head), kv_heads }
     }
 
     fn of(&self, tile: Tile) -> &R {

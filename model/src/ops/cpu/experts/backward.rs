@@ -4,10 +4,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::super::matrix::{Matrix, MatrixMut};
-use super::super::parallel::{blocks, simd};
+use super::super::parallel::{blocks, for_each_item, simd};
 use super::super::products::{Output, Products, Threads};
 use super::super::scalar::{Real, Scalar, dot};
 use super::super::swiglu::sigmoid;
@@ -86,15 +84,15 @@ impl<S: Scalar> Backward<'_, S> {
             None => cut.iter().map(|_| None).collect(),
         };
         let outer = Block::cut(&cut, x.slots(), d_model)
-            .into_par_iter()
+            .into_iter()
             .zip(Block::cut(&cut, dy.slots(), d_model))
             .zip(dx_parts);
         let inner = Block::cut(&cut, dg.slots(), d_ff)
-            .into_par_iter()
+            .into_iter()
             .zip(Block::cut(&cut, du.slots(), d_ff))
             .zip(Block::cut(&cut, h.slots(), d_ff));
         let outputs = outer.zip(inner).zip(Block::cut(&cut, &mut by_row, 1));
-        cut.par_iter().zip(outputs).with_max_len(1).for_each(|(block, parts)| {
+        for_each_item(cut.iter().zip(outputs), 1, |_, (block, parts)| {
             let ((((x, dy), dx), ((dg, du), h)), dw) = parts;
             let count = block.rows.len();
             self.copy_rows(block, self.x, x);
@@ -197,7 +195,7 @@ impl<S: Scalar> Backward<'_, S> {
         let of_input = gate.into_iter().zip(up).map(|(gate, up)| Task::Input([gate, up]));
         let of_result = down.into_iter().map(Task::Result);
         let tasks: Vec<_> = of_input.enumerate().chain(of_result.enumerate()).collect();
-        tasks.into_par_iter().with_max_len(1).for_each(|(expert, task)| {
+        for_each_item(tasks, 1, |_, (expert, task)| {
             let group = self.groups.rows_of(expert);
             match task {
                 Task::Input(outputs) => {

@@ -1,9 +1,7 @@
 //! The forward pass, block by block.
 
-use rayon::prelude::*;
-
 use super::super::matrix::Matrix;
-use super::super::parallel::simd;
+use super::super::parallel::{for_each_item, simd};
 use super::super::products::{Products, Threads};
 use super::super::scalar::Scalar;
 use super::super::swiglu::sigmoid;
@@ -41,10 +39,10 @@ impl<S: Scalar> Forward<'_, S> {
         let blocks = self.groups.blocks();
         let [gates, ups] = &mut hidden;
         let outputs = Block::cut(&blocks, gates.slots(), d_ff)
-            .into_par_iter()
+            .into_iter()
             .zip(Block::cut(&blocks, ups.slots(), d_ff))
             .zip(Block::cut(&blocks, results.slots(), d_model));
-        blocks.par_iter().zip(outputs).with_max_len(1).for_each(|(block, ((g, u), result))| {
+        for_each_item(blocks.iter().zip(outputs), 1, |_, (block, ((g, u), result))| {
             let [Some(gate), Some(up), Some(down)] =
                 [&gate, &up, &down].map(|operands| operands[block.expert].as_ref())
             else {

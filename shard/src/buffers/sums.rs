@@ -1,35 +1,36 @@
-//! What is kept of a tensor.
+//! Sums over the elements of a tensor, by which two runs are compared without either's tensors.
 //!
-//! All of it is sums over elements, each of which knows its place: which sample of the run, or which parameter,
-//! and its number in there. So ranks and micro-batches add up, whatever part of the tensor each of them has.
+//! Each element knows its place: which sample of the run, or which parameter, and its number in there. So ranks and
+//! micro-batches add up, whatever part of the tensor each of them has.
 //!
 //! The hash is a sum of integers: two tensors have the same if they have the same bits, and almost never
 //! otherwise. Where it differs, the sketch tells by how much: it has sums of the values with pseudo-random
 //! signs, and the difference of two such sums is, on average over the signs, as large as the norm of the
 //! difference of the two tensors (Alon, Matias and Szegedy, 1996). Nobody needs both tensors for that.
 
+use std::ops::Range;
+
+use burn::tensor::{DType, DataError, TensorData};
+use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-
-/// Sums with signs of their own.
-pub(super) const SKETCHES: usize = 4;
 
 /// Elements that one task sums. Fixed, so that sums of floats have the same bits at any number of threads.
 const TASK: usize = 1 << 15;
 
-/// Sums over the elements of a tensor, or of a part of it.
+/// Sums over the elements of a tensor, or of a part of it: what `--hash` keeps of it, and `kiln diff` compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Sums {
+pub struct TensorSums {
     /// Of the bits of every element, mixed with its place.
-    pub(super) hash: u64,
+    pub hash: u64,
     /// Number of elements.
-    pub(super) count: u64,
+    pub count: u64,
     /// Number of those that are no finite numbers, which the sums below leave out.
-    pub(super) non_finite: u64,
+    pub non_finite: u64,
     /// Of the squares.
-    pub(super) squares: f64,
+    pub squares: f64,
     /// Of the values with signs.
-    pub(super) sketch: [f64; SKETCHES],
+    pub sketch: [f64; TensorSums::SKETCHES],
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that changes every bit by every bit.
@@ -42,17 +43,20 @@ fn mix(mut x: u64) -> u64 {
 /// Distance of neighbours before they are mixed.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// A number for a text, such as the name of a parameter.
-pub(super) fn block_of(name: &str) -> u64 {
-    name.bytes().fold(0, |block, byte| mix(block.wrapping_add(GOLDEN) ^ u64::from(byte)))
-}
+impl TensorSums {
+    /// Number of sums in [`TensorSums::sketch`].
+    pub const SKETCHES: usize = 4;
 
-impl Sums {
+    /// A number for a text, such as the name of a parameter, that stands for the text in sums.
+    pub fn block_of(name: &str) -> u64 {
+        name.bytes().fold(0, |block, byte| mix(block.wrapping_add(GOLDEN) ^ u64::from(byte)))
+    }
+
     /// The sums over `values`, which are the elements from `first` on of `block`: a sample of the run, or a
     /// parameter.
-    pub(super) fn of(block: u64, first: usize, values: &[f32]) -> Self {
+    pub fn of(block: u64, first: usize, values: &[f32]) -> Self {
         let of_task = |(task, values): (usize, &[f32])| {
-            let mut sums = Sums::default();
+            let mut sums = TensorSums::default();
             let (key, first) = (mix(block), (first + task * TASK) as u64);
             for (place, value) in (first..).zip(values) {
                 sums.put(key, place, u64::from(value.to_bits()), f64::from(*value));
@@ -60,24 +64,57 @@ impl Sums {
             sums
         };
         let tasks: Vec<_> = values.par_chunks(TASK).enumerate().map(of_task).collect();
-        tasks.into_iter().fold(Sums::default(), Sums::plus)
+        tasks.into_iter().fold(TensorSums::default(), TensorSums::plus)
     }
 
-    /// As [`Sums::of`], of values that are stored in other bits than those of f32.
-    pub(super) fn of_bits(block: u64, values: impl Iterator<Item = (u64, f64)>) -> Self {
-        let (mut sums, key) = (Sums::default(), mix(block));
-        (0..).zip(values).for_each(|(place, (bits, value))| sums.put(key, place, bits, value));
+    /// The sums over one sample of a batch, whose elements are `range` of `data`.
+    ///
+    /// # Errors
+    ///
+    /// If the elements are neither floats nor `i32`.
+    ///
+    /// # Panics
+    ///
+    /// If `data` has fewer elements.
+    pub fn of_sample(sample: u64, data: &TensorData, range: Range<usize>) -> Result<Self, DataError> {
+        Ok(match data.dtype() {
+            DType::F64 => Self::of_bits(sample, &data.as_slice::<f64>()?[range], |x| (x.to_bits(), x)),
+            DType::F16 => {
+                let bits = |x: f16| (u64::from(x.to_bits()), f64::from(x));
+                Self::of_bits(sample, &data.as_slice::<f16>()?[range], bits)
+            }
+            DType::BF16 => {
+                let bits = |x: bf16| (u64::from(x.to_bits()), f64::from(x));
+                Self::of_bits(sample, &data.as_slice::<bf16>()?[range], bits)
+            }
+            DType::I32 => Self::of_ids(sample, &data.as_slice::<i32>()?[range]),
+            _ => Self::of(sample, 0, &data.as_slice::<f32>()?[range]),
+        })
+    }
+
+    /// The sums over the tokens of one sample.
+    pub fn of_ids(sample: u64, ids: &[i32]) -> Self {
+        Self::of_bits(sample, ids, |id| (u64::from(id.cast_unsigned()), f64::from(id)))
+    }
+
+    /// As [`TensorSums::of`], of values with other bits than those of f32.
+    fn of_bits<T: Copy>(block: u64, values: &[T], bits: impl Fn(T) -> (u64, f64)) -> Self {
+        let (mut sums, key) = (TensorSums::default(), mix(block));
+        for (place, &value) in (0..).zip(values) {
+            let (bits, value) = bits(value);
+            sums.put(key, place, bits, value);
+        }
         sums
     }
 
-    /// Of one number.
-    pub(super) fn of_number(value: f64) -> Self {
-        let mut sums = Sums::default();
+    /// The sums of one number.
+    pub fn of_number(value: f64) -> Self {
+        let mut sums = TensorSums::default();
         let is_finite = value.is_finite();
         sums.hash = mix(value.to_bits());
         (sums.count, sums.non_finite) = (1, u64::from(!is_finite));
         if is_finite {
-            (sums.squares, sums.sketch) = (value * value, [value; SKETCHES]);
+            (sums.squares, sums.sketch) = (value * value, [value; Self::SKETCHES]);
         }
         sums
     }
@@ -97,8 +134,8 @@ impl Sums {
         }
     }
 
-    /// Of the elements of both.
-    pub(super) fn plus(mut self, other: Sums) -> Sums {
+    /// The sums over the elements of both.
+    pub fn plus(mut self, other: TensorSums) -> TensorSums {
         self.hash = self.hash.wrapping_add(other.hash);
         self.count += other.count;
         self.non_finite += other.non_finite;
@@ -119,19 +156,24 @@ mod tests {
     #[test]
     fn parts_add_up_in_any_order() {
         let all = values(3 * TASK / 2);
-        let whole = Sums::of(7, 0, &all);
+        let whole = TensorSums::of(7, 0, &all);
         let (head, tail) = all.split_at(1000);
-        let parts = Sums::of(7, 1000, tail).plus(Sums::of(7, 0, head));
+        let parts = TensorSums::of(7, 1000, tail).plus(TensorSums::of(7, 0, head));
         assert_eq!((parts.hash, parts.count), (whole.hash, whole.count));
         assert!((parts.squares - whole.squares).abs() < 1e-9 * whole.squares);
-        let bits = all.iter().map(|value| (u64::from(value.to_bits()), f64::from(*value)));
-        assert_eq!(Sums::of_bits(7, bits).hash, whole.hash);
+        let bits = |x: f32| (u64::from(x.to_bits()), f64::from(x));
+        assert_eq!(TensorSums::of_bits(7, &all, bits).hash, whole.hash);
+        let (half, len) = (TensorData::from(&*all).convert::<bf16>(), all.len());
+        let of_half = |range| TensorSums::of_sample(7, &half, range).expect("floats");
+        assert_eq!(of_half(0..len).count, len as u64);
+        assert!((of_half(0..len).squares - whole.squares).abs() < 1e-2 * whole.squares);
+        assert_ne!(of_half(0..len).hash, of_half(1..len).hash);
     }
 
     #[test]
     fn every_bit_and_every_place_counts() {
         let all = values(100);
-        let hash = |block, first, values: &[f32]| Sums::of(block, first, values).hash;
+        let hash = |block, first, values: &[f32]| TensorSums::of(block, first, values).hash;
         let known = hash(0, 0, &all);
         assert_ne!(hash(1, 0, &all), known);
         assert_ne!(hash(0, 1, &all), known);
@@ -142,9 +184,9 @@ mod tests {
         other[50] = f32::from_bits(other[50].to_bits() ^ 1);
         assert_ne!(hash(0, 0, &other), known);
         assert_ne!(hash(0, 0, &[0.0]), hash(0, 0, &[-0.0]));
-        let odd = Sums::of(0, 0, &[1.0, f32::NAN, f32::INFINITY]);
+        let odd = TensorSums::of(0, 0, &[1.0, f32::NAN, f32::INFINITY]);
         assert_eq!((odd.count, odd.non_finite, odd.squares), (3, 2, 1.0));
-        assert_ne!(block_of("a.weight"), block_of("b.weight"));
+        assert_ne!(TensorSums::block_of("a.weight"), TensorSums::block_of("b.weight"));
     }
 
     #[test]
@@ -154,9 +196,9 @@ mod tests {
             let b: Vec<_> =
                 a.iter().enumerate().map(|(at, value)| value + size * (at as f32).cos()).collect();
             let exact = a.iter().zip(&b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
-            let [a, b] = [&a, &b].map(|values| Sums::of(3, 0, values).sketch);
+            let [a, b] = [&a, &b].map(|values| TensorSums::of(3, 0, values).sketch);
             let squares: f64 = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum();
-            let estimate = (squares / SKETCHES as f64).sqrt();
+            let estimate = (squares / TensorSums::SKETCHES as f64).sqrt();
             assert!((0.2 * exact..3.0 * exact).contains(&estimate), "{estimate} for {exact}");
         }
     }

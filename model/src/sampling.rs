@@ -1,20 +1,18 @@
 //! Which token comes next.
 
-use kiln_model::Key;
-
-use crate::config::ConfigError;
+use crate::Key;
 
 /// How tokens are chosen.
 #[derive(Clone, Debug)]
 pub struct Sampling {
     /// Tokens to generate, unless the text ends before.
     pub max_tokens: usize,
-    /// 0 takes the likeliest token; higher is more random.
+    /// 0 takes the likeliest token; higher is more random. Finite, and not below 0.
     pub temperature: f64,
     /// Only the likeliest so many tokens can be chosen; 0 for all.
     pub top_k: usize,
     /// Only the likeliest tokens that together reach this probability can be chosen (nucleus
-    /// sampling, Holtzman et al., 2020); 1 for all.
+    /// sampling, Holtzman et al., 2020); 1 for all. Above 0, and at most 1.
     pub top_p: f64,
     /// Names the random choices.
     pub key: Key,
@@ -25,25 +23,12 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Fails, with the name of the command line's flag, if a value is outside its range.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let Sampling { temperature, top_p, .. } = *self;
-        let problem = if !(temperature >= 0.0 && temperature.is_finite()) {
-            format!("--temperature = {temperature}: must be zero or more, and finite")
-        } else if !(top_p > 0.0 && top_p <= 1.0) {
-            format!("--top-p = {top_p}: must be above 0 and at most 1")
-        } else {
-            return Ok(());
-        };
-        Err(ConfigError::Invalid { problems: vec![problem] })
-    }
-
     /// The id of the token that follows, given the logits of all tokens. `counter` numbers the
     /// choice: it is a function of the key, the counter and the logits alone.
     ///
     /// The temperature comes first, then top-k, then top-p on what is left, then the draw. Among
-    /// equal logits the lower id counts as likelier.
-    pub(super) fn choose(&self, logits: &[f32], counter: u64) -> u32 {
+    /// equal logits the lower id counts as likelier. NaN is less than all others; no logits at all give 0.
+    pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
         let best = (0..logits.len())
             .fold(0, |best, id| if value(logits[id]) > value(logits[best]) { id } else { best });
         if self.temperature <= 0.0 || logits.is_empty() {
@@ -63,6 +48,11 @@ impl Sampling {
             }
         }
         best as u32
+    }
+
+    /// The first of `logits` that is not finite, where no token should be chosen.
+    pub fn non_finite(logits: &[f32]) -> Option<f32> {
+        logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
     /// The ids that can be chosen, in order.
@@ -221,22 +211,5 @@ mod tests {
         for (top_k, top_p) in [(0, 1.0), (3, 1.0), (0, 0.9)] {
             assert_shares(&sampling(1.0, top_k, top_p), &logits, &[0.0, 0.5, 0.0, 0.5]);
         }
-    }
-
-    #[test]
-    fn values_out_of_range_are_refused_by_name() {
-        let said = |temperature, top_p| {
-            let refused = sampling(temperature, 0, top_p).validate();
-            refused.expect_err("out of range").to_string()
-        };
-        for top_p in [0.0, -0.5, 1.5, f64::NAN] {
-            let expected = format!("--top-p = {top_p}: must be above 0 and at most 1");
-            assert_eq!(said(1.0, top_p), expected);
-        }
-        for temperature in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(said(temperature, 1.0).starts_with("--temperature = "));
-        }
-        sampling(0.0, 0, 1.0).validate().expect("in range");
-        sampling(5.0, 3, 1e-9).validate().expect("in range");
     }
 }
