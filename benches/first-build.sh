@@ -8,6 +8,7 @@
 # A crate's seconds are those from its start to its end, while others build beside it.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+if [ $# -gt 0 ]; then set -- "$(realpath "$1")"; fi
 cd "$(dirname "$0")/.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

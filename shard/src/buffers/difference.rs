@@ -14,7 +14,7 @@ pub struct TensorDifference {
     pub furthest: FurthestElements,
 }
 
-/// One element of two tensors.
+/// The element of two tensors that differs most.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FurthestElements {
     /// Its number in the tensor.
@@ -47,8 +47,8 @@ impl TensorDifference {
         }
     }
 
-    /// The norm of the difference over the larger norm of the two; 0 for two tensors of zeros, NaN if an element
-    /// is NaN.
+    /// The norm of the difference over the larger norm of the two; 0 for two tensors of zeros. It says
+    /// nothing where an element is NaN.
     pub fn relative(&self) -> f64 {
         let scale = f64::max(self.squares[0], self.squares[1]).sqrt();
         if scale > 0.0 { self.apart.sqrt() / scale } else { 0.0 }
