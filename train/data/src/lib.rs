@@ -95,6 +95,11 @@ pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};
 
+/// Whether `folder` is one of prepared data, be they whole or not.
+pub fn is_prepared(folder: &Path) -> bool {
+    folder.join(info::INFO_FILE).exists()
+}
+
 /// Where the tokenizer of a folder of prepared data is.
 ///
 /// # Errors

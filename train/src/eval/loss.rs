@@ -108,8 +108,11 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     // A relative path starts at the folder in which the run was started, and nothing says which that was:
     // this one, or one that the run is in.
     let absolute = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.clone());
-    let above = absolute.ancestors().skip(1).map(|folder| folder.join(&data));
-    let there: Vec<_> = std::iter::once(data.clone()).chain(above).filter(|p| p.exists()).collect();
+    // A folder of the same name far above the model may be anything.
+    let above =
+        absolute.ancestors().skip(1).map(|folder| folder.join(&data)).filter(|f| data::is_prepared(f));
+    let there: Vec<_> =
+        Some(data.clone()).filter(|folder| folder.exists()).into_iter().chain(above).collect();
     let is_own = |folder: &PathBuf| {
         let Ok(info) = DataInfo::load(folder) else { return false };
         info.train.sha256.is_some() && info.train.sha256.as_deref() == model.data_sha256()

@@ -335,6 +335,7 @@ fn the_data_of_a_run_are_found_from_elsewhere() {
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), here.as_str()), "{ended:?}");
     }
     workspace.remove("own");
+    workspace.write("own/notes.txt", "a folder of this name, but not of data");
     messages.record("others of the same name", &elsewhere("elsewhere"), 2);
     messages.record("none of the name", &elsewhere("runs"), 2);
     insta::assert_snapshot!(messages.finish());
