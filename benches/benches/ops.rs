@@ -1,7 +1,9 @@
 //! Every fused operation beside its plain-burn reference, forward and backward, at the shapes of
 //! preset 10m with 4 sequences of 256 tokens.
 //!
-//!     cargo bench -p kiln-benches --bench ops
+//!     cargo bench -p kiln-benches --bench ops --config 'profile.bench.package.burn-flex.opt-level=3'
+//!
+//! The last argument is for the references: builds are without it, as `Cargo.toml` says. It builds burn once more.
 
 use std::hint::black_box;
 
@@ -60,6 +62,20 @@ fn swiglu(criterion: &mut Criterion) {
     let fused = || ops::swiglu(leaf(&gate), leaf(&up));
     let reference = || ops::swiglu_reference(leaf(&gate), leaf(&up));
     both(criterion, "swiglu", [("fused", &fused), ("reference", &reference)]);
+}
+
+fn geglu(criterion: &mut Criterion) {
+    let (gate, up) = (input("gate", [BATCH, SEQ, D_FF]), input("up", [BATCH, SEQ, D_FF]));
+    let fused = || ops::geglu(leaf(&gate), leaf(&up));
+    let reference = || ops::geglu_reference(leaf(&gate), leaf(&up));
+    both(criterion, "geglu", [("fused", &fused), ("reference", &reference)]);
+}
+
+fn squared_relu(criterion: &mut Criterion) {
+    let x = input("x", [BATCH, SEQ, D_FF]);
+    let fused = || ops::squared_relu(leaf(&x));
+    let reference = || ops::squared_relu_reference(leaf(&x));
+    both(criterion, "squared_relu", [("fused", &fused), ("reference", &reference)]);
 }
 
 fn attention(criterion: &mut Criterion) {
@@ -131,6 +147,8 @@ criterion_group!(
     linear,
     rms_norm,
     swiglu,
+    geglu,
+    squared_relu,
     rotary,
     embedding,
     dropout,

@@ -1,11 +1,11 @@
-//! The GeGLU feed-forward layer (Shazeer, 2020), in burn's own operations.
+//! The GeGLU feed-forward layer (Shazeer, 2020).
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::gelu;
 
 use super::{Context, Layer, LayerInit, Linear, SwiGlu};
 use crate::meta::{MetaTape, MetaTensor};
+use crate::ops;
 
 /// `down(gelu(gate(x)) * up(x))`, with the exact GELU. Its parameters are those of [`SwiGlu`].
 #[derive(Module, Debug)]
@@ -29,12 +29,12 @@ impl GeGlu {
 impl Layer for GeGlu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
         let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
-        self.down_proj.forward(gelu(gate) * up)
+        self.down_proj.forward(ops::geglu(gate, up))
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
         let [gate, up] = tape.linears(x, [d_ff, d_ff]);
-        tape.linear(tape.gated(tape.elementwise(gate), up), d_model)
+        tape.linear(tape.gated(gate, up), d_model)
     }
 }

@@ -1,14 +1,14 @@
 //! A mixture of experts (Shazeer et al., 2017), as Qwen3-MoE and DeepSeekMoE have it.
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::{
     AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, constant_parameter, normal_parameter,
 };
 use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
 use crate::meta::{MetaTape, MetaTensor};
-use crate::ops::{self, ExpertProjections, Routing};
+use crate::ops::{self, ExpertProjections, Residual, Routing};
 
 /// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if
 /// there is one.
@@ -105,7 +105,7 @@ impl Moe {
         }
         let ([_, experts], dtype) = (probabilities.dims(), probabilities.dtype());
         let choices: usize = chosen.dims().iter().product();
-        let load = expert_load(chosen, experts, &probabilities.device());
+        let load = ops::router_load(probabilities.clone(), chosen);
         if context.is_recording() {
             let largest = load.clone().max().mul_scalar(experts as f64 / choices as f64);
             context.record("largest_load", largest);
@@ -122,23 +122,15 @@ impl Moe {
     /// The experts of each of `tokens`, and the router's probabilities, `[tokens, experts]`.
     fn route(&self, tokens: Tensor<2>) -> (Routing, Tensor<2>) {
         let logits = self.router.forward(tokens);
-        // As in transformers: probabilities of half-precision logits are computed in f32.
-        let logits = match logits.dtype() {
-            DType::F16 | DType::BF16 => logits.cast(FloatDType::F32),
-            _ => logits,
-        };
-        let probabilities = softmax(logits);
+        let probabilities = ops::router_softmax(logits);
         let preferred = match &self.router_bias {
             Some(bias) => probabilities.clone() + bias.val().detach().cast(probabilities.dtype()).unsqueeze(),
             None => probabilities.clone(),
         };
         let experts = ops::top_k(preferred, self.experts_per_token);
-        let weights = probabilities.clone().gather(1, experts.clone());
-        let weights = match self.norm_topk_prob {
-            true => weights.clone() / weights.sum_dim(1),
-            false => weights,
-        };
-        (Routing { experts, weights }, probabilities)
+        let [probabilities, for_balance] = ops::fork(probabilities);
+        let weights = ops::router_weights(probabilities, experts.clone(), self.norm_topk_prob);
+        (Routing { experts, weights }, for_balance)
     }
 }
 
@@ -164,16 +156,16 @@ impl Experts {
 impl Layer for Moe {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let [batch, seq, d_model] = x.dims();
-        let tokens: Tensor<2> = x.clone().reshape([batch * seq, d_model]);
-        let (routing, probabilities) = self.route(tokens.clone());
+        let x: Tensor<2> = x.reshape([batch * seq, d_model]);
+        let [x, for_shared] = ops::fork(x);
+        let [x, for_router] = ops::fork(x);
+        let (routing, probabilities) = self.route(for_router);
         if context.is_training() {
             self.add_balance(routing.experts.clone(), probabilities, context);
         }
-        let y = ops::experts(tokens, routing, self.experts.projections());
+        let y = ops::experts(x, routing, self.experts.projections());
         let y = match &self.shared_expert {
-            // Of a view of its own. Its two projections add their gradients to what the input has got by
-            // then, and the order of the sum would differ where the block runs again.
-            Some(shared) => y + shared.apply(x.reshape([batch * seq, d_model])),
+            Some(shared) => Residual::new(y).add_result(shared.apply(for_shared)),
             None => y,
         };
         y.reshape([batch, seq, d_model])
@@ -181,12 +173,12 @@ impl Layer for Moe {
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         let [experts, _, d_ff] = self.experts.gate_proj.lazy_shape().dims();
-        // Logits, their powers, and the probabilities.
-        let logits = tape.linear(x.clone(), experts);
-        drop(tape.elementwise(tape.elementwise(logits)));
-        let y = tape.experts(x.clone(), [experts, self.experts_per_token, d_ff]);
+        let [x, for_shared] = tape.fork(x);
+        let [x, for_router] = tape.fork(x);
+        let probabilities = tape.router_softmax(tape.linear(for_router, experts));
+        let y = tape.experts(x, probabilities, [experts, self.experts_per_token, d_ff]);
         match &self.shared_expert {
-            Some(shared) => tape.sum(shared.meta_forward(x, tape), y),
+            Some(shared) => tape.residual(y, shared.meta_forward(for_shared, tape)),
             None => y,
         }
     }
@@ -199,20 +191,12 @@ impl Layer for Moe {
     }
 }
 
-/// The softmax of each row. Step by step: burn's own has other bits with autodiff than without, and a block
-/// that runs again in backward must have the bits of its first run.
-fn softmax(logits: Tensor<2>) -> Tensor<2> {
-    let largest = logits.clone().detach().max_dim(1);
-    let powers = (logits - largest).exp();
-    powers.clone() / powers.sum_dim(1)
-}
-
 /// The loss of [`Moe`] before its coefficient, `[1]`, of the experts' `load` `[experts]` and the
 /// `probabilities` `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
 fn balance_loss(load: Tensor<1>, probabilities: Tensor<2>) -> Tensor<1> {
     let [tokens, experts] = probabilities.dims();
     let load = load.div_scalar(tokens as f64);
-    let importance = probabilities.mean_dim(0).reshape([experts]);
+    let importance = ops::router_means(probabilities);
     (load.cast(importance.dtype()) * importance).sum().mul_scalar(experts as f64)
 }
 
@@ -229,13 +213,3 @@ fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> 
 /// A power of two. Times the share of a pass it is a normal number of f32 and bf16 still, and its square is
 /// nothing beside that of any gradient that trains.
 const STEERING: f64 = 1.0 / (1u128 << 80) as f64;
-
-/// Number of choices of each expert, `[experts]`.
-fn expert_load(chosen: Tensor<2, Int>, experts: usize, device: &Device) -> Tensor<1> {
-    let count = chosen.dims().iter().product();
-    // Indices as floats, which are exact: the integers of two sources need not have one type.
-    let indices = Tensor::<1, Int>::arange(0..experts as i64, device).float();
-    let indices: Tensor<2> = indices.reshape([1, experts]).expand([count, experts]);
-    let chosen: Tensor<2> = chosen.float().reshape([count, 1]).expand([count, experts]);
-    chosen.equal(indices).float().sum_dim(0).reshape([experts])
-}

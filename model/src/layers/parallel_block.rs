@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::{AnyLayer, Context, Layer, LayerInit, RmsNorm};
 use crate::meta::{MetaTape, MetaTensor};
-use crate::ops::Residual;
+use crate::ops::{self, Residual};
 
 /// `x + attention(norm(x)) + ffn(norm(x))`: the parallel block of GPT-J (Wang and Komatsuzaki, 2021) and PaLM
 /// (Chowdhery et al., 2022), with one norm for both layers.
@@ -31,10 +31,10 @@ impl Layer for ParallelBlock {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let (attention_context, ffn_context) = (context.fork("attention"), context.fork("ffn"));
         let stream = Residual::new(x);
-        let normed = self.norm.forward_of(&stream);
-        let mixed = attention_context.dropout(self.attention.forward(normed.clone(), &attention_context));
-        let fed = ffn_context.dropout(self.ffn.forward(normed, &ffn_context));
-        stream.add_result(mixed + fed)
+        let [for_attention, for_ffn] = ops::fork(self.norm.forward_of(&stream));
+        let mixed = attention_context.dropout(self.attention.forward(for_attention, &attention_context));
+        let fed = ffn_context.dropout(self.ffn.forward(for_ffn, &ffn_context));
+        stream.add_result(Residual::new(mixed).add_result(fed))
     }
 
     fn active_parameters(&self) -> usize {
@@ -47,9 +47,9 @@ impl Layer for ParallelBlock {
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
-        let normed = tape.rms_norm(&x);
-        let mixed = tape.dropout(self.attention.meta_forward(normed.clone(), tape));
-        let fed = tape.dropout(self.ffn.meta_forward(normed, tape));
-        tape.residual(x, tape.sum(mixed, fed))
+        let [for_attention, for_ffn] = tape.fork(tape.rms_norm(&x));
+        let mixed = tape.dropout(self.attention.meta_forward(for_attention, tape));
+        let fed = tape.dropout(self.ffn.meta_forward(for_ffn, tape));
+        tape.residual(x, tape.residual(mixed, fed))
     }
 }

@@ -1,11 +1,11 @@
-//! The feed-forward layer with a squared ReLU (So et al., 2021), in burn's own operations.
+//! The feed-forward layer with a squared ReLU (So et al., 2021).
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 
 use super::{Context, Layer, LayerInit, Linear};
 use crate::meta::{MetaTape, MetaTensor};
+use crate::ops;
 
 /// `down(relu(up(x))²)`.
 #[derive(Module, Debug)]
@@ -33,13 +33,11 @@ impl SquaredRelu {
 
 impl Layer for SquaredRelu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        let h = relu(self.up_proj.forward(x));
-        self.down_proj.forward(h.clone() * h)
+        self.down_proj.forward(ops::squared_relu(self.up_proj.forward(x)))
     }
 
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
-        let h = tape.elementwise(tape.linear(x, d_ff));
-        tape.linear(tape.gated(h.clone(), h), d_model)
+        tape.linear(tape.elementwise(tape.linear(x, d_ff)), d_model)
     }
 }

@@ -4,6 +4,7 @@
 //! of its operations, and a [`Ledger`] counts what they hold. A layer goes through its operations on them in
 //! [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
 
+mod experts;
 mod ledger;
 mod ops;
 mod tape;

@@ -16,7 +16,7 @@ const F32: u64 = 4;
 /// Widths of packed operands are multiples of this.
 const PACK: u64 = 32;
 
-fn bytes(rows: u64, width: u64, element: u64) -> u64 {
+pub(super) fn bytes(rows: u64, width: u64, element: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(element)
 }
 
@@ -102,17 +102,17 @@ impl MetaTape<'_> {
     }
 
     /// A bf16 operand `[rows, width]` in the order in which instructions read it.
-    fn packed(&self, rows: u64, width: u64) -> Held {
+    pub(super) fn packed(&self, rows: u64, width: u64) -> Held {
         self.scratch(bytes(rows, width.saturating_add(PACK - 1) / PACK * PACK, self.batch.element))
     }
 
     /// A copy of a matrix in f32.
-    fn wide(&self, rows: u64, width: u64) -> Held {
+    pub(super) fn wide(&self, rows: u64, width: u64) -> Held {
         self.scratch(bytes(rows, width, F32))
     }
 
     /// A copy of rows of activations in f32.
-    fn wide_rows(&self, width: u64) -> Held {
+    pub(super) fn wide_rows(&self, width: u64) -> Held {
         self.wide(self.batch.rows(), width)
     }
 
@@ -137,14 +137,18 @@ impl MetaTape<'_> {
         })
     }
 
-    /// `x + y` by burn, in the memory of `y`.
-    pub fn sum(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
-        self.add(x, y, true)
-    }
-
     /// `x + y` as [`ops::Residual::add_result`](crate::ops::Residual::add_result), on the host in the memory of `y`.
     pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
-        self.add(x, y, self.batch.on_host)
+        let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
+        let sum = if self.batch.on_host {
+            drop(x);
+            self.in_place(y)
+        } else {
+            self.tensor(y.width)
+        };
+        self.record(sum, is_tracked, move |tape, dy| {
+            nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
+        })
     }
 
     /// [`residual`](Self::residual), and [`rms_norm`](Self::rms_norm) of that sum. One kernel of a GPU computes both:
@@ -157,16 +161,18 @@ impl MetaTape<'_> {
         (sum, normed)
     }
 
-    fn add(&self, x: MetaTensor, y: MetaTensor, in_place: bool) -> MetaTensor {
-        let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
-        let sum = if in_place {
-            drop(x);
-            self.in_place(y)
-        } else {
-            self.tensor(y.width)
-        };
-        self.record(sum, is_tracked, move |tape, dy| {
-            nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
+    /// [`ops::fork`](crate::ops::fork()): `x` for each of two readers.
+    pub fn fork(&self, x: MetaTensor) -> [MetaTensor; 2] {
+        [x.clone(), x].map(|x| {
+            let (node, width) = (x.node, x.width);
+            self.record(x, node.is_some(), move |tape, dy| {
+                let sum = match node.and_then(|node| tape.take_gradient(node)) {
+                    // A GPU writes the sum to new memory.
+                    Some(_other) if !tape.batch.on_host => tape.tensor(width).memory,
+                    _ => dy,
+                };
+                tape.register(node, sum);
+            })
         })
     }
 
@@ -253,7 +259,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::swiglu`](crate::ops::swiglu()), or any fused product of two tensors that keeps both.
+    /// [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused product of two tensors
+    /// that keeps both.
     pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
         let y = self.tensor(gate.width);
         let tracked = gate.node.is_some() || up.node.is_some();
@@ -265,7 +272,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A function of each element of `x` that keeps its input, as burn's own operations do.
+    /// A function of each element of `x` that keeps its input, as [`ops::squared_relu`](crate::ops::squared_relu())
+    /// and burn's own operations do.
     pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         self.record(y, x.node.is_some(), move |tape, dy| {
@@ -349,7 +357,7 @@ impl MetaTape<'_> {
     }
 
     /// Bytes of an element of an operand of a product.
-    fn element_of_product(&self) -> u64 {
+    pub(super) fn element_of_product(&self) -> u64 {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
@@ -365,28 +373,6 @@ impl MetaTape<'_> {
             let gradients = [(); 2].map(|()| tape.ledger.hold(LOGITS, bytes));
             tape.register(node, tape.tensor(logits.width).memory);
             drop((logits, kept, gradients, dy));
-        })
-    }
-
-    /// [`ops::experts`](crate::ops::experts()) of `experts` experts of width `d_ff`, of which each token has
-    /// `chosen`.
-    pub fn experts(&self, x: MetaTensor, [experts, chosen, d_ff]: [usize; 3]) -> MetaTensor {
-        let (d, element) = (x.width, self.batch.element);
-        let (rows, d_ff) = (self.batch.rows().saturating_mul(chosen as u64), d_ff as u64);
-        // Rows in the order of their experts, and what they become between the projections.
-        let wide = move |tape: &Self| tape.scratch(bytes(rows, d_ff, element));
-        let narrow = move |tape: &Self| tape.scratch(bytes(rows, d, element));
-        let hidden = [wide(self), wide(self)];
-        let scratch = [narrow(self), wide(self), narrow(self)];
-        let y = self.tensor(d);
-        drop(scratch);
-        let node = x.node;
-        let weight = (experts as u64).saturating_mul(d).saturating_mul(d_ff);
-        self.record(y, node.is_some(), move |tape, dy| {
-            (0..3).for_each(|_| tape.register_weight(weight));
-            let scratch = [wide(tape), wide(tape), wide(tape), narrow(tape), narrow(tape)];
-            tape.register(node, tape.tensor(d).memory);
-            drop((scratch, hidden, x, dy));
         })
     }
 

@@ -1,8 +1,9 @@
 //! Fused operations of the decoder, differentiable by hand.
 //!
-//! Each file holds one operation: the public function on burn tensors, the same mathematics in plain burn
-//! (`*_reference`, which the tests compare with), the backend extension with its place on the tape, written
-//! once for all backends, and the trait of the kernels that a backend implements. An operation whose backward
+//! Each file holds one operation, or a few that belong together: the public function on burn tensors, the same
+//! mathematics in plain burn (`*_reference`, which the tests compare with), the backend extension with its place on
+//! the tape, written once for all backends, and the trait of the kernels that a backend implements. What a router
+//! computes is so small that GPUs compute it in burn's operations (`router.rs`). An operation whose backward
 //! pass is its forward pass needs no such trait: backends implement the extension itself. The implementations
 //! are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32` (`f64` for `f64` tensors, on the CPU);
 //! half-precision operands are converted, the result has the dtype of the first operand and every gradient
@@ -27,14 +28,17 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod experts;
+mod fork;
+mod glu;
 mod linear;
 mod plain;
 mod probe;
 mod residual;
 mod rms_norm;
 mod rotary;
+mod router;
 mod shared;
-mod swiglu;
+mod squared_relu;
 mod tape;
 mod top_k;
 
@@ -50,6 +54,8 @@ pub use cross_entropy::{
 pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
 pub use experts::{ExpertProjections, ExpertsOp, Routing, experts, experts_reference};
+pub use fork::{ForkOp, fork};
+pub use glu::{Activation, GluOp, geglu, geglu_reference, swiglu, swiglu_reference};
 pub use linear::{LinearOp, linear, linear_reference, linears};
 pub use plain::{FusedOp, use_plain};
 pub(crate) use probe::probe;
@@ -58,5 +64,6 @@ pub use residual::{Residual, ResidualOp};
 pub(crate) use rms_norm::rows_of_block;
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
-pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
+pub use router::{RouterOp, router_load, router_means, router_softmax, router_weights};
+pub use squared_relu::{SquaredReluOp, squared_relu, squared_relu_reference};
 pub use top_k::{TopKOp, top_k, top_k_reference};

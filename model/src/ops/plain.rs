@@ -1,7 +1,7 @@
 //! Which operations are computed in plain burn instead of by their fused kernels.
 //!
-//! A fused kernel that gives wrong results on a device must not spoil a run. Each public function of this
-//! module's operations asks [`is_plain`] before it calls the kernels. The set belongs to the process, is
+//! A fused kernel that gives wrong results on a device must not spoil a run. The public function of each operation
+//! in [`FusedOp`] asks [`is_plain`] before it calls the kernels. The set belongs to the process, is
 //! empty at the start, and is filled by [`verify`](crate::verify) before the first operation of a run.
 
 use std::fmt;
@@ -24,6 +24,10 @@ pub enum FusedOp {
     Residual,
     /// [`swiglu`](super::swiglu()).
     Swiglu,
+    /// [`geglu`](super::geglu()).
+    Geglu,
+    /// [`squared_relu`](super::squared_relu()).
+    SquaredRelu,
     /// [`rotary`](super::rotary()).
     Rotary,
     /// Attention by the instructions for warpgroups of compute capability 9.0; those of every tensor core
@@ -43,12 +47,14 @@ pub enum FusedOp {
 
 impl FusedOp {
     /// All of them; those that others are made of come first.
-    pub const ALL: [FusedOp; 12] = [
+    pub const ALL: [FusedOp; 14] = [
         FusedOp::MatrixProduct,
         FusedOp::Linear,
         FusedOp::RmsNorm,
         FusedOp::Residual,
         FusedOp::Swiglu,
+        FusedOp::Geglu,
+        FusedOp::SquaredRelu,
         FusedOp::Rotary,
         FusedOp::WarpgroupAttention,
         FusedOp::Attention,
@@ -66,6 +72,8 @@ impl FusedOp {
             FusedOp::RmsNorm => "rms_norm",
             FusedOp::Residual => "residual",
             FusedOp::Swiglu => "swiglu",
+            FusedOp::Geglu => "geglu",
+            FusedOp::SquaredRelu => "squared_relu",
             FusedOp::Rotary => "rotary",
             FusedOp::WarpgroupAttention => "warpgroup_attention",
             FusedOp::Attention => "attention",

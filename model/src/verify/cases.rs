@@ -101,7 +101,7 @@ fn linear([rows, d_in, d_out]: [usize; 3]) -> [Case; 2] {
     ]
 }
 
-fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 5] {
+fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 7] {
     let len = rows * width;
     type Norm = fn(Tensor<2>, Tensor<1>, f64) -> Tensor<2>;
     type Stream = fn(Tensor<2>, Tensor<1>, Tensor<2>) -> Tensor<2>;
@@ -121,6 +121,7 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 5] {
         x.clone() + ops::rms_norm_reference(x, weight, 1e-5) * y
     };
     type Gate = fn(Tensor<1>, Tensor<1>) -> Tensor<1>;
+    type Unary = fn(Tensor<1>) -> Tensor<1>;
     type Drop = fn(Tensor<1>, f64, u64, u64) -> Tensor<1>;
     [
         case!(
@@ -150,6 +151,20 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 5] {
             |t, f| f(t[0].clone(), t[1].clone()),
             ops::swiglu as Gate,
             ops::swiglu_reference as Gate
+        ),
+        case!(
+            Geglu,
+            [len, len],
+            |t, f| f(t[0].clone(), t[1].clone()),
+            ops::geglu as Gate,
+            ops::geglu_reference as Gate
+        ),
+        case!(
+            SquaredRelu,
+            [len],
+            |t, f| f(t[0].clone()),
+            ops::squared_relu as Unary,
+            ops::squared_relu_reference as Unary
         ),
         case!(
             Dropout,

@@ -189,6 +189,24 @@ fn swiglu_on_wgpu() {
 }
 
 #[test]
+fn geglu_on_wgpu() {
+    for len in [1, 2, 257, 4096] {
+        let op = |t: &[Tensor<1>]| ops::geglu(t[0].clone(), t[1].clone());
+        let reference = |t: &[Tensor<1>]| ops::geglu_reference(t[0].clone(), t[1].clone());
+        assert_on_wgpu(op, reference, &[len, len]);
+    }
+}
+
+#[test]
+fn squared_relu_on_wgpu() {
+    for len in [1, 2, 257, 4096] {
+        let op = |t: &[Tensor<1>]| ops::squared_relu(t[0].clone());
+        let reference = |t: &[Tensor<1>]| ops::squared_relu_reference(t[0].clone());
+        assert_on_wgpu(op, reference, &[len]);
+    }
+}
+
+#[test]
 fn rotary_on_wgpu() {
     type Rotary = fn(Tensor<4>, RotaryFrequencies, usize) -> Tensor<4>;
     let llama3 = RopeScaling::Llama3 {

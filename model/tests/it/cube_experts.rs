@@ -1,13 +1,14 @@
 //! Experts of a mixture, and the choice of them, on the device of [`crate::cube`].
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use kiln_model::ops::{experts, experts_reference, top_k};
+use kiln_model::ops::{experts, experts_reference, router_load, top_k};
 use kiln_model::{MOE, ModelConfig, MoeConfig};
 
 use crate::cube::{F32_BOUND, assert_decoder_on_wgpu, assert_on_wgpu, device, dtypes, poison, tiny};
 use crate::layers::{operation, sizes as sizes_of_layer};
 use crate::moe;
 use crate::ops_experts::{Sizes, chosen, over, over_choices};
+use crate::ops_router::{SIZES as SIZES_OF_ROUTERS, chosen as chosen_by_routers, routed};
 use crate::ops_support::*;
 
 /// Seven tokens, each with two of four experts.
@@ -117,6 +118,21 @@ fn a_token_of_nan_leaves_other_experts_alone_on_wgpu() {
     let mut inputs = inputs(&ODD.flat());
     inputs[0][..ODD.d_model].fill(f64::NAN);
     assert_runs_as_on_flex(over(experts, ODD), &inputs, (FloatDType::F32, F32_BOUND));
+}
+
+#[test]
+fn routing_on_wgpu() {
+    for sizes @ [tokens, experts, _] in SIZES_OF_ROUTERS {
+        for normalized in [true, false] {
+            let plain = routed(sizes, true, normalized);
+            assert_on_wgpu(routed(sizes, false, normalized), plain, &[tokens * experts]);
+        }
+        let load = |device: &Device| {
+            let probabilities = Tensor::ones([tokens, experts], device);
+            values(router_load(probabilities, chosen_by_routers(sizes, &device.clone().inner())))
+        };
+        assert_eq!(load(&device().autodiff()), load(&Device::flex()));
+    }
 }
 
 #[test]

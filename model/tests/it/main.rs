@@ -21,13 +21,15 @@ mod ops_cross_entropy;
 mod ops_dropout;
 mod ops_embedding;
 mod ops_experts;
+mod ops_glu;
 mod ops_linear;
 mod ops_memory;
 mod ops_residual;
 mod ops_rms_norm;
 mod ops_rotary;
+mod ops_router;
+mod ops_squared_relu;
 mod ops_support;
-mod ops_swiglu;
 mod ops_window;
 #[cfg(all(feature = "cuda", feature = "wgpu"))]
 mod planted;

@@ -1,27 +1,103 @@
 //! The nearest orthogonal matrix, nearly: Newton–Schulz iterations.
 
-use burn::tensor::Tensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::{Tensor, TensorData};
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use crate::buffers::host::{TASK, sum_of_squares};
 
 /// The least norm that a matrix is divided by.
 const EPSILON: f32 = 1e-7;
 
 /// Brings all singular values of `matrices` `[matrices, rows, columns]` near 1, by `steps` iterations of the
 /// quintic polynomial with these `coefficients` (Jordan et al., 2024). Singular values end between some 0.7
-/// and 1.2 after five steps with Muon's coefficients, which is as good for training as 1. Computes in the
-/// dtype of `matrices`.
+/// and 1.2 after five steps with Muon's coefficients, which is as good for training as 1. `matrices` are of f32.
 pub(super) fn orthogonalized(matrices: Tensor<3>, steps: usize, coefficients: [f64; 3]) -> Tensor<3> {
     let [_, rows, columns] = matrices.dims();
-    let [a, b, c] = coefficients;
+    let [a, b, c] = coefficients.map(|coefficient| coefficient as f32);
     // The product with its own transpose is as small as it can be.
     let is_tall = rows > columns;
-    let x = if is_tall { matrices.swap_dims(1, 2) } else { matrices };
-    // Dimension by dimension: the order of a sum over all elements may go by the number of threads.
-    let squares = (x.clone() * x.clone()).sum_dim(2).sum_dim(1);
-    let mut x = x / squares.sqrt().clamp_min(EPSILON);
+    let gram_of = |x: Tensor<3>| match (x.clone().swap_dims(1, 2), is_tall) {
+        (transposed, true) => transposed.matmul(x),
+        (transposed, false) => x.matmul(transposed),
+    };
+    let mut x = Tensor::from_dispatch(Dispatch::normalized(matrices.into_dispatch()));
     for _ in 0..steps {
-        let gram = x.clone().matmul(x.clone().swap_dims(1, 2));
-        let polynomial = gram.clone().mul_scalar(b) + gram.clone().matmul(gram).mul_scalar(c);
-        x = x.clone().mul_scalar(a) + polynomial.matmul(x);
+        let gram = gram_of(x.clone());
+        let polynomial = scaled_sum(gram.clone(), b, gram.clone().matmul(gram), c);
+        let product = if is_tall { x.clone().matmul(polynomial) } else { polynomial.matmul(x.clone()) };
+        x = scaled_sum(x, a, product, 1.0);
     }
-    if is_tall { x.swap_dims(1, 2) } else { x }
+    x
+}
+
+fn scaled_sum(x: Tensor<3>, a: f32, y: Tensor<3>, b: f32) -> Tensor<3> {
+    Tensor::from_dispatch(Dispatch::scaled_sum(x.into_dispatch(), a, y.into_dispatch(), b))
+}
+
+/// What an iteration computes besides products. Tensors are of f32 and have three dimensions.
+#[backend_extension(Flex, Cube: cfg(feature = "cube"))]
+pub(crate) trait IterationOps: Backend {
+    /// Each of `matrices` divided by its Frobenius norm, or by [`EPSILON`] if that is more.
+    fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// `a · x + b · y`.
+    fn scaled_sum(x: FloatTensor<Self>, a: f32, y: FloatTensor<Self>, b: f32) -> FloatTensor<Self>;
+}
+
+impl IterationOps for Flex {
+    fn normalized(matrices: FlexTensor) -> FlexTensor {
+        let shape = matrices.layout().shape().clone();
+        let mut matrices = owned(matrices);
+        let size = shape[1] * shape[2];
+        for matrix in matrices.storage_mut::<f32>().chunks_exact_mut(size.max(1)) {
+            let norm = (sum_of_squares(matrix).sqrt() as f32).max(EPSILON);
+            matrix.par_chunks_mut(TASK).for_each(|task| task.iter_mut().for_each(|value| *value /= norm));
+        }
+        matrices
+    }
+
+    fn scaled_sum(x: FlexTensor, a: f32, y: FlexTensor, b: f32) -> FlexTensor {
+        let (x, mut y) = (x.to_contiguous(), owned(y));
+        let start = x.layout().start_offset();
+        let x = &x.storage::<f32>()[start..];
+        y.storage_mut::<f32>().par_chunks_mut(TASK).zip(x.par_chunks(TASK)).for_each(|(y, x)| {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = a * x + b * *y;
+            }
+        });
+        y
+    }
+}
+
+/// `tensor` for changing in place: contiguous, and a view of its whole buffer.
+fn owned(tensor: FlexTensor) -> FlexTensor {
+    let (shape, len) = (tensor.layout().shape().clone(), tensor.layout().num_elements());
+    if tensor.is_contiguous() && tensor.storage::<f32>().len() == len {
+        return tensor;
+    }
+    if !tensor.is_contiguous() {
+        return tensor.to_contiguous();
+    }
+    let start = tensor.layout().start_offset();
+    FlexTensor::from_data(TensorData::new(tensor.storage::<f32>()[start..][..len].to_vec(), shape))
+}
+
+#[cfg(feature = "cube")]
+impl IterationOps for burn_cubecl::CubeBackend {
+    fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self> {
+        use burn::tensor::Scalar;
+        let squares = Self::float_mul(matrices.clone(), matrices.clone());
+        // Dimension by dimension: a sum over all elements at once may have any order.
+        let squares = Self::float_sum_dim(Self::float_sum_dim(squares, 2), 1);
+        let norms = Self::float_clamp_min(Self::float_sqrt(squares), Scalar::from(EPSILON));
+        Self::float_div(matrices, norms)
+    }
+
+    fn scaled_sum(x: FloatTensor<Self>, a: f32, y: FloatTensor<Self>, b: f32) -> FloatTensor<Self> {
+        use burn::tensor::Scalar;
+        let scaled = |tensor, factor: f32| Self::float_mul_scalar(tensor, Scalar::from(factor));
+        let y = if b == 1.0 { y } else { scaled(y, b) };
+        Self::float_add(scaled(x, a), y)
+    }
 }

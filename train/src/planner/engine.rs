@@ -37,8 +37,8 @@ pub(super) struct Group {
     pub(super) slots: u64,
     pub(super) trainable: bool,
     pub(super) is_whole: bool,
-    /// Elements that the transformation of its largest matrix needs.
-    pub(super) transform: u64,
+    /// Of its parameters.
+    pub(super) shapes: Vec<Vec<usize>>,
     options: ShardOptions,
     state: Vec<Held>,
     /// This rank's shard in the compute dtype, where it is kept on a GPU, from the first gather on.
@@ -135,7 +135,7 @@ impl Groups {
                     slots,
                     trainable: group.layout.trainable,
                     is_whole: group.is_whole,
-                    transform: group.layout.parameters.iter().map(|p| transform(&p.shape)).max().unwrap_or(0),
+                    shapes: group.layout.parameters.iter().map(|p| p.shape.clone()).collect(),
                     options: *options,
                     state,
                     compute: None,
@@ -437,12 +437,4 @@ impl Groups {
         let finish = self.issue(operation, axis, phase, bytes);
         self.clock.wait(finish);
     }
-}
-
-/// Elements that the orthogonalisation of a matrix needs besides the matrix: copies of it, and of its product
-/// with its transpose.
-fn transform(shape: &[usize]) -> u64 {
-    let numel = shape.iter().fold(1, |numel: u64, size| numel.saturating_mul(*size as u64));
-    let least = shape.iter().rev().take(2).min().map_or(0, |size| *size as u64);
-    numel.saturating_mul(4).saturating_add(least.saturating_mul(least).saturating_mul(4))
 }

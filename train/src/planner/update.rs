@@ -73,7 +73,8 @@ impl Groups {
     fn transform(&mut self, at: usize) -> Held {
         let whole = self.whole_bytes(at);
         let made = self.ledger.hold(COMMUNICATION, whole);
-        drop(self.ledger.hold(OPTIMIZER, self.groups[at].transform.saturating_mul(F32)));
+        let needed = self.groups[at].shapes.iter().map(|shape| orthogonalisation(shape, self.on_host));
+        drop(self.ledger.hold(OPTIMIZER, needed.max().unwrap_or(0).saturating_mul(F32)));
         if self.communicates() {
             self.wait_for(Operation::ReduceScatter, Axis::Shard, Phase::Optimizer, whole);
         }
@@ -88,4 +89,16 @@ impl Groups {
     fn whole_bytes(&self, at: usize) -> u64 {
         self.groups[at].padded.saturating_mul(F32)
     }
+}
+
+/// Elements that the orthogonalisation of a parameter of this `shape` needs besides it: copies of its matrices, and of
+/// their products with their transposes, as tensors and as operands of products. On a GPU burn writes some sums to new
+/// memory.
+fn orthogonalisation(shape: &[usize], on_host: bool) -> u64 {
+    let [others @ .., rows, columns] = shape else { return 0 };
+    let product = |sizes: &[usize]| sizes.iter().fold(1, |n: u64, size| n.saturating_mul(*size as u64));
+    let (matrices, least) = (product(shape), rows.min(columns));
+    let squares = product(others).saturating_mul(product(&[*least, *least]));
+    let both = |n: u64, m: u64| matrices.saturating_mul(n).saturating_add(squares.saturating_mul(m));
+    both(4, if on_host { 2 } else { 4 })
 }

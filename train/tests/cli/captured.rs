@@ -10,7 +10,7 @@ use kiln::config::{MUON, OptimSection};
 use kiln::optimizers::Optimizers;
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::DType as BufferDType;
-use kiln_model::config::{AttentionBias, MOE, MoeConfig};
+use kiln_model::config::{AttentionBias, MOE, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, Layers, ModelConfig, ops};
 use kiln_shard::ranks::run_ranks;
@@ -186,6 +186,11 @@ fn operations_of_ours() {
         step(&model(12), dtype, f32);
     }
     step(&experts(), f32, f32);
+    for dtype in [f32, bf16] {
+        let feed_forward = |name: &str| ModelConfig { feed_forward: name.to_owned(), ..model(64) };
+        step(&ModelConfig { block: Some(PARALLEL_RESIDUAL.to_owned()), ..feed_forward("geglu") }, dtype, f32);
+        step(&feed_forward("squared_relu"), dtype, f32);
+    }
     // A bias of another dtype than the product is added by a kernel.
     let device = Device::cuda(0);
     let zeros = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&device, DType::BF16));

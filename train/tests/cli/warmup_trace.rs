@@ -16,22 +16,27 @@ fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String
     after.iter().filter(|file| before.binary_search(file).is_err()).map(entry).collect()
 }
 
-/// A run of a dense model after a warm-up compiles nothing, neither here nor where the kernels were carried to.
+/// A run of a model without experts after a warm-up compiles nothing, neither here nor where the kernels were carried
+/// to.
 #[test]
 #[ignore = "benches/trace.sh"]
 fn a_run_after_a_warm_up_compiles_nothing() {
-    let workspace = Workspace::new();
-    let changes = [
-        ("train.nonfinite", "'skip'"),
+    compiles_nothing(&[
         ("model.dropout", "0.1"),
         ("model.window", "4"),
         ("model.window_pattern", "'fw'"),
         ("model.layers", "6"),
         ("sample.prompt", "'ab'"),
-        ("device.backend", "'cuda'"),
-        ("device.verify_kernels", "false"),
-    ];
-    workspace.config("run.toml", &changes);
+    ]);
+    compiles_nothing(&[("model.feed_forward", "'geglu'"), ("model.block", "'parallel_residual'")]);
+    compiles_nothing(&[("model.feed_forward", "'squared_relu'")]);
+}
+
+fn compiles_nothing(changes: &[(&str, &str)]) {
+    let workspace = Workspace::new();
+    let on_gpu =
+        [("train.nonfinite", "'skip'"), ("device.backend", "'cuda'"), ("device.verify_kernels", "false")];
+    workspace.config("run.toml", &[&on_gpu, changes].concat());
     workspace.replace("run.toml", "threads = 1\n", "");
     let said = |cache: &str, arguments: &[&str]| {
         let mut command = workspace.command(arguments);

@@ -161,6 +161,9 @@ fn hybrids_and_muon() {
     for strategy in STRATEGIES {
         Case::new("odd", strategy, 2).muon().batch(1, 1).check();
     }
+    let moe = MoeConfig { experts: 6, expert_d_ff: 112, ..MoeConfig::default() };
+    let experts = |model: &mut ModelConfig| (model.feed_forward, model.moe) = (MOE.to_owned(), Some(moe));
+    Case::new("odd", Strategy::NoShard, 2).model(experts).muon().batch(1, 1).check();
 }
 
 #[test]
@@ -188,6 +191,7 @@ fn other_layers() {
         };
         case().model(experts).check();
         case().model(experts).recompute().check();
+        case().model(experts).bf16().check();
         Case::new("odd", Strategy::NoShard, 2).model(experts).batch(2, 2).check();
     }
     case().model(|model| model.block = Some(PARALLEL_RESIDUAL.to_owned())).check();

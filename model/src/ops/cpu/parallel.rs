@@ -37,6 +37,23 @@ pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &m
     }
 }
 
+/// Runs `f` on every row of `width` elements of `data`, with its index, in blocks of rows. `f` is compiled as in [`simd`].
+pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
+    if width == 0 {
+        return;
+    }
+    for_each_block(
+        data,
+        rows_per_block(width) * width,
+        #[inline(always)]
+        |start, block| {
+            for (i, row) in block.chunks_exact_mut(width).enumerate() {
+                f(start / width + i, row);
+            }
+        },
+    );
+}
+
 /// Runs `f` with each item and its index, at the same time where there are threads for it. A thread takes up to
 /// `at_once` items in one go: 1 for items of unequal work.
 pub fn for_each_item<T: Send>(

@@ -8,7 +8,7 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::dispatch::with_scalar;
-use super::parallel::{for_each_block, rows_per_block};
+use super::parallel::for_each_row;
 use super::scalar::{Real, Scalar};
 use super::values::owned;
 use crate::ops::rotary::{RotaryFrequencies, RotaryOp, Rotation, sizes_of};
@@ -65,28 +65,23 @@ fn rotate_values<S: Scalar>(
     table: &Table<S::Real>,
     rotation: Rotation,
 ) {
-    let (width, half) = (heads * head_dim, head_dim / 2);
-    if width == 0 {
-        return;
-    }
+    let half = head_dim / 2;
     let sign = S::Real::from_f64(rotation.sign);
-    for_each_block(
+    for_each_row(
         values,
-        rows_per_block(width) * width,
+        heads * head_dim,
         #[inline(always)]
-        |start, block| {
-            for (i, row) in block.chunks_exact_mut(width).enumerate() {
-                let position = rotation.position_offset + (start / width + i) % seq;
-                let cos = &table.cos[position * half..][..half];
-                let sin = &table.sin[position * half..][..half];
-                for head in row.chunks_exact_mut(head_dim) {
-                    let (first, second) = head.split_at_mut(half);
-                    let pairs = first.iter_mut().zip(second);
-                    for ((first, second), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
-                        let (x, y, sin) = (first.real(), second.real(), sin * sign);
-                        *first = S::nearest(x * cos - y * sin);
-                        *second = S::nearest(y * cos + x * sin);
-                    }
+        |row, values| {
+            let position = rotation.position_offset + row % seq;
+            let cos = &table.cos[position * half..][..half];
+            let sin = &table.sin[position * half..][..half];
+            for head in values.chunks_exact_mut(head_dim) {
+                let (first, second) = head.split_at_mut(half);
+                let pairs = first.iter_mut().zip(second);
+                for ((first, second), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+                    let (x, y, sin) = (first.real(), second.real(), sin * sign);
+                    *first = S::nearest(x * cos - y * sin);
+                    *second = S::nearest(y * cos + x * sin);
                 }
             }
         },

@@ -19,7 +19,7 @@ use super::matmul::{Output, matmul, transposed};
 use super::sums::zeros;
 use super::{contiguous, contiguous_in, empty, reshaped};
 use crate::ops::experts::{ExpertsKernels, ExpertsShape, Hidden, Operands};
-use crate::ops::swiglu::SwigluKernels;
+use crate::ops::glu::{Activation, GluKernels};
 
 impl ExpertsKernels for CubeBackend {
     fn experts_forward(
@@ -35,7 +35,7 @@ impl ExpertsKernels for CubeBackend {
             let x = rows_for(&x, &chosen);
             let [g, u] = [gate, up].map(|weight| matmul(x.clone(), weight, 1.0, Output::New(x.dtype)));
             let w = column_of(weights, &chosen, x.dtype);
-            let h = CubeBackend::float_mul(CubeBackend::swiglu_forward(&g, &u), w);
+            let h = CubeBackend::float_mul(CubeBackend::glu_forward(&g, &u, Activation::Silu), w);
             matmul(h, down, 1.0, Output::Add(y.clone()));
         }
         (y, [(); 2].map(|()| empty(&x, [0], x.dtype)))
@@ -60,7 +60,7 @@ impl ExpertsKernels for CubeBackend {
             let [x, dy] = [&x, &dy].map(|rows| rows_for(rows, &chosen));
             let [g, u] =
                 [&gate, &up].map(|weight| matmul(x.clone(), weight.clone(), 1.0, Output::New(x.dtype)));
-            let h = CubeBackend::swiglu_forward(&g, &u);
+            let h = CubeBackend::glu_forward(&g, &u, Activation::Silu);
             let q = matmul(dy.clone(), transposed(&down), 1.0, Output::New(x.dtype));
             let product =
                 CubeBackend::float_mul(contiguous_in(&q, DType::F32), contiguous_in(&h, DType::F32));
@@ -69,7 +69,8 @@ impl ExpertsKernels for CubeBackend {
             dw = CubeBackend::float_mask_where(dw, chosen.clone(), sums);
             let w = column_of(weights, &chosen, x.dtype);
             let dh = CubeBackend::float_mul(q, w.clone());
-            let [Some(dg), Some(du)] = CubeBackend::swiglu_backward(&g, &u, &dh, [true, true]) else {
+            let [Some(dg), Some(du)] = CubeBackend::glu_backward(&g, &u, &dh, Activation::Silu, [true, true])
+            else {
                 unreachable!("invariant: both gradients are wanted");
             };
             if wanted[0] {

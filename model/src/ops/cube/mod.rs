@@ -42,13 +42,14 @@ mod cublaslt;
 mod dropout;
 mod embedding;
 mod experts;
+mod glu;
 mod linear;
 pub mod matmul;
 mod residual;
 mod rms_norm;
 mod rotary;
+mod squared_relu;
 mod sums;
-mod swiglu;
 mod top_k;
 
 use burn::tensor::{DType, Shape};

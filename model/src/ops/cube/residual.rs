@@ -18,10 +18,10 @@ use crate::ops::shared::SharedInput;
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));
+        assert_eq!((x.meta.shape(), x.dtype), (y.meta.shape(), y.dtype), "a sum of tensors that differ");
         let sum = empty(&x, x.meta.shape().clone(), x.dtype);
         let vector = vector_size(&[&x, &y], len_of(&x));
-        // SAFETY: the three have one length and one dtype (`Residual` checks those of `x` and `y`), and no unit goes
-        // beyond that of `sum`.
+        // SAFETY: the three have one length and one dtype, and no unit goes beyond that of `sum`.
         unsafe {
             launch! {
                 residual_kernel, cubes_for(&x.client, len_of(&x) / vector), [x, y], vector;

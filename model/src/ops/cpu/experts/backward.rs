@@ -4,11 +4,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::super::glu::sigmoid;
 use super::super::matrix::{Matrix, MatrixMut};
 use super::super::parallel::{blocks, for_each_item, simd};
 use super::super::products::{Output, Products, Threads};
 use super::super::scalar::{Real, Scalar, dot};
-use super::super::swiglu::sigmoid;
 use super::super::uninit::UninitVec;
 use super::by_expert::{expert_matrix, product, right_operands, sum_by_token};
 use super::groups::{Block, Groups};

@@ -1,10 +1,10 @@
 //! The forward pass, block by block.
 
+use super::super::glu::sigmoid;
 use super::super::matrix::Matrix;
 use super::super::parallel::{for_each_item, simd};
 use super::super::products::{Products, Threads};
 use super::super::scalar::Scalar;
-use super::super::swiglu::sigmoid;
 use super::super::uninit::UninitVec;
 use super::by_expert::{expert_matrix, gather, product, right_operands, sum_by_token};
 use super::groups::{Block, Groups};

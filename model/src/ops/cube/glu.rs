@@ -1,4 +1,4 @@
-//! The gate of a SwiGLU layer: one unit per few elements.
+//! The gates of SwiGLU and GeGLU layers: one unit per few elements.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -6,12 +6,12 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{contiguous, cubes_for, elem, empty, len_of, vector_size};
-use crate::ops::swiglu::SwigluKernels;
+use crate::ops::glu::{Activation, GluKernels};
 
-impl SwigluKernels for CubeBackend {
-    fn swiglu_forward(gate: &CubeTensor, up: &CubeTensor) -> CubeTensor {
+impl GluKernels for CubeBackend {
+    fn glu_forward(gate: &CubeTensor, up: &CubeTensor, activation: Activation) -> CubeTensor {
         let shape = gate.meta.shape().clone();
-        assert_eq!(&shape, up.meta.shape(), "swiglu: gate and up differ in shape");
+        assert_eq!(&shape, up.meta.shape(), "gate and up differ in shape");
         let (gate, up) = (contiguous(gate), contiguous(up));
         let y = empty(&gate, shape, gate.dtype);
         let vector = vector_size(&[&gate, &up], len_of(&y));
@@ -19,16 +19,17 @@ impl SwigluKernels for CubeBackend {
         unsafe {
             launch! {
                 forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [gate, up], vector;
-                gate / vector, up / vector, y / vector; [elem(&gate), elem(&up)]
+                gate / vector, up / vector, y / vector; [elem(&gate), elem(&up)], activation
             }
         }
         y
     }
 
-    fn swiglu_backward(
+    fn glu_backward(
         gate: &CubeTensor,
         up: &CubeTensor,
         dy: &CubeTensor,
+        activation: Activation,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
         let (gate, up, dy) = (contiguous(gate), contiguous(up), contiguous(dy));
@@ -42,7 +43,7 @@ impl SwigluKernels for CubeBackend {
             launch! {
                 backward_kernel, cubes_for(&gate.client, len / vector), [gate, up, dy], vector;
                 gate / vector, up / vector, dy / vector, dgate / vector, dup / vector;
-                [elem(&gate), elem(&up), elem(&dy)]
+                [elem(&gate), elem(&up), elem(&dy)], activation
             }
         }
         // One pass over the operands computes both gradients, whichever is wanted.
@@ -56,13 +57,18 @@ fn forward_kernel<G: Float, U: Float, N: Size>(
     up: &[Vector<U, N>],
     y: &mut [Vector<G, N>],
     #[define(G, U)] _dtypes: [ElemType; 2],
+    #[comptime] activation: Activation,
 ) {
     if ABSOLUTE_POS >= y.len() {
         terminate!();
     }
     let g = Vector::<f32, N>::cast_from(gate[ABSOLUTE_POS]);
     let u = Vector::<f32, N>::cast_from(up[ABSOLUTE_POS]);
-    y[ABSOLUTE_POS] = Vector::cast_from(g * sigmoid::<N>(g) * u);
+    let activated = match activation {
+        Activation::Silu => g * sigmoid::<N>(g),
+        Activation::Gelu => g * normal_distribution::<N>(g),
+    };
+    y[ABSOLUTE_POS] = Vector::cast_from(activated * u);
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -73,6 +79,7 @@ fn backward_kernel<G: Float, U: Float, D: Float, N: Size>(
     dgate: &mut [Vector<G, N>],
     dup: &mut [Vector<U, N>],
     #[define(G, U, D)] _dtypes: [ElemType; 3],
+    #[comptime] activation: Activation,
 ) {
     if ABSOLUTE_POS >= dgate.len() {
         terminate!();
@@ -81,13 +88,31 @@ fn backward_kernel<G: Float, U: Float, D: Float, N: Size>(
     let u = Vector::<f32, N>::cast_from(up[ABSOLUTE_POS]);
     let d = Vector::<f32, N>::cast_from(dy[ABSOLUTE_POS]);
     let one = Vector::<f32, N>::new(1.0f32);
-    let s = sigmoid::<N>(g);
-    dgate[ABSOLUTE_POS] = Vector::cast_from(d * u * s * (one + g * (one - s)));
-    dup[ABSOLUTE_POS] = Vector::cast_from(d * (g * s));
+    match activation {
+        Activation::Silu => {
+            let s = sigmoid::<N>(g);
+            dgate[ABSOLUTE_POS] = Vector::cast_from(d * u * s * (one + g * (one - s)));
+            dup[ABSOLUTE_POS] = Vector::cast_from(d * (g * s));
+        }
+        Activation::Gelu => {
+            let share = normal_distribution::<N>(g);
+            let scale = Vector::<f32, N>::new(comptime!(1.0 / (2.0 * std::f32::consts::PI).sqrt()));
+            let density = scale * (Vector::<f32, N>::new(-0.5f32) * g * g).exp();
+            dgate[ABSOLUTE_POS] = Vector::cast_from(d * u * (share + g * density));
+            dup[ABSOLUTE_POS] = Vector::cast_from(d * (g * share));
+        }
+    }
 }
 
 #[cube]
 fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let one = Vector::<f32, N>::new(1.0f32);
     one / (one + (-x).exp())
+}
+
+/// The share of a normal distribution that is below `x` standard deviations.
+#[cube]
+fn normal_distribution<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    let half = Vector::<f32, N>::new(0.5f32);
+    half + half * (x * Vector::<f32, N>::new(std::f32::consts::FRAC_1_SQRT_2)).erf()
 }

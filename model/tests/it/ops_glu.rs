@@ -1,5 +1,5 @@
 use burn::tensor::{Device, FloatDType, Tensor};
-use kiln_model::ops::{swiglu, swiglu_reference};
+use kiln_model::ops::{geglu, geglu_reference, swiglu, swiglu_reference};
 
 use crate::ops_support::*;
 
@@ -50,4 +50,46 @@ fn swiglu_of_extreme_gates() {
 #[should_panic(expected = "gate and up differ in shape")]
 fn swiglu_rejects_different_shapes() {
     swiglu(Tensor::<1>::ones([4], &Device::flex()), Tensor::ones([5], &Device::flex()));
+}
+
+#[test]
+fn geglu_matches_reference() {
+    let op = |t: &[Tensor<1>]| geglu(t[0].clone(), t[1].clone());
+    let reference = |t: &[Tensor<1>]| geglu_reference(t[0].clone(), t[1].clone());
+    for len in [1, 20, 257, 40_000] {
+        assert_matches(op, reference, &[len, len], 2e-6);
+    }
+}
+
+#[test]
+fn geglu_is_sound() {
+    let op = |t: &[Tensor<1>]| geglu(t[0].clone(), t[1].clone());
+    assert_sound(op, &[23, 23]);
+    assert_same_bits(op, &[100_000, 100_000]);
+}
+
+/// With `up = 1` the result is `g · Φ(g)`: the vectorised error function over its whole range. The share below a gate
+/// far below zero is a small difference, as everywhere that computes it so: its error is one of the gate.
+#[test]
+fn geglu_is_accurate_for_every_gate() {
+    let gates: Vec<f64> = (-7_000..7_000).map(|i| f64::from(i as f32 * 1e-3)).collect();
+    let gate = |dtype| flat(&gates, dtype, &Device::flex());
+    let exact = values(burn::tensor::activation::gelu(gate(FloatDType::F64)));
+    let y = values(geglu(gate(FloatDType::F32), gate(FloatDType::F32).ones_like()));
+    for ((g, y), exact) in gates.iter().zip(y).zip(exact) {
+        assert!((y - exact).abs() <= 4e-7 * g.abs(), "gelu({g}) = {y} instead of {exact}");
+    }
+}
+
+#[test]
+fn geglu_of_extreme_gates() {
+    let gates = [f64::NEG_INFINITY, -1e30, -7.0, -0.0, 0.0, 7.0, 1e30, f64::INFINITY, f64::NAN];
+    let gate = flat(&gates, FloatDType::F32, &Device::flex());
+    let y = values(geglu(gate.clone(), gate.ones_like()));
+    assert!(y[0].is_nan(), "−∞ · 0");
+    assert_eq!(y[1..5], [0.0; 4]);
+    assert_eq!(y[5], 7.0);
+    assert_eq!(y[6], f64::from(1e30f32));
+    assert_eq!(y[7], f64::INFINITY);
+    assert!(y[8].is_nan());
 }

@@ -1,0 +1,66 @@
+//! One tensor for two readers.
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+use burn_backend::ops::FloatTensorOps;
+
+use super::plain::{FusedOp, is_plain};
+use super::residual::ResidualOp;
+use super::shared::SharedInput;
+use super::tape::{Tracked, record};
+
+/// `x` for each of two readers, which belong to one backward pass. The kernel of [`Residual`](super::Residual) adds up
+/// their gradients there.
+pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
+    if is_plain(FusedOp::Residual) {
+        return [x.clone(), x];
+    }
+    let shared = SharedInput::new(2);
+    [x.clone(), x].map(|x| Tensor::from_dispatch(Dispatch::fused_fork(x.into_dispatch(), shared.clone())))
+}
+
+/// The backends of [`fork`].
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub trait ForkOp: Backend {
+    /// `x`, for one of the readers of `shared`.
+    fn fused_fork(x: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
+}
+
+impl ForkOp for Flex {
+    fn fused_fork(x: FloatTensor<Self>, _: SharedInput) -> FloatTensor<Self> {
+        x
+    }
+}
+
+#[cfg(feature = "cube")]
+impl ForkOp for burn_cubecl::CubeBackend {
+    fn fused_fork(x: FloatTensor<Self>, _: SharedInput) -> FloatTensor<Self> {
+        x
+    }
+}
+
+impl<B: ResidualOp, C: CheckpointStrategy> ForkOp for Autodiff<B, C> {
+    fn fused_fork(x: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
+        // burn adds to the gradient of a leaf, which the caller gets.
+        let is_leaf = Self::float_is_require_grad(&x);
+        let (x, node) = x.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            x,
+            |_| (shared, is_leaf),
+            |mut step, dy, (shared, is_leaf)| {
+                shared.enter(|state| {
+                    let adds = state.has_gradient && !is_leaf;
+                    let other = if adds { step.take_gradient::<B>(0) } else { None };
+                    let dx = match other {
+                        Some(other) => B::fused_residual(other, dy, shared.clone()),
+                        None => dy,
+                    };
+                    step.register::<B>(0, dx);
+                    state.has_gradient = true;
+                });
+            },
+        )
+    }
+}

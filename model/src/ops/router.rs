@@ -1,0 +1,222 @@
+//! What a router of experts computes between its logits and the experts.
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::{
+    Backend, Dispatch, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{BoolDType, DType, FloatDType, IndexingUpdateOp, Int, Shape, Tensor};
+use burn_backend::{AutodiffBackend, TensorMetadata, get_device_settings};
+
+use super::tape::{Tracked, record};
+
+/// The softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is in f32 where the logits are
+/// in half precision.
+///
+/// burn's own has other bits with autodiff than without, and a block that runs again in backward must have the
+/// bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
+pub fn router_softmax(logits: Tensor<2>) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::fused_router_softmax(logits.into_dispatch()))
+}
+
+/// The `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by their sum if
+/// they are to be `normalized`: `[tokens, k]`.
+///
+/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for those that
+/// are chosen, or `dw` if they are not normalized.
+pub fn router_weights(probabilities: Tensor<2>, chosen: Tensor<2, Int>, normalized: bool) -> Tensor<2> {
+    let (probabilities, chosen) = (probabilities.into_dispatch(), chosen.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_router_weights(probabilities, chosen, normalized))
+}
+
+/// How often each of the experts is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
+/// `[tokens, experts]` are those of the choice; there is no gradient.
+pub fn router_load(probabilities: Tensor<2>, chosen: Tensor<2, Int>) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::fused_router_load(probabilities.into_dispatch(), chosen.into_dispatch()))
+}
+
+/// The mean of each expert's `probabilities` `[tokens, experts]`: `[experts]`.
+pub fn router_means(probabilities: Tensor<2>) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::fused_router_means(probabilities.into_dispatch()))
+}
+
+/// The backends of the operations of a router.
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub trait RouterOp: Backend {
+    /// [`router_softmax`].
+    fn fused_router_softmax(logits: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// [`router_weights`].
+    fn fused_router_weights(
+        probabilities: FloatTensor<Self>,
+        chosen: IntTensor<Self>,
+        normalized: bool,
+    ) -> FloatTensor<Self>;
+    /// [`router_load`].
+    fn fused_router_load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self>;
+    /// [`router_means`].
+    fn fused_router_means(probabilities: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// The kernels of the operations of a router: in burn's operations, unless a backend has its own.
+pub trait RouterKernels: Backend {
+    /// The probabilities.
+    fn softmax_forward(logits: FloatTensor<Self>) -> FloatTensor<Self> {
+        let logits = match logits.dtype() {
+            DType::F16 | DType::BF16 => Self::float_cast(logits, FloatDType::F32),
+            _ => logits,
+        };
+        let largest = Self::float_max_dim(logits.clone(), 1);
+        let powers = Self::float_exp(Self::float_sub(logits, largest));
+        Self::float_div(powers.clone(), Self::float_sum_dim(powers, 1))
+    }
+
+    /// The gradient of the logits, in `dtype`.
+    fn softmax_backward(
+        probabilities: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        let mean = Self::float_sum_dim(Self::float_mul(gradient.clone(), probabilities.clone()), 1);
+        let gradient = Self::float_mul(probabilities, Self::float_sub(gradient, mean));
+        if gradient.dtype() == dtype { gradient } else { Self::float_cast(gradient, dtype.into()) }
+    }
+
+    /// The weights.
+    fn weights_forward(
+        probabilities: FloatTensor<Self>,
+        chosen: IntTensor<Self>,
+        normalized: bool,
+    ) -> FloatTensor<Self> {
+        let weights = Self::float_gather(1, probabilities, chosen);
+        if !normalized {
+            return weights;
+        }
+        Self::float_div(weights.clone(), Self::float_sum_dim(weights, 1))
+    }
+
+    /// The gradient of the probabilities.
+    fn weights_backward(
+        probabilities: FloatTensor<Self>,
+        chosen: IntTensor<Self>,
+        gradient: FloatTensor<Self>,
+        normalized: bool,
+    ) -> FloatTensor<Self> {
+        let (shape, dtype) = (probabilities.shape(), probabilities.dtype());
+        let zeros = Self::float_zeros(shape, &probabilities.device(), dtype.into());
+        let gradient = if normalized {
+            let weights = Self::float_gather(1, probabilities, chosen.clone());
+            let sum = Self::float_sum_dim(weights.clone(), 1);
+            let mean = Self::float_sum_dim(Self::float_mul(gradient.clone(), weights), 1);
+            let mean = Self::float_div(mean, sum.clone());
+            Self::float_div(Self::float_sub(gradient, mean), sum)
+        } else {
+            gradient
+        };
+        Self::float_scatter(1, zeros, chosen, gradient, IndexingUpdateOp::Add)
+    }
+
+    /// The choices of each expert.
+    fn load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self> {
+        let (device, dtype) = (probabilities.device(), FloatDType::F32);
+        let settings = get_device_settings::<Self>(&device);
+        let [_, experts] = probabilities.shape().dims();
+        let count = chosen.shape().num_elements();
+        // Indices as floats, which are exact: the integers of two sources need not have one type.
+        let indices = Self::int_arange(0..experts as i64, &device, settings.int_dtype);
+        let indices = Self::float_reshape(Self::int_into_float(indices, dtype), Shape::new([1, experts]));
+        let chosen = Self::float_reshape(Self::int_into_float(chosen, dtype), Shape::new([count, 1]));
+        let [indices, chosen] =
+            [indices, chosen].map(|tensor| Self::float_expand(tensor, Shape::new([count, experts])));
+        let equal: BoolDType = settings.bool_dtype;
+        let hits = Self::bool_into_float(Self::float_equal(chosen, indices, equal), dtype);
+        Self::float_reshape(Self::float_sum_dim(hits, 0), Shape::new([experts]))
+    }
+
+    /// The means.
+    fn means_forward(probabilities: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [_, experts] = probabilities.shape().dims();
+        Self::float_reshape(Self::float_mean_dim(probabilities, 0), Shape::new([experts]))
+    }
+
+    /// The gradient of the probabilities of so many `tokens`.
+    fn means_backward(gradient: FloatTensor<Self>, tokens: usize) -> FloatTensor<Self> {
+        let [experts] = gradient.shape().dims();
+        let share = Self::float_div_scalar(gradient, (tokens as f64).into());
+        let row = Self::float_reshape(share, Shape::new([1, experts]));
+        Self::float_expand(row, Shape::new([tokens, experts]))
+    }
+}
+
+#[cfg(feature = "cube")]
+impl RouterKernels for burn_cubecl::CubeBackend {}
+
+impl<B: RouterKernels> RouterOp for B {
+    fn fused_router_softmax(logits: FloatTensor<B>) -> FloatTensor<B> {
+        B::softmax_forward(logits)
+    }
+
+    fn fused_router_weights(
+        probabilities: FloatTensor<B>,
+        chosen: IntTensor<B>,
+        normalized: bool,
+    ) -> FloatTensor<B> {
+        B::weights_forward(probabilities, chosen, normalized)
+    }
+
+    fn fused_router_load(probabilities: FloatTensor<B>, chosen: IntTensor<B>) -> FloatTensor<B> {
+        B::load(probabilities, chosen)
+    }
+
+    fn fused_router_means(probabilities: FloatTensor<B>) -> FloatTensor<B> {
+        B::means_forward(probabilities)
+    }
+}
+
+impl<B: RouterKernels, C: CheckpointStrategy> RouterOp for Autodiff<B, C> {
+    fn fused_router_softmax(logits: Tracked<B, C>) -> Tracked<B, C> {
+        let dtype = logits.dtype();
+        let (logits, node) = logits.into_parts();
+        let probabilities = B::softmax_forward(logits);
+        let saved = probabilities.clone();
+        record::<B, C, _, _>(
+            [node],
+            probabilities,
+            |_| (saved, dtype),
+            |mut step, dy, (probabilities, dtype)| {
+                step.register::<B>(0, B::softmax_backward(probabilities, dy, dtype));
+            },
+        )
+    }
+
+    fn fused_router_weights(
+        probabilities: Tracked<B, C>,
+        chosen: IntTensor<B>,
+        normalized: bool,
+    ) -> Tracked<B, C> {
+        let weights = B::weights_forward(probabilities.primitive().clone(), chosen.clone(), normalized);
+        record::<B, C, _, _>(
+            [probabilities.node()],
+            weights,
+            |save| (save(&probabilities), chosen, normalized),
+            |mut step, dy, (probabilities, chosen, normalized)| {
+                let probabilities = step.value::<B>(probabilities);
+                step.register::<B>(0, B::weights_backward(probabilities, chosen, dy, normalized));
+            },
+        )
+    }
+
+    fn fused_router_load(probabilities: Tracked<B, C>, chosen: IntTensor<B>) -> Tracked<B, C> {
+        Self::from_inner(B::load(probabilities.into_primitive(), chosen))
+    }
+
+    fn fused_router_means(probabilities: Tracked<B, C>) -> Tracked<B, C> {
+        let [tokens, _] = probabilities.shape().dims();
+        let (probabilities, node) = probabilities.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            B::means_forward(probabilities),
+            |_| tokens,
+            |mut step, dy, tokens| step.register::<B>(0, B::means_backward(dy, tokens)),
+        )
+    }
+}
