@@ -1,7 +1,7 @@
 //! The nearest orthogonal matrix, nearly: Newton–Schulz iterations.
 
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
@@ -48,39 +48,29 @@ pub(crate) trait IterationOps: Backend {
 impl IterationOps for Flex {
     fn normalized(matrices: FlexTensor) -> FlexTensor {
         let shape = matrices.layout().shape().clone();
-        let mut matrices = owned(matrices);
+        // A view of its whole buffer; `matrices` is dropped, so that it is not copied once more where it is that already.
+        let mut normalized = matrices.to_contiguous();
+        drop(matrices);
         let size = shape[1] * shape[2];
-        for matrix in matrices.storage_mut::<f32>().chunks_exact_mut(size.max(1)) {
+        for matrix in normalized.storage_mut::<f32>().chunks_exact_mut(size.max(1)) {
             let norm = (sum_of_squares(matrix).sqrt() as f32).max(EPSILON);
             matrix.par_chunks_mut(TASK).for_each(|task| task.iter_mut().for_each(|value| *value /= norm));
         }
-        matrices
+        normalized
     }
 
     fn scaled_sum(x: FlexTensor, a: f32, y: FlexTensor, b: f32) -> FlexTensor {
-        let (x, mut y) = (x.to_contiguous(), owned(y));
-        let start = x.layout().start_offset();
-        let x = &x.storage::<f32>()[start..];
-        y.storage_mut::<f32>().par_chunks_mut(TASK).zip(x.par_chunks(TASK)).for_each(|(y, x)| {
-            for (y, x) in y.iter_mut().zip(x) {
+        let (x, mut sum) = (x.to_contiguous(), y.to_contiguous());
+        // So that the sum lies in its memory.
+        drop(y);
+        let tasks = sum.storage_mut::<f32>().par_chunks_mut(TASK).zip(x.storage::<f32>().par_chunks(TASK));
+        tasks.for_each(|(sum, x)| {
+            for (y, x) in sum.iter_mut().zip(x) {
                 *y = a * x + b * *y;
             }
         });
-        y
+        sum
     }
-}
-
-/// `tensor` for changing in place: contiguous, and a view of its whole buffer.
-fn owned(tensor: FlexTensor) -> FlexTensor {
-    let (shape, len) = (tensor.layout().shape().clone(), tensor.layout().num_elements());
-    if tensor.is_contiguous() && tensor.storage::<f32>().len() == len {
-        return tensor;
-    }
-    if !tensor.is_contiguous() {
-        return tensor.to_contiguous();
-    }
-    let start = tensor.layout().start_offset();
-    FlexTensor::from_data(TensorData::new(tensor.storage::<f32>()[start..][..len].to_vec(), shape))
 }
 
 #[cfg(feature = "cube")]

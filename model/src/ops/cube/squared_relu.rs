@@ -17,7 +17,7 @@ impl SquaredReluKernels for CubeBackend {
         unsafe {
             launch! {
                 squared_relu_kernel, cubes_for(&y.client, len_of(&y) / vector), [x], vector;
-                x / vector, y / vector; [elem(&x)]
+                x / vector, y / vector; elem(&x)
             }
         }
         y
@@ -42,7 +42,7 @@ impl SquaredReluKernels for CubeBackend {
 fn squared_relu_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     y: &mut [Vector<F, N>],
-    #[define(F)] _dtypes: [ElemType; 1],
+    #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= y.len() {
         terminate!();
