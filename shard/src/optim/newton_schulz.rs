@@ -1,7 +1,13 @@
 //! The nearest orthogonal matrix, nearly: Newton–Schulz iterations.
 
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+#[cfg(feature = "cube")]
+use burn::tensor::Scalar;
 use burn::tensor::Tensor;
+#[cfg(feature = "cube")]
+use burn_backend::ops::FloatTensorOps;
+#[cfg(feature = "cube")]
+use burn_cubecl::CubeBackend;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
@@ -74,9 +80,8 @@ impl IterationOps for Flex {
 }
 
 #[cfg(feature = "cube")]
-impl IterationOps for burn_cubecl::CubeBackend {
+impl IterationOps for CubeBackend {
     fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self> {
-        use burn::tensor::Scalar;
         let squares = Self::float_mul(matrices.clone(), matrices.clone());
         // Dimension by dimension: a sum over all elements at once may have any order.
         let squares = Self::float_sum_dim(Self::float_sum_dim(squares, 2), 1);
@@ -85,7 +90,6 @@ impl IterationOps for burn_cubecl::CubeBackend {
     }
 
     fn scaled_sum(x: FloatTensor<Self>, a: f32, y: FloatTensor<Self>, b: f32) -> FloatTensor<Self> {
-        use burn::tensor::Scalar;
         let scaled = |tensor, factor: f32| Self::float_mul_scalar(tensor, Scalar::from(factor));
         let y = if b == 1.0 { y } else { scaled(y, b) };
         Self::float_add(scaled(x, a), y)
