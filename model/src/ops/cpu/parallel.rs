@@ -37,7 +37,8 @@ pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &m
     }
 }
 
-/// Runs `f` on every row of `width` elements of `data`, with its index, in blocks of rows. `f` is compiled as in [`simd`].
+/// Runs `f` on every row of `width` elements of `data`, with its index, in blocks of rows. `f` is compiled as in
+/// [`simd`].
 pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     if width == 0 {
         return;
