@@ -1,7 +1,7 @@
 //! The socket of a process of a run. Whoever asks there is answered by threads of their own; a client that is
 //! slow, silent or gone holds up nobody else.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::status::About;
 use crate::process::ProcessId;
-use kiln_observe::ask::{Folder, Owner, Reply, Request, Typed, remove_if_empty, stranger};
+use kiln_observe::ask::{Folder, Owner, Reply, Request, Typed, remove_if_empty, send_reply, stranger};
 
 /// Clients that are served at a time.
 const MOST_CLIENTS: usize = 8;
@@ -123,7 +123,7 @@ impl Shared {
         if self.clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
             self.clients.fetch_sub(1, Ordering::Relaxed);
             // It fits into the empty buffer of a new connection.
-            let _ = say(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
+            let _ = send_reply(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
             return;
         }
         let shared = self.clone();
@@ -157,7 +157,7 @@ impl Shared {
                 Ok(Request::Timeline) => Reply::Timeline(self.about.timelines(&self.ranks)),
                 Err(error) => Reply::Refused(format!("this build does not know what was asked: {error}")),
             };
-            say(stream, &reply)?;
+            send_reply(stream, &reply)?;
             if !line.ends_with('\n') {
                 return Ok(());
             }
@@ -177,7 +177,7 @@ impl Shared {
         thread::scope(|scope| {
             let tell = move || {
                 for message in messages {
-                    if say(stream, &Reply::Prompt(message)).is_err() {
+                    if send_reply(stream, &Reply::Prompt(message)).is_err() {
                         break;
                     }
                 }
@@ -196,12 +196,6 @@ impl Shared {
             Ok(())
         })
     }
-}
-
-fn say(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
-    let mut line = serde_json::to_vec(reply)?;
-    line.push(b'\n');
-    stream.write_all(&line)
 }
 
 #[cfg(test)]

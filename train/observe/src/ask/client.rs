@@ -27,6 +27,9 @@ const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 /// Bytes of a reply.
 const MOST_REPLY: u64 = 1 << 30;
 
+/// Bytes that are read at a time: the status of a rank, as a rule.
+const BUFFER: usize = 1 << 16;
+
 /// A connection to a process of a run.
 pub struct Connection(BufReader<UnixStream>);
 
@@ -36,7 +39,7 @@ impl Connection {
         let stream = folder.connect(owner)?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Connection(BufReader::new(stream)))
+        Ok(Connection(BufReader::with_capacity(BUFFER, stream)))
     }
 
     /// Asks, and waits for the reply.
@@ -75,6 +78,12 @@ pub fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> 
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
+}
+
+/// Sends a reply. It is not generic, so that it is compiled with this crate's optimisation: a reply has some hundred
+/// operations of each rank.
+pub fn send_reply(stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    say(stream, reply)
 }
 
 /// What a process says, or what is known of it instead.

@@ -13,7 +13,7 @@ mod socket;
 mod symbols;
 mod tell;
 
-pub use client::{Answer, Answers, Connection, Process, ask_all, say, timelines};
+pub use client::{Answer, Answers, Connection, Process, ask_all, say, send_reply, timelines};
 pub use machine::{ProcessState, state_of, threads_of};
 pub use message::{Known, ProcessStatus, RankStatus, Reply, Request, Thread, ToPrompt, Typed};
 pub use socket::{Folder, Owner, clear, remove_if_empty, stranger};
