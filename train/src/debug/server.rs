@@ -123,7 +123,8 @@ impl Shared {
         if self.clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
             self.clients.fetch_sub(1, Ordering::Relaxed);
             // It fits into the empty buffer of a new connection.
-            let _ = send_reply(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
+            let _ =
+                send_reply(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
             return;
         }
         let shared = self.clone();
@@ -200,6 +201,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use kiln_observe::ask::{Answer, Thread, ask_all};
 
     use super::*;
