@@ -1,6 +1,7 @@
 //! Which process of which machine, in a form that can be kept: process ids alone come again.
 
 use std::fs;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -33,9 +34,7 @@ impl ProcessId {
     }
 
     fn here(pid: i32, started: u64) -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        ProcessId { host, boot: boot.trim().to_owned(), pid, started }
+        ProcessId { host: host(), boot: boot().to_owned(), pid, started }
     }
 
     /// Whether both run under the same kernel, which knows the locks of both.
@@ -51,10 +50,23 @@ impl ProcessId {
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
     /// in another container of this one.
     pub fn is_gone(&self) -> Option<bool> {
-        let this = ProcessId::this();
-        let here = self.host == this.host && self.shares_kernel_with(&this);
-        here.then(|| started(self.pid) != Some(self.started))
+        let is_here = !self.boot.is_empty() && self.boot == boot() && self.host == host();
+        is_here.then(|| started(self.pid) != Some(self.started))
     }
+}
+
+/// The name of this machine.
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The kernel's id of this start of the machine; empty if it does not tell.
+fn boot() -> &'static str {
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        boot.trim().to_owned()
+    });
+    &BOOT
 }
 
 /// When a process of this machine started; `None` if there is none, or none but a zombie.
