@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kiln_collectives::StepTimeline;
 use serde::Serialize;
@@ -23,6 +23,9 @@ const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 
 /// How long a process may take to ask its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
+
+/// How long a reply that may have come is looked for when the time is over.
+const LAST_LOOK: Duration = Duration::from_millis(2);
 
 /// Bytes of a reply.
 const MOST_REPLY: u64 = 1 << 30;
@@ -44,11 +47,24 @@ impl Connection {
 
     /// Asks, and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+        self.request(request)?;
+        self.receive()
+    }
+
+    /// Asks; [`Connection::receive`] has the reply.
+    fn request(&self, request: &Request) -> io::Result<()> {
         // Whoever is refused is told so, perhaps before it has asked.
         match self.say(request) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
-            _ => self.receive(),
+            _ => Ok(()),
         }
+    }
+
+    /// Waits for the next reply, not longer than until `end`; what has come already is taken after it as well.
+    fn receive_until(&mut self, end: Instant) -> io::Result<Reply> {
+        let left = end.saturating_duration_since(Instant::now());
+        self.0.get_ref().set_read_timeout(Some(left.max(LAST_LOOK)))?;
+        self.receive()
     }
 
     /// Sends something that has no reply of its own.
@@ -129,15 +145,12 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
         Err(_) => return Ok(Answers::default()),
     };
-    let owners = folder.owners();
-    let mut processes: Vec<Process> = thread::scope(|scope| {
-        let ask = |owner: Owner| {
-            let folder = &folder;
-            thread::Builder::new().spawn_scoped(scope, move || ask(folder, owner, stacks))
-        };
-        let asked: Vec<_> = owners.into_iter().filter_map(|owner| ask(owner).ok()).collect();
-        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    });
+    // All of them look for their answers while the first one's is waited for.
+    let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
+    let end = Instant::now() + patience;
+    let asked: Vec<_> =
+        folder.owners().into_iter().map(|owner| ask(&folder, owner, stacks, patience)).collect();
+    let mut processes: Vec<_> = asked.into_iter().map(|asked| asked.process(stacks, end)).collect();
     if processes.iter().any(|process| matches!(process.answer, Answer::Gone)) {
         // One that ends as it should takes its files along.
         let left = folder.owners();
@@ -196,16 +209,35 @@ pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
     Ok(timelines)
 }
 
-fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
+/// A process that has been asked, and has not been heard yet.
+struct Asked {
+    owner: Owner,
+    is_gone: Option<bool>,
+    /// Where its reply will come, or what is known of it instead.
+    reply: Result<io::Result<Connection>, Answer>,
+}
+
+fn ask(folder: &Folder, owner: Owner, stacks: bool, patience: Duration) -> Asked {
     let is_gone = owner.process.is_gone();
-    let answer = match is_gone {
-        Some(true) => Answer::Gone,
-        Some(false) if state_of(owner.process.pid) == ProcessState::Stopped => Answer::Stopped,
-        _ => {
-            let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
-            let request = Request::Status { stacks, all: false };
-            let reply = Connection::open(folder, &owner, patience).and_then(|mut open| open.ask(&request));
-            match reply {
+    let open = || {
+        let connection = Connection::open(folder, &owner, patience)?;
+        connection.request(&Request::Status { stacks, all: false })?;
+        Ok(connection)
+    };
+    let reply = match is_gone {
+        Some(true) => Err(Answer::Gone),
+        Some(false) if state_of(owner.process.pid) == ProcessState::Stopped => Err(Answer::Stopped),
+        _ => Ok(open()),
+    };
+    Asked { owner, is_gone, reply }
+}
+
+impl Asked {
+    /// What it says until `end`.
+    fn process(self, stacks: bool, end: Instant) -> Process {
+        let Asked { owner, is_gone, reply } = self;
+        let listen =
+            |reply: io::Result<Connection>| match reply.and_then(|mut reply| reply.receive_until(end)) {
                 Ok(Reply::Status(mut status)) => {
                     // In another container, the number means another process.
                     if is_gone == Some(false) {
@@ -219,12 +251,12 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool) -> Process {
                 }
                 Err(_) if is_gone.is_none() => Answer::Elsewhere,
                 Err(error) => silence(&owner, &error),
-            }
-        }
-    };
-    let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
-    let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
-    Process { owner, answer, threads }
+            };
+        let answer = reply.map_or_else(|known| known, listen);
+        let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
+        let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
+        Process { owner, answer, threads }
+    }
 }
 
 /// Where the functions of a thread begin that all threads have.
