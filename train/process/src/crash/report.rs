@@ -21,8 +21,9 @@ const FRAMES: usize = 128;
 /// Folders of one rank, at most.
 const MOST: u64 = 1000;
 
-/// Where the program lies in memory: its first address, and the one behind it.
-static PROGRAM: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// Where the program lies in memory: its first address, the one behind it, and the one from which addresses in its file
+/// count, which is 0 if it is linked for a fixed address.
+static PROGRAM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// The crash that is being written.
 pub(super) static REPORT: Mutex<Report> = Mutex::new(Report::new());
@@ -131,10 +132,10 @@ impl Report {
 
     fn write_frame(&mut self, index: usize) -> fmt::Result {
         let address = self.frames[index];
-        let [first, end] = [0, 1].map(|i| PROGRAM[i].load(Ordering::Relaxed));
+        let [first, end, base] = [0, 1, 2].map(|i| PROGRAM[i].load(Ordering::Relaxed));
         write!(self.text, "  {address:#018x}")?;
         if (first..end).contains(&address) {
-            write!(self.text, " program+{:#x}", address - first)?;
+            write!(self.text, " program+{:#x}", address - base)?;
         }
         self.text.write_str("\n")
     }
@@ -282,10 +283,11 @@ pub(super) fn prepare() {
             let info = &*info;
             (info, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
         };
-        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        let end = loaded.map(|header| header.p_vaddr + header.p_memsz).max().unwrap_or(0);
+        let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let first = loaded().map(|header| header.p_vaddr).min().unwrap_or(0);
+        let end = loaded().map(|header| header.p_vaddr + header.p_memsz).max().unwrap_or(0);
         // Addresses fit into a usize.
-        let addresses = [info.dlpi_addr, info.dlpi_addr + end].map(|address| address as usize);
+        let addresses = [first, end, 0].map(|address| (info.dlpi_addr + address) as usize);
         PROGRAM.iter().zip(addresses).for_each(|(place, address)| place.store(address, Ordering::Relaxed));
         // The first one is the program, and no more is asked for.
         1
