@@ -1,364 +1,495 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one command of less than 9 minutes, and a table at its end.
+# Checks and measures Kiln on one NVIDIA GPU, in two calls of less than 10 minutes each.
 #
-#     benches/gpu.sh --pack           # where it is built: programs into target/pack, and their sizes
-#     benches/gpu.sh                  # where the GPU is: runs what is in target/pack
-#     benches/gpu.sh --report FILE    # the same, and writes the table as Markdown
-#     benches/gpu.sh --only A,C       # some of the parts
-#     benches/gpu.sh --libraries      # what of NVIDIA is needed, and where it is on this machine
+#     benches/gpu.sh --pack           # where it is built: writes target/pack, and prints the bytes to carry
+#     benches/gpu.sh                  # where the GPU is: the first call, at most 530 s
+#     benches/gpu.sh --second         # the second call, at most 220 s
+#     benches/gpu.sh --only steps,train    # some steps of a call
+#     benches/gpu.sh --size           # the bytes to carry
 #
-# A  every fused kernel holds against its plain form, with kernels to compile and with compiled ones; every kernel
-#    equals its reference, on CUDA; compute-sanitizer finds nothing, if it is there
-# B  sharding over ranks on one GPU; NCCL with one rank, and with two on one GPU where it allows that
-# C  the time of every kernel and of steps of 300m and 1b, beside what was predicted and PyTorch's in the same run
-# D  a step of 7b
+# Each call writes two files to OUT (default target/gpu): report.md and logs.tgz. They are rewritten after every
+# step and every few seconds, so a call that is cut off still reports. The steps, in order:
 #
-# NVIDIA's libraries come from where `kiln doctor` finds them; a folder target/pack/python with Python's
-# packages of them is looked through as well. PEER_PYTHON is a Python with torch (default python3), and
-# PACK another folder than target/pack. Logs are left in OUT (default target/gpu-logs). BUDGET is the number of
-# seconds that all of it may take (default 530); what its parts may take follows from it. What is carried to a GPU
-# without a network must stay below 64 MiB; --pack fails above that. benches/fakecuda/rehearse.sh rehearses all of
-# this without a GPU.
+#   first     doctor   which GPU, driver and libraries there are
+#             check    every fused kernel against its plain form, in three dtypes
+#             steps    training steps of 300m and 1b, next to their prediction; clocks and power each second
+#             train    a run on the GPU and on the CPU, resume, generate, eval
+#             tests    at the same time: kernels, sharding, NCCL, cuBLASLt against their references
+#             kernels  the time of every kernel
+#             peer     PyTorch in the same minutes: 1b, 300m, kernels (torch.compile), 1b (eager)
+#             trace    five steps of 300m, traced
+#   second    products 1b again with the fastest algorithm for each matrix product
+#             ncu      counters of attention and a norm
+#             ranks    two ranks on this GPU over NCCL
+#             sanitizer  compute-sanitizer on a small decoder
+#             7b       steps of 7b with offload
+#
+# PEER_PYTHON is a Python with PyTorch (default python3), PACK another folder than target/pack. BUDGET is the number
+# of seconds that a call may take; the limits of its steps follow from it. A call needs no network, and carries at
+# most 64 MiB, the files of the repository included. benches/fakecuda/rehearse.sh rehearses it without a GPU.
 set -uo pipefail
 
 usage() {
-    sed -n '2,22s/^# \{0,1\}//p' "$0"
+    sed -n '2,32s/^# \{0,1\}//p' "$0"
     exit "$1"
 }
-mode=run report="" parts=A,B,C,D
+call=first only=""
 while [ $# -gt 0 ]; do
     case $1 in
     -h | --help) usage 0 ;;
-    --pack | --libraries) mode=${1#--} ;;
-    --report | --only)
-        [ $# -gt 1 ] || { echo "$1 needs a value" >&2; exit 2; }
-        if [ "$1" = --report ]; then report=$2; else parts=$2; fi
+    --pack | --second | --size) call=${1#--} ;;
+    --only)
+        [ $# -gt 1 ] || { echo "--only needs a value" >&2; exit 2; }
+        only=$2
         shift
         ;;
     *) echo "unknown argument $1" >&2; usage 2 >&2 ;;
     esac
     shift
 done
-if ! [[ $parts =~ ^[ABCD](,[ABCD])*$ ]]; then
-    echo "--only $parts: must be some of A,B,C,D" >&2
+case $call in
+first) known=doctor,check,steps,train,tests,kernels,peer,trace usual=530 ;;
+second) known=doctor,products,ncu,ranks,sanitizer,7b usual=220 ;;
+pack | size) known="" usual=0 ;;
+esac
+for step in ${only//,/ }; do
+    case ,$known, in *",$step,"*) ;; *) echo "--only $step: must be some of $known" >&2; exit 2 ;; esac
+done
+budget=${BUDGET:-$usual}
+if ! [[ $budget =~ ^[0-9]+$ ]]; then
+    echo "BUDGET=$budget: must be a number of seconds" >&2
     exit 2
-fi
-if [ -n "$report" ]; then
-    # Paths are the caller's.
-    report=$(realpath -m "$report")
 fi
 
 cd "$(dirname "$0")/.." || exit 2
 target=${CARGO_TARGET_DIR:-target}
 pack=${PACK:-target/pack}
 binaries=(kiln kiln-bench it sharding nccl)
-# Bytes that fit through to a GPU.
-room=$((64 << 20))
-# Seconds that all of it may take, and that the limits below are meant for.
-usual=530
-budget=${BUDGET:-$usual}
-if ! [[ $budget =~ ^[1-9][0-9]*$ ]]; then
-    echo "BUDGET=$budget: must be a number of seconds" >&2
-    exit 2
-fi
-predicted=benches/reports/2026-11-25-predicted.md
-# The steps of part D: masters and moments in the memory of the host.
-seven_b=(--config configs/7b.toml --set train.global_batch=1 --set precision.compute=bf16 --set shard.offload=true --steps 2)
 
-if [ "$mode" = pack ]; then
+# -- Where it is built ------------------------------------------------------------------------------------------------
+
+# Compiles kernels of the steps below under the stand-ins, into the cache folder $2, with the programs in $1: on the
+# GPU they need no compiler then. Results mean nothing here.
+compile_kernels() (
+    programs=$1 left=$(mktemp -d)
+    benches/fakecuda/setup.sh >/dev/null || exit 1
+    # shellcheck source=/dev/null
+    . "$target/fakecuda/env.sh"
+    export XDG_CACHE_HOME=$2 KILN_TEST_DEVICE=cuda FAKE_CUDA_COPY_MIB=1
+    config=(configs/debug.toml --set device.backend=cuda --set train.ranks=1 --set train.steps=2
+        --set optim.warmup_steps=1 --set device.verify_kernels=false --set precision.compute=f32
+        --set data.path="$left/data" --out "$left/run")
+    "$programs/kiln" doctor --gpu
+    "$programs/kiln-bench" gpu --unchecked --only 300m --only 1b --steps 1
+    "$programs/kiln-bench" gpu --only kernels
+    "$programs/kiln" train "${config[@]}"
+    for filter in cube:: cube_attention:: cube_experts:: cube_verify::; do "$programs/it" "$filter" --skip compiled; done
+    "$programs/sharding" cube
+    rm -rf "$left"
+)
+
+# Prints what travels: the files that git knows or does not ignore, and the pack. Fails if it is too much.
+carried() {
+    local tree packed room=$((64 << 20))
+    tree=$(git ls-files -z --cached --others --exclude-standard | xargs -0 stat -c %s 2>/dev/null |
+        awk '{ sum += $1 } END { print sum + 0 }')
+    packed=$(stat -c %s "$pack/pack.tar.xz") || return
+    printf '%10d bytes  %s\n' "$packed" "$pack/pack.tar.xz" "$tree" "the files of the repository" \
+        $((tree + packed)) "in total, of at most $room"
+    [ $((tree + packed)) -le $room ] || { echo "too much to carry" >&2; return 1; }
+}
+
+if [ "$call" = size ]; then
+    carried
+    exit
+fi
+if [ "$call" = pack ]; then
     set -e
-    mkdir -p "$pack"
+    parts=$pack.parts
+    rm -rf "$parts" && mkdir -p "$pack" "$parts/bin" "$parts/python/nvidia/cu13"
     # One set of features for everything, so that burn is built once; with the tests come both programs.
     CARGO_TARGET_DIR=$target cargo test --release --workspace --features kiln-benches/cuda,kiln-benches/wgpu --no-run \
         --message-format=json-render-diagnostics --test it --test sharding --test nccl --test bench |
         sed -n 's/.*"target":{[^}]*"name":"\(kiln\|kiln-bench\|it\|sharding\|nccl\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
-        while read -r name program; do cp "$program" "$pack/$name"; done
+        while read -r name program; do strip -o "$parts/bin/$name" "$program"; done
     for binary in "${binaries[@]}"; do
-        test -x "$pack/$binary" || { echo "cargo has made no $binary" >&2; exit 1; }
-        strip "$pack/$binary"
-        xz -9 --force --threads=2 "$pack/$binary"
-        printf '%10d bytes  %s\n' "$(stat -c %s "$pack/$binary.xz")" "$pack/$binary.xz"
+        test -x "$parts/bin/$binary" || { echo "cargo has made no $binary" >&2; exit 1; }
     done
-    total=$(find "$pack" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum + 0 }')
-    printf '%10d bytes  in all, and there is room for %d\n' "$total" $room
-    if [ "$total" -gt $room ]; then
-        echo "that is too much to be carried" >&2
-        exit 1
+    if [ "${PACK_KERNELS:-1}" = 1 ]; then
+        echo "compiling kernels (some minutes; PACK_KERNELS=0 leaves them out)"
+        compile_kernels "$parts/bin" "$PWD/$parts/cache" >"$parts/kernels.log" 2>&1 || true
+        XDG_CACHE_HOME=$PWD/$parts/cache "$parts/bin/kiln" warmup --pack "$parts/kernels.tar"
+        # For a machine without CUDA's headers, which NVRTC needs for everything that is not among these kernels.
+        cp -r "$target/fakecuda/python/nvidia/cu13/include" "$parts/python/nvidia/cu13/"
     fi
-    exit 0
+    # The programs share most of their code, which one stream with a window over all programs stores once.
+    entries=(bin python)
+    [ ! -e "$parts/kernels.tar" ] || entries+=(kernels.tar)
+    rm -f "$pack"/*
+    tar -C "$parts" --sort=name --owner=0 --group=0 --mtime=@0 -cf - "${entries[@]}" |
+        xz --lzma2=preset=9e,dict=512MiB >"$pack/pack.tar.xz"
+    rm -rf "$parts"
+    carried
+    exit
 fi
 
+# -- Where the GPU is -------------------------------------------------------------------------------------------------
+
+out=${OUT:-target/gpu}
+mkdir -p "$out" || exit 2
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-unpacked() {
-    local binary
-    for binary in "$@"; do
-        if [ -e "$pack/$binary.xz" ]; then
-            xz -dc "$pack/$binary.xz" >"$work/$binary" 2>/dev/null ||
-                python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
-                    "$pack/$binary.xz" "$work/$binary" ||
-                { echo "$pack/$binary.xz cannot be unpacked into $work: neither xz nor python3 does it" >&2; exit 2; }
-        elif ! cp "$pack/$binary" "$work/$binary"; then
-            echo "no $pack/$binary: run benches/gpu.sh --pack where it is built" >&2
-            exit 2
-        fi
-        chmod +x "$work/$binary"
-    done
+logs=$work/logs
+results=$work/results
+mkdir -p "$logs" "$results" "$work/cache"
+# Nothing is left in the home folder, and nothing that is there decides.
+export XDG_CACHE_HOME=$work/cache TORCHINDUCTOR_CACHE_DIR=$work/cache/inductor TRITON_CACHE_DIR=$work/cache/triton
+export KILN_TEST_DEVICE=cuda HOME=${HOME:-$work}
+python=${PEER_PYTHON:-python3}
+helpers=()
+
+finish() {
+    kill "${helpers[@]}" 2>/dev/null
+    publish
+    rm -rf "$work"
 }
+trap finish EXIT
 
-if [ -d "$pack/python" ]; then
-    export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD/$pack/python"
-fi
-# A line of the doctor's section on GPUs, and the path in it: in brackets at its end, or all of it.
-told() { sed -n "s/^  $1: \(.*\)/\1/p" "$doctor" | head -n 1; }
-path_of() { told "$1" | sed -n 's/.*(\(\/.*\))$/\1/p; s/^\(\/[^ ]*\)$/\1/p' | head -n 1; }
+# Writes the state of a step to a separate file, since steps may run at the same time: result, seconds, start.
+note() { printf '%s\n' "$2" "$3" "$4" >"$results/$1"; }
+state_of() { sed -n "$2p" "$results/$1"; }
 
-if [ "$mode" = libraries ]; then
-    unpacked kiln
-    doctor=$work/doctor.log
-    "$work/kiln" doctor >"$doctor"
-    echo "needed, and where it is here:"
-    for what in driver NVRTC cuBLASLt NCCL headers; do
-        printf '  %-9s %s\n' "$what" "$(told $what)"
-    done
-    for what in NVRTC cuBLASLt NCCL; do
-        path=$(path_of $what)
-        [ -n "$path" ] && printf '%12d bytes  %s\n' "$(stat -Lc %s "$path")" "$path"
-    done
-    exit 0
-fi
-
-out=${OUT:-target/gpu-logs}
-mkdir -p "$out"
-rm -f "$out"/*.log
-unpacked "${binaries[@]}"
-rows=()
-failed=0
-# Name, seconds it may take of the usual ones, command. What ran out of time has failed.
-check() {
-    local name=$1 limit=$2 log result code from=$SECONDS
-    shift 2
-    case ,$parts, in *",${name%% *},"*) ;; *) return ;; esac
-    # SECONDS counts from the start of this script.
-    local left=$((budget - SECONDS))
-    limit=$((limit * budget / usual + 1))
-    limit=$((limit < left ? limit : left))
-    log=$out/${name// /_}.log
-    if [ $left -le 0 ]; then
-        rows+=("$name|not run: no time left|0|")
-        failed=1
-        return
+# Runs a step: name, limit in seconds, second by which the step usually ends, command. Time that earlier steps left
+# over extends the limit. A step that reaches its limit fails.
+step() {
+    local name=$1 limit=$2 until=$3 code from=$SECONDS result
+    shift 3
+    local log=$logs/$name.log
+    limit=$((limit * budget / usual + 1)) until=$((until * budget / usual))
+    [ $((until - from)) -le "$limit" ] || limit=$((until - from))
+    [ "$limit" -le $((budget - from)) ] || limit=$((budget - from))
+    if [ "$limit" -le 0 ]; then
+        note "$name" "not run: no time left" 0 "$from"
+        return 1
     fi
-    timeout -k 5 $limit "$@" >"$log" 2>&1
+    note "$name" "running, limit $limit s" 0 "$from"
+    timeout -k 5 "$limit" "$@" >"$log" 2>&1
     code=$?
     case $code in
     0) result=passed ;;
-    124) result="out of time" ;;
-    137) if [ $((SECONDS - from)) -ge "$limit" ]; then result="out of time"; else result="killed, as for want of memory"; fi ;;
+    124) result="failed: out of time" ;;
+    137)
+        if [ $((SECONDS - from)) -ge "$limit" ]; then result="failed: out of time"; else result="failed: killed, perhaps for lack of memory"; fi
+        ;;
     *)
-        # What kiln-bench holds against a row or a bar.
-        result=$(sed -n 's/^FAILED //; T; s/:*$//p' "$log" | head -n 1)
-        result="failed${result:+: ${result//|//}} ($code)"
+        # The first thing that kiln-bench or a test holds against it.
+        result=$(sed -n 's/^FAILED //p; s/^test \(.*\) \.\.\. FAILED$/\1/p; s/^error: //p' "$log" | head -n 1)
+        result="failed${result:+: ${result//|//}} (exit code $code)"
         ;;
     esac
     # Tests that a filter leaves out would pass as well.
     if [ $code = 0 ] && grep -q '^test result: ok. 0 passed' "$log"; then
-        code=1 result="failed (nothing ran)"
+        code=1 result="failed: no test ran"
     fi
-    [ $code = 0 ] || failed=1
-    rows+=("$name|$result|$((SECONDS - from))|$log")
+    note "$name" "$result" $((SECONDS - from)) "$from"
     echo "$name: $result, $((SECONDS - from)) s"
-    # What C and D have to say comes below.
-    [ $code = 0 ] || [[ $name = [CD]* ]] || tail -n 20 "$log"
+    publish
+    return $code
 }
-left_out() {
-    case ,$parts, in *",${1%% *},"*) rows+=("$1|not run: $2|0|") ;; esac
+skip() { note "$1" "not run: $2" 0 "$SECONDS"; }
+wanted() { [ -z "$only" ] || case ,$only, in *",$1,"*) ;; *) return 1 ;; esac; }
+
+# A line of the doctor's section on GPUs, and the path that it is or ends with.
+of_doctor() { sed -n "s/^  $1: \(.*\)/\1/p" "$logs/doctor.log" | head -n 1; }
+path_of() { of_doctor "$1" | sed -n 's/.*(\(\/.*\))$/\1/p; s/^\(\/[^ ]*\)$/\1/p' | head -n 1; }
+
+# -- The report -------------------------------------------------------------------------------------------------------
+
+steps_so_far() {
+    # In the order in which they began.
+    local file
+    for file in "$results"/*; do
+        [ -e "$file" ] && printf '%s %s\n' "$(sed -n 3p "$file")" "${file##*/}"
+    done | sort -n | cut -d' ' -f2
 }
-
-# What the doctor says of GPUs, as a list.
-on_gpus() { sed -n '/^GPUs/,$s/^  /- /p' "$doctor"; }
-
-# Nothing below means anything if kiln cannot use this GPU.
-doctor=$out/doctor.log
-timeout -k 5 60 "$work/kiln" doctor | tee "$doctor"
-if ! grep -q '^  GPU: 0 ' "$doctor"; then
-    echo "no GPU that kiln can use; see above"
-    if [ -n "$report" ]; then
-        {
-            echo "# Kiln on a GPU"
-            echo
-            echo "$(date -u +%F), \`benches/gpu.sh\`, $("$work/kiln" --version): there is no GPU that kiln can use."
-            echo
-            on_gpus
-        } >"$report"
-    fi
-    exit 1
-fi
-# kiln finds libraries by itself. The tests are without that part of it.
-for what in NVRTC cuBLASLt NCCL; do
-    path=$(path_of $what)
-    [ -n "$path" ] && LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$path")
-done
-export LD_LIBRARY_PATH
-headers=$(told headers)
-if [ -z "${CUDA_PATH:-}" ] && [ -d "$headers" ]; then
-    CUDA_PATH=$(dirname "$headers")
-    export CUDA_PATH
-fi
-export KILN_TEST_DEVICE=cuda
-
-# All dtypes and operations: first compiled, then from the cache, as every start after the first one.
-check "A check, compiling" 60 "$work/kiln" doctor --gpu
-check "A check" 20 "$work/kiln" doctor --gpu
-check "A kernels" 90 "$work/it" cube --test-threads=4
-if command -v compute-sanitizer >/dev/null; then
-    # A small decoder, which has every operation in it, and attention on tensor cores.
-    check "A sanitizer" 45 compute-sanitizer --error-exitcode 9 "$work/it" --test-threads=1 \
-        cube::a_decoder_on_wgpu attention_on_cuda_matches_the_reference_in_bf16
-else
-    left_out "A sanitizer" "there is no compute-sanitizer"
-fi
-
-check "B sharding" 60 "$work/sharding" cube --test-threads=1
-alone=(--skip threads_cannot --skip of_a_python_wheel)
-# Of several GPUs, each gets a rank as well.
-[ "$(grep -c '^  GPU: ' "$doctor")" -gt 1 ] || alone+=(--skip with_a_gpu_each)
-check "B nccl" 20 "$work/nccl" --ignored --test-threads=1 "${alone[@]}"
-version=$(told NCCL | sed -n 's/^\([0-9]*\)\.\([0-9]*\) .*/\1 \2/p')
-read -r major minor <<<"${version:-0 0}"
-version=${version/ /.}
-if [ "$major" -gt 2 ] || { [ "$major" = 2 ] && [ "$minor" -ge 30 ]; }; then
-    # The losses of two processes on this GPU are those of two threads on the CPU.
-    two_ranks() {
-        local run
-        "$work/kiln" train configs/debug.toml --ranks 2 --out "$work/cpu" \
-            --set device.backend=cpu --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1 &&
-            "$work/kiln" launch --nproc-per-node 2 -- train configs/debug.toml --out "$work/gpu" \
-                --set device.backend=cuda --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1 || return
-        for run in cpu gpu; do
-            sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$work/$run/metrics.jsonl" >"$work/$run.losses"
-        done
-        paste "$work/cpu.losses" "$work/gpu.losses" | awk '
-            { print; lines++; off = ($4 - $2) / $2; if (off < 0) off = -off
-              if ($1 != $3 || off > 1e-4) bad = 1 }
-            END { exit bad || lines < 5 }'
-    }
-    export NCCL_MULTI_RANK_GPU_ENABLE=1
-    export -f two_ranks
-    export work
-    check "B nccl 2 ranks" 40 bash -c two_ranks
-    unset NCCL_MULTI_RANK_GPU_ENABLE
-else
-    left_out "B nccl 2 ranks" "two ranks on one GPU need NCCL 2.30, and this is ${version:-none}"
-fi
-
-python=${PEER_PYTHON:-python3}
-peer=() bars=() peer_version="no PyTorch"
-case ,$parts, in *,C,*)
-    from=$SECONDS
-    timeout -k 5 60 "$python" -c '
-import sys, torch
-print("PyTorch", torch.__version__)
-sys.exit(not torch.cuda.is_available())' >"$out/peer.log" 2>&1
-    code=$?
-    # What cannot be compared has not reached its bar.
-    case $code in
-    0)
-        peer=(--peer "$python") bars=(--bars)
-        peer_version=$(tail -n 1 "$out/peer.log")
-        why=
-        ;;
-    124 | 137) why="$python has not said within 60 s whether it has PyTorch" ;;
-    *) why="$python has no PyTorch that finds the GPU; nothing stands beside Kiln's figures" ;;
-    esac
-    if [ $code != 0 ]; then
-        rows+=("C peer|failed: $why|$((SECONDS - from))|$out/peer.log")
-        failed=1
-        echo "C peer: failed: $why"
-        tail -n 1 "$out/peer.log"
-    fi
-    ;;
-esac
-# What benches/predict.sh has said of these steps before anybody ran them.
-expected=()
-[ -e $predicted ] && expected=(--predicted "$predicted")
-# Rows are told when they are done, so that what runs out of time has not been in vain.
-export KILN_LOG=warn,kiln=info
-check "C steps" 190 "$work/kiln-bench" gpu "${peer[@]}" "${bars[@]}" "${expected[@]}" --least-mfu 45 \
-    --only 300m --only 1b
-check "C kernels" 80 "$work/kiln-bench" gpu "${peer[@]}" --only kernels
-check "D 7b" 75 "$work/kiln-bench" gpu "${seven_b[@]}"
-unset KILN_LOG
-# What was measured, without what was told on the way if the end was reached; else all that was told, as it is.
+title() {
+    local name bad=() runs=() wrong
+    for name in $(steps_so_far); do
+        case $(state_of "$name" 1) in
+        failed*) bad+=("$name") ;;
+        running*) runs+=("$name") ;;
+        esac
+    done
+    wrong=$(sed -n 's/^  \([a-z_]*\) *WRONG  \([a-z0-9]*\):.*/\1 in \2/p' "$logs/check.log" 2>/dev/null | paste -sd,)
+    printf '# Kiln on %s:%s' "${gpu:-a GPU}" "${wrong:+ wrong kernels: ${wrong//,/, };}"
+    [ ${#runs[@]} = 0 ] || printf ' running: %s;' "${runs[*]}"
+    if [ ${#bad[@]} -gt 0 ]; then echo " failed: ${bad[*]}"; else echo " no step failed"; fi
+}
+median() { sort -n | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
+# The SM clock and the power in the seconds of a step in which the GPU was busy.
+clocks() {
+    local from busy
+    from=$(state_of "$1" 3)
+    busy=$(awk -F', *' -v from="$from" -v to=$((from + $(state_of "$1" 2))) \
+        '$1 >= from && $1 <= to && $6 >= 50 { print $2, $4 }' "$logs/clocks.csv" 2>/dev/null)
+    [ -n "$busy" ] || return 0
+    printf '\nSM clock %s MHz, power %s W: medians of %s busy seconds\n' "$(cut -d' ' -f1 <<<"$busy" | median)" \
+        "$(cut -d' ' -f2 <<<"$busy" | median)" "$(wc -l <<<"$busy")"
+}
+# The tables that a step has printed, or the end of its log if it has printed no table.
 figures() {
     if grep -q '^|' "$1"; then
         grep -v '^ *INFO ' "$1"
     else
-        echo '```text'
-        cat "$1"
-        echo '```'
+        printf '```text\n%s\n```\n' "$(tail -n 40 "$1")"
     fi
 }
-# The verdict of a check of kernels on each, and how long it took; of a second check, what is new.
-verdicts() {
-    if [ "$1" = "A check" ]; then
-        sed -n '/^kernels/,$s/^  /    /p' "$2" | sed -n '/WRONG/p; $p'
-    else
-        sed -n '/^kernels/,$s/^  /    /p' "$2"
-    fi
-}
-
-table() {
-    echo "| check | result | seconds | log |"
-    echo "|---|---|---|---|"
-    local row
-    for row in "${rows[@]}"; do echo "| ${row//|/ | } |"; done
-}
-# Each figure under its own heading.
-sections() {
+report() {
     local name log
-    for name in "A check, compiling" "A check" "C steps" "C kernels" "D 7b"; do
-        log=$out/${name// /_}.log
-        case ,$parts, in *",${name%% *},"*) ;; *) continue ;; esac
-        [ -e "$log" ] || continue
-        echo
-        echo "## $name"
-        echo
-        if ! [ -s "$log" ]; then
-            echo "Nothing was told until it ended."
-            continue
-        fi
-        case $name in A*) verdicts "$name" "$log" ;; *) figures "$log" ;; esac
+    title
+    echo
+    echo "$(date -u +%F), \`benches/gpu.sh\`, $call call, $SECONDS s of at most $budget; ${version:-}."
+    sed -n 's/^/- /p' "$logs/gpu.log" 2>/dev/null
+    sed -n '/^GPUs/,/^$/s/^  /- /p' "$logs/doctor.log" 2>/dev/null
+    sed -n 's/^PyTorch/- PyTorch/p' "$logs/torch.log" 2>/dev/null
+    echo
+    echo "| step | result | began at | seconds |"
+    echo "|---|---|---|---|"
+    for name in $(steps_so_far); do
+        echo "| $name | $(state_of "$name" 1) | $(state_of "$name" 3) | $(state_of "$name" 2) |"
     done
-    case $parts in
-    *[CD]*)
-        echo
-        echo "## Predicted before, by benches/predict.sh"
-        echo
-        if [ -e $predicted ]; then
-            sed -n 's/^# \(.*\)/\1.\n/p; /^| preset/,/^$/p' $predicted
-            echo "All of it is in \`$predicted\`."
-        else
-            echo "There is no $predicted."
-        fi
-        ;;
-    esac
+    for name in $(steps_so_far); do
+        log=$logs/$name.log
+        [ -s "$log" ] || continue
+        case $name in
+        doctor | tests-*) case $(state_of "$name" 1) in failed*) ;; *) continue ;; esac ;;
+        esac
+        printf '\n## %s\n\n' "$name"
+        case $name in
+        check) sed -n '/^kernels/,$s/^  /    /p' "$log" ;;
+        steps | kernels | peer-* | products-* | 7b)
+            figures "$log"
+            clocks "$name"
+            ;;
+        *) printf '```text\n%s\n```\n' "$(tail -n 30 "$log" | cut -c1-300)" ;;
+        esac
+    done
+    if [ -n "${predicted:-}" ]; then
+        printf '\n## Predicted before\n\nFrom `%s`:\n\n' "$predicted"
+        sed -n '/^| preset/,/^$/p' "$predicted"
+    fi
 }
+# Writes the report and the logs of now. May be called at any time, by several at once.
+publish() (
+    flock 9
+    report >"$out/.report.md" && mv "$out/.report.md" "$out/report.md"
+    tar -C "$work" -czf "$out/.logs.tgz" logs 2>/dev/null
+    mv "$out/.logs.tgz" "$out/logs.tgz"
+) 9>"$work/lock"
 
-sections
-echo
-table
-echo "$SECONDS s in all"
-if [ -n "$report" ]; then
-    {
-        echo "# Kiln on a GPU"
-        echo
-        echo "$(date -u +%F), \`benches/gpu.sh\`, $SECONDS s of at most $budget; $("$work/kiln" --version), $peer_version."
-        echo
-        on_gpus
-        echo
-        table
-        sections
-    } >"$report"
+# -- Start ------------------------------------------------------------------------------------------------------------
+
+timeout 60 "$python" -c '
+import torch
+print("PyTorch", torch.__version__, "with CUDA", torch.version.cuda, flush=True)
+raise SystemExit(not torch.cuda.is_available())' >"$logs/torch.log" 2>&1 &
+torch=$!
+if command -v nvidia-smi >/dev/null; then
+    timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit,vbios_version --format=csv >"$logs/gpu.log" 2>&1
+    nvidia-smi -l 1 --format=csv,noheader,nounits \
+        --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,memory.used 2>/dev/null |
+        while read -r line; do echo "$SECONDS, $line"; done >"$logs/clocks.csv" &
+    helpers+=($!)
 fi
+if ! [ -e "$pack/pack.tar.xz" ]; then
+    echo "no $pack/pack.tar.xz: run benches/gpu.sh --pack where it is built" >&2
+    exit 2
+fi
+if ! tar -C "$work" -xJf "$pack/pack.tar.xz" 2>"$logs/unpack.log"; then
+    # A machine without xz.
+    "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1], "r:xz").extractall(sys.argv[2])' \
+        "$pack/pack.tar.xz" "$work" >>"$logs/unpack.log" 2>&1 ||
+        { echo "$pack/pack.tar.xz cannot be unpacked: neither tar with xz nor $python does it" >&2; exit 2; }
+fi
+bin=$work/bin
+version=$("$bin/kiln" --version)
+if [ -e "$work/kernels.tar" ]; then
+    "$bin/kiln" warmup --unpack "$work/kernels.tar" >"$logs/unpack.log" 2>&1
+fi
+while sleep 5; do publish; done &
+helpers+=($!)
+
+step doctor 10 10 "$bin/kiln" doctor
+gpu=$(of_doctor GPU | sed -n 's/^0 (\([^,]*\),.*/\1/p')
+if [ -z "$gpu" ]; then
+    note doctor "failed: no GPU that kiln can use" "$SECONDS" 0
+    sed -n '/^GPUs/,$p' "$logs/doctor.log"
+    echo "no GPU that kiln can use"
+    exit 1
+fi
+if ! [ -d "$(of_doctor headers)" ] && [ -d "$work/python" ]; then
+    # The pack's own headers.
+    export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$work/python"
+    "$bin/kiln" doctor >"$logs/doctor.log"
+fi
+# kiln finds libraries by itself. The programs of tests do not, and PyTorch is to find its own.
+libraries=${LD_LIBRARY_PATH:-}
+for what in NVRTC cuBLASLt NCCL; do
+    path=$(path_of $what)
+    [ -n "$path" ] && libraries=${libraries:+$libraries:}$(dirname "$path")
+done
+with_libraries=(env LD_LIBRARY_PATH="$libraries")
+headers=$(of_doctor headers)
+[ -d "$headers" ] && with_libraries+=(CUDA_PATH="$(dirname "$headers")")
+case $gpu in *H200*) predicted=benches/reports/2026-11-27-predicted-h200.md ;; *) predicted=benches/reports/2026-11-25-predicted.md ;; esac
+prediction=(--predicted "$predicted")
+# Rows are logged when they are done, so that a step that runs out of time has told something.
+export KILN_LOG=warn,kiln=info
+
+# -- What the steps do ------------------------------------------------------------------------------------------------
+
+# A small run, in f32, on a device.
+small_run() {
+    local device=$1 folder=$2
+    shift 2
+    "$bin/kiln" train configs/debug.toml --out "$work/$folder" --set data.path="$work/data" --set device.backend="$device" \
+        --set precision.compute=f32 --set train.ranks=1 --set optim.warmup_steps=2 --set log.every=1 \
+        --set checkpoint.every=10 "$@"
+}
+# The losses of two runs, which agree to 1e-4.
+same_losses() {
+    local run
+    for run in "$1" "$2"; do
+        sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$work/$run/metrics.jsonl" >"$work/$run.losses"
+    done
+    echo "step, loss of $1, step, loss of $2:"
+    paste "$work/$1.losses" "$work/$2.losses" | awk '
+        { print; lines++; off = ($4 - $2) / $2; if (off < 0) off = -off; if (off > worst) worst = off; if ($1 != $3) bad = 1 }
+        END { printf "largest relative difference of losses: %.1e\n", worst; exit bad || worst > 1e-4 || lines < 5 }'
+}
+train() {
+    small_run cpu cpu --set train.steps=20 &&
+        small_run cuda gpu --set train.steps=20 && same_losses cpu gpu &&
+        small_run cuda half --set train.steps=10 &&
+        small_run cuda half --set train.steps=20 --resume latest && same_losses gpu half &&
+        "$bin/kiln" generate --checkpoint "$work/gpu" --device cuda --prompt "1 + 1 = " --max-tokens 16 &&
+        "$bin/kiln" eval --checkpoint "$work/gpu" --device cuda --data "$work/data"
+}
+traced() {
+    "$bin/kiln" train configs/300m.toml --out "$work/traced" --set data.path="$work/text" \
+        --set "data.text=[\"README.md\", \"docs\", \"model\", \"shard\", \"train\", \"collectives\"]" \
+        --set data.vocab_size=4096 --set model.vocab_size=4096 --set device.backend=cuda --set train.ranks=1 \
+        --set train.global_batch=16 --set train.micro_batch=16 --set train.steps=9 --set optim.warmup_steps=2 \
+        --set optim.decay_steps=2 --set eval.every=100 --set checkpoint.every=100 --set checkpoint.at_end=false \
+        --set log.every=1 --trace "steps=4-8,$logs/steps.pftrace" &&
+        "$bin/kiln" trace summary "$logs/steps.pftrace"
+}
+# Two processes on this GPU. Their losses are those of two threads on the CPU.
+two_ranks() {
+    local rank code=0
+    local settings=(--set data.path="$work/data" --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1
+        --set precision.compute=f32)
+    # NCCL before 2.30 refuses two ranks of one machine on one GPU, so each claims to be on a separate machine.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_MAX_CTAS=4
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29617
+    env -u WORLD_SIZE -u LOCAL_WORLD_SIZE "$bin/kiln" train configs/debug.toml --ranks 2 --out "$work/threads" \
+        --set device.backend=cpu "${settings[@]}" || return
+    RANK=1 LOCAL_RANK=1 NCCL_HOSTID=kiln1 "$bin/kiln" train configs/debug.toml --out "$work/ranks" \
+        --set device.backend=cuda "${settings[@]}" &
+    rank=$!
+    RANK=0 LOCAL_RANK=0 NCCL_HOSTID=kiln0 "$bin/kiln" train configs/debug.toml --out "$work/ranks" \
+        --set device.backend=cuda "${settings[@]}" || code=$?
+    wait $rank && [ $code = 0 ] && same_losses threads ranks
+}
+counters() {
+    local filter
+    for filter in attention_on_cuda_matches_the_reference_in_bf16 rms_norm; do
+        ncu --clock-control none --set basic --launch-count 12 "$bin/it" "$filter" --test-threads=1 || return
+    done
+}
+export bin work logs
+export -f small_run same_losses train traced two_ranks counters
+
+# -- The first call ---------------------------------------------------------------------------------------------------
+
+if [ "$call" = first ]; then
+    if wanted check; then
+        step check 35 45 "$bin/kiln" doctor --gpu
+        if ! grep -qE '^  [a-z_]+ +right' "$logs/check.log"; then
+            note check "failed: no kernel computes" "$(state_of check 2)" "$(state_of check 3)"
+            tail -n 20 "$logs/check.log"
+            echo "no kernel computes"
+            exit 1
+        fi
+    fi
+    ! wanted steps || step steps 45 90 "$bin/kiln-bench" gpu "${prediction[@]}" --least-mfu 45 --only 300m --only 1b
+    ! wanted train || step train 25 115 bash -c train
+    if wanted tests; then
+        alone=(--skip threads_cannot --skip of_a_python_wheel)
+        # Of several GPUs, each gets a rank as well.
+        [ "$(grep -c '^  GPU: ' "$logs/doctor.log")" -gt 1 ] || alone+=(--skip with_a_gpu_each)
+        tests=()
+        test_step() {
+            local name=$1
+            shift
+            step "tests-$name" 120 235 "${with_libraries[@]}" "$@" &
+            tests+=($!)
+        }
+        test_step cube "$bin/it" cube:: --test-threads=4
+        test_step attention "$bin/it" cube_attention:: --skip compiled --test-threads=4
+        test_step experts "$bin/it" cube_experts:: cube_verify:: --test-threads=4
+        test_step sharding "$bin/sharding" cube --test-threads=1
+        test_step nccl "$bin/nccl" --ignored --test-threads=1 "${alone[@]}"
+        test_step products "$bin/it" products_are_right a_layer_is_one_product --ignored --test-threads=1
+        wait "${tests[@]}"
+    fi
+    ! wanted kernels || step kernels 30 265 "$bin/kiln-bench" gpu --only kernels
+    if wanted peer; then
+        wait $torch
+        torch_said=$?
+        if [ $torch_said = 0 ]; then
+            peer=(--peer "$python" --bars "${prediction[@]}")
+            step peer-1b 90 355 "$bin/kiln-bench" gpu "${peer[@]}" --only 1b
+            step peer-300m 50 400 "$bin/kiln-bench" gpu "${peer[@]}" --only 300m
+            step peer-kernels 20 420 "$bin/kiln-bench" gpu --peer "$python" --only kernels
+            step peer-1b-eager 15 440 "$bin/kiln-bench" gpu "${peer[@]}" --peer-eager --only 1b
+        else
+            note peer "failed: $python has no PyTorch that finds the GPU (exit code $torch_said)" 0 "$SECONDS"
+        fi
+    fi
+    ! wanted trace || step trace 30 470 bash -c traced
+fi
+
+# -- The second call --------------------------------------------------------------------------------------------------
+
+if [ "$call" = second ]; then
+    if wanted products; then
+        step products-measure 30 40 "$bin/kiln" warmup configs/1b.toml --products --set device.backend=cuda \
+            --set data.vocab_size=32000 --set data.seq_len=2048 --set train.global_batch=8 --set train.micro_batch=8
+        step products-1b 20 60 "$bin/kiln-bench" gpu "${prediction[@]}" --only 1b
+    fi
+    if wanted ncu; then
+        if command -v ncu >/dev/null; then step ncu 30 90 "${with_libraries[@]}" bash -c counters; else skip ncu "there is no ncu"; fi
+    fi
+    ! wanted ranks || step ranks 40 125 bash -c two_ranks
+    if wanted sanitizer; then
+        PATH=$PATH:/usr/local/cuda/bin
+        if command -v compute-sanitizer >/dev/null; then
+            # An allocation for each tensor, so that its bounds are its own.
+            KILN_TEST_EXACT_BOUNDS=1 step sanitizer 45 170 "${with_libraries[@]}" compute-sanitizer --report-api-errors no --error-exitcode 9 \
+                "$bin/it" --test-threads=1 cube::a_decoder_on_wgpu attention_on_cuda_matches_the_reference_in_bf16
+        else
+            skip sanitizer "there is no compute-sanitizer"
+        fi
+    fi
+    # Machines whose memory grows with use say too little of it at their start, so the configuration says it.
+    ! wanted 7b || step 7b 50 220 "$bin/kiln-bench" gpu --config configs/7b.toml --set train.global_batch=1 \
+        --set precision.compute=bf16 --set shard.offload=true --set device.memory=120GiB --steps 2
+fi
+
+publish
+cat "$out/report.md"
+failed=0
+for name in $(steps_so_far); do
+    case $(state_of "$name" 1) in failed* | "not run: no time left") failed=1 ;; esac
+done
 exit $failed

@@ -103,6 +103,7 @@ Result cuGetErrorName(int error, const char **name) {
     case NO_DEVICE:      *name = "CUDA_ERROR_NO_DEVICE"; break;
     case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
     case NOT_SUPPORTED:  *name = "CUDA_ERROR_NOT_SUPPORTED"; break;
+    case NO_BINARY_FOR_GPU: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
     case INVALID_PTX:    *name = "CUDA_ERROR_INVALID_PTX"; break;
     case NOT_READY:      *name = "CUDA_ERROR_NOT_READY"; break;
     case LAUNCH_FAILED:  *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
@@ -182,8 +183,19 @@ static void keep(const char *ptx) {
     }
 }
 
+/* Machine code is refused, since nothing here executes it. With FAKE_CUDA_CUBIN, it is taken where kernels compute
+ * nothing. */
+static int is_machine_code(const void *image) { return memcmp(image, "\177ELF", 4) == 0; }
+
 /* A number, or what benches/ptx has made of the text. */
 Result cuModuleLoadData(void **module, const void *image) {
+    if (is_machine_code(image)) {
+        if (executes() || setting("FAKE_CUDA_CUBIN", 0) == 0)
+            return NO_BINARY_FOR_GPU;
+        trace("module_load cubin");
+        *module = next_handle(&modules);
+        return SUCCESS;
+    }
     trace("module_load bytes=%zu", strlen(image));
     keep(image);
     *module = executes() ? kiln_ptx_module(image) : next_handle(&modules);

@@ -17,6 +17,7 @@ enum {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    NO_BINARY_FOR_GPU = 209,
     INVALID_PTX = 218,
     NOT_FOUND = 500,
     NOT_READY = 600,

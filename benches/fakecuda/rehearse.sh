@@ -1,54 +1,69 @@
 #!/usr/bin/env bash
 # Rehearses benches/gpu.sh on a machine that has never seen Kiln, without a GPU: a folder with the files of this
-# repository and target/pack, no cargo, an empty cache, no network, no nvidia-smi, and the stand-ins for NVIDIA's
-# libraries in place of a driver. Needs target/pack (benches/gpu.sh --pack), a C compiler, and PyPI for NVRTC once.
+# repository and the pack, no cargo, an empty cache, no network, and stand-ins for NVIDIA's libraries. The driver is
+# where the loader finds it; all other libraries are in a virtual environment at an unusual place, whose python3 is on
+# PATH. Neither LD_LIBRARY_PATH nor VIRTUAL_ENV is set. Needs the pack (benches/gpu.sh --pack), root, a C compiler, and
+# PyPI for NVRTC once.
 #
-#     benches/fakecuda/rehearse.sh            # driverless, slow and whole, one after the other
-#     benches/fakecuda/rehearse.sh slow       # some: driverless, slow, correct, timed, whole
+#     benches/fakecuda/rehearse.sh            # size, driverless, hang, slow and whole, one after the other
+#     benches/fakecuda/rehearse.sh slow       # some of: size driverless hang slow timed second whole
 #
-# driverless  there is no driver: that is said, in the report as well (seconds)
-# slow        every launch takes 20 ms, and there is a minute for all, or BUDGET seconds: what has no time is told, the
-#             report is written
-# correct     parts A and B, whose kernels are executed on the CPU; as much time as that takes
-# timed       parts C and D with kernels that compute nothing, beside a peer that answers, in the usual time
-# whole       all parts at once, as in correct and timed
+# size        what travels is counted with the files of the repository, and refused if it is too much
+# driverless  there is no driver: the report says so
+# hang        the second step hangs and the call is killed: the report has the first step's result, and all logs
+# slow        every launch takes 20 ms, and there is a minute for all, or BUDGET seconds: steps without time are named
+# timed       steps, kernels, peer and trace with kernels that compute nothing, loaded as machine code
+# second      the second call, with kernels that compute nothing
+# whole       the first call with kernels that are executed on the CPU, but for steps, kernels and peer
 #
 # What was printed and the reports stay in target/rehearsal/SCENE.
 set -uo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    sed -n '2,22s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
 scenes=("$@")
-[ $# -gt 0 ] || scenes=(driverless slow whole)
+[ $# -gt 0 ] || scenes=(size driverless hang slow whole)
 
 cd "$(dirname "$0")/../.." || exit 2
 target=${CARGO_TARGET_DIR:-target}
 pack=${PACK:-target/pack}
-[ -d "$pack" ] || { echo "no $pack: run benches/gpu.sh --pack first" >&2; exit 2; }
+[ -e "$pack/pack.tar.xz" ] || { echo "no $pack/pack.tar.xz: run benches/gpu.sh --pack first" >&2; exit 2; }
 benches/fakecuda/setup.sh >/dev/null || exit 2
 stand_ins=$(cd "$target/fakecuda" && pwd)
 mkdir -p "$target/rehearsal"
 rehearsal=$(cd "$target/rehearsal" && pwd)
+failed=0
 
 # A machine as it comes, at $1.
 machine() (
     rm -rf "$1"
-    mkdir -p "$1/kiln/target/pack" "$1/home" "$1/tmp" "$1/driver"
-    git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$1/kiln"
-    find "$pack" -maxdepth 1 -type f -exec cp -t "$1/kiln/target/pack" {} +
-    # NVRTC and headers as pip installs them; of the tools beside them a machine with a GPU has none.
-    mkdir -p "$1/kiln/target/pack/python/nvidia/cu13"
-    cp -r "$stand_ins/python/nvidia/cu13/"{lib,include} "$1/kiln/target/pack/python/nvidia/cu13/"
-    # Kernels are executed by all programs but the one that measures.
+    mkdir -p "$1/kiln/target/pack" "$1/home" "$1/tmp" "$1/driver" "$1/usr/bin" "$1/opt/torch/.venv/bin"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$1/kiln" 2>/dev/null
+    cp "$pack/pack.tar.xz" "$1/kiln/target/pack/"
+    # Libraries and headers as pip installs them, without the compiler tools.
+    local site=$1/opt/torch/.venv/lib/python3.12/site-packages/nvidia
+    mkdir -p "$site/cu13" "$site/nccl/lib"
+    cp -r "$stand_ins/python/nvidia/cu13/"{lib,include} "$site/cu13/"
+    cp "$stand_ins/lib/"lib{cublasLt,cupti}.so* "$site/cu13/lib/"
+    cp "$stand_ins/lib/"libnccl.so* "$site/nccl/lib/"
+    cp "$stand_ins/lib/"libcuda.so* "$1/driver/"
+    # The python3 on PATH is a link into the environment, as from /usr/local/bin.
+    peer "$1/opt/torch/.venv/bin/python3"
+    ln -s ../../opt/torch/.venv/bin/python3 "$1/usr/bin/python3"
+    # The loader's cache with the driver, or without.
+    { cat /etc/ld.so.conf; [ "$2" = driverless ] || echo "$1/driver"; } >"$1/ld.so.conf"
+    ldconfig -C "$1/ld.so.cache" -f "$1/ld.so.conf" -X 2>/dev/null
+    # In `whole`, kernels are executed by all programs but the one that measures.
     if [ "$2" = whole ]; then
-        cd "$1" || exit 2
-        local packed=kiln/target/pack/kiln-bench
-        if [ -e $packed.xz ]; then xz -d $packed.xz; fi
-        mv $packed measures && chmod +x measures
-        printf '#!/bin/sh\nFAKE_CUDA_EXECUTE=0 exec %s "$@"\n' "$1/measures" >$packed
+        mkdir "$1/unpacked" && cd "$1/unpacked" && tar -xJf "../kiln/target/pack/pack.tar.xz" || exit 2
+        mv bin/kiln-bench "$1/measures"
+        printf '#!/bin/sh\nFAKE_CUDA_EXECUTE=0 exec %s "$@" --unchecked\n' "$1/measures" >bin/kiln-bench
+        chmod +x bin/kiln-bench
+        tar -cf - ./* | xz -0 >"../kiln/target/pack/pack.tar.xz"
+        cd .. && rm -rf unpacked
     fi
 )
 
@@ -57,94 +72,133 @@ peer() {
     cat >"$1" <<'END'
 #!/bin/sh
 case "$*" in
--c*) echo "PyTorch that stands in for one" ;;
-*--kernels*) echo '{"kernels": {"rms_norm": 1e-5, "attention": 1e-4}}' ;;
-*) echo '{"tokens_per_s": 1000.0, "peak_reserved_bytes": 60000000000}' ;;
+*torch_fsdp.py*--kernels*) echo '{"kernels": {"rms_norm": 1e-5, "attention": 1e-4}}' ;;
+*torch_fsdp.py*) echo '{"tokens_per_s": 1000.0, "peak_reserved_bytes": 60000000000}' ;;
+*) echo "PyTorch that stands in for one" ;;
 esac
 END
     chmod +x "$1"
 }
 
-# gpu.sh on the machine at $1, with two more arguments and then variables: without a network but with the loopback
-# of its own, as processes that meet on one machine need it.
+# gpu.sh on the machine at $1, for at most $2 seconds until it is killed, with variables up to "--" and then arguments:
+# without a network, but with a loopback interface for processes that meet on this machine.
 play() {
-    local at=$1 only=$2 parts=$3
-    shift 3
-    local words='ip link set lo up 2>/dev/null; cd "$1/kiln" && shift && exec bash benches/gpu.sh "$@"'
-    timeout -k 5 7200 env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$at/home" TMPDIR="$at/tmp" LANG=C.UTF-8 "$@" \
-        unshare --map-root-user --net bash -c "$words" bash "$at" --report "$at/report.md" "$only" "$parts" \
+    local at=$1 limit=$2 variables=()
+    shift 2
+    while [ "$1" != -- ]; do variables+=("$1"); shift; done
+    shift
+    local words='ip link set lo up 2>/dev/null; mount --bind "$1/ld.so.cache" /etc/ld.so.cache || exit 2
+        cd "$1/kiln" && shift && exec bash benches/gpu.sh "$@"'
+    timeout -s KILL "$limit" env -i PATH="$at/usr/bin:/usr/local/bin:/usr/bin:/bin" HOME="$at/home" TMPDIR="$at/tmp" \
+        OUT="$at/out" LANG=C.UTF-8 "${variables[@]}" \
+        unshare --map-root-user --mount --net --pid --fork --kill-child bash -c "$words" bash "$at" "$@" \
         >"$at/said.txt" 2>&1
     echo "exit code $?" >>"$at/said.txt"
 }
 
-failed=0
 # Whether a text of a scene has a line like this.
 expect() {
     grep -qE -- "$2" "$1" && return
     echo "$1 has no line like: $2"
     failed=1
 }
-
-is_correct() {
-    local check
-    for check in "A check, compiling" "A check" "A kernels" "B sharding" "B nccl" "B nccl 2 ranks"; do
-        expect "$report" "^\| $check \| passed"
+# At most 8 files come back, of so many bytes each, with such names.
+comes_back() {
+    local file count=0
+    for file in "$at/out"/* "$at/out"/.[!.]*; do
+        [ -e "$file" ] || continue
+        count=$((count + 1))
+        [[ ${file##*/} =~ ^[A-Za-z0-9._-]+$ && -f $file && $(stat -c %s "$file") -le $((16 << 20)) ]] ||
+            { echo "$file would not come back"; failed=1; }
     done
-    expect "$report" 'kernels: 12 fused operations agree with their plain forms'
+    [ $count -le 8 ] || { echo "$count files in $at/out"; failed=1; }
+    [ -s "$at/out/report.md" ] || { echo "no $at/out/report.md"; failed=1; }
+    tar -tzf "$at/out/logs.tgz" >"$at/logs.txt" || failed=1
 }
-# Steps have their prediction and the peer's figures beside them. Bars are for GPUs.
+# Steps began in this order.
+in_order() {
+    local began
+    began=$(sed -n 's/^| \([a-z0-9-]*\) | [^-].*/\1/p' "$report" | grep -v '^step$' | paste -sd' ')
+    local pattern="* ${1// /*} *"
+    # shellcheck disable=SC2053
+    [[ " $began " == $pattern ]] || { echo "steps began in this order: $began"; failed=1; }
+}
 is_measured() {
     local figure='[0-9.]+'
     expect "$report" "^\| 300m \| $figure \| $figure, at least $figure \| .* \| 1000 \| 60.00 \|"
     expect "$report" "^\| 1b \| $figure \| $figure, at least $figure \| .* \| 1000 \| 60.00 \|"
     expect "$report" '^\| attention \|.*\| 100.0 \|'
-    expect "$report" '^\| C kernels \| passed'
-    # Its state takes more memory than most machines have.
-    expect "$report" '^\| D 7b \| passed|^FAILED 7b: .*memory'
+    expect "$report" '^\| kernels \| passed'
+    expect "$report" '^\| trace \| passed'
 }
 
 for scene in "${scenes[@]}"; do
     at=$rehearsal/$scene
-    report=$at/report.md
+    report=$at/out/report.md
     echo "== $scene"
-    case $scene in driverless | slow | correct | timed | whole) ;; *) echo "no such scene" >&2; exit 2 ;; esac
-    machine "$at" "$scene"
-    driver=LD_LIBRARY_PATH=$stand_ins/lib
+    case $scene in
+    size)
+        rm -rf "$at" && git clone --quiet --shared . "$at"
+        PACK=$PWD/$pack "$at/benches/gpu.sh" --size || failed=1
+        truncate -s 60M "$at/a-file-that-travels"
+        PACK=$PWD/$pack "$at/benches/gpu.sh" --size >"$at/said.txt" 2>&1 && { echo "60 MB more were not counted"; failed=1; }
+        expect "$at/said.txt" '^too much to carry'
+        continue
+        ;;
+    driverless | hang | slow | timed | second | whole) machine "$at" "$scene" ;;
+    *) echo "no such scene" >&2; exit 2 ;;
+    esac
     began=$SECONDS
     case $scene in
     driverless)
-        play "$at" --only A,B,C,D
+        play "$at" 60 --
         expect "$at/said.txt" '^no GPU that kiln can use'
-        expect "$report" 'no GPU that kiln can use'
+        expect "$report" '^\| doctor \| failed: no GPU that kiln can use'
         expect "$at/said.txt" '^exit code 1$'
+        ;;
+    hang)
+        # A launch takes an hour.
+        play "$at" 45 FAKE_CUDA_LAUNCH_US=3600000000 --
+        expect "$report" '^\| doctor \| passed \|'
+        expect "$report" '^\| check \| running'
+        comes_back
+        expect "$at/logs.txt" 'doctor.log'
+        expect "$at/logs.txt" 'check.log'
+        expect "$at/said.txt" '^exit code 137$'
         ;;
     slow)
         budget=${BUDGET:-60}
-        play "$at" --only A,B,C,D "$driver" FAKE_CUDA_LAUNCH_US=20000 BUDGET="$budget"
+        play "$at" 7200 FAKE_CUDA_LAUNCH_US=20000 FAKE_CUDA_EXECUTE=1 BUDGET="$budget" --
         # Five more to kill what does not end, and some to write the report.
         took=$((SECONDS - began))
         [ $took -le $((budget + 10)) ] || { echo "it took $took s, and had $budget"; failed=1; }
-        expect "$report" 'out of time'
-        expect "$report" 'no PyTorch that finds the GPU'
+        expect "$report" 'failed: out of time'
         expect "$at/said.txt" '^exit code 1$'
         ;;
-    correct)
-        play "$at" --only A,B "$driver" BUDGET=6600 FAKE_CUDA_EXECUTE=1 FAKE_NCCL_VERSION=23000
-        is_correct
-        ;;
     timed)
-        peer "$at/peer"
-        play "$at" --only C,D "$driver" PEER_PYTHON="$at/peer"
+        play "$at" 7200 FAKE_CUDA_CUBIN=1 BUDGET=3000 -- --only steps,kernels,peer,trace
         is_measured
+        in_order "doctor steps kernels peer-1b peer-300m peer-kernels peer-1b-eager trace"
+        ;;
+    second)
+        play "$at" 7200 FAKE_CUDA_CUBIN=1 FAKE_NCCL_VERSION=23000 BUDGET=2000 -- --second
+        expect "$report" '^\| products-measure \| passed'
+        expect "$report" '^\| ncu \| not run: there is no ncu'
+        # Its state takes more memory than most machines have.
+        expect "$report" '^\| 7b \| passed|^FAILED 7b: .*memory'
+        in_order "doctor products-measure products-1b ranks 7b"
         ;;
     whole)
-        peer "$at/peer"
-        play "$at" --only A,B,C,D "$driver" PEER_PYTHON="$at/peer" BUDGET=6600 FAKE_CUDA_EXECUTE=1 \
-            FAKE_NCCL_VERSION=23000
-        is_correct
+        play "$at" 7200 BUDGET=6600 FAKE_CUDA_EXECUTE=1 FAKE_NCCL_VERSION=23000 --
+        for step in doctor check train tests-{cube,attention,experts,sharding,nccl,products}; do
+            expect "$report" "^\| $step \| passed"
+        done
+        expect "$report" 'kernels: 12 fused operations agree with their plain forms'
         is_measured
+        in_order "doctor check steps train tests-cube kernels peer-1b peer-300m peer-kernels peer-1b-eager trace"
         ;;
     esac
-    sed -n '/^| check/,/ s in all/p' "$at/said.txt"
+    comes_back
+    sed -n '1p; /^| step/,/^$/p' "$report"
 done
 exit $failed

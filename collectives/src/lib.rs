@@ -79,7 +79,6 @@ mod local;
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
-pub mod nvidia;
 mod operation;
 mod payload;
 mod process_group;

@@ -7,9 +7,9 @@
 #![allow(unsafe_code)]
 
 use super::error::NcclError;
-use crate::nvidia::{Places, environment, reason};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use kiln_nvidia::{Places, environment, reason};
 use libloading::Library as Loaded;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

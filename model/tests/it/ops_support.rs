@@ -10,7 +10,10 @@ use kiln_model::{Decoder, Key, Layers, ModelConfig};
 pub fn on_cuda() -> bool {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         Err(_) | Ok("wgpu") => false,
-        Ok("cuda") if cfg!(feature = "cuda") => true,
+        Ok("cuda") if cfg!(feature = "cuda") => {
+            kiln_nvidia::prepare_compiler();
+            true
+        }
         Ok("cuda") => panic!("KILN_TEST_DEVICE=cuda needs a build with feature cuda"),
         Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu or cuda"),
     }
@@ -27,14 +30,15 @@ pub fn is_executed() -> bool {
     false
 }
 
-/// Where kernels are executed and checked, gives each tensor of this thread an allocation of its own: its bounds are
-/// checked then, and values that no kernel has written are told when they are read.
+/// Gives each tensor of this thread a separate allocation where kernels are executed and checked, or
+/// `KILN_TEST_EXACT_BOUNDS` is set. Bounds are then checked per tensor, and reads of unwritten values are reported.
 #[cfg(feature = "cuda")]
 pub fn with_exact_bounds() {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
-    if is_executed() && !DONE.replace(true) {
+    let is_checked = is_executed() || std::env::var_os("KILN_TEST_EXACT_BOUNDS").is_some();
+    if is_checked && !DONE.replace(true) {
         let device = cubecl::cuda::CudaDevice::new(0);
         let client = burn_cubecl::CubeDevice::Cuda(device).client();
         let mode = cubecl_runtime::memory_management::MemoryAllocationMode::Dedicated;

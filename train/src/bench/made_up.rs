@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use kiln_model::layers::TokenLoss;
-use kiln_model::{Context, Key};
+use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::Outcome;
 
 use crate::config::Config;
+use crate::device::ResolvedDevice;
 use crate::error::{Result, TrainError};
+use crate::kernels;
 use crate::run::{MicroBatch, MicroBatches, optimizer_step};
 use crate::sharded::ShardedDecoder;
 
@@ -20,6 +22,16 @@ pub fn default_config() -> Config {
     config.train.global_batch = 4;
     config.train.micro_batch = 1.into();
     config
+}
+
+/// Makes sure that steps of `config` on `device` use no kernel that is wrong there, as every run does before its
+/// first step.
+///
+/// # Errors
+///
+/// If `KILN_KERNEL_FAULT` names no operation.
+pub fn check_kernels(config: &Config, model: &ModelConfig, device: &ResolvedDevice) -> Result<()> {
+    kernels::settle(config, model, device, None)
 }
 
 /// The most steps or rounds that are measured.

@@ -2,15 +2,15 @@
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
-use kiln_collectives::nvidia::Places;
+use kiln_nvidia::libraries::{self, Wanted};
+use kiln_nvidia::{Places, kernel_cache};
 
 use super::error::DeviceError;
 use super::error::Version;
 use super::gpu::Gpu;
-use super::libraries::{self, Wanted};
 use super::request::DeviceRequest;
 use super::share::share_gpu;
-use super::{kernel_cache, products, toolkit};
+use super::{products, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::RankEnv;
 
@@ -138,13 +138,25 @@ pub fn examine() -> Vec<String> {
             if driver.is_some() {
                 fits(for_driver, &nvrtc)?;
             }
+            toolkit::try_compiling(&nvrtc, None)?;
             Ok(nvrtc.to_string())
         }),
     ));
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
     // After the others, since it may set CUDA_PATH.
-    lines.push(line("headers", toolkit::headers().map(|root| root.join("include").display().to_string())));
+    lines.push(line(
+        "headers",
+        toolkit::headers().and_then(|root| {
+            // A compiler that is missing or fails has its own line.
+            if let Ok(nvrtc) = toolkit::nvrtc(for_driver)
+                && toolkit::try_compiling(&nvrtc, None).is_ok()
+            {
+                toolkit::try_compiling(&nvrtc, Some(&root))?;
+            }
+            Ok(root.join("include").display().to_string())
+        }),
+    ));
     lines.push(format!("kernels: {}", kernel_cache::describe()));
     lines.push(format!("products: {}", products::describe()));
     lines

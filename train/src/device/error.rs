@@ -90,6 +90,14 @@ pub enum DeviceError {
          {package}` brings a newer one"
     )]
     OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
+    /// NVRTC is there and compiles nothing. `nvrtc`: its version and file; `headers`: the folder of headers that
+    /// the kernel included; `log`: NVRTC's own words.
+    #[error(
+        "NVRTC {nvrtc} does not compile a small kernel{}: {log}. Install NVRTC and CUDA's headers of one version, \
+         from one CUDA toolkit or with `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt \
+         nvidia-cuda-cccl`", including(.headers)
+    )]
+    CompilerFails { nvrtc: String, headers: Option<String>, log: String },
     /// Headers that kernels include. `places`: where they were looked for, and what was missing there;
     /// `package`: the packages of PyPI that have them.
     #[error(
@@ -165,6 +173,10 @@ fn useless(failures: &[String]) -> String {
         [] => String::new(),
         failures => format!(", and found what cannot be loaded: {}", failures.join(", ")),
     }
+}
+
+fn including(headers: &Option<String>) -> String {
+    headers.as_ref().map_or_else(String::new, |headers| format!(" that includes the headers in {headers}"))
 }
 
 fn hidden(visible: &Option<String>) -> String {

@@ -17,6 +17,14 @@ pub(crate) struct KernelCounts {
     pub(crate) compiling: Duration,
 }
 
+#[cfg(feature = "cuda")]
+impl From<kiln_nvidia::kernel_cache::Counts> for KernelCounts {
+    fn from(counts: kiln_nvidia::kernel_cache::Counts) -> Self {
+        let kiln_nvidia::kernel_cache::Counts { taken, compiled, compiling } = counts;
+        KernelCounts { taken, compiled, compiling }
+    }
+}
+
 impl Sub for KernelCounts {
     type Output = Self;
 

@@ -6,10 +6,11 @@ use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use kiln_model::ops::cube::matmul::ProductAlgorithms;
+use kiln_nvidia::kernel_cache;
+use kiln_nvidia::kernel_files::{Form, form_of, kernel_of};
 use tar::{Archive, Builder, Header};
 
-use super::kernel_files::{is_file_name, kernel_of};
-use super::{kernel_cache, products};
+use super::products;
 use crate::metrics::write_beside;
 
 /// The most bytes of a kernel.
@@ -47,8 +48,14 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_file_name(name));
-        let Some(name) = name.map(str::to_owned) else { continue };
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some((name, form)) = name.and_then(|name| Some((name.to_owned(), form_of(name)?))) else {
+            continue;
+        };
+        // A machine that loads cubins needs no PTX.
+        if form == Form::Ptx && path.with_extension(Form::Cubin.extension()).exists() {
+            continue;
+        }
         let content = fs::read(&path)?;
         // One that is damaged is compiled again by whoever needs it.
         if kernel_of(&content).is_some() {
@@ -81,7 +88,7 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
         let entry = entry?;
         let name = entry.path()?.to_string_lossy().into_owned();
         let has_products = name == products::FILE;
-        if !entry.header().entry_type().is_file() || !(has_products || is_file_name(&name)) {
+        if !entry.header().entry_type().is_file() || !(has_products || form_of(&name).is_some()) {
             return Err(invalid(format!("{name} in it is no kernel")));
         }
         let mut content = Vec::new();
@@ -109,13 +116,12 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use kiln_nvidia::kernel_files::Kept;
 
-    use super::super::kernel_files::Kept;
     use super::*;
 
     fn kept(folder: std::path::PathBuf) -> Kept {
-        Kept { folder, compiler: "13.0".to_owned(), is_writable: AtomicBool::new(true) }
+        Kept::new(folder, "13.0".to_owned())
     }
 
     fn unpacked(kernels: usize, new: usize) -> Unpacked {
@@ -125,20 +131,24 @@ mod tests {
     #[test]
     fn kernels_go_from_one_folder_to_another() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (from, to) = (kept(folder.path().join("from")), kept(folder.path().join("to")));
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let (kept_from, kept_to) = (kept(from.clone()), kept(to.clone()));
         let archive = folder.path().join("kernels.tar");
-        assert!(pack_from(&from.folder, &archive).is_err(), "nothing is kept yet");
+        assert!(pack_from(&from, &archive).is_err(), "nothing is kept yet");
         for source in ["one", "two", "three"] {
-            from.write(&from.file(source.as_bytes(), &[]), source.as_bytes());
+            kept_from.write(&kept_from.file(source.as_bytes(), &[]), Form::Ptx, source.as_bytes());
         }
-        // Neither what is damaged nor what others have put there goes along.
-        fs::write(from.file(b"three", &[]), "damaged").expect("a file");
-        fs::write(from.folder.join("notes.txt"), "notes").expect("a file");
-        to.write(&to.file(b"one", &[]), b"one");
-        assert_eq!(pack_from(&from.folder, &archive).expect("an archive"), 2);
-        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), unpacked(2, 1));
-        assert_eq!(to.read(&to.file(b"two", &[])).as_deref(), Some(&b"two"[..]));
-        assert_eq!(unpack_to(&archive, &to.folder).expect("kernels"), unpacked(2, 0));
+        // Not packed: damaged files, files of others, and the PTX of a kernel that has a cubin.
+        fs::write(kept_from.file(b"three", &[]).with_extension("ptx"), "damaged").expect("a file");
+        fs::write(from.join("notes.txt"), "notes").expect("a file");
+        kept_from.write(&kept_from.file(b"two", &[]), Form::Cubin, b"two, compiled");
+        kept_to.write(&kept_to.file(b"one", &[]), Form::Ptx, b"one");
+        assert_eq!(pack_from(&from, &archive).expect("an archive"), 2);
+        assert_eq!(unpack_to(&archive, &to).expect("kernels"), unpacked(2, 1));
+        let two = kept_to.file(b"two", &[]);
+        assert_eq!(kept_to.read(&two, Form::Cubin).as_deref(), Some(&b"two, compiled"[..]));
+        assert_eq!(kept_to.read(&two, Form::Ptx), None);
+        assert_eq!(unpack_to(&archive, &to).expect("kernels"), unpacked(2, 0));
     }
 
     #[test]

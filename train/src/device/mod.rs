@@ -6,16 +6,11 @@
 //!
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held
 //! against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
-//! `gpu` is one GPU, `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of
-//! these a second name, `toolkit` goes through them, and `cupti` records what a GPU does. `kernel_cache`
-//! keeps what NVRTC compiles, in files (`kernel_files`) in the user's `cache_folder`; `kernel_pack` carries
-//! these to other machines, `kernel_counts` says how many were compiled, and `products` keeps algorithms of
-//! matrix products. For builds with wgpu, `wgpu` looks for anything that it can use. [`crate::world`]
+//! `gpu` is one GPU, `toolkit` goes through NVIDIA's libraries, which [`kiln_nvidia`] finds and loads, and
+//! `cupti` records what a GPU does. `kernel_pack` carries cached kernels to other machines, `kernel_counts` says
+//! how many were compiled, and `products` keeps algorithms of matrix products. For builds with wgpu, `wgpu` looks for anything that it can use. [`crate::world`]
 //! compares the choices of ranks that are processes.
 
-#[cfg(feature = "cuda")]
-mod alias;
-mod cache_folder;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -26,15 +21,9 @@ mod error;
 mod flag;
 #[cfg(feature = "cuda")]
 mod gpu;
-#[cfg(feature = "cuda")]
-mod kernel_cache;
 mod kernel_counts;
 #[cfg(feature = "cuda")]
-mod kernel_files;
-#[cfg(feature = "cuda")]
 mod kernel_pack;
-#[cfg(feature = "cuda")]
-mod libraries;
 mod memory;
 mod peak;
 #[cfg(feature = "cuda")]
@@ -48,7 +37,6 @@ mod toolkit;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
-pub(crate) use cache_folder::cache_folder;
 pub use cpu::{cores, cores_of_machine, cpu_defaults, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;

@@ -6,11 +6,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kiln_collectives::nvidia::environment;
 use kiln_model::ops::cube::matmul::{ProductAlgorithms, use_algorithms};
+use kiln_nvidia::{environment, kernel_cache};
 use sha2::{Digest, Sha256};
 
-use super::kernel_cache;
 use crate::metrics::write_beside;
 
 /// The name of the file.

@@ -20,8 +20,6 @@ use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
-#[cfg(feature = "cuda")]
-use super::kernel_cache;
 use super::kernel_counts::KernelCounts;
 use super::memory::Memory;
 use super::peak::Peak;
@@ -31,6 +29,8 @@ use super::tensors::plain;
 use super::wgpu;
 use crate::config::{Backend, CommBackend, Config, DeviceDefaults, Precision};
 use crate::place::RankEnv;
+#[cfg(feature = "cuda")]
+use kiln_nvidia::kernel_cache;
 
 /// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
 /// multiprocessors, and what is done once per pass no longer counts.
@@ -312,7 +312,7 @@ impl ResolvedDevice {
     pub(crate) fn kernels(&self) -> Option<KernelCounts> {
         match &self.kind {
             #[cfg(feature = "cuda")]
-            Kind::Cuda(_) => Some(kernel_cache::counts()),
+            Kind::Cuda(_) => Some(kernel_cache::counts().into()),
             _ => None,
         }
     }

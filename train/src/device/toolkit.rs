@@ -4,11 +4,11 @@ use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kiln_collectives::nvidia::{Places, environment};
+use kiln_nvidia::libraries::{self, HEADERS, Missing, Wanted};
+use kiln_nvidia::{Places, environment, nvrtc};
 
+use super::DeviceError;
 use super::error::Version;
-use super::libraries::{self, HEADERS, Wanted};
-use super::{DeviceError, kernel_cache};
 
 /// A library that is there.
 #[derive(Debug)]
@@ -40,6 +40,22 @@ fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     }
 }
 
+/// An error for `library`, that `package` or `toolkit` brings.
+fn not_found(
+    library: &'static str,
+    package: &'static str,
+    toolkit: &'static str,
+) -> impl FnOnce(Missing) -> DeviceError {
+    move |Missing { names, places, failures }| DeviceError::NoLibrary {
+        library,
+        names,
+        places,
+        failures,
+        package,
+        toolkit,
+    }
+}
+
 fn find(
     library: &'static str,
     wanted: &Wanted,
@@ -47,28 +63,26 @@ fn find(
     package: &'static str,
     toolkit: &'static str,
 ) -> Result<PathBuf, DeviceError> {
-    libraries::load(wanted, places).map_err(|missing| DeviceError::NoLibrary {
-        library,
-        names: missing.names,
-        places: missing.places,
-        failures: missing.failures,
-        package,
-        toolkit,
-    })
+    libraries::load(wanted, places).map_err(not_found(library, package, toolkit))
 }
 
 /// NVRTC, the compiler of kernels.
 pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
-    let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
-    let places = Places::of_libraries(&environment);
-    let found = find("NVRTC, which compiles kernels,", &wanted, &places, package, TOOLKIT)?;
-    let (mut major, mut minor): (c_int, c_int) = (0, 0);
-    // SAFETY: the library is loaded, and the numbers outlive the call.
-    let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
-    let version = status.result().is_ok().then_some(Version(major as u32, minor as u32));
-    Ok(Tool { path: found, version })
+    let found = nvrtc::load(files);
+    let found = found.map_err(not_found("NVRTC, which compiles kernels,", package, TOOLKIT))?;
+    Ok(Tool { path: found.path, version: found.version.map(|(major, minor)| Version(major, minor)) })
+}
+
+/// Compiles a small kernel with NVRTC, which is loaded, and with the headers below `root` if it is given.
+pub(super) fn try_compiling(nvrtc: &Tool, root: Option<&Path>) -> Result<(), DeviceError> {
+    let headers = root.map(|root| root.join("include"));
+    nvrtc::try_compiling(headers.as_deref()).map_err(|log| DeviceError::CompilerFails {
+        nvrtc: nvrtc.to_string(),
+        headers: headers.map(|headers| headers.display().to_string()),
+        log,
+    })
 }
 
 /// The lowest compute capability that NVRTC compiles for.

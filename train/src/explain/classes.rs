@@ -121,7 +121,7 @@ impl Explained for DeviceError {
             DeviceError::NoLibrary { library, .. } | DeviceError::OldLibrary { library, .. } => {
                 if library.starts_with("NCCL") { Page::NcclMissing } else { Page::LibraryMissing }
             }
-            DeviceError::NoHeaders { .. } => Page::LibraryMissing,
+            DeviceError::NoHeaders { .. } | DeviceError::CompilerFails { .. } => Page::LibraryMissing,
             DeviceError::Unusable { reason } => return reason.page(),
         })
     }

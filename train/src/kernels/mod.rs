@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::FloatDType;
 use kiln_collectives::Communicator;
-use kiln_collectives::nvidia::environment;
 use kiln_model::ModelConfig;
 use kiln_model::ops::{FusedOp, use_plain};
 use kiln_model::verify::{Finding, Shapes, verify};
+use kiln_nvidia::{cache_folder, environment};
 use kiln_shard::Strategy;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 
 use crate::config::{Backend, CommSection, Config, Precision};
-use crate::device::{DeviceError, DeviceRequest, ResolvedDevice, cache_folder};
+use crate::device::{DeviceError, DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::words::took;
 use crate::world;

@@ -31,6 +31,7 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
         command.env_remove(name);
     });
     let child = command
+        .env("PATH", "bin")
         .args(arguments)
         .envs(variables.iter().copied())
         .current_dir(workspace.path(""))
@@ -162,9 +163,28 @@ mod with_stand_ins {
 
     const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/fakecuda");
 
-    /// What is asked of NVRTC before a kernel is compiled.
+    /// A compiler that makes nothing. As NVRTC, it opens its builtins by their bare name when it compiles.
     const NVRTC: &str = "
+        #include <dlfcn.h>
+        #include <stdio.h>
         #include <stdlib.h>
+        #include <string.h>
+        static int program;
+        static char log[100];
+        int nvrtcCreateProgram(void **made) { return *made = &program, 0; }
+        int nvrtcDestroyProgram(void **made) { return *made = 0, 0; }
+        int nvrtcCompileProgram(void *of) {
+            if (dlopen(\"libnvrtc-builtins.so.13.0\", RTLD_NOW) != NULL)
+                return 0;
+            strcpy(log, \"nvrtc: error: failed to open libnvrtc-builtins.so.13.0.\");
+            return 7;
+        }
+        int nvrtcGetProgramLogSize(void *of, size_t *size) { return *size = strlen(log) + 1, 0; }
+        int nvrtcGetProgramLog(void *of, char *to) { return strcpy(to, log), 0; }
+        int nvrtcGetPTXSize(void *of, size_t *size) { return *size = 0, 0; }
+        int nvrtcGetPTX(void *of, char *to) { return 0; }
+        int nvrtcGetCUBINSize(void *of, size_t *size) { return *size = 0, 0; }
+        int nvrtcGetCUBIN(void *of, char *to) { return 0; }
         int nvrtcVersion(int *major, int *minor) {
             const char *set = getenv(\"NVRTC_MINOR\");
             *major = 13, *minor = set ? atoi(set) : 0;
@@ -208,6 +228,12 @@ mod with_stand_ins {
                 "nvrtc" => {
                     workspace.write("nvrtc.c", NVRTC);
                     build(&library("cu13/lib/libnvrtc.so.13"), &[workspace.path("nvrtc.c")]);
+                    workspace.write("builtins.c", "");
+                    // Of the versions that tests have it say.
+                    for minor in [0, 2] {
+                        let builtins = library(&format!("cu13/lib/libnvrtc-builtins.so.13.{minor}"));
+                        build(&builtins, &[workspace.path("builtins.c")]);
+                    }
                 }
                 "headers" => {
                     for header in [
@@ -389,7 +415,7 @@ mod with_stand_ins {
     fn everything_is_there() {
         let workspace = machine(ALL);
         let cache = workspace.path("cache");
-        workspace.write("cache/kiln/kernels/0a.ptx", vec![0; 3 << 19]);
+        workspace.write(&format!("cache/kiln/kernels/{}.cubin", "0a".repeat(32)), vec![0; 3 << 19]);
         let cache = ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8"));
         let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2"), cache];
         let doctor = kiln(&workspace, &variables, &["doctor"]);
@@ -409,5 +435,38 @@ mod with_stand_ins {
                     .to_owned(),
             ]
         );
+    }
+
+    /// Nothing is exported but a PATH with a `python3` that is a link into a virtual environment.
+    #[test]
+    fn the_environment_of_python3_is_searched() {
+        let workspace = machine(ALL);
+        fs::create_dir_all(workspace.path("bin")).expect("a folder");
+        workspace.write("venv/bin/python3", "");
+        std::os::unix::fs::symlink("../venv/bin/python3", workspace.path("bin/python3")).expect("a link");
+        let doctor = kiln(&workspace, &[DRIVER], &["doctor"]);
+        let site = "bin/../venv/lib/python3.12/site-packages/nvidia";
+        for line in [
+            "NVRTC: 13.0 (venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13)".to_owned(),
+            format!("headers: {site}/cu13/include"),
+        ] {
+            assert!(gpus(&doctor).contains(&line.as_str()), "{line} {doctor:?}");
+        }
+    }
+
+    /// NVRTC that cannot find its builtins compiles nothing, which shows before a run begins.
+    #[test]
+    fn a_compiler_without_builtins_is_refused() {
+        let workspace = machine(ALL);
+        let lib = "venv/lib/python3.12/site-packages/nvidia/cu13/lib";
+        fs::remove_file(workspace.path(format!("{lib}/libnvrtc-builtins.so.13.0"))).expect("the builtins");
+        let variables = [DRIVER, PACKAGES];
+        let missing =
+            format!("{lib}/libnvrtc.so.13 (without libnvrtc-builtins.so.13.0, which belongs next to it)");
+        let doctor = kiln(&workspace, &variables, &["doctor"]);
+        let line = gpus(&doctor).into_iter().find(|line| line.starts_with("NVRTC: ")).expect("a line");
+        assert!(line.contains(&missing), "{line}");
+        let ended = kiln(&workspace, &variables, TRAIN);
+        assert!(ended.code == Some(2) && ended.stderr.contains(&missing), "{ended:?}");
     }
 }

@@ -31,7 +31,10 @@ fn device() -> Device {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         Err(_) | Ok("wgpu") => Device::wgpu(DeviceKind::DefaultDevice),
         #[cfg(feature = "cuda")]
-        Ok("cuda") => Device::cuda(0),
+        Ok("cuda") => {
+            kiln_nvidia::prepare_compiler();
+            Device::cuda(0)
+        }
         Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu, or cuda in a build with it"),
     }
 }

@@ -45,6 +45,9 @@ pub struct GpuArgs {
     /// A Python with PyTorch, which measures the same by turns.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
+    /// Let PyTorch compute operation by operation, without `torch.compile`.
+    #[arg(long, requires = "peer")]
+    peer_eager: bool,
     /// The script that the peer runs.
     #[arg(long, default_value = "benches/peers/torch_fsdp.py", value_name = "FILE")]
     peer_script: PathBuf,
@@ -63,6 +66,9 @@ pub struct GpuArgs {
     /// Fail if the model FLOP/s of preset 1b stay below this share of the device's, in percent.
     #[arg(long, value_name = "PERCENT")]
     least_mfu: Option<f64>,
+    /// Measure steps without checking their kernels first.
+    #[arg(long)]
+    unchecked: bool,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -149,9 +155,11 @@ impl GpuArgs {
             config.train.ranks = 1;
             let model = checked(&mut config)?;
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            config.device.verify_kernels &= !self.unchecked;
             return Ok((Vec::new(), vec![StepRow { name, config, model }]));
         }
-        let rows = StepRow::all(self.precision(), self.quick, backend)?;
+        let mut rows = StepRow::all(self.precision(), self.quick, backend)?;
+        rows.iter_mut().for_each(|row| row.config.device.verify_kernels &= !self.unchecked);
         let shapes = Shapes::all(self.precision(), self.quick);
         let kernels = kernels::NAMES.iter().map(|name| ((*name).to_owned(), KERNELS));
         let known: Vec<_> = kernels.chain(rows.iter().map(|row| (row.name.clone(), STEPS))).collect();
@@ -187,6 +195,6 @@ impl GpuArgs {
     fn peer(&self) -> Result<Option<Peer>, BenchError> {
         let Some(python) = &self.peer else { return Ok(None) };
         let cuda = self.device == DeviceName::Cuda;
-        Peer::new(python.clone(), self.peer_script.clone(), cuda).map(Some)
+        Peer::new(python.clone(), self.peer_script.clone(), cuda, self.peer_eager).map(Some)
     }
 }

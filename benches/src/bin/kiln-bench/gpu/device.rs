@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use clap::ValueEnum;
+use kiln::bench;
 use kiln::config::{Backend, Config, Precision};
 use kiln::device::{Peak, ResolvedDevice};
 use kiln::optimizers::Optimizers;
@@ -60,6 +61,11 @@ impl Chosen {
         let decoder = Decoder::new(&Layers::default(), model, Key::new(0), &kiln::device::plain())?;
         let optimizer = Optimizers::default().make(&config.optim)?;
         Ok(check_memory(config, model, &decoder, &optimizer, selected, None)?)
+    }
+
+    /// Makes sure that steps of `config` use no kernel that is wrong on this device, as every run does.
+    pub(super) fn check_kernels(&self, config: &Config, model: &ModelConfig) -> Result<(), TrainError> {
+        self.selected.as_ref().map_or(Ok(()), |selected| bench::check_kernels(config, model, selected))
     }
 
     /// FLOP/s that the device could reach in products of matrices, where that is known.

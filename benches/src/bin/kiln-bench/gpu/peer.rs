@@ -18,6 +18,8 @@ pub(super) struct Peer {
     script: PathBuf,
     /// On a GPU; else on the CPU.
     cuda: bool,
+    /// Without `torch.compile`, which is used on GPUs only.
+    eager: bool,
 }
 
 impl Peer {
@@ -26,11 +28,11 @@ impl Peer {
     /// # Errors
     ///
     /// If the script is not there.
-    pub(super) fn new(python: PathBuf, script: PathBuf, cuda: bool) -> Result<Peer, BenchError> {
+    pub(super) fn new(python: PathBuf, script: PathBuf, cuda: bool, eager: bool) -> Result<Peer, BenchError> {
         if !script.is_file() {
             return Err(BenchError::NoScript { script: script.display().to_string() });
         }
-        Ok(Peer { python, script, cuda })
+        Ok(Peer { python, script, cuda, eager })
     }
 
     fn failed(&self, problem: String) -> BenchError {
@@ -65,7 +67,8 @@ impl Peer {
 
     fn run(&self, mut words: Vec<String>) -> Result<Value, BenchError> {
         if self.cuda {
-            words.extend(["--device", "cuda", "--compile"].map(str::to_owned));
+            words.extend(["--device", "cuda"].map(str::to_owned));
+            words.extend((!self.eager).then(|| "--compile".to_owned()));
         }
         let output = Command::new(&self.python)
             .arg(&self.script)

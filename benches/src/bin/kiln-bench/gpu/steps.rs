@@ -93,6 +93,7 @@ impl EndToEnd<'_> {
         pair: &mut StepPair,
     ) -> Result<(), BenchError> {
         self.chosen.check_memory(config, model)?;
+        self.chosen.check_kernels(config, model)?;
         let measured = measure(config, model, &self.chosen.device, count)?;
         // The peer is to find the memory free.
         self.chosen.device.memory_cleanup();

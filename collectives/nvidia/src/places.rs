@@ -11,8 +11,12 @@ pub struct Places {
     places: Vec<(String, Vec<PathBuf>)>,
 }
 
-/// Where WSL and Google's containers have the driver's libraries, if the loader does not know of them.
-const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"];
+/// Folders of the driver's libraries on WSL, and in containers that mount them, if the loader does not know
+/// of these.
+const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", MOUNTED];
+
+/// The folder where Google's containers and others mount NVIDIA's libraries.
+const MOUNTED: &str = "/usr/local/nvidia/lib64";
 
 /// Where the CUDA toolkit is if no variable says.
 const TOOLKITS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
@@ -37,12 +41,12 @@ impl Places {
 
     /// Folders that may have the libraries of the CUDA toolkit.
     pub fn of_libraries(lookup: &Lookup) -> Self {
-        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"])
+        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"]).with_mounted()
     }
 
     /// Folders that may have NCCL.
     pub fn of_nccl(lookup: &Lookup) -> Self {
-        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"])
+        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"]).with_mounted()
     }
 
     /// Folders that may have a folder `include` with CUDA's headers.
@@ -67,13 +71,20 @@ impl Places {
 
         let mut places: Vec<_> = toolkits.iter().map(|name| named(name, &toolkit)).collect();
         places.extend(TOOLKITS.map(|root| (root.to_owned(), toolkit(Path::new(root)))));
+        places.push(on_path(lookup, "nvcc", &toolkit));
         places.push(named("VIRTUAL_ENV", &installed));
         places.push(named("CONDA_PREFIX", &conda));
         places.push(named("PYTHONPATH", &path));
         let user = lookup("HOME").map(|home| installed(&home.join(".local")));
+        places.push(on_path(lookup, "python3", &installed));
         places.push(("Python's packages in ~/.local".to_owned(), user.unwrap_or_default()));
         places.extend(["/usr/local", "/usr"].map(|root| (root.to_owned(), installed(Path::new(root)))));
         Places { places }
+    }
+
+    fn with_mounted(mut self) -> Self {
+        self.places.push((MOUNTED.to_owned(), vec![PathBuf::from(MOUNTED)]));
+        self
     }
 
     /// All folders, in order.
@@ -102,6 +113,33 @@ impl Places {
         format!("{loader}, {}", self.names())
     }
 }
+
+/// The place of the installation that has `program`, the first on PATH: `folders` of the folder above its
+/// `bin`, and of those above the `bin` of what it links to. The `python3` of a virtual environment is a link
+/// in the environment's `bin`, and may itself be linked to from elsewhere, so each step counts.
+fn on_path(
+    lookup: &Lookup,
+    program: &str,
+    folders: &dyn Fn(&Path) -> Vec<PathBuf>,
+) -> (String, Vec<PathBuf>) {
+    let path = lookup("PATH").unwrap_or_default();
+    let Some(found) = std::env::split_paths(&path).map(|bin| bin.join(program)).find(|file| file.is_file())
+    else {
+        return (format!("{program} (not on PATH)"), Vec::new());
+    };
+    let mut roots: Vec<PathBuf> = Vec::new();
+    let mut file = Some(found.clone());
+    while let Some(at) = file.filter(|_| roots.len() < LINKS) {
+        roots.extend(at.parent().and_then(Path::parent).map(Path::to_owned));
+        // A relative link starts from the folder that has it.
+        file = fs::read_link(&at).ok().and_then(|link| Some(at.parent()?.join(link)));
+    }
+    roots.dedup();
+    (found.display().to_string(), roots.iter().flat_map(|root| folders(root)).collect())
+}
+
+/// Links from a program on PATH that are followed.
+const LINKS: usize = 8;
 
 /// The subfolder `folder` of `root`, or `root` itself if the name is empty.
 fn below(root: &Path, folder: &str) -> PathBuf {
@@ -195,6 +233,19 @@ mod tests {
         let headers = Places::of_headers(&lookup);
         assert!(headers.folders().any(|folder| folder == root.join("cuda")));
         assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
+
+        // A program on PATH: its own folder, and those that it links to.
+        let venv = root.join("opt/venv");
+        fs::create_dir_all(venv.join("bin")).expect("a folder");
+        fs::create_dir_all(root.join("usr/bin")).expect("a folder");
+        fs::write(venv.join("bin/python3"), b"").expect("a file");
+        std::os::unix::fs::symlink("../../opt/venv/bin/python3", root.join("usr/bin/python3"))
+            .expect("a link");
+        let expected = file(&format!("opt/venv/{site}/nvidia/nccl/lib"));
+        let on_path = |name: &str| (name == "PATH").then(|| root.join("usr/bin"));
+        let files = |places: Places| places.files(&names).find(|file| file.ends_with("libnccl.so.2"));
+        let found = files(Places::of_nccl(&on_path)).expect("NCCL");
+        assert_eq!(found.canonicalize().expect("a file"), expected.canonicalize().expect("a file"));
 
         let none = Places::of_libraries(&|_| None);
         assert!(none.names().starts_with("CUDA_PATH (not set), /usr/local/cuda, "), "{}", none.names());

@@ -30,7 +30,7 @@ const ALIGNMENT: u64 = 0x10000;
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
 /// A function that takes the place of one of a library: its name there, and its address.
-pub(super) type Instead = (&'static str, usize);
+pub type Instead = (&'static str, usize);
 
 /// Makes the loader give out `library`, which is loaded and calls itself that, under the name `alias`, with
 /// the functions of `instead` in place of its own. Nothing may be loaded under that name yet.
@@ -38,7 +38,7 @@ pub(super) type Instead = (&'static str, usize);
 /// # Errors
 ///
 /// The system's or the loader's reason.
-pub(super) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Result<()> {
+pub(crate) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Result<()> {
     let mut file = File::from(memfd_create(alias, MFdFlags::MFD_CLOEXEC)?);
     file.write_all(&shared_object(library, alias, instead))?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use kiln_collectives::nvidia::Lookup;
+use crate::places::Lookup;
 
 /// Kiln's folder for caches, as the XDG Base Directory Specification has it: `$XDG_CACHE_HOME/kiln`, or
 /// `~/.cache/kiln`. `None` where neither is known.
-pub(crate) fn cache_folder(lookup: &Lookup) -> Option<PathBuf> {
+pub fn cache_folder(lookup: &Lookup) -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let base = lookup("XDG_CACHE_HOME").filter(absolute);
     let base = base.or_else(|| Some(lookup("HOME").filter(absolute)?.join(".cache")))?;

@@ -9,38 +9,38 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kiln_collectives::nvidia::{Places, reason};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::alias::{self, Instead};
+use crate::alias::{self, Instead};
+use crate::places::{Places, reason};
 
 /// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
-pub(super) const HEADERS: [&str; 5] =
+pub const HEADERS: [&str; 5] =
     ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
 /// A library to look for.
-pub(super) struct Wanted {
+pub struct Wanted {
     /// What cudarc asks for, as in `nvrtc`.
-    pub(super) stem: &'static str,
+    pub stem: &'static str,
     /// File names, the best first.
-    pub(super) files: Vec<&'static str>,
+    pub files: Vec<&'static str>,
     /// What cudarc and CubeCL are to find in place of its own functions, once it is loaded by this name.
-    pub(super) instead: Option<fn(&str) -> Vec<Instead>>,
+    pub instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
 /// What was looked for in vain.
-pub(super) struct Missing {
+pub struct Missing {
     /// Names of its file.
-    pub(super) names: String,
+    pub names: String,
     /// Where it was looked for.
-    pub(super) places: String,
+    pub places: String,
     /// What was found, and why it is of no use.
-    pub(super) failures: Vec<String>,
+    pub failures: Vec<String>,
 }
 
 /// Loads a library, for as long as the process lives, so that cudarc and CubeCL will find it; returns where
 /// it is.
-pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
+pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
     // As cudarc will, and then by the other names that the loader may know. A name by which a library has
@@ -97,7 +97,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
 }
 
 /// Loads a library for the rest of the process's life.
-fn open(name: &Path) -> Result<(), String> {
+pub(crate) fn open(name: &Path) -> Result<(), String> {
     // SAFETY: this runs the initialisers of libraries by NVIDIA, as cudarc and CubeCL would.
     match unsafe { Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
@@ -109,7 +109,7 @@ fn open(name: &Path) -> Result<(), String> {
 }
 
 /// The file that a loaded library came from, as the kernel knows it.
-pub(super) fn loaded_from(stem: &str) -> Option<PathBuf> {
+pub fn loaded_from(stem: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let prefix = format!("lib{stem}.so");
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));

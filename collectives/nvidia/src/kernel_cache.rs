@@ -1,0 +1,415 @@
+//! Kernels that NVRTC has compiled, kept in the user's cache folder for later processes.
+//!
+//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. Its own
+//! cache would be a database of one writer, with its engine; files ([`kernel_files`](crate::kernel_files)) need
+//! neither, and processes of any number of machines can share them. CubeCL finds the functions here instead of
+//! NVRTC's (`alias`): kernels in the folder are handed out without compiling, and others are compiled by NVRTC
+//! and put there. Whatever goes wrong with the folder, kernels are compiled.
+//!
+//! For a real architecture, which CubeCL names, NVRTC makes PTX and machine code (a cubin), and CubeCL asks for
+//! the PTX. The driver would compile that once more, which takes it about as long as NVRTC. So CubeCL gets the
+//! cubin where it asks for PTX: `cuModuleLoadData` takes either. The first cubin of a process is loaded on
+//! trial; where the driver refuses it, as the stand-in for a driver does that executes PTX, kernels are handed
+//! out as PTX.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::nvrtc::sys::nvrtcProgram;
+use libloading::Library;
+
+use crate::alias::Instead;
+use crate::cache_folder::cache_folder;
+use crate::kernel_files::{Form, Kept, form_of};
+use crate::places::{Lookup, environment};
+
+/// NVRTC's code for success.
+pub(crate) const SUCCESS: c_int = 0;
+
+/// NVRTC's code for an error that is not the caller's.
+const INTERNAL_ERROR: c_int = 11;
+
+/// The cache of this process, once it is in place.
+static CACHE: OnceLock<Cache> = OnceLock::new();
+
+/// NVRTC's own functions; the types are those of its header, with numbers instead of enumerations.
+pub(crate) struct Compiler {
+    pub(crate) create: Create,
+    pub(crate) compile: Compile,
+    ptx: Getter,
+    cubin: Getter,
+    log: Getter,
+    pub(crate) destroy: Destroy,
+}
+
+type Create = unsafe extern "C" fn(
+    *mut nvrtcProgram,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(nvrtcProgram, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> c_int;
+type Content = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_int;
+type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut nvrtcProgram) -> c_int;
+
+/// The two functions by which NVRTC hands out something that it has made: its size, then its bytes.
+#[derive(Clone, Copy)]
+struct Getter {
+    size: Size,
+    content: Content,
+}
+
+/// Kernels that this process has taken from the folder, those that NVRTC has compiled, and the nanoseconds that
+/// compiling took.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static COMPILED: AtomicU64 = AtomicU64::new(0);
+static COMPILING: AtomicU64 = AtomicU64::new(0);
+
+/// Kernels of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels taken from the folder.
+    pub taken: u64,
+    /// Kernels that NVRTC has compiled.
+    pub compiled: u64,
+    /// Time that compiling took, of all threads together.
+    pub compiling: Duration,
+}
+
+struct Cache {
+    compiler: Compiler,
+    /// `None` if there is no folder to keep kernels in.
+    kept: Option<Kept>,
+    /// Programs of NVRTC by their addresses.
+    programs: Mutex<HashMap<usize, Program>>,
+    /// Answer of the driver to the first cubin of this process.
+    loads_cubins: OnceLock<bool>,
+}
+
+enum Program {
+    /// Not compiled yet.
+    Source(Vec<u8>),
+    /// The kernel in the form that the driver loads.
+    Compiled(Vec<u8>),
+}
+
+/// The functions that are to be found instead of those of `library`, which is NVRTC, and loaded. None after
+/// the first call.
+pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
+    // SAFETY: `library` is NVRTC.
+    let Ok((compiler, name)) = (unsafe { Compiler::of(library) }) else { return Vec::new() };
+    let kept = folder(&environment).map(|folder| Kept::new(folder, name));
+    let cache = Cache { compiler, kept, programs: Mutex::default(), loads_cubins: OnceLock::new() };
+    if CACHE.set(cache).is_err() {
+        return Vec::new();
+    }
+    vec![
+        ("nvrtcCreateProgram", create_program as *const () as usize),
+        ("nvrtcCompileProgram", compile_program as *const () as usize),
+        ("nvrtcGetPTXSize", get_ptx_size as *const () as usize),
+        ("nvrtcGetPTX", get_ptx as *const () as usize),
+        ("nvrtcDestroyProgram", destroy_program as *const () as usize),
+    ]
+}
+
+/// NVRTC's own functions, once it is loaded.
+pub(crate) fn compiler() -> Option<&'static Compiler> {
+    CACHE.get().map(|cache| &cache.compiler)
+}
+
+/// The folder of kernels: `kernels` in Kiln's cache folder, if there is one.
+pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
+    Some(cache_folder(lookup)?.join("kernels"))
+}
+
+/// [`folder`], to keep something there.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn folder_to_keep() -> std::io::Result<PathBuf> {
+    folder(&environment).ok_or_else(|| {
+        std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
+        )
+    })
+}
+
+/// The kernels of this process so far.
+pub fn counts() -> Counts {
+    Counts {
+        taken: TAKEN.load(Ordering::Relaxed),
+        compiled: COMPILED.load(Ordering::Relaxed),
+        compiling: Duration::from_nanos(COMPILING.load(Ordering::Relaxed)),
+    }
+}
+
+/// A line for people: where kernels are kept, and how many there are.
+pub fn describe() -> String {
+    let Some(folder) = folder(&environment) else {
+        return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"
+            .to_owned();
+    };
+    let (mut count, mut bytes) = (0, 0);
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(form_of).is_some() {
+            count += 1;
+            bytes += entry.metadata().map_or(0, |file| file.len());
+        }
+    }
+    let mib = bytes as f64 / f64::from(1 << 20);
+    format!("{count} compiled kernels ({mib:.1} MiB) are kept in {}", folder.display())
+}
+
+impl Compiler {
+    /// The functions of the NVRTC that is loaded as `library`, and its version.
+    ///
+    /// # Safety
+    ///
+    /// `library` is the name of NVRTC.
+    unsafe fn of(library: &str) -> Result<(Self, String), libloading::Error> {
+        let (mut major, mut minor): (c_int, c_int) = (0, 0);
+        // SAFETY: the caller's promise; the types are those of NVRTC's header, and the numbers outlive the
+        // call. The library stays loaded for the rest of the process's life.
+        let compiler = unsafe {
+            let library = Library::new(library)?;
+            library.get::<Version>("nvrtcVersion")?(&mut major, &mut minor);
+            let getter = |size: &str, content: &str| -> Result<Getter, libloading::Error> {
+                Ok(Getter { size: *library.get::<Size>(size)?, content: *library.get::<Content>(content)? })
+            };
+            let compiler = Compiler {
+                create: *library.get::<Create>("nvrtcCreateProgram")?,
+                compile: *library.get::<Compile>("nvrtcCompileProgram")?,
+                ptx: getter("nvrtcGetPTXSize", "nvrtcGetPTX")?,
+                cubin: getter("nvrtcGetCUBINSize", "nvrtcGetCUBIN")?,
+                log: getter("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?,
+                destroy: *library.get::<Destroy>("nvrtcDestroyProgram")?,
+            };
+            std::mem::forget(library);
+            compiler
+        };
+        Ok((compiler, format!("NVRTC {major}.{minor}")))
+    }
+
+    /// NVRTC's log of compiling `program`.
+    ///
+    /// # Safety
+    ///
+    /// It is NVRTC's.
+    pub(crate) unsafe fn log(&self, program: nvrtcProgram) -> Option<String> {
+        // SAFETY: the caller's promise.
+        let text = unsafe { self.log.of(program) }?;
+        Some(String::from_utf8_lossy(&text).trim_end_matches(['\0', '\n']).to_owned())
+    }
+}
+
+impl Getter {
+    /// The bytes that NVRTC has made of `program`; `None` if it has made none of this kind.
+    ///
+    /// # Safety
+    ///
+    /// It is NVRTC's, and compiled.
+    unsafe fn of(self, program: nvrtcProgram) -> Option<Vec<u8>> {
+        let mut size = 0;
+        // SAFETY: the caller's promise; NVRTC writes a number, and then as many bytes as it has said.
+        unsafe {
+            if (self.size)(program, &mut size) != SUCCESS || size == 0 {
+                return None;
+            }
+            let mut content = vec![0_u8; size];
+            ((self.content)(program, content.as_mut_ptr().cast()) == SUCCESS).then_some(content)
+        }
+    }
+}
+
+impl Cache {
+    fn programs(&self) -> MutexGuard<'_, HashMap<usize, Program>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel that is kept as `file`, in the form that the driver loads.
+    fn read(&self, kept: &Kept, file: &Path) -> Option<Vec<u8>> {
+        let are_refused = self.loads_cubins.get() == Some(&false);
+        let cubin = if are_refused { None } else { kept.read(file, Form::Cubin) };
+        cubin.filter(|cubin| self.loads(cubin)).or_else(|| kept.read(file, Form::Ptx))
+    }
+
+    /// The kernel that NVRTC has compiled, in the form that the driver loads; kept as `file`.
+    ///
+    /// # Safety
+    ///
+    /// `program` is NVRTC's, and compiled.
+    unsafe fn compiled(&self, program: nvrtcProgram, file: Option<&(&Kept, PathBuf)>) -> Option<Vec<u8>> {
+        let keep = |form, kernel: &[u8]| file.iter().for_each(|(kept, file)| kept.write(file, form, kernel));
+        // SAFETY: the caller's promise.
+        let (cubin, ptx) = unsafe { (self.compiler.cubin.of(program), self.compiler.ptx.of(program)) };
+        if let Some(cubin) = cubin {
+            // Even where this driver refuses it: folders are carried to other machines.
+            keep(Form::Cubin, &cubin);
+            if self.loads(&cubin) {
+                return Some(cubin);
+            }
+        }
+        let ptx = ptx?;
+        keep(Form::Ptx, &ptx);
+        Some(ptx)
+    }
+
+    /// Returns whether the driver loads cubins. The first one is loaded on trial.
+    fn loads(&self, cubin: &[u8]) -> bool {
+        if let Some(loads) = self.loads_cubins.get() {
+            return *loads;
+        }
+        let mut module = ptr::null_mut();
+        // SAFETY: the cubin is whole and names its own size; the module is unloaded before it is used. The
+        // driver is there, since CubeCL compiles kernels for its GPU.
+        let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
+        match result {
+            // SAFETY: the module was loaded just now.
+            CUresult::CUDA_SUCCESS => drop(unsafe { sys::cuModuleUnload(module) }),
+            // Without a context, the driver says nothing about cubins.
+            CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => return false,
+            refused => tracing::debug!("the driver loads no cubins ({refused:?}); it gets PTX"),
+        }
+        *self.loads_cubins.get_or_init(|| result == CUresult::CUDA_SUCCESS)
+    }
+}
+
+/// As `nvrtcCreateProgram`.
+unsafe extern "C" fn create_program(
+    program: *mut nvrtcProgram,
+    source: *const c_char,
+    name: *const c_char,
+    count: c_int,
+    headers: *const *const c_char,
+    names: *const *const c_char,
+) -> c_int {
+    let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
+    // SAFETY: what the caller promises NVRTC: text that ends with a zero, and room for a program.
+    unsafe {
+        let code = (cache.compiler.create)(program, source, name, count, headers, names);
+        // Headers of its own are not in what a file is named after.
+        if code == SUCCESS && count == 0 && !source.is_null() {
+            let source = CStr::from_ptr(source).to_bytes().to_vec();
+            cache.programs().insert(*program as usize, Program::Source(source));
+        }
+        code
+    }
+}
+
+/// As `nvrtcCompileProgram`, which is not called for what is in the folder.
+unsafe extern "C" fn compile_program(
+    program: nvrtcProgram,
+    count: c_int,
+    options: *const *const c_char,
+) -> c_int {
+    let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
+    let known = cache.programs().remove(&(program as usize));
+    // SAFETY: what the caller promises NVRTC: its program, and as many texts as it says.
+    unsafe {
+        let Some(Program::Source(source)) = known else {
+            return compile(cache, program, count, options);
+        };
+        let texts: Vec<&[u8]> = (0..usize::try_from(count).unwrap_or(0))
+            .map(|index| CStr::from_ptr(*options.add(index)).to_bytes())
+            .collect();
+        let file = cache.kept.as_ref().map(|kept| (kept, kept.file(&source, &texts)));
+        if let Some(kernel) = file.as_ref().and_then(|(kept, file)| cache.read(kept, file)) {
+            TAKEN.fetch_add(1, Ordering::Relaxed);
+            cache.programs().insert(program as usize, Program::Compiled(kernel));
+            return SUCCESS;
+        }
+        let code = compile(cache, program, count, options);
+        if code == SUCCESS
+            && let Some(kernel) = cache.compiled(program, file.as_ref())
+        {
+            cache.programs().insert(program as usize, Program::Compiled(kernel));
+        }
+        code
+    }
+}
+
+/// Lets NVRTC compile, and counts it.
+///
+/// # Safety
+///
+/// As for `nvrtcCompileProgram`.
+unsafe fn compile(
+    cache: &Cache,
+    program: nvrtcProgram,
+    count: c_int,
+    options: *const *const c_char,
+) -> c_int {
+    let begun = Instant::now();
+    // SAFETY: the caller's promise.
+    let code = unsafe { (cache.compiler.compile)(program, count, options) };
+    COMPILED.fetch_add(1, Ordering::Relaxed);
+    let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    COMPILING.fetch_add(nanos, Ordering::Relaxed);
+    code
+}
+
+/// As `nvrtcGetPTXSize`.
+unsafe extern "C" fn get_ptx_size(program: nvrtcProgram, size: *mut usize) -> c_int {
+    let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
+    // SAFETY: what the caller promises NVRTC: its program, and room for a number.
+    unsafe {
+        if let Some(Program::Compiled(kernel)) = cache.programs().get(&(program as usize)) {
+            *size = kernel.len();
+            return SUCCESS;
+        }
+        (cache.compiler.ptx.size)(program, size)
+    }
+}
+
+/// As `nvrtcGetPTX`.
+unsafe extern "C" fn get_ptx(program: nvrtcProgram, to: *mut c_char) -> c_int {
+    let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
+    // SAFETY: what the caller promises NVRTC: its program, and room for as many bytes as were said.
+    unsafe {
+        if let Some(Program::Compiled(kernel)) = cache.programs().get(&(program as usize)) {
+            ptr::copy_nonoverlapping(kernel.as_ptr(), to.cast(), kernel.len());
+            return SUCCESS;
+        }
+        (cache.compiler.ptx.content)(program, to)
+    }
+}
+
+/// As `nvrtcDestroyProgram`.
+unsafe extern "C" fn destroy_program(program: *mut nvrtcProgram) -> c_int {
+    let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
+    // SAFETY: what the caller promises NVRTC: its program.
+    unsafe {
+        cache.programs().remove(&(*program as usize));
+        (cache.compiler.destroy)(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_is_the_users() {
+        let place = |xdg: Option<&str>, home: Option<&str>| {
+            folder(&|name| if name == "HOME" { home } else { xdg }.map(PathBuf::from))
+        };
+        assert_eq!(place(Some("/c"), Some("/h")), Some("/c/kiln/kernels".into()));
+        assert_eq!(place(None, Some("/h")), Some("/h/.cache/kiln/kernels".into()));
+        // The specification has relative paths ignored.
+        assert_eq!(place(Some("c"), Some("/h")), Some("/h/.cache/kiln/kernels".into()));
+        assert_eq!(place(None, None), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! NVIDIA's libraries: where they are, how they are loaded, and a cache of the kernels that NVRTC compiles.
+//!
+//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, [`libraries`] loads
+//! a library so that cudarc and CubeCL find it, [`nvrtc`] loads the compiler, and [`kernel_cache`] keeps what
+//! it compiles for later processes. Any program that calls [`prepare_compiler`] has that cache, tests
+//! included.
+
+#[cfg(feature = "cuda")]
+mod alias;
+mod cache_folder;
+#[cfg(feature = "cuda")]
+pub mod kernel_cache;
+#[cfg(feature = "cuda")]
+pub mod kernel_files;
+#[cfg(feature = "cuda")]
+pub mod libraries;
+#[cfg(feature = "cuda")]
+pub mod nvrtc;
+mod places;
+
+pub use cache_folder::cache_folder;
+#[cfg(feature = "cuda")]
+pub use places::reason;
+pub use places::{Lookup, Places, environment};
+
+/// Loads NVRTC with its cache of kernels, for programs that find their GPU by themselves, such as tests of
+/// kernels. Does nothing without feature `cuda`, or where there is no NVRTC.
+pub fn prepare_compiler() {
+    #[cfg(feature = "cuda")]
+    {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            if let Err(missing) = nvrtc::load(vec!["libnvrtc.so.13", "libnvrtc.so.12"]) {
+                tracing::debug!("{} not found in {}", missing.names, missing.places);
+            }
+        });
+    }
+}
