@@ -168,12 +168,23 @@ static double milliseconds_of(uint32_t place) {
     return slowest > place ? slowest - place : 0;
 }
 
+/* Whether FAKE_CUBLASLT_NONE_ABOVE leaves an algorithm. */
+static int has_algorithm(Preference preference) {
+    double most = setting("FAKE_CUBLASLT_NONE_ABOVE", INFINITY);
+    int fits = isinf(most) || preference->workspace == 0;
+    for (int i = 0; i < 4; i++)
+        fits = fits && preference->aligned[i] <= most;
+    return fits;
+}
+
 Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Layout a, Layout b, Layout c,
                                       Layout d, Preference preference, int requested, Heuristic *results,
                                       int *returned) {
     (void)handle;
     *returned = 0;
     Result result = check(description, a, b, c, d);
+    if (result == SUCCESS && !has_algorithm(preference))
+        result = NOT_SUPPORTED;
     trace("cublaslt_heuristic m=%lu n=%lu k=%lu aligned=%u,%u,%u,%u workspace=%lu result=%d", d->rows, d->columns,
           columns_of(a, description->transposed[0]), preference->aligned[0], preference->aligned[1],
           preference->aligned[2], preference->aligned[3], preference->workspace, result);

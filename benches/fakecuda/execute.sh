@@ -75,6 +75,8 @@ if wanted model; then
         # The instructions that an A100 has, and their taking over on an H100.
         FAKE_CUDA_CAPABILITY=8.0 run "$it" attention_on_cuda --skip compiled
         run "$(program warpgroups)"
+        # What burn's kernels compute where cuBLASLt has no algorithm.
+        run "$it" cublaslt::fallback::burn_multiplies --ignored
     fi
 fi
 if wanted sharding; then

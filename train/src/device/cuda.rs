@@ -74,17 +74,20 @@ pub(super) fn has_bf16(gpu: &Gpu) -> bool {
     gpu.capability >= BF16
 }
 
-/// What decides to what kernels for `gpu` are compiled: its name and capability, the driver and NVRTC.
+/// Everything that decides how `gpu` computes: its name and capability, the driver, NVRTC, cuBLASLt and the
+/// measured algorithms of products.
 pub(super) fn fingerprint(gpu: &Gpu) -> String {
     let version =
         |version: Option<Version>| version.map_or("unknown".to_owned(), |version| version.to_string());
     let cuda = driver().ok();
     let nvrtc = cuda.and_then(|cuda| toolkit::nvrtc(cuda).ok()).and_then(|nvrtc| nvrtc.version);
+    let cublas_lt = cuda.and_then(toolkit::cublas_lt_version);
+    let cublas_lt = cublas_lt.map_or("unknown".to_owned(), |version| version.to_string());
     // The driver's own version; CUDA's number stays the same over several drivers.
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let module = module.lines().next().unwrap_or("unknown").to_owned();
     format!(
-        "{}, compute capability {}, driver for CUDA {} ({module}), NVRTC {}{}",
+        "{}, compute capability {}, driver for CUDA {} ({module}), NVRTC {}, cuBLASLt {cublas_lt}{}",
         gpu.name,
         gpu.capability,
         version(cuda),

@@ -296,8 +296,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// Everything that decides what its kernels are compiled to, besides this program: what it is, its driver
-    /// and compiler, in words.
+    /// Everything that decides how it computes, besides this program: its name, driver, compiler and libraries,
+    /// in words.
     pub(crate) fn fingerprint(&self) -> String {
         match &self.kind {
             Kind::Cpu => "CPU".to_owned(),

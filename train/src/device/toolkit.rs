@@ -108,6 +108,13 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: None })
 }
 
+/// cuBLASLt's number for its version, patch included.
+pub(super) fn cublas_lt_version(driver: Version) -> Option<usize> {
+    cublas_lt(driver).ok()?;
+    // SAFETY: the library is loaded, and the call takes nothing.
+    Some(unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() })
+}
+
 /// CUPTI, which tells what a GPU does.
 pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     let files = fitting(driver, ["libcupti.so.13", "libcupti.so.12"]);

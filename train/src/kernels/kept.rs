@@ -19,7 +19,7 @@ use crate::version::version;
 /// What the result of a check follows from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
-    /// The device, its driver and compiler.
+    /// The device, its driver, compiler and libraries.
     pub(super) device: String,
     /// The program: its version, and its file's size and time of change.
     pub(super) build: String,

@@ -237,12 +237,35 @@ pub fn shard_size(
     Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
 }
 
-/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
+/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Rank 0 warns of ranks whose GPU
+/// computes in another way. Collective.
 fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout: Duration) -> Result<()> {
     let mut mine = vec![u8::from(selected.is_gpu())];
     mine.extend(selected.id());
-    let chosen = gather(world, "device", &mine, timeout)?;
-    Ok(compare(&chosen.iter().map(Vec::as_slice).collect::<Vec<_>>(), share_gpu())?)
+    let length = mine.len();
+    mine.extend(selected.fingerprint().as_bytes());
+    let all = gather(world, "device", &mine, timeout)?;
+    let (chosen, fingerprints): (Vec<_>, Vec<_>) = all.iter().map(|of_rank| of_rank.split_at(length)).unzip();
+    compare(&chosen, share_gpu())?;
+    if world.rank() == 0 {
+        different(&fingerprints).into_iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+    Ok(())
+}
+
+/// A warning if some ranks have another fingerprint than rank 0.
+fn different(fingerprints: &[&[u8]]) -> Option<String> {
+    let ranks: Vec<_> =
+        (0..fingerprints.len()).filter(|rank| fingerprints[*rank] != fingerprints[0]).collect();
+    let text = |rank: usize| String::from_utf8_lossy(fingerprints[rank]);
+    let first = text(*ranks.first()?);
+    Some(format!(
+        "ranks {ranks:?} have a different GPU, driver or library from rank 0: results may differ in the last bits, and \
+         cuBLASLt may lack an algorithm on some ranks only. Use the same GPUs and software on all machines. \
+         Rank {}: {first}. Rank 0: {}",
+        ranks[0],
+        text(0)
+    ))
 }
 
 /// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.
@@ -262,7 +285,7 @@ fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceError, compare};
+    use super::{DeviceError, compare, different};
 
     #[test]
     fn ranks_have_all_a_gpu_of_their_own_or_all_the_cpu() {
@@ -275,5 +298,18 @@ mod tests {
         assert_eq!(compare(&[cpu, a, cpu, b], true), Err(mixed));
         let shared = DeviceError::SharedGpu { ranks: vec![1, 2] };
         assert_eq!(compare(&[b, a, a], false), Err(shared));
+    }
+
+    #[test]
+    fn ranks_that_compute_in_another_way_are_named() {
+        let (old, new): (&[u8], &[u8]) = (b"H100, cuBLASLt 130000", b"H100, cuBLASLt 130100");
+        assert_eq!(different(&[old, old]), None);
+        let warning = different(&[old, new, old, new]).unwrap_or_default();
+        assert!(
+            warning.starts_with("ranks [1, 3] have a different GPU, driver or library from rank 0"),
+            "{warning}"
+        );
+        let end = "Rank 1: H100, cuBLASLt 130100. Rank 0: H100, cuBLASLt 130000";
+        assert!(warning.ends_with(end), "{warning}");
     }
 }

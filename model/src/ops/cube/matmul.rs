@@ -32,6 +32,11 @@ pub enum Output {
 /// `alpha · a · b` for `[m, k]` and `[k, n]` of any strides; the output is contiguous `[m, n]`.
 ///
 /// Multiplies in the dtype of `a`, to which `b` is converted, and adds in `f32`.
+///
+/// # Panics
+///
+/// If sizes do not match; on an NVIDIA GPU also if cuBLASLt has no algorithm for a product of `f32`, unless
+/// `allow_tf32` lets burn's kernels compute it.
 pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeTensor {
     product(a, b, None, alpha, output)
 }

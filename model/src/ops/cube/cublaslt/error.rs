@@ -22,6 +22,12 @@ pub(super) enum ProductError {
         /// The product.
         what: String,
     },
+    /// cuBLASLt has no algorithm for the product, with any workspace and alignments.
+    #[error("cuBLASLt has no algorithm for the product {what}")]
+    NoAlgorithm {
+        /// The product.
+        what: String,
+    },
     /// The driver has refused.
     #[error("{call} failed for {what}: {reason}")]
     Driver {
@@ -38,6 +44,10 @@ pub(super) enum ProductError {
 }
 
 impl ProductError {
+    pub(super) fn no_algorithm(what: impl Display) -> Self {
+        ProductError::NoAlgorithm { what: what.to_string() }
+    }
+
     pub(super) fn library(call: &'static str, what: impl Display) -> impl FnOnce(CublasError) -> Self {
         move |error| ProductError::Library { call, status: error.0, what: what.to_string() }
     }

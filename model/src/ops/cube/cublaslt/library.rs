@@ -15,18 +15,15 @@ use super::algorithms::{self, Key, Platform};
 use super::error::ProductError;
 use super::measure::fastest_of;
 use super::plan::{Addresses, Call, Plan};
-use super::problem::{Alignments, Problem};
+use super::problem::{ALIGNMENT, Alignments, Problem, alignment_of};
 
 /// Bytes of the workspace of a stream: from compute capability 9.0 on the size that NVIDIA recommends, and
 /// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
 const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
 
-/// The largest alignment of a matrix that cuBLASLt makes use of, in bytes.
-const ALIGNMENT: u64 = 256;
-
 /// The largest number of plans in memory. A run has a few dozen; generation has some for every length of a
 /// prompt.
-const PLANS: usize = 4096;
+pub(super) const PLANS: usize = 4096;
 
 /// Whether the library can be loaded. Logs one warning if it cannot.
 pub(super) fn present() -> bool {
@@ -85,6 +82,16 @@ impl CublasLt {
         })
     }
 
+    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices aligned like this. Also returns `true`
+    /// if a call fails: queueing the product reports that.
+    pub(super) fn has_algorithm(&self, problem: &Problem, alignments: Alignments) -> bool {
+        // cuBLASLt reads a bias only when it computes. Until then any aligned address will do.
+        let bias = problem.bias.then_some(CUdeviceptr::from(ALIGNMENT));
+        let plan = enter(self.context)
+            .and_then(|()| Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes));
+        !matches!(plan, Err(ProductError::NoAlgorithm { .. }))
+    }
+
     /// Queues `output = alpha · a · b (+ bias) + beta · output`, as `problem` has it.
     ///
     /// # Safety
@@ -137,8 +144,7 @@ impl CublasLt {
         call: &Call,
         bias: Option<CUdeviceptr>,
     ) -> Result<&Plan, ProductError> {
-        let aligned = |address: CUdeviceptr| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32;
-        let alignments = call.at.map(aligned);
+        let alignments = call.at.map(alignment_of);
         let key = (*problem, alignments);
         if self.plans.len() >= PLANS && !self.plans.contains_key(&key) {
             self.plans.clear();

@@ -2,9 +2,9 @@
 //!
 //! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
 //! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
-//! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). A `problem` has
-//! everything that decides how. Nothing here waits for the GPU, unless algorithms are to be measured
-//! (`measure`, `agreement`, `algorithms`).
+//! kind waits for CubeCL's thread, which asks cuBLASLt whether and how to compute it; later ones neither ask nor
+//! allocate (`library`). A `problem` has everything that decides how. Nothing here waits for the GPU, unless
+//! algorithms are to be measured (`measure`, `agreement`, `algorithms`).
 //!
 //! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
 //! run on GPUs of one kind that uses the same algorithms.
@@ -18,11 +18,13 @@ mod plan;
 mod problem;
 mod queue;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl_common::device::ServiceId;
+use cubecl_common::device::{DeviceId, ServiceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::stream::StreamId;
 
@@ -31,13 +33,16 @@ pub use algorithms::{
     ProductAlgorithms, measure_algorithms, measured_algorithms, use_algorithms, used_algorithms,
 };
 
-use problem::Problem;
+use error::ProductError;
+use library::PLANS;
+use problem::{Alignments, Problem, alignment_of};
 use queue::{Product, Server};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
 /// Whether products of `f32` may round their operands to TF32 (10 bits behind the point instead of 23), which
-/// tensor cores multiply several times as fast. This holds for the whole process and is off by default.
+/// tensor cores multiply several times as fast. burn's kernels, which do so, may then also compute the products
+/// that cuBLASLt has no algorithm for. This holds for the whole process and is off by default.
 pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
@@ -65,8 +70,12 @@ fn is_used() -> bool {
 
 /// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
 /// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
-/// product: on another device, without the library, for dtypes and strides that it does not support, or where
-/// its products were found to be wrong.
+/// product: on another device, without the library, for dtypes and strides that it does not support, where its
+/// products were found to be wrong, or where it has no algorithm.
+///
+/// # Panics
+///
+/// If cuBLASLt has no algorithm and burn's kernels would round the operands to TF32, which is not allowed.
 pub(super) fn multiply(
     a: &CubeTensor,
     b: &CubeTensor,
@@ -85,10 +94,50 @@ pub(super) fn multiply(
         all.into_iter().all(|tensor| tensor.handle.service == service),
         "matrices of two devices have no product"
     );
+    let alignments = [a, b, output].map(|tensor| alignment_of(tensor.handle.offset_start.unwrap_or(0)));
+    if !has_algorithm(service.device, problem, alignments) {
+        assert!(
+            problem.allows_burn(),
+            "{}, and burn's kernels would round the operands to TF32. Compute in bf16 (precision.compute = \
+             \"bf16\") or on the CPU (device.backend = \"cpu\"), or allow TF32 in your program with \
+             kiln_model::ops::cube::matmul::allow_tf32(true)",
+            ProductError::no_algorithm(problem)
+        );
+        return false;
+    }
     let binding = |tensor: &CubeTensor| tensor.handle.clone().binding();
     let (matrices, bias) = ([a, b, output].map(binding), bias.map(binding));
     let product = Product { problem, matrices, bias, factors };
     let (device, caller) = (service.device, StreamId::current());
     DeviceHandle::<Server>::new(device).submit(move |server| queue::queue(server, device, caller, &product));
     true
+}
+
+/// Returns whether cuBLASLt has an algorithm for `problem` on `device`, an NVIDIA GPU. The first call for a kind of
+/// product waits for CubeCL's thread, but not for the GPU, and logs a warning if burn's kernels take over.
+///
+/// The answer is the same on all ranks with the same kind of GPU and version of cuBLASLt: `alignments` are those of
+/// offsets in a tensor's memory.
+fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> bool {
+    static ANSWERS: Mutex<BTreeMap<(u16, Problem, Alignments), bool>> = Mutex::new(BTreeMap::new());
+    let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (device.index_id, problem, alignments);
+    if let Some(answer) = answers().get(&key) {
+        return *answer;
+    }
+    let asked = DeviceHandle::<Server>::new(device)
+        .submit_blocking(|_| queue::has_algorithm(device, &problem, alignments));
+    // A thread that has ended fails to queue the product as well, and reports why.
+    let answer = asked.unwrap_or(true);
+    let mut answers = answers();
+    if answers.len() >= PLANS {
+        answers.clear();
+    }
+    // Ranks that are threads may have asked at the same time: one warning is enough.
+    let is_new = answers.insert(key, answer).is_none();
+    drop(answers);
+    if is_new && !answer && problem.allows_burn() {
+        tracing::warn!("{}: burn's slower kernels compute it", ProductError::no_algorithm(problem));
+    }
+    answer
 }

@@ -18,6 +18,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::error::ProductError;
 use super::problem::{Alignments, Float, Operand, Problem};
 
+/// Bytes that a thread of a GPU reads at once, at most: the alignment that fast algorithms need.
+const VECTOR: u32 = 16;
+
 /// Device addresses of both operands and the output of a product.
 pub(super) type Addresses = [CUdeviceptr; 3];
 
@@ -53,6 +56,13 @@ impl Plan {
     ///
     /// Where an algorithm cuts the inner dimension into parts, these are summed in `f32`: cuBLASLt would
     /// round them to the dtype of the output as well.
+    ///
+    /// If there is no algorithm, asks again for algorithms that need no workspace, and then for algorithms that
+    /// need smaller alignments. The first one found is used.
+    ///
+    /// # Errors
+    ///
+    /// [`ProductError::NoAlgorithm`] if no try finds an algorithm, and other variants if a call fails.
     pub(super) fn new(
         handle: cublasLtHandle_t,
         problem: &Problem,
@@ -75,18 +85,28 @@ impl Plan {
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
         let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
         let preference = Descriptor(preference, lt::destroy_matmul_pref);
-        preference
-            .restrict(alignments, workspace_bytes)
-            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
         let algorithm = Algorithm { data: [0; 8] };
         let mut plan = Plan { description, layouts, preference, algorithm };
-        let named = plan.named::<1>(handle).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
-        let none = CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
-        plan.algorithm = *named.first().ok_or(none).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
-        Ok(plan)
+        for (alignments, workspace_bytes) in [
+            (alignments, workspace_bytes),
+            (alignments, 0),
+            (alignments.map(|bytes| bytes.min(VECTOR)), 0),
+            (problem.least_alignments(), 0),
+        ] {
+            plan.preference
+                .restrict(alignments, workspace_bytes)
+                .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
+            let named = plan.named::<1>(handle).map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?;
+            if let Some(algorithm) = named.first() {
+                plan.algorithm = *algorithm;
+                return Ok(plan);
+            }
+        }
+        Err(ProductError::no_algorithm(problem))
     }
 
-    /// The first `MOST` algorithms that cuBLASLt names, the one that it takes to be the fastest first.
+    /// The first `MOST` algorithms that cuBLASLt names, the one that it takes to be the fastest first. Empty if
+    /// it has none.
     pub(super) fn named<const MOST: usize>(
         &self,
         handle: cublasLtHandle_t,
@@ -99,7 +119,9 @@ impl Plan {
         let status = unsafe {
             cublasLtMatmulAlgoGetHeuristic(handle, of, a, b, c, d, preference, MOST as i32, room, &mut count)
         };
-        status.result()?;
+        if status != cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            status.result()?;
+        }
         let found = results.iter().take(usize::try_from(count).unwrap_or(0));
         let usable = found.filter(|result| result.state.result().is_ok());
         Ok(usable.map(|result| result.algo).collect())

@@ -103,6 +103,16 @@ impl Problem {
         Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
     }
 
+    /// The alignments that all matrices of this problem have: those of their elements.
+    pub(super) fn least_alignments(&self) -> Alignments {
+        [self.input, self.input, self.output].map(|float| float.bytes() as u32)
+    }
+
+    /// Returns whether burn's kernels may compute this product: they round `f32` to TF32.
+    pub(super) fn allows_burn(&self) -> bool {
+        self.input != Float::F32 || self.tf32
+    }
+
     pub(super) fn output_bytes(&self) -> usize {
         self.m * self.n * self.output.bytes()
     }
@@ -115,6 +125,15 @@ impl fmt::Display for Problem {
         write!(f, "[{m}, {k}{}] · [{k}, {n}{}] of {input:?} in {output:?}", of(a), of(b))?;
         if self.bias { write!(f, ", and a bias") } else { Ok(()) }
     }
+}
+
+/// The largest alignment of a matrix that cuBLASLt makes use of, in bytes.
+pub(super) const ALIGNMENT: u32 = 256;
+
+/// The alignment of a matrix at `address`, or at that offset in memory from CubeCL, which begins at multiples of
+/// 512 bytes.
+pub(super) fn alignment_of(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
 }
 
 /// Bytes that the address of a bias has to be a multiple of.

@@ -17,7 +17,7 @@ use cubecl_server::stream::{ExecuteScope, WriteScoped};
 
 use super::error::ProductError;
 use super::library::CublasLt;
-use super::problem::Problem;
+use super::problem::{Alignments, Problem};
 
 /// CubeCL's server of a GPU, which runs on one thread. Work is submitted to that thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
@@ -71,14 +71,26 @@ fn multiply(
     let [a, b, output] = matrices;
     let addresses = [address(a)?, address(b)?, address(output)?];
     let bias = bias.as_ref().map(address).transpose()?;
+    with_library(device, |library| {
+        // SAFETY: the bindings hold the matrices that the problem was made from, and CubeCL gives their
+        // memory to nothing that does not come later on the same stream, or waits for it. The stream is
+        // the server's, which is borrowed.
+        unsafe { library.multiply(problem, addresses, bias, *factors, stream) }
+    })?
+}
+
+/// Returns whether cuBLASLt has an algorithm, as [`CublasLt::has_algorithm`] reports. Runs on CubeCL's thread.
+pub(super) fn has_algorithm(device: DeviceId, problem: &Problem, alignments: Alignments) -> bool {
+    with_library(device, |library| library.has_algorithm(problem, alignments)).unwrap_or(true)
+}
+
+/// Calls `body` with cuBLASLt on `device`, which the first call opens.
+fn with_library<R>(device: DeviceId, body: impl FnOnce(&mut CublasLt) -> R) -> Result<R, ProductError> {
     OPENED.with_borrow_mut(|opened| {
         let library = match opened.entry(device) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(CublasLt::open(device.index_id)?),
         };
-        // SAFETY: the bindings hold the matrices that the problem was made from, and CubeCL gives their
-        // memory to nothing that does not come later on the same stream, or waits for it. The stream is
-        // the server's, which is borrowed.
-        unsafe { library.multiply(problem, addresses, bias, *factors, stream) }
+        Ok(body(library))
     })
 }
