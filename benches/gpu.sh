@@ -131,7 +131,7 @@ if [ "$call" = pack ]; then
     [ ! -e "$parts/kernels.tar" ] || entries+=(kernels.tar)
     rm -f "$pack"/*
     tar -C "$parts" --sort=name --owner=0 --group=0 --mtime=@0 -cf - "${entries[@]}" |
-        xz --lzma2=preset=9e,dict=512MiB >"$pack/pack.tar.xz"
+        xz --lzma2=preset=6,dict=512MiB >"$pack/pack.tar.xz"
     rm -rf "$parts"
     carried
     exit
@@ -428,7 +428,8 @@ if [ "$call" = first ]; then
     ! wanted steps || step steps 45 90 "$bin/kiln-bench" gpu "${prediction[@]}" --least-mfu 45 --only 300m --only 1b
     ! wanted train || step train 25 115 bash -c train
     if wanted tests; then
-        alone=(--skip threads_cannot --skip of_a_python_wheel)
+        # Only the stand-ins detect memory that is reused out of order.
+        alone=(--skip threads_cannot --skip of_a_python_wheel --skip memory_)
         # Of several GPUs, each gets a rank as well.
         [ "$(grep -c '^  GPU: ' "$logs/doctor.log")" -gt 1 ] || alone+=(--skip with_a_gpu_each)
         tests=()
