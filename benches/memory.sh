@@ -9,12 +9,14 @@
 #     benches/memory.sh 300m       # those of some presets
 #
 # Steps run under the stand-in for NVIDIA's driver (benches/fakecuda): device memory is reserved and not touched.
-# Several ranks are threads that share the GPU, each with pages of its own. Weights are zeros, so that nothing is drawn,
-# and large copies are not made. A table in Markdown is printed; reports and traces stay in target/memory.
+# Several ranks are threads that share the GPU, each with pages of its own. With shard.communicate_alone, a rank uses
+# NCCL, and no collective has run before the host waits at the end of a step: the host is as far ahead as possible.
+# Weights are zeros, so that nothing is drawn, and large copies are not made. A table in Markdown is printed; reports
+# and traces stay in target/memory.
 set -euo pipefail
 case "${1:-}" in
 -h | --help)
-    sed -n '2,17s/^# \{0,1\}//p' "$0"
+    sed -n '2,15s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
@@ -58,6 +60,7 @@ configurations() {
 90m 4 1 8 512 80 shard.strategy=SHARD_GRAD_OP
 90m 4 1 8 512 80 shard.strategy=NO_SHARD
 300m 1 1 16 1024 80
+300m 1 1 2 1024 80 shard.communicate_alone=true precision.reduce=bf16
 300m 2 1 4 1024 80 shard.strategy=FULL_SHARD
 300m 4 2 2 1024 80 shard.strategy=FULL_SHARD shard.recompute=block
 1b 1 1 8 2048 80
@@ -86,7 +89,7 @@ while read -r preset ranks passes batch seq gib settings; do
     (
         # shellcheck source=/dev/null
         . "$target/fakecuda/env.sh"
-        export FAKE_CUDA_TRACE=$out/trace.txt FAKE_CUDA_MEMORY_GIB=$gib FAKE_CUDA_COPY_MIB=1
+        export FAKE_CUDA_TRACE=$out/trace.txt FAKE_CUDA_MEMORY_GIB=$gib FAKE_CUDA_COPY_MIB=1 FAKE_CUDA_AHEAD=1
         "$target/$profile/kiln-bench" step --config "configs/$preset.toml" --steps 1 --warmup 2 --json \
             --set device.backend=cuda --set precision.compute=bf16 --set train.ranks="$ranks" --set model.init_std=0 \
             --set train.global_batch=$((batch * passes * ranks)) --set train.micro_batch="$batch" \

@@ -124,13 +124,22 @@ Result cuGetExportTable(const void **table, const void *id) {
 
 /* -- Contexts: one per device -------------------------------------------------------------------- */
 
+/* How often each device's context is retained. */
+enum { MOST_DEVICES = 64 };
+static int retained[MOST_DEVICES];
+
 Result cuDevicePrimaryCtxRetain(void **made, Device device) {
+    if (device < 0 || device >= MOST_DEVICES)
+        return INVALID_DEVICE;
+    if (__atomic_fetch_add(&retained[device], 1, __ATOMIC_RELAXED) == 0)
+        trace("context_create device=%d", device);
     *made = (void *)(uintptr_t)(0x1000 + device);
     return SUCCESS;
 }
 
 Result cuDevicePrimaryCtxRelease_v2(Device device) {
-    (void)device;
+    if (__atomic_fetch_sub(&retained[device], 1, __ATOMIC_RELAXED) == 1)
+        trace("context_destroy device=%d", device);
     return SUCCESS;
 }
 

@@ -4,6 +4,7 @@
  * FAKE_CUDA_ASYNC, each stream has a thread in benches/ptx, which executes what it was given later. */
 #include "fake.h"
 
+#include <limits.h>
 #include <pthread.h>
 
 static unsigned long streams, events;
@@ -14,6 +15,27 @@ static double now, moments[MOMENTS];
 static pthread_mutex_t clock_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static double *moment_of(void *event) { return &moments[(uintptr_t)event % MOMENTS]; }
+
+/* For FAKE_CUDA_AHEAD: how many records of events there were, the last record of each event, and the last record
+ * that the host has waited for. */
+static unsigned long recorded, records[MOMENTS], reached;
+
+static unsigned long *record_of(void *event) { return &records[(uintptr_t)event % MOMENTS]; }
+
+/* The host has waited for all records up to `record`; `ULONG_MAX` means all so far. */
+static void host_waited(unsigned long record) {
+    pthread_mutex_lock(&clock_lock);
+    record = record < recorded ? record : recorded;
+    reached = reached > record ? reached : record;
+    pthread_mutex_unlock(&clock_lock);
+}
+
+static int is_reached(void *event) {
+    pthread_mutex_lock(&clock_lock);
+    int result = *record_of(event) <= reached;
+    pthread_mutex_unlock(&clock_lock);
+    return result || setting("FAKE_CUDA_AHEAD", 0) == 0;
+}
 
 void fake_cuda_took(double milliseconds) {
     pthread_mutex_lock(&clock_lock);
@@ -55,6 +77,7 @@ Result cuStreamQuery(void *stream) {
 
 Result cuStreamSynchronize(void *stream) {
     trace("stream_synchronize stream=%lu", (unsigned long)stream);
+    host_waited(ULONG_MAX);
     return is_async() ? kiln_ptx_stream_synchronize((unsigned long)stream) : SUCCESS;
 }
 
@@ -80,17 +103,21 @@ Result cuEventRecord(void *event, void *stream) {
     trace("event_record event=%lu stream=%lu", (unsigned long)event, (unsigned long)stream);
     pthread_mutex_lock(&clock_lock);
     *moment_of(event) = now;
+    *record_of(event) = ++recorded;
     pthread_mutex_unlock(&clock_lock);
     return is_async() ? kiln_ptx_event_record((unsigned long)event, (unsigned long)stream) : SUCCESS;
 }
 
 Result cuEventQuery(void *event) {
     trace("event_query event=%lu", (unsigned long)event);
-    return is_async() ? kiln_ptx_event_query((unsigned long)event) : SUCCESS;
+    if (is_async())
+        return kiln_ptx_event_query((unsigned long)event);
+    return is_reached(event) ? SUCCESS : NOT_READY;
 }
 
 Result cuEventSynchronize(void *event) {
     trace("event_synchronize event=%lu", (unsigned long)event);
+    host_waited(*record_of(event));
     return is_async() ? kiln_ptx_event_synchronize((unsigned long)event) : SUCCESS;
 }
 

@@ -2,6 +2,7 @@
 //! that have one, or stand-ins for the driver and NCCL.
 #![cfg(feature = "cuda")]
 
+use cubecl::{MemoryScope, prelude::Client};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -197,6 +198,112 @@ fn threads_with_a_gpu_each() {
                 check_rank(&world, device);
             });
         }
+    });
+}
+
+/// Runs `run(rank, world, client, next)` on two ranks, which are threads with a GPU each. `next` makes a rank wait for
+/// the other one, without a call in `world`, whose calls both ranks make in the same order.
+fn on_two_ranks(run: impl Fn(usize, &dyn Communicator, &Client, &dyn Fn()) + Sync) {
+    if env::var("FAKE_CUDA_ASYNC").is_ok_and(|seed| seed == "0") {
+        // A collective waits for the other rank in its call then.
+        return;
+    }
+    thread::scope(|scope| {
+        for (rank, world) in LocalGroup::new(2).into_iter().enumerate() {
+            let run = &run;
+            scope.spawn(move || {
+                nccl::attach(&world, &NcclOptions::new(rank)).unwrap();
+                let turns = world.split("turns", Some(0), 0).unwrap().unwrap();
+                let next = || drop(turns.barrier(label("turn")).wait(PATIENCE).unwrap());
+                run(rank, &world, &cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(rank)).client(), &next);
+                // A rank that leaves ends what others still wait for.
+                next();
+            });
+        }
+    });
+}
+
+/// A rank's shard in the tests of memory.
+const SHARD: usize = 1 << 18;
+
+/// Doubles `shard` in each round, because both ranks send the same.
+fn double(world: &dyn Communicator, client: &Client, mut shard: Buffer, rounds: usize) -> Buffer {
+    let empty = |len| Buffer::empty_on(client, DType::F32, len);
+    for _ in 0..rounds {
+        let gather = world.all_gather(label("gather"), Arc::new(shard), empty(2 * SHARD));
+        let whole = gather.wait(PATIENCE).unwrap();
+        let scatter = world.reduce_scatter(label("scatter"), Arc::new(whole), empty(SHARD));
+        shard = scatter.wait(PATIENCE).unwrap();
+    }
+    shard
+}
+
+/// Bytes that CubeCL has in use for this thread, and those that it has from the driver.
+fn memory(client: &Client) -> (u64, u64) {
+    let usage = client.memory_report(MemoryScope::CurrentStream).usage();
+    (usage.bytes_in_use, usage.bytes_reserved)
+}
+
+/// Rank 1 joins only after rank 0 has queued all of its collectives, so the GPU of rank 0 runs none of them meanwhile.
+/// Each collective reuses the memory of earlier ones all the same.
+#[test]
+#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
+    const ROUNDS: usize = 20;
+    on_two_ranks(|rank, world, client, next| {
+        let value = rank as f32 + 1.0;
+        let shard = Buffer::from_slice(&vec![value; SHARD]).to_device(client);
+        // Connects the ranks, and allocates.
+        let mut shard = double(world, client, shard, 1);
+        assert!(shard.to_host().unwrap().as_slice::<f32>().unwrap() == vec![2.0 * value; SHARD]);
+        for turn in 0..2 {
+            // Rank 0 first.
+            if rank == turn {
+                let (_, before) = memory(client);
+                shard = double(world, client, shard, ROUNDS);
+                assert_eq!(memory(client).1, before);
+            }
+            next();
+        }
+        let expected = vec![value * 2f32.powi(ROUNDS as i32 + 1); SHARD];
+        assert!(shard.to_host().unwrap().as_slice::<f32>().unwrap() == expected);
+    });
+}
+
+/// As above, where one thread has allocated the input, and another thread calls the collective and waits for it.
+#[test]
+#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+fn memory_of_another_stream_is_reused_behind_the_collective() {
+    on_two_ranks(|rank, world, client, next| {
+        let input = || Buffer::from_slice(&vec![rank as f32 + 1.0; 2 * SHARD]).to_device(client);
+        // Connects the ranks.
+        double(world, client, Buffer::from_slice(&vec![1.0f32; SHARD]).to_device(client), 1)
+            .to_host()
+            .unwrap();
+        let scatter = |input: Buffer| {
+            let output = Buffer::empty_on(client, DType::F32, SHARD);
+            world.reduce_scatter(label("sum"), Arc::new(input), output).wait(PATIENCE).unwrap()
+        };
+        let mut result = None;
+        for turn in 0..2 {
+            if rank == turn {
+                let ((before, _), input) = (memory(client), input());
+                result = thread::scope(|scope| scope.spawn(|| scatter(input)).join()).ok();
+                // CubeCL holds what several streams use for a moment longer.
+                let is_free = |_| {
+                    thread::sleep(Duration::from_millis(10));
+                    memory(client).0 <= before
+                };
+                assert!((0..6000).any(is_free));
+                let (_, reserved) = memory(client);
+                let later = Buffer::from_slice(&vec![-1.0f32; 2 * SHARD]).to_device(client);
+                assert_eq!(memory(client).1, reserved);
+                drop(later);
+            }
+            next();
+        }
+        let sum = result.unwrap().to_host().unwrap();
+        assert!(sum.as_slice::<f32>().unwrap() == vec![3.0; SHARD]);
     });
 }
 

@@ -106,7 +106,7 @@ impl Channel {
             events.ready.make_wait(stream).map_err(driver("cuStreamWaitEvent"))?;
         }
         match &*lock(&self.comm) {
-            // SAFETY: the call was checked for lengths, and the queued operation holds both buffers.
+            // SAFETY: the call was checked for lengths, and `Progress` holds both buffers.
             Some(comm) => unsafe { gpu.library.launch(comm, launch, from, to, stream)? },
             None => return Err(NcclError::aborted()),
         }
@@ -119,24 +119,35 @@ impl Channel {
         Ok(events)
     }
 
-    /// Makes later work of the streams wait for an operation. Runs on CubeCL's thread, which has launched the
-    /// operation by now.
+    /// Makes later work of stream `caller`, and of the streams that own the operation's memory, wait for the
+    /// operation. Then releases the memory. Runs on CubeCL's thread, which has launched the operation by now.
     pub(super) fn make_wait(
         &self,
         server: &mut Server,
-        callers: &[StreamId],
-        stage: &Stage,
+        caller: StreamId,
+        progress: &Progress,
     ) -> Result<(), NcclError> {
         self.gpu.enter()?;
-        if let Stage::Running(events) = stage {
-            for caller in callers {
-                let streams = server.write_streams();
-                let mut resolved = streams.resolve(*caller, [].into_iter()).map_err(server_error)?;
-                // SAFETY: CubeCL's stream is alive while its server runs this.
-                unsafe { events.done.make_wait(resolved.current().sys) }
-                    .map_err(|error| NcclError::driver("cuStreamWaitEvent", error))?;
+        let stage = lock(&progress.stage);
+        // NCCL may still write to the memory of an operation that failed.
+        let Stage::Running(events) = &*stage else { return Ok(()) };
+        let mut buffers = lock(&progress.buffers);
+        let mut waiting = vec![caller];
+        for buffer in buffers.iter().flatten() {
+            if !waiting.contains(&buffer.stream) {
+                waiting.push(buffer.stream);
             }
         }
+        for stream in waiting {
+            let streams = server.write_streams();
+            let mut resolved = streams.resolve(stream, [].into_iter()).map_err(server_error)?;
+            // SAFETY: CubeCL's stream is alive while its server runs this.
+            unsafe { events.done.make_wait(resolved.current().sys) }
+                .map_err(|error| NcclError::driver("cuStreamWaitEvent", error))?;
+        }
+        // CubeCL gives a stream's memory only to later work of that stream, or of streams that wait for it. Such work
+        // now runs after the operation, so nothing needs to hold the memory on the host.
+        *buffers = None;
         Ok(())
     }
 }
@@ -163,20 +174,25 @@ pub(super) struct QueuedOperation {
     /// How long ranks had been held by then.
     pub(super) held_before: Duration,
     pub(super) progress: Arc<Progress>,
-    /// Holds its memory, which must be neither freed, nor reused, nor moved.
-    pub(super) buffers: [BufferBinding; 2],
 }
 
-/// The stage of an operation, shared by the threads that work on it. Dropping it gives the operation's events
-/// back for later operations.
+/// The stage and the memory of an operation, shared by the threads that work on it. Dropping it gives the
+/// operation's events back for later operations.
 pub(super) struct Progress {
     pub(super) stage: Mutex<Stage>,
+    /// The operation's input and output. Holding them keeps their memory from being freed, reused or moved.
+    /// `None` once the GPU has run the operation, or once the streams that own the memory wait for the operation.
+    pub(super) buffers: Mutex<Option<[BufferBinding; 2]>>,
     spare: Weak<Mutex<Vec<Events>>>,
 }
 
 impl Progress {
-    pub(super) fn new(spare: &Arc<Mutex<Vec<Events>>>) -> Progress {
-        Progress { stage: Mutex::new(Stage::Queued), spare: Arc::downgrade(spare) }
+    pub(super) fn new(plan: &Plan, spare: &Arc<Mutex<Vec<Events>>>) -> Progress {
+        Progress {
+            stage: Mutex::new(Stage::Queued),
+            buffers: Mutex::new(Some([plan.input.clone(), plan.output.clone()])),
+            spare: Arc::downgrade(spare),
+        }
     }
 }
 

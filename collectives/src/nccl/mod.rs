@@ -10,6 +10,10 @@
 //! or an operation that takes longer than [`NcclOptions::timeout`]. It fails the group as every backend does,
 //! and every later call returns the cause.
 //!
+//! An operation holds the memory of its buffers until [`Work::wait`](crate::Work::wait) has ordered later work of
+//! the streams that own the memory behind the operation, or until the GPU has run it. So a host that is far ahead of
+//! the GPU holds no more memory than one that waits for the GPU.
+//!
 //! Calls on GPUs are numbered and recorded with those on the host, but they are not compared before they run,
 //! because that would take a round trip. Ranks that call different operations wait for each other until the
 //! time-out, whose verdict compares the calls and names those that differ. NCCL itself does not notice a

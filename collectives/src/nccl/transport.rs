@@ -116,17 +116,15 @@ impl Nccl {
             // Calls are checked before.
             return Work::ready(Err(CommError::Invalid { site, problem: ArgumentError::NoDeviceTransport }));
         };
-        let progress = Arc::new(Progress::new(&channel.spare));
+        let progress = Arc::new(Progress::new(&plan, &channel.spare));
         let operation = QueuedOperation {
             site: site.clone(),
             record,
             issued: Instant::now(),
             held_before: channel.control.identity().shared.holds.total(),
             progress: Arc::clone(&progress),
-            buffers: [plan.input.clone(), plan.output.clone()],
         };
         channel.in_flight.update(|in_flight| in_flight.queue.push_back(operation));
-        let origin = plan.output.stream;
         let (caller, launching, report) =
             (StreamId::current(), Arc::clone(channel), Report(Some(Arc::clone(&progress))));
         channel.gpu.device.submit(move |server: &mut Server| {
@@ -141,13 +139,9 @@ impl Nccl {
             if let Some(error) = channel.control.cause(&site) {
                 return Err(error);
             }
-            let mut callers = vec![StreamId::current()];
-            if origin != callers[0] {
-                callers.push(origin);
-            }
-            let joining = Arc::clone(&channel);
+            let (caller, joining) = (StreamId::current(), Arc::clone(&channel));
             channel.gpu.device.submit(move |server: &mut Server| {
-                let joined = joining.make_wait(server, &callers, &lock(&progress.stage));
+                let joined = joining.make_wait(server, caller, &progress);
                 if let Err(error) = joined {
                     *lock(&progress.stage) = Stage::Failed(error.to_string());
                 }

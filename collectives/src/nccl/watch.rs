@@ -102,6 +102,7 @@ fn retire(channel: &Channel) -> Result<(), String> {
             }
         }
         if let Some(operation) = in_flight.queue.pop_front() {
+            *lock(&operation.progress.buffers) = None;
             in_flight.last = Some(operation.site);
             drop(in_flight);
             channel.control.identity().shared.recorder.finished(operation.record);
@@ -109,15 +110,16 @@ fn retire(channel: &Channel) -> Result<(), String> {
     }
 }
 
-/// Releases the memory of aborted operations once the GPU has stopped. If the GPU does not stop, the memory
-/// is leaked, because an operation may still write to it.
+/// Releases the memory that aborted operations still hold once the GPU has stopped. If the GPU does not stop,
+/// the memory is leaked, because an operation may still write to it.
 fn release(channel: &Channel) {
     let in_flight = std::mem::take(&mut channel.in_flight.lock().queue);
-    if in_flight.is_empty() || has_stopped(channel) {
-        return;
-    }
+    let is_safe = in_flight.is_empty() || has_stopped(channel);
     for operation in in_flight {
-        std::mem::forget(operation.buffers);
+        let buffers = lock(&operation.progress.buffers).take();
+        if !is_safe {
+            std::mem::forget(buffers);
+        }
     }
 }
 

@@ -45,7 +45,9 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
         check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
-    gpu.free = free(index)?;
+    // The context stays retained until the process ends. Without a user, the driver would destroy it, and take tenths
+    // of a second to create it again for CubeCL.
+    gpu.free = retain(index)?;
     let needed = OVERHEAD + request.bytes(place.is_some());
     if gpu.free < needed {
         let Gpu { name, free, memory: total, .. } = gpu;
@@ -238,20 +240,27 @@ fn describe(index: usize) -> Result<Gpu, DeviceError> {
     })
 }
 
-/// Bytes of a GPU that are free. Needs a context, which is given back.
-fn free(index: usize) -> Result<u64, DeviceError> {
+/// Retains a GPU's primary context, and returns the bytes that are free on the GPU.
+fn retain(index: usize) -> Result<u64, DeviceError> {
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
-    // SAFETY: `device` comes from the driver; the context is current while memory is asked for, and
-    // not used after it is released.
+    // SAFETY: `device` comes from the driver, and the context is retained while it is current.
     unsafe {
         let context = result::primary_ctx::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let info = result::ctx::set_current(context).and_then(|()| result::mem_get_info());
         let unset = sys::cuCtxSetCurrent(std::ptr::null_mut()).result();
-        let released = result::primary_ctx::release(device);
         let (free, _) = info.map_err(failed("cuMemGetInfo"))?;
-        unset.and(released).map_err(failed("cuDevicePrimaryCtxRelease"))?;
+        unset.map_err(failed("cuCtxSetCurrent"))?;
         Ok(free as u64)
     }
+}
+
+/// Bytes of a GPU that are free. Releases the GPU's context, which takes memory: the process may not use this GPU.
+fn free(index: usize) -> Result<u64, DeviceError> {
+    let free = retain(index)?;
+    let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
+    // SAFETY: `retain` has retained the context once, and this call does not use it.
+    unsafe { result::primary_ctx::release(device) }.map_err(failed("cuDevicePrimaryCtxRelease"))?;
+    Ok(free)
 }
 
 /// A compiler for `gpu`, whose output `driver` understands.

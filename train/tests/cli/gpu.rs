@@ -327,8 +327,9 @@ fn combinations_that_cannot_be() {
 fn processes_over_nccl_train_as_on_the_cpu() {
     let replicate = [("shard.strategy", "'NO_SHARD'")];
     let accumulate = [("train.micro_batch", "1"), ("shard.recompute", "'block'")];
+    let reduce = [("precision.reduce", "'bf16'")];
     for (name, processes, changes) in [
-        ("full", "2", &[][..]),
+        ("bf16 reductions", "2", &reduce[..]),
         ("micro-batches", "2", &accumulate),
         ("replicas", "2", &replicate),
         ("four", "4", &accumulate),

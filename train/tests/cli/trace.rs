@@ -258,6 +258,15 @@ fn the_third_step_allocates_nothing() {
     assert!(allocations.is_empty(), "{allocations:#?}");
 }
 
+/// A run creates its GPU's context once, because the driver takes tenths of a second to create one.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn a_context_is_created_once() {
+    let calls = run_as_process();
+    let created: Vec<_> = calls.iter().filter(|call| call.name == "context_create").collect();
+    assert!(matches!(created[..], [call] if call.field("device") == "0"), "{created:?}");
+}
+
 /// NCCL takes from the configuration what we have put there, and no padding: up to 2.30.4, what is a field from
 /// 2.30.5 on lies behind the last one.
 #[test]

@@ -1,17 +1,28 @@
 //! Training steps on made-up tokens, timed.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Device;
 use kiln::bench::step;
+#[cfg(feature = "cuda")]
+use kiln::config::Backend;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
 use kiln::optimizers::Optimizers;
 use kiln::run::{TrainError, lay_out_memory};
 use kiln::sharded::ShardedDecoder;
+use kiln_collectives::Communicator;
+#[cfg(feature = "cuda")]
+use kiln_collectives::{
+    LocalGroup,
+    nccl::{self, NcclOptions},
+};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::ranks::run_ranks;
+#[cfg(feature = "cuda")]
+use kiln_shard::ranks::run_ranks_on;
 use kiln_shard::{EngineBuilder, memory};
 
 use crate::process;
@@ -67,7 +78,8 @@ impl Measured {
     }
 }
 
-/// Does the steps of `config` on `device`, with ranks as threads of this process.
+/// Does the steps of `config` on `device`, with ranks as threads of this process. A rank that communicates alone on
+/// CUDA has NCCL, as a rank of a run of processes does.
 pub fn measure(
     config: &Config,
     model: &ModelConfig,
@@ -79,7 +91,7 @@ pub fn measure(
     let threads = threads_per_rank(&config.device, ranks);
     // Memory that earlier work has left in the device's allocator is not counted.
     let before = reserved(device).unwrap_or(0);
-    let ranks = run_ranks(ranks, threads, |world| -> Result<_, TrainError> {
+    let body = |world: Arc<dyn Communicator>| -> Result<_, TrainError> {
         let rank = world.rank();
         memory::reset_peak(rank);
         let decoder = Decoder::new(&Layers::default(), model, Key::new(config.train.seed), device)?;
@@ -107,10 +119,29 @@ pub fn measure(
         own.device_used = device.memory_pool_usage().map(|usage| usage.bytes_in_use);
         own.rank_bytes = vec![memory::peak_bytes(rank) as u64];
         Ok(own)
-    })?;
-    let mut measured = ranks.into_iter().reduce(Measured::and).unwrap_or_default();
+    };
+    let mut measured = on_ranks(config, threads, body)?.into_iter().reduce(Measured::and).unwrap_or_default();
     measured.device_bytes = measured.device_bytes.map(|bytes| bytes.saturating_sub(before));
     Ok(measured)
+}
+
+/// Runs `body` on the ranks of `config`.
+fn on_ranks<T: Send>(
+    config: &Config,
+    threads: usize,
+    body: impl Fn(Arc<dyn Communicator>) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
+    #[cfg(feature = "cuda")]
+    if config.train.ranks == 1 && config.shard.communicate_alone && config.device.backend == Backend::Cuda {
+        let (world, index) = (LocalGroup::new(1).remove(0), 0);
+        nccl::attach(&world, &NcclOptions::new(index)).map_err(|source| TrainError::Nccl {
+            rank: 0,
+            index,
+            source: Box::new(source),
+        })?;
+        return Ok(run_ranks_on(vec![world], threads, body)?);
+    }
+    Ok(run_ranks(config.train.ranks, threads, body)?)
 }
 
 /// Waits until the device has done all work that this thread has queued.
