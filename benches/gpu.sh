@@ -25,12 +25,13 @@
 #             7b       steps of 7b with offload
 #
 # PEER_PYTHON is a Python with PyTorch (default python3), PACK another folder than target/pack. BUDGET is the number
-# of seconds that a call may take; the limits of its steps follow from it. A call needs no network, and carries at
+# of seconds that a call may take; the limits of its steps follow from it. HOST_MEMORY is the memory that 7b may use on
+# the host (default 120GiB). A call needs no network, and carries at
 # most 64 MiB, the files of the repository included. benches/fakecuda/rehearse.sh rehearses it without a GPU.
 set -uo pipefail
 
 usage() {
-    sed -n '2,32s/^# \{0,1\}//p' "$0"
+    sed -n '2,33s/^# \{0,1\}//p' "$0"
     exit "$1"
 }
 call=first only=""
@@ -493,7 +494,7 @@ if [ "$call" = second ]; then
     fi
     # Machines whose memory grows with use say too little of it at their start, so the configuration says it.
     ! wanted 7b || step 7b 50 220 "$bin/kiln-bench" gpu --config configs/7b.toml --set train.global_batch=1 \
-        --set precision.compute=bf16 --set shard.offload=true --set device.memory=120GiB --steps 2
+        --set precision.compute=bf16 --set shard.offload=true --set device.memory="${HOST_MEMORY:-120GiB}" --steps 2
 fi
 
 publish

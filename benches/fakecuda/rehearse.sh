@@ -194,12 +194,12 @@ for scene in "${scenes[@]}"; do
         in_order "doctor steps kernels peer-1b peer-300m peer-kernels peer-1b-eager trace"
         ;;
     second)
-        play "$at" 7200 FAKE_CUDA_EXECUTE=1 FAKE_NCCL_VERSION=23000 BUDGET=2000 -- --second
+        play "$at" 7200 FAKE_CUDA_EXECUTE=1 FAKE_NCCL_VERSION=23000 BUDGET=2000 HOST_MEMORY=16GiB -- --second
         expect "$report" '^\| products-measure \| passed'
         expect "$report" '^\| ranks \| passed'
         expect "$report" '^\| ncu \| not run: there is no ncu'
-        # Its state takes more memory than most machines have.
-        expect "$report" '^\| 7b \| passed|^FAILED 7b: .*memory'
+        # Its state takes more memory than this machine may have.
+        expect "$report" '^\| 7b \| failed: 7b: this run takes .* of memory'
         in_order "doctor products-measure products-1b ranks 7b"
         ;;
     whole)
