@@ -1,6 +1,5 @@
 //! How the code of the workspace hangs together: no file uses one that uses it back, directly or
-//! around a corner, no file is too long, retired words stay retired, and documents name files that there
-//! are. These are the rules of CONTRIBUTING.md that a program can check.
+//! around a corner, retired words stay retired, and documents name files that there are. These are the rules of CONTRIBUTING.md that a program can check.
 
 mod modules;
 mod way;
@@ -10,9 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use modules::Crate;
-
-/// Lines that a file may have.
-const MOST_LINES: usize = 450;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -65,17 +61,6 @@ fn from_root(path: &Path) -> String {
 fn no_file_uses_one_that_uses_it_back() {
     let circles: Vec<_> = crates().iter().flat_map(|start| Crate::read(start).circles(&root())).collect();
     assert!(circles.is_empty(), "{} circles of files:\n{}", circles.len(), circles.join("\n"));
-}
-
-#[test]
-fn no_file_is_too_long() {
-    let long: Vec<_> = find(&root(), &is_rust)
-        .into_iter()
-        .map(|path| (fs::read_to_string(&path).unwrap().lines().count(), path))
-        .filter(|(lines, _)| *lines > MOST_LINES)
-        .map(|(lines, path)| format!("{}: {lines} lines", path.display()))
-        .collect();
-    assert!(long.is_empty(), "more than {MOST_LINES} lines:\n{}", long.join("\n"));
 }
 
 #[test]
