@@ -1,5 +1,6 @@
 //! How the code of the workspace hangs together: no file uses one that uses it back, directly or
-//! around a corner, retired words stay retired, and documents name files that there are. These are the rules of CONTRIBUTING.md that a program can check.
+//! around a corner, retired words stay retired, and documents name files that there are. These are the
+//! rules of CONTRIBUTING.md that a program can check.
 
 mod modules;
 mod way;
