@@ -362,8 +362,8 @@ with_libraries=(env LD_LIBRARY_PATH="$libraries")
 headers=$(of_doctor headers)
 [ -d "$headers" ] && with_libraries+=(CUDA_PATH="$(dirname "$headers")")
 case $gpu in *H200*) predicted=benches/reports/2026-11-27-predicted-h200.md ;; *) predicted=benches/reports/2026-11-25-predicted.md ;; esac
-prediction=()
-[ -s "$predicted" ] && prediction=(--predicted "$predicted")
+prediction=(--predicted "$predicted")
+[ -s "$predicted" ] || prediction=() predicted=""
 # Rows are logged when they are done, so that a step that runs out of time has told something.
 export KILN_LOG=warn,kiln=info
 
