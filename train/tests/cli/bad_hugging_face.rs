@@ -87,6 +87,8 @@ fn models_that_are_others_are_refused() {
     llama("tied as a number", json!({"tie_word_embeddings": 1}));
     llama("heads that do not divide", json!({"num_key_value_heads": 3}));
     llama("no heads", json!({"num_attention_heads": 0, "num_key_value_heads": 0}));
+    llama("attention to later positions", json!({"is_causal": false}));
+    llama("the same by another key", json!({"use_bidirectional_attention": true}));
     llama("no context", json!({"max_position_embeddings": 0}));
     let sliding = || json!(["full_attention", "sliding_attention"]);
     refused("sliding layers without a window", "qwen3", json!({"layer_types": sliding()}));
