@@ -215,7 +215,8 @@ fn commands_that_cannot_be_are_refused() {
     refused("no room", &[&EXPORT[..], &["--max-shard-gb", "0"]].concat());
     refused("another dtype", &[&EXPORT[..], &["--dtype", "int8"]].concat());
     let init = ["train", "run.toml", "--out", "new", "--set", "init.from=hf"];
-    refused("start from another model", &init);
+    refused("start from another vocabulary", &init);
+    refused("start from another model", &[&init[..], &["--set", "model.vocab_size=257"]].concat());
     insta::assert_snapshot!(messages.finish());
 }
 
