@@ -25,6 +25,7 @@ use crate::metrics::say;
 use crate::prepared;
 use crate::process;
 use crate::registry::Registry;
+use crate::schedule;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
@@ -170,8 +171,8 @@ pub(super) fn make(
     })
 }
 
-/// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
-/// the numbers of a run, and not what they mean.
+/// Differences of `config` from the run that `checkpoint` is of, in keys that the device may have settled and in
+/// the learning rate of the next step. They change the numbers of a run, and not what they mean.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     // One that an older build has written may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
@@ -186,6 +187,7 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     if was != is {
         differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
     }
+    differences.extend(schedule::jump(checkpoint.state().step, &before, config));
     differences
 }
 

@@ -195,3 +195,24 @@ fn a_resume_reads_no_base_model() {
     let new = workspace.kiln(&["train", "second.toml", "--out", "new"]);
     assert_eq!(new.code, Some(2), "{new:?}");
 }
+
+/// The schedule of a run with more steps is another one from its beginning.
+#[test]
+fn a_learning_rate_that_jumps_at_a_resume_is_told() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let resume = |more: &[&str]| {
+        let train = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+        workspace.succeed(&[&train[..], more].concat())
+    };
+    let said = resume(&["--set", "train.steps=12"]);
+    let jump = "the learning rate jumps from 1.000e-3 in step 4 to 8.145e-3 in step 5";
+    assert!(said.contains(jump) && said.contains("because train.steps changed"), "{said}");
+    assert!(said.contains("To continue at 1.000e-3, set optim.schedule = \"constant\""), "{said}");
+    // What it says to do.
+    let constant = ["optim.schedule=constant", "optim.warmup_steps=0", "optim.lr=1.000e-3", "train.steps=14"];
+    let said = resume(&constant.map(|set| ["--set", set]).concat());
+    assert!(!said.contains("learning rate"), "{said}");
+    let said = resume(&["--set", "train.steps=14"]);
+    assert!(!said.contains("learning rate"), "nothing to train: {said}");
+}
