@@ -104,7 +104,8 @@ fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, 
         context_length: SEQ,
         data_sha256: None,
     };
-    let context = SaveContext { tokenizer: Some(read_tokenizer_of(data)?.into()), ..SaveContext::new(state) };
+    let files = vec![("tokenizer.json".to_owned(), read_tokenizer_of(data)?.into())];
+    let context = SaveContext { files, ..SaveContext::new(state) };
     let mut saver = Saver::new(SaveOptions::new(folder_of_run(out)), rank as usize);
     saver.begin(engine, context)?;
     let saved = saver.settle(engine)?;

@@ -183,7 +183,10 @@ impl ImportArgs {
 /// The configuration of a run that would have trained `model`, as TOML.
 fn config_of(model: &HuggingFaceFolder) -> Result<String, TrainError> {
     let config = Config {
-        model: ModelSection::from_model(model.model()),
+        model: ModelSection {
+            context_length: Some(model.context_length()),
+            ..ModelSection::from_model(model.model())
+        },
         data: DataSection { seq_len: model.context_length(), ..DataSection::default() },
         ..Config::default()
     };

@@ -2,7 +2,7 @@
 
 use kiln_shard::LearningRates;
 
-use crate::config::{LrSchedule, OptimSection, Schedule};
+use crate::config::{Config, LrSchedule, MUON, OptimSection, Schedule};
 
 /// The learning rate of step `step` of `steps`, both counted from 1: that of `[optim]`.
 pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
@@ -27,7 +27,7 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
     match schedule {
         Schedule::Constant => lr,
         Schedule::Cosine => {
-            let progress = fraction(step - warmup_steps, steps - warmup_steps);
+            let progress = fraction(step - warmup_steps, steps.saturating_sub(warmup_steps));
             towards_floor(0.5 * (1.0 + (std::f64::consts::PI * progress).cos()))
         }
         Schedule::Wsd => {
@@ -36,6 +36,59 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
             if step <= stable_until { lr } else { towards_floor(1.0 - fraction(step - stable_until, decay)) }
         }
     }
+}
+
+/// The share by which a learning rate may change at a resume without a remark.
+const JUMP: f64 = 0.01;
+
+/// A line about a learning rate that jumps where a run resumes with `after`, having done `step` steps with
+/// `before`. `None` if the rate of the next step is that of `before`.
+pub fn jump(step: u64, before: &Config, after: &Config) -> Option<String> {
+    if step == 0 || step >= after.train.steps {
+        return None;
+    }
+    let rates = |config: &Config, step| -> Vec<f64> {
+        let Config { optim, train, .. } = config;
+        optim.lr_schedules().into_iter().map(|own| rate(optim.lr, own, step, train.steps)).collect()
+    };
+    let (last, expected, next) = (rates(before, step), rates(before, step + 1), rates(after, step + 1));
+    let is_jump = |(expected, next): (&f64, &f64)| (next - expected).abs() > JUMP * next.max(*expected);
+    let index = expected.iter().zip(&next).position(is_jump)?;
+    let whose = if index == 0 { "" } else { " of a group in optim.groups" };
+    let (last, next) = (last[index], next[index]);
+    let (was, is) = (&before.optim, &after.optim);
+    let causes = [
+        ("train.steps", before.train.steps.to_string(), after.train.steps.to_string()),
+        ("optim.lr", was.lr.to_string(), is.lr.to_string()),
+        ("optim.schedule", format!("{:?}", was.schedule), format!("{:?}", is.schedule)),
+        ("optim.warmup_steps", was.warmup_steps.to_string(), is.warmup_steps.to_string()),
+        ("optim.decay_steps", format!("{:?}", was.decay_steps), format!("{:?}", is.decay_steps)),
+        ("optim.min_lr_ratio", was.min_lr_ratio.to_string(), is.min_lr_ratio.to_string()),
+    ];
+    let causes = causes.into_iter().filter(|(_, was, is)| was != is).map(|(key, ..)| key).collect::<Vec<_>>();
+    let causes = if causes.is_empty() { vec!["optim.groups"] } else { causes };
+    let remedy = match index {
+        0 => {
+            let others = is.kind == MUON || is.groups.iter().any(|group| group.lr.is_some());
+            let others = match others {
+                true => {
+                    format!("; multiply the rates of optim.muon and optim.groups by {:.4}", last / was.lr)
+                }
+                false => String::new(),
+            };
+            format!(
+                "To continue at {last:.3e}, set optim.schedule = \"constant\", optim.warmup_steps = 0 and \
+                 optim.lr = {last:.3e}{others}"
+            )
+        }
+        _ => "To avoid it, restore these keys".to_owned(),
+    };
+    Some(format!(
+        "the learning rate{whose} jumps from {last:.3e} in step {step} to {next:.3e} in step {}, because {} \
+         changed. {remedy}",
+        step + 1,
+        causes.join(" and "),
+    ))
 }
 
 fn fraction(part: u64, whole: u64) -> f64 {
@@ -87,6 +140,47 @@ mod tests {
             let lr = learning_rate(&optim(schedule), 10, 10);
             assert_eq!(lr, 1.0);
         }
+    }
+
+    /// A resume is told of a rate that jumps, and of no other change.
+    #[test]
+    fn jumps_at_a_resume_are_told() {
+        let config = |schedule, steps| {
+            let mut config = Config { optim: optim(schedule), ..Config::default() };
+            config.train.steps = steps;
+            config
+        };
+        let (cosine, wsd) = (config(Schedule::Cosine, 110), config(Schedule::Wsd, 110));
+        let told = jump(110, &cosine, &config(Schedule::Cosine, 210)).expect("a jump");
+        assert!(
+            told.contains("from 1.000e-1 in step 110 to 5.429e-1 in step 111, because train.steps"),
+            "{told}"
+        );
+        assert!(told.contains("optim.lr = 1.000e-1") && !told.contains("multiply"), "{told}");
+        // As it would have gone on, also beyond the end; and where there is no step to take.
+        assert_eq!(jump(60, &cosine, &cosine), None);
+        assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
+        assert_eq!(jump(60, &wsd, &config(Schedule::Wsd, 210)), None);
+        assert_eq!(jump(110, &cosine, &config(Schedule::Cosine, 100)), None);
+        assert_eq!(jump(0, &cosine, &wsd), None);
+        // Every key of the schedule.
+        for (step, after) in
+            [(110, config(Schedule::Wsd, 210)), (60, config(Schedule::Wsd, 70)), (60, cosine.clone())]
+        {
+            assert!(jump(step, &wsd, &after).is_some(), "{step}");
+        }
+        let mut after = cosine.clone();
+        after.optim.lr = 0.5;
+        after.optim.kind = MUON.to_owned();
+        let told = jump(60, &cosine, &after).expect("a jump");
+        assert!(told.contains("because optim.lr changed") && told.contains("by 0.5500"), "{told}");
+        let mut after = cosine.clone();
+        after.optim.groups = vec![OptimGroup { schedule: Some(Schedule::Constant), ..OptimGroup::default() }];
+        let mut before = cosine;
+        before.optim.groups = vec![OptimGroup { schedule: Some(Schedule::Wsd), ..OptimGroup::default() }];
+        assert_eq!(jump(60, &before, &after), None);
+        let told = jump(95, &before, &after).expect("a jump");
+        assert!(told.contains("of a group in optim.groups") && told.contains("restore these keys"), "{told}");
     }
 
     /// A group's schedule is that of `[optim]` with its own keys, and gets a rate of its own only if it differs.

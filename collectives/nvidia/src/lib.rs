@@ -1,8 +1,8 @@
 //! NVIDIA's libraries: where they are, how they are loaded, and a cache of the kernels that NVRTC compiles.
 //!
-//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, [`libraries`] loads
-//! a library so that cudarc and CubeCL find it, [`nvrtc`] loads the compiler, and [`kernel_cache`] keeps what
-//! it compiles for later processes. Any program that calls [`prepare_compiler`] has that cache, tests
+//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, `libraries` loads
+//! a library so that cudarc and CubeCL find it, `nvrtc` loads the compiler, and `kernel_cache` keeps its
+//! kernels for later processes. Any program that calls [`prepare_compiler`] has that cache, tests
 //! included.
 
 #[cfg(feature = "cuda")]

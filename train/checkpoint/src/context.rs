@@ -1,6 +1,5 @@
 //! What goes into a checkpoint besides the values of the engine.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{CheckpointState, SavedOptimizer};
@@ -14,21 +13,13 @@ pub struct SaveContext {
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
-    /// Files that are copied into it under their names.
-    pub files: Vec<PathBuf>,
-    /// What is to be its `tokenizer.json`, if that is none of the files.
-    pub tokenizer: Option<Arc<[u8]>>,
+    /// Names and contents of its other small files, such as `tokenizer.json`.
+    pub files: Vec<(String, Arc<[u8]>)>,
 }
 
 impl SaveContext {
     /// With nothing but the state: no configuration, no files.
     pub fn new(state: CheckpointState) -> Self {
-        SaveContext {
-            optimizer: SavedOptimizer::adamw(),
-            state,
-            config: None,
-            files: Vec::new(),
-            tokenizer: None,
-        }
+        SaveContext { optimizer: SavedOptimizer::adamw(), state, config: None, files: Vec::new() }
     }
 }

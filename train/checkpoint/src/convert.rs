@@ -59,12 +59,16 @@ pub fn convert_counted(
     let others = manifest.files.keys().filter(|name| {
         !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
     });
+    let file = |name: &String| {
+        let path = checkpoint.folder().join(name);
+        let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
+        Ok((name.clone(), content.into()))
+    };
     let context = SaveContext {
         optimizer: manifest.optimizer.clone(),
         state: manifest.state.clone(),
         config,
-        files: others.map(|name| checkpoint.folder().join(name)).collect(),
-        tokenizer: None,
+        files: others.map(file).collect::<Result<_>>()?,
     };
     meter.begin(manifest.bytes());
     let mut source = Source {

@@ -41,7 +41,7 @@ pub enum CheckpointError {
     Damaged { path: PathBuf, problem: String },
     /// The run describes another model than the one that was saved.
     #[error(
-        "{path} holds another model ({}): use the [model] section of its config.toml, or another checkpoint",
+        "{path} holds another model ({}): remove these keys from the section [model], or use another checkpoint",
         .differences.join(", ")
     )]
     OtherModel { path: PathBuf, differences: Vec<String> },

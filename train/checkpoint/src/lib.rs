@@ -106,7 +106,7 @@ pub struct CheckpointState {
     pub seed: u64,
     /// Shape of the model.
     pub model: ModelConfig,
-    /// The longest sequence, in tokens, that the model was trained with.
+    /// The longest sequence, in tokens, that the model is made for.
     pub context_length: usize,
     /// Checksum of the training data, to notice when a run goes on with other data.
     pub data_sha256: Option<String>,

@@ -176,9 +176,24 @@ impl Checkpoint {
         Some(self.folder.join(CONFIG_FILE)).filter(|path| path.exists())
     }
 
-    /// The sequence length that the model was trained with; longer contexts it has never seen.
+    /// The longest sequence, in tokens, that the model is made for.
     pub fn context_length(&self) -> usize {
         self.manifest.state.context_length
+    }
+
+    /// Tokens of a sequence that the model was trained on; its context if there is no configuration.
+    pub fn seq_len(&self) -> usize {
+        self.size_in_config("data", "seq_len").unwrap_or_else(|| self.context_length())
+    }
+
+    /// `model.context_length` of the configuration, which only a run has whose model came with a context.
+    pub fn given_context(&self) -> Option<usize> {
+        self.size_in_config("model", "context_length")
+    }
+
+    fn size_in_config(&self, section: &str, key: &str) -> Option<usize> {
+        let size = self.manifest.config.as_ref()?.get(section)?.get(key)?.as_u64()?;
+        usize::try_from(size).ok().filter(|size| *size > 0)
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use kiln_shard::ParamGroupLayout;
 use kiln_storage::StagingFolder;
 use kiln_storage::durable::parent_of;
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_storage::files;
 use serde::{Deserialize, Serialize};
 
 use super::index::write_index;
@@ -21,9 +21,7 @@ use super::manifest::{
 };
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
-use super::{
-    Architecture, CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, TOKENIZER_FILE, disk, folder,
-};
+use super::{Architecture, CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, disk, folder};
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,12 +268,9 @@ impl Completion<'_> {
             disk::write(&beside.join(CONFIG_FILE), config.as_bytes())?;
             others.push(CONFIG_FILE.to_owned());
         }
-        if let Some(tokenizer) = &context.tokenizer {
-            disk::write(&beside.join(TOKENIZER_FILE), tokenizer)?;
-            others.push(TOKENIZER_FILE.to_owned());
-        }
-        for source in &context.files {
-            others.push(copy_into(beside, source)?);
+        for (name, content) in &context.files {
+            disk::write(&beside.join(name), content)?;
+            others.push(name.clone());
         }
         for name in others {
             let entry = entry_of(beside, &name)?;
@@ -306,13 +301,6 @@ impl Completion<'_> {
         disk::replace_folder(beside, place)?;
         disk::sync_folder(parent_of(place))
     }
-}
-
-fn copy_into(folder: &Path, source: &Path) -> Result<String> {
-    let content = files::read(source, MAX_WHOLE).map_err(CheckpointError::io("read", source))?;
-    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    disk::write(&folder.join(&name), &content)?;
-    Ok(name)
 }
 
 fn tensors_of(layout: &[ParamGroupLayout], parts: &[WriterOutput]) -> Vec<TensorEntry> {

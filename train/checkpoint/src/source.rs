@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
-use kiln_model::{Key, Layers, ModelConfig, MoeConfig};
+use kiln_model::{FULL_ATTENTION, Key, Layers, ModelConfig, MoeConfig, SWIGLU};
 use kiln_process::Meter;
 use kiln_process::output::ProgressLine;
 use kiln_shard::{Engine, EngineBuilder};
@@ -89,6 +89,21 @@ impl ModelSource {
         }
     }
 
+    /// The shape of the model, with built-in layers instead of those that are not among `layers`. A program that
+    /// lacks a layer refuses the weights by their architecture, or takes them as they are.
+    pub fn model_of(&self, layers: &Layers) -> ModelConfig {
+        let mut model = self.model().clone();
+        for (key, _) in layers.missing(self.model()) {
+            match key {
+                "block" => model.block = None,
+                "attention" => model.attention = FULL_ATTENTION.to_owned(),
+                _ => model.feed_forward = SWIGLU.to_owned(),
+            }
+            model.extra.clear();
+        }
+        model
+    }
+
     /// The tokenizer's file.
     pub fn tokenizer(&self) -> PathBuf {
         match self {
@@ -97,12 +112,37 @@ impl ModelSource {
         }
     }
 
-    /// The longest sequence, in tokens, that the model was trained with.
+    /// The longest sequence, in tokens, that the model is made for.
     pub fn context_length(&self) -> usize {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.context_length(),
             ModelSource::HuggingFace(folder) => folder.context_length(),
         }
+    }
+
+    /// The context that the model came with, as opposed to that of the data that it was trained on.
+    pub fn given_context(&self) -> Option<usize> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
+            ModelSource::HuggingFace(folder) => Some(folder.context_length()),
+        }
+    }
+
+    /// Tokens of a sequence that the model was trained on, as far as known; at most its context.
+    pub fn seq_len(&self) -> usize {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.seq_len().min(checkpoint.context_length()),
+            ModelSource::HuggingFace(folder) => folder.context_length(),
+        }
+    }
+
+    /// Names and contents of the small files that models made from this one carry along.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn carried_files(&self) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
+        Ok(hugging_face::carried_files(self.folder(), &hugging_face::token_ids(self.folder())?)?)
     }
 
     /// SHA-256 of the tokens that the model was trained on, if it says so.
@@ -141,9 +181,18 @@ impl ModelSource {
     }
 
     /// Fails if the saved model is not of the shape of `model`. Says so before any work starts, and
-    /// also where the weights would fit but mean something else, as with another number of heads.
-    pub fn check_model(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
-        let differences = differences(self.model(), model);
+    /// also where the weights would fit but mean something else, as with another number of heads. If some
+    /// weights may be missing, keys that only add weights are left to [`ModelSource::load_weights`], which
+    /// compares names.
+    pub fn check_model(
+        &self,
+        model: &ModelConfig,
+        allow_missing: &AllowMissing,
+    ) -> Result<(), CheckpointError> {
+        let differences = match allow_missing.is_empty() {
+            true => differences(self.model(), model),
+            false => differences(self.model(), &without_added_weights(self.model(), model)),
+        };
         if differences.is_empty() {
             return Ok(());
         }
@@ -215,12 +264,36 @@ impl ModelSource {
     }
 }
 
+/// `here`, where keys that only add weights have the values of `saved`.
+fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig {
+    let saved_moe = saved.moe.clone().unwrap_or_default();
+    ModelConfig {
+        layers: saved.layers,
+        tie_embeddings: saved.tie_embeddings,
+        attention_bias: saved.attention_bias,
+        feed_forward_bias: saved.feed_forward_bias,
+        qk_norm: saved.qk_norm,
+        moe: here.moe.clone().map(|moe| MoeConfig {
+            shared_expert_d_ff: saved_moe.shared_expert_d_ff,
+            expert_bias: saved_moe.expert_bias,
+            dense_layers: saved_moe.dense_layers,
+            ..moe
+        }),
+        ..here.clone()
+    }
+}
+
 /// What weights of the shape `saved` would not be for a model of the shape `here`, key by key.
 /// Dropout and initial values may differ: they are choices of a run.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     // Of layers that are not built in, whoever compares architectures has said it.
-    let is_stock = [saved, here].iter().all(|model| Layers::default().missing(model).is_empty());
+    let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
+    let is_stock = saved_parts.is_empty() && parts_here.is_empty();
     let built_in = |name: &String| if is_stock { name.clone() } else { String::new() };
+    let extra = |model: &ModelConfig| match saved_parts == parts_here {
+        true => json!(model.extra).to_string(),
+        false => String::new(),
+    };
     let shown = |model: &ModelConfig| {
         let scaling = model.rope_scaling.as_ref().map(|scaling| json!(scaling).to_string());
         [
@@ -235,7 +308,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
             ("attention", built_in(&model.attention)),
             ("feed_forward", built_in(&model.feed_forward)),
             ("moe", experts(model)),
-            ("extra", json!(model.extra).to_string()),
+            ("extra", extra(model)),
             ("window", model.window.map_or_else(none, |window| window.to_string())),
             ("window_pattern", window_pattern(model)),
             ("attention_bias", word(json!(model.attention_bias))),

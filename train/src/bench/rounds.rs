@@ -15,13 +15,12 @@ use kiln_shard::{EngineBuilder, Policy, ShardError, memory};
 use super::{median, settle, step};
 use crate::config::Config;
 use crate::device::ResolvedDevice;
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use crate::kernels;
 use crate::place::RankEnv;
 use crate::registry::Registry;
 use crate::run::{self, RunOptions};
 use crate::sharded::ShardedDecoder;
-use crate::source::ModelSource;
 use crate::world::{self, Ranks};
 
 /// What is measured, on the ranks that measure it.
@@ -56,10 +55,7 @@ pub(crate) fn prepare(
     }
     let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
     let mut config = run::with_ranks(config, &options)?;
-    let model = match config.takes_model_from_weights() {
-        true => ModelSource::open(&config.init.from)?.model().clone(),
-        false => config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?,
-    };
+    let model = run::model_without_data(&config, registry.layers())?;
     let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
     config.settle(selected.defaults());
     Ok((config, model, selected))

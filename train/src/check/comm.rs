@@ -81,7 +81,8 @@ pub(super) fn examine(
     )?;
     for (what, folder) in [
         ("checkpoint", setup.resume.clone()),
-        ("init.from", Some(config.init.from.clone()).filter(|path| !path.as_os_str().is_empty())),
+        // A resume does not read it.
+        ("init.from", config.init_from().filter(|_| setup.resume.is_none()).map(Path::to_owned)),
     ] {
         let differ = "what this rank would start from is not what rank 0 would";
         let mend = "put the checkpoint on a file system that all machines share, or copy it to all of them";

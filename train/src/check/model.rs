@@ -1,6 +1,6 @@
 //! The stage `model`: what is trained, what it starts from, and whether it fits into memory.
 
-use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 use kiln_shard::Optimizer;
 
 use super::data::Found;
@@ -28,22 +28,22 @@ pub(super) struct Trained {
     pub(super) shapes: Shapes,
 }
 
-/// The checkpoint that a run goes on from, and the weights that a new one starts from.
+/// The checkpoint that a run resumes from, and the source of its model and weights.
 pub(super) struct Sources {
     pub(super) resume: Option<Checkpoint>,
-    pub(super) init: Option<ModelSource>,
+    pub(super) weights: Option<ModelSource>,
 }
 
 impl Sources {
     /// Opens what `setup` names, as far as that can be opened.
     pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
-        let resume = setup.resume.as_deref().map(Checkpoint::open);
-        let from = Some(&setup.config.init.from).filter(|from| !from.as_os_str().is_empty());
-        let init = from.map(|from| ModelSource::open(from));
-        Sources {
-            resume: resume.and_then(|opened| checks.take(MODEL, "checkpoint", opened)),
-            init: init.and_then(|opened| checks.take(MODEL, "init.from", opened)),
-        }
+        let Some(folder) = setup.resume.as_deref() else {
+            let opened = run::open_source(None, &setup.config);
+            return Sources { resume: None, weights: checks.take(MODEL, "init.from", opened).flatten() };
+        };
+        let resume = checks.take(MODEL, "checkpoint", Checkpoint::open(folder));
+        let weights = resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+        Sources { resume, weights }
     }
 }
 
@@ -63,9 +63,9 @@ pub(super) fn examine(
     let optimizer = checks.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
     let model = match data {
         Found::Prepared(info, tokenizer) => {
-            run::resolve_model(&config, info, sources.init.as_ref(), tokenizer)
+            run::resolve_model(&config, info, sources.weights.as_ref(), tokenizer, registry.layers())
         }
-        _ => of_config(&config, sources.init.as_ref()),
+        _ => of_config(&config, sources.weights.as_ref(), registry.layers()),
     };
     let model = checks.take(MODEL, "model", model)?;
     checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
@@ -102,11 +102,10 @@ pub(super) fn elements(shapes: &Shapes) -> u64 {
 }
 
 /// The model before its data are there, with the vocabulary that they will have at most.
-fn of_config(config: &Config, init: Option<&ModelSource>) -> Result<ModelConfig> {
-    if let Some(source) = init.filter(|_| config.takes_model_from_weights()) {
-        return Ok(source.model().clone());
-    }
-    Ok(config.model.resolve(Some(config.data.vocab_size)).map_err(crate::config::ConfigError::invalid)?)
+fn of_config(config: &Config, source: Option<&ModelSource>, layers: &Layers) -> Result<ModelConfig> {
+    let weights = source.map(|source| source.model_of(layers));
+    let model = config.model.resolve_from(weights.as_ref(), Some(config.data.vocab_size));
+    Ok(model.map_err(crate::config::ConfigError::invalid)?)
 }
 
 /// What the run starts from, against what it trains.
@@ -119,12 +118,10 @@ fn start(
     optimizer: &Optimizer,
     checks: &mut Checks,
 ) {
-    let Sources { resume, init } = sources;
+    let Sources { resume, weights } = sources;
     let what = if resume.is_some() { "checkpoint" } else { "init.from" };
-    if resume.is_none() && init.is_none() {
-        return;
-    }
-    let fits = run::check_sources(resume.as_ref(), init.as_ref(), model, optimizer, &setup.options);
+    let Some(source) = weights else { return };
+    let fits = run::check_source(resume.as_ref(), Some(source), model, optimizer, &setup.options);
     if checks.take(MODEL, what, fits).is_none() {
         return;
     }
@@ -145,8 +142,7 @@ fn start(
         }
         let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
         checks.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files are there"));
-    }
-    if let Some(source) = init {
+    } else {
         let whole = source.check_weights_are_there(setup.options.registry.layers());
         if checks.take(MODEL, "init.from", whole).is_none() {
             return;

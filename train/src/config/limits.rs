@@ -15,6 +15,9 @@ pub const MAX_BATCH: usize = 10_000_000;
 /// The most tokens of a sequence.
 pub const MAX_SEQ_LEN: usize = 10_000_000;
 
+/// The longest context of a model; models of Hugging Face have longer ones than runs train on.
+pub(super) const MAX_CONTEXT: u64 = 1 << 40;
+
 /// The most Newton–Schulz iterations of a step.
 pub(super) const MAX_NS_STEPS: u64 = 100;
 

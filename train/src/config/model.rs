@@ -63,12 +63,25 @@ pub struct ModelSection {
     pub init_std: Option<f64>,
     /// Settings of layers that a program has added.
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Longest sequence, in tokens, that the model is made for: the limit of `kiln generate` and `kiln eval`,
+    /// and `max_position_embeddings` of an export. By default that of `init.from`, or else `data.seq_len`.
+    pub context_length: Option<usize>,
 }
 
 impl ModelSection {
     /// The shape that the section describes, with `vocab_size` where it names none. `Err` names
     /// what is missing or unknown.
     pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
+        self.resolve_from(None, vocab_size)
+    }
+
+    /// [`ModelSection::resolve`] for a model that starts from `weights`, if there are any: keys that the
+    /// section leaves out have their values.
+    pub fn resolve_from(
+        &self,
+        weights: Option<&ModelConfig>,
+        vocab_size: Option<usize>,
+    ) -> Result<ModelConfig, String> {
         let preset = match &self.preset {
             None => None,
             Some(name) => Some(ModelConfig::preset(name).ok_or_else(|| {
@@ -78,13 +91,15 @@ impl ModelSection {
         };
         // Later keys take the place of earlier ones, and what is in none has its value in `ModelConfig`.
         let table = |section: &ModelSection| Table::try_from(section).map_err(|error| error.to_string());
-        let mut model = match &preset {
-            None => Table::new(),
-            Some(preset) => table(&ModelSection::from_model(preset))?,
-        };
+        let mut model = Table::new();
+        for base in weights.into_iter().chain(&preset) {
+            model.extend(table(&ModelSection::from_model(base))?);
+        }
+        let vocab_size = weights.map(|weights| weights.vocab_size).or(vocab_size);
         model.extend(vocab_size.map(|size| ("vocab_size".to_owned(), Value::from(size as i64))));
         model.extend(table(self)?);
         model.remove("preset");
+        model.remove("context_length");
         for key in ["heads", "vocab_size", "d_model", "layers", "d_ff"] {
             let remedy = match key {
                 "vocab_size" => "name prepared data in data.path",
@@ -128,6 +143,7 @@ impl ModelSection {
             norm_eps: Some(model.norm_eps),
             init_std: Some(model.init_std),
             extra: (!model.extra.is_empty()).then(|| model.extra.clone()),
+            context_length: None,
         }
     }
 }

@@ -45,7 +45,8 @@ impl ConfigArgs {
                 config.validate()?;
                 // What a preset stands for, where the section says all of it.
                 if let Ok(model) = config.model.resolve(None) {
-                    config.model = ModelSection::from_model(&model);
+                    let context_length = config.model.context_length;
+                    config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
                 }
                 config
             }

@@ -1,6 +1,7 @@
 //! Checks of a whole configuration, before any work starts.
 
 use std::iter;
+use std::path::Path;
 
 use kiln_shard::Mesh;
 
@@ -9,12 +10,12 @@ use crate::device::DeviceError;
 use crate::place::MAX_RANKS;
 
 use super::limits::{
-    MAX_BATCH, MAX_NS_STEPS, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks,
+    MAX_BATCH, MAX_CONTEXT, MAX_NS_STEPS, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks,
     too_many_threads,
 };
 use super::{
     Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
-    MUON, ModelSection, MuonSection, OptimSection, Precision,
+    MUON, MuonSection, OptimSection, Precision,
 };
 
 /// A range of numbers: in words, and whether a number is in it.
@@ -52,8 +53,8 @@ impl Config {
         self.check_mpi(&mut problems);
         // A stand-in where the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
-            // Then the model is that of the weights.
-            Err(_) if self.takes_model_from_weights() => {}
+            // Then the weights complete the model.
+            Err(_) if self.init_from().is_some() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
                     problems.push(error.to_string());
@@ -69,9 +70,9 @@ impl Config {
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
     }
 
-    /// Whether the model is that of the weights to start from, because nothing else is said.
-    pub(crate) fn takes_model_from_weights(&self) -> bool {
-        self.model == ModelSection::default() && !self.init.from.as_os_str().is_empty()
+    /// The path of the weights that a new run starts from; `None` if it draws them at random.
+    pub(crate) fn init_from(&self) -> Option<&Path> {
+        Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
     /// Whether `train.freeze` names the parameter of a name.
@@ -121,9 +122,10 @@ impl Config {
     }
 
     fn check_ranges(&self, problems: &mut Vec<String>) {
-        let Config { data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
+        let Config { model, data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
         for (key, value, most) in [
             ("data.seq_len", data.seq_len as u64, MAX_SEQ_LEN as u64),
+            ("model.context_length", model.context_length.unwrap_or(1) as u64, MAX_CONTEXT),
             ("train.steps", train.steps, MAX_STEPS),
             ("train.global_batch", train.global_batch as u64, MAX_BATCH as u64),
             ("train.micro_batch", self.micro_batch() as u64, MAX_BATCH as u64),

@@ -8,8 +8,8 @@
 //! against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `gpu` is one GPU, `toolkit` goes through NVIDIA's libraries, which [`kiln_nvidia`] finds and loads, and
 //! `cupti` records what a GPU does. `kernel_pack` carries cached kernels to other machines, `kernel_counts` says
-//! how many were compiled, and `products` keeps algorithms of matrix products. For builds with wgpu, `wgpu` looks for anything that it can use. [`crate::world`]
-//! compares the choices of ranks that are processes.
+//! how many were compiled, and `products` keeps algorithms of matrix products. For builds with wgpu, `wgpu` looks
+//! for anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 mod cpu;
 #[cfg(feature = "cuda")]

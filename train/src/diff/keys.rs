@@ -54,6 +54,8 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("model.block", Effect::Numbers(StepPhase::Forward)),
     ("model.extra", Effect::Numbers(StepPhase::Forward)),
     ("model.moe", Effect::Numbers(StepPhase::Forward)),
+    // The limit of texts, which training does not use.
+    ("model.context_length", Effect::Neither),
     // Shapes, and how weights are drawn.
     ("model.", Effect::Numbers(StepPhase::Start)),
     ("data.", Effect::Numbers(StepPhase::Data)),
@@ -125,7 +127,8 @@ fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Val
     let mut config = config.clone();
     // For a shape without a vocabulary, any will do.
     if let Ok(model) = config.model.resolve(vocab_size.or(Some(config.data.vocab_size))) {
-        config.model = ModelSection { vocab_size, ..ModelSection::from_model(&model) };
+        let context_length = config.model.context_length;
+        config.model = ModelSection { vocab_size, context_length, ..ModelSection::from_model(&model) };
     }
     let mut values = BTreeMap::new();
     // A configuration that was read can be written.

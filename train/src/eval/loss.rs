@@ -16,7 +16,7 @@ use crate::source::ModelSource;
 /// What of the validation data is read, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidationOptions {
-    /// Tokens per sequence; the model's context if left out.
+    /// Tokens per sequence; by default as many as in training.
     pub seq_len: Option<usize>,
     /// Sequences; 0 for all.
     pub samples: u64,
@@ -50,7 +50,7 @@ impl Validation {
     /// data are not as they were prepared, as far as a look at some of them tells.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
-        let seq_len = options.seq_len.unwrap_or(context);
+        let seq_len = options.seq_len.unwrap_or(model.seq_len());
         if seq_len > context {
             return Err(EvalError::TooLong { what: "--seq-len", tokens: seq_len, context }.into());
         }

@@ -16,6 +16,7 @@ use crate::device::{self, DataSheet, Memory};
 use crate::error::{Result, TrainError};
 use crate::links::Links;
 use crate::registry::Registry;
+use crate::run;
 
 /// Bytes per second of a machine's memory for each rank's core, where nobody has said more.
 const HOST_BANDWIDTH: f64 = 8e9;
@@ -98,8 +99,7 @@ impl PlanArgs {
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
         checked.validate()?;
-        let vocab_size = config.data.vocab_size;
-        let model = config.model.resolve(Some(vocab_size)).map_err(TrainError::usage)?;
+        let model = run::model_without_data(&config, registry.layers())?;
         model.validate().map_err(|error| TrainError::usage(error.to_string()))?;
         let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
         let optimizer = registry.optimizers().make(&config.optim)?;

@@ -11,6 +11,7 @@ mod evaluate;
 mod events;
 mod exhausted;
 mod folder;
+mod inherited;
 mod joining;
 mod memory;
 mod observe;
@@ -42,7 +43,9 @@ pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summa
 pub(crate) use plan::Plan;
 pub use recorded::RecordedStep;
 pub(crate) use replay::ReplayArgs;
-pub(crate) use requirements::{check_parts, check_position, check_sources, resolve_model};
+pub(crate) use requirements::{
+    check_parts, check_position, check_source, model_without_data, open_source, resolve_model,
+};
 pub(crate) use smoke::{Smoke, forget_absent};
 pub use step::{MicroBatch, MicroBatches, optimizer_step};
 pub use trainer::Trainer;

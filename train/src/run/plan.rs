@@ -10,7 +10,8 @@ use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
-use super::requirements::{check_parts, check_position, check_sources, resolve_model};
+use super::inherited::Inherited;
+use super::requirements::{check_parts, check_position, check_source, open_source, resolve_model};
 use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::checkpoint::{self, Checkpoint, HeldFolder, Keep, SaveOptions};
@@ -20,15 +21,15 @@ use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::eval::TokenPair;
-use crate::files;
 use crate::metrics::say;
 use crate::prepared;
 use crate::process;
 use crate::registry::Registry;
+use crate::schedule;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
-/// What every rank of a run knows; nothing in it is open any more.
+/// What every rank of a run knows. The files of the weights to start from stay open.
 pub(crate) struct Plan {
     /// What rank 0 tells the other processes of it.
     pub(crate) message: PlanMessage,
@@ -39,6 +40,10 @@ pub(crate) struct Plan {
     /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
+    /// The source of model and weights: the checkpoint of `resume`, or `init.from`.
+    pub(crate) source: Option<ModelSource>,
+    /// Files and facts that the run takes over from there.
+    pub(crate) inherited: Inherited,
     /// Of this process.
     pub(crate) device: ResolvedDevice,
     /// What the decoder can be made of, and what is logged of a step.
@@ -99,7 +104,8 @@ pub(super) fn make(
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, tokenizer, answers, model, optimizer, loss, .. } = draft;
+    let Draft { found, resume, source, inherited, data, tokenizer, answers, model, optimizer, loss, .. } =
+        draft;
     for warning in draft.warnings {
         tracing::warn!("{warning}");
     }
@@ -109,7 +115,8 @@ pub(super) fn make(
     if !settled.is_empty() {
         say(&format!("as suits the device: {}", settled.join(", ")));
     }
-    config.model = ModelSection::from_model(&model);
+    let context_length = inherited.given_context;
+    config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
     let config_text = toml::to_string(&config)
         .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))?;
     if let Some(checkpoint) = &resume {
@@ -148,6 +155,8 @@ pub(super) fn make(
         tokenizer,
         out,
         resume,
+        source,
+        inherited,
         lock,
         claim,
         device,
@@ -162,8 +171,8 @@ pub(super) fn make(
     })
 }
 
-/// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
-/// the numbers of a run, and not what they mean.
+/// Differences of `config` from the run that `checkpoint` is of, in keys that the device may have settled and in
+/// the learning rate of the next step. They change the numbers of a run, and not what they mean.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     // One that an older build has written may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
@@ -178,6 +187,7 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     if was != is {
         differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
     }
+    differences.extend(schedule::jump(checkpoint.state().step, &before, config));
     differences
 }
 
@@ -185,13 +195,15 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
+    source: Option<ModelSource>,
+    inherited: Inherited,
     data: DataInfo,
     tokenizer: Arc<[u8]>,
     answers: Vec<TokenPair>,
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
-    /// What is to be said about memory.
+    /// Warnings about memory and about the context.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
     note: Option<String>,
@@ -208,23 +220,21 @@ impl Draft {
         start: &mut StartTimes,
     ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
-        let init = match config.init.from.as_os_str().is_empty() {
-            true => None,
-            false => Some(ModelSource::open(&config.init.from)?),
-        };
+        let source = open_source(resume.as_ref(), config)?;
+        let layers = options.registry.layers();
+        let weights = source.as_ref().map(|source| source.model_of(layers));
         // Before hours of work on data, with what is known of the model by then: the least vocabulary
         // decides, and what would help goes by the one that there will be.
-        let known = |vocab_size| match &init {
-            Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
-            _ => config.model.resolve(Some(vocab_size)).ok().filter(|model| model.validate().is_ok()),
+        let known = |vocab_size| {
+            let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
+            model.ok().filter(|model| model.validate().is_ok())
         };
         let place = options.place.as_ref();
         let pairs = prompts::read(config)?;
         let optimizer = options.registry.optimizers().make(&config.optim)?;
         options.registry.losses().find(&config.loss)?;
         // For names and shapes: nothing is initialised.
-        let decoder =
-            |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());
+        let decoder = |model: &_| Decoder::new(layers, model, Key::new(0), &device::plain());
         let check = |model: &ModelConfig| -> Result<_> {
             Ok(memory::check(config, model, &decoder(model)?, &optimizer, device, place)?)
         };
@@ -237,12 +247,12 @@ impl Draft {
         let data = start.time("data", || process::in_pool(open));
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
-        let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
+        let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
         let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
         let decoder = decoder(&model)?;
-        let warnings = check(&model)?;
+        let mut warnings = check(&model)?;
         check_parts(config, &decoder)?;
-        check_sources(resume.as_ref(), init.as_ref(), &model, &optimizer, options)?;
+        check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
         for split in [Split::Train, Split::Validation] {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
         }
@@ -250,21 +260,34 @@ impl Draft {
             Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,
             None => Vec::new(),
         };
-        let note = init.filter(|_| resume.is_none()).and_then(|source| {
-            let own = source.tokenizer();
-            let content = files::read(&own, files::MAX_WHOLE).ok()?;
-            data::are_other_tokenizers(&content, &tokenizer).then(|| {
-                format!(
-                    "the data in {} have another tokenizer than the weights to start from ({}): \
-                     to the model, their token ids mean other text",
-                    config.data.path.display(),
-                    own.display()
-                )
-            })
+        let tokenizer: Arc<[u8]> = tokenizer.into();
+        let inherited = Inherited::of(source.as_ref(), config, &tokenizer)?;
+        warnings.extend(inherited.beyond_context(config));
+        let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
+            format!(
+                "the data in {} have another tokenizer than the weights to start from ({}): \
+                 to the model, their token ids mean other text, and checkpoints do not take over its chat \
+                 template and its end tokens",
+                config.data.path.display(),
+                own.display()
+            )
         });
         let answers = prompts::tokenize(config, &pairs, &tokenizer)?;
-        let tokenizer = tokenizer.into();
-        Ok(Draft { found, resume, data, tokenizer, answers, model, optimizer, loss, warnings, note, changed })
+        Ok(Draft {
+            found,
+            resume,
+            source,
+            inherited,
+            data,
+            tokenizer,
+            answers,
+            model,
+            optimizer,
+            loss,
+            warnings,
+            note,
+            changed,
+        })
     }
 }
 
@@ -306,10 +329,12 @@ impl PlanMessage {
         device.check_precision(config.precision.compute())?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
-        let tokenizer = data::read_tokenizer_of(&config.data.path)?.into();
+        let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let source = open_source(resume.as_ref(), &config)?;
+        let inherited = Inherited::of(source.as_ref(), &config, &tokenizer)?;
         let (allow_missing, debug, stop) =
             (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
         let registry = options.registry.clone();
@@ -323,6 +348,8 @@ impl PlanMessage {
             tokenizer,
             out,
             resume,
+            source,
+            inherited,
             lock,
             claim,
             device,

@@ -61,7 +61,7 @@ fn differences(checkpoint: &Checkpoint, config: &Config, data: &DataInfo) -> Vec
     let shuffled = saved.and_then(|config| config.get("data")?.get("shuffle")?.as_bool());
     let short = |sum: &str| format!("{}…", sum.chars().take(12).collect::<String>());
     let values = [
-        (PositionKey::SeqLen, Some(state.context_length.to_string()), Some(config.data.seq_len.to_string())),
+        (PositionKey::SeqLen, Some(checkpoint.seq_len().to_string()), Some(config.data.seq_len.to_string())),
         (
             PositionKey::Shuffle,
             shuffled.map(|shuffled| shuffled.to_string()),

@@ -1,14 +1,14 @@
 //! What has to fit together before a run starts: the configuration's parameters, the weights to start from, the
 //! position in the data, the model. A start asks, and so does `kiln check`.
 
-use kiln_model::{Decoder, ModelConfig};
+use kiln_model::{Decoder, Layers, ModelConfig};
 use kiln_shard::Optimizer;
 
 use super::{RunOptions, position};
 use crate::checkpoint::{Architecture, Checkpoint, CheckpointError, SavedOptimizer};
 use crate::config::{Config, ConfigError};
 use crate::data::{self, DataInfo, Tokenizer};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::optimizers::check_groups;
 use crate::sharded::{parameter_names, parameter_shapes};
 use crate::source::ModelSource;
@@ -21,28 +21,33 @@ pub(crate) fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
     Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
 }
 
-/// Fails unless `model` can start from these weights, and `optimizer` go on with the state beside them.
-pub(crate) fn check_sources(
+/// Opens what a run takes its model and its weights from: the checkpoint that it resumes from, or else
+/// `init.from`. `None` if it draws them at random. A resume does not read `init.from`.
+pub(crate) fn open_source(
     resume: Option<&Checkpoint>,
-    init: Option<&ModelSource>,
+    config: &Config,
+) -> Result<Option<ModelSource>, CheckpointError> {
+    match resume {
+        Some(checkpoint) => Ok(Some(ModelSource::Checkpoint(Box::new(checkpoint.clone())))),
+        None => config.init_from().map(ModelSource::open).transpose(),
+    }
+}
+
+/// Fails unless `model` can start from the weights of `source`, and, where it resumes, `optimizer` from the
+/// state in the checkpoint.
+pub(crate) fn check_source(
+    resume: Option<&Checkpoint>,
+    source: Option<&ModelSource>,
     model: &ModelConfig,
     optimizer: &Optimizer,
     options: &RunOptions,
 ) -> Result<()> {
-    let architecture = &Architecture::of_model(model);
     if let Some(checkpoint) = resume {
         checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
-        allow_parts(checkpoint.require_architecture(architecture), options)?;
     }
-    if let Some(source) = init {
-        allow_parts(source.require_architecture(architecture), options)?;
-    }
-    // With weights that may be missing, names and shapes decide when they are loaded.
-    if options.allow_missing.is_empty() {
-        let resume = resume.cloned().map(Box::new).map(ModelSource::Checkpoint);
-        for source in resume.iter().chain(init) {
-            source.check_model(model)?;
-        }
+    if let Some(source) = source {
+        allow_parts(source.require_architecture(&Architecture::of_model(model)), options)?;
+        source.check_model(model, &options.allow_missing)?;
     }
     Ok(())
 }
@@ -80,32 +85,49 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
-/// The model of the run: that of the weights to start from if the configuration names none; its
-/// vocabulary is the tokenizer's unless the configuration names one.
+/// The model of a command that reads neither data nor weights, such as `kiln plan`. `init.from` completes it;
+/// if that cannot be opened, the section `[model]` alone has to describe it.
+pub(crate) fn model_without_data(config: &Config, layers: &Layers) -> Result<ModelConfig> {
+    let (section, vocab_size) = (&config.model, Some(config.data.vocab_size));
+    let model = match config.init_from().map(ModelSource::open) {
+        Some(Ok(source)) => section.resolve_from(Some(&source.model_of(layers)), vocab_size),
+        Some(Err(error)) => return section.resolve(vocab_size).map_err(|_| error.into()),
+        None => section.resolve(vocab_size),
+    };
+    model.map_err(TrainError::usage)
+}
+
+/// The model of the run. Keys that the configuration leaves out have the values of the model in `source`;
+/// without one, the vocabulary is the tokenizer's.
 pub(crate) fn resolve_model(
     config: &Config,
     data: &DataInfo,
-    init: Option<&ModelSource>,
+    source: Option<&ModelSource>,
     tokenizer: &[u8],
+    layers: &Layers,
 ) -> Result<ModelConfig> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
     let path = data::tokenizer_of(&config.data.path)?;
     let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
-    let model = match init {
-        Some(source) if config.takes_model_from_weights() => source.model().clone(),
-        _ => config.model.resolve(Some(tokens)).map_err(invalid)?,
-    };
+    let weights = source.map(|source| source.model_of(layers));
+    let model = config.model.resolve_from(weights.as_ref(), Some(tokens)).map_err(invalid)?;
     model.validate().map_err(|error| invalid(error.to_string()))?;
     if tokens > model.vocab_size {
-        let problem = invalid(format!(
-            "the tokenizer in {} has {tokens} tokens, but model.vocab_size is {}: raise \
-             model.vocab_size to at least {tokens}, or leave it out",
-            config.data.path.display(),
-            model.vocab_size,
-        ));
-        return Err(problem.into());
+        let (data, known) = (config.data.path.display(), model.vocab_size);
+        let problem = match source.map(ModelSource::folder) {
+            Some(folder) => format!(
+                "the tokenizer in {data} has {tokens} tokens, but the model in {} knows {known}: prepare the data \
+                 with the tokenizer of the model, or start from another model",
+                folder.display()
+            ),
+            None => format!(
+                "the tokenizer in {data} has {tokens} tokens, but model.vocab_size is {known}: raise \
+                 model.vocab_size to at least {tokens}, or leave it out"
+            ),
+        };
+        return Err(invalid(problem).into());
     }
     Ok(model)
 }

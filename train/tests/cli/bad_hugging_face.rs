@@ -87,6 +87,8 @@ fn models_that_are_others_are_refused() {
     llama("tied as a number", json!({"tie_word_embeddings": 1}));
     llama("heads that do not divide", json!({"num_key_value_heads": 3}));
     llama("no heads", json!({"num_attention_heads": 0, "num_key_value_heads": 0}));
+    llama("attention to later positions", json!({"is_causal": false}));
+    llama("the same by another key", json!({"use_bidirectional_attention": true}));
     llama("no context", json!({"max_position_embeddings": 0}));
     let sliding = || json!(["full_attention", "sliding_attention"]);
     refused("sliding layers without a window", "qwen3", json!({"layer_types": sliding()}));
@@ -213,7 +215,8 @@ fn commands_that_cannot_be_are_refused() {
     refused("no room", &[&EXPORT[..], &["--max-shard-gb", "0"]].concat());
     refused("another dtype", &[&EXPORT[..], &["--dtype", "int8"]].concat());
     let init = ["train", "run.toml", "--out", "new", "--set", "init.from=hf"];
-    refused("start from another model", &init);
+    refused("start from another vocabulary", &init);
+    refused("start from another model", &[&init[..], &["--set", "model.vocab_size=257"]].concat());
     insta::assert_snapshot!(messages.finish());
 }
 

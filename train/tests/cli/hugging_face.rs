@@ -246,6 +246,70 @@ fn parts_are_parts_of_the_whole() {
     }
 }
 
+/// `config.json` says that head and embedding are one, and the file has two: they are one if they are equal.
+#[test]
+fn a_tied_model_keeps_a_head_that_differs() {
+    let workspace = Workspace::new();
+    let save = |folder: &str, change: &dyn Fn(&mut Tensors)| {
+        copy_fixture(&workspace, "llama_tied", folder);
+        let mut tensors = tensors(&workspace.path(folder));
+        change(&mut tensors);
+        let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+            let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap();
+            (name.clone(), view)
+        });
+        let bytes = safetensors::serialize(views, None).unwrap();
+        workspace.write(&format!("{folder}/model.safetensors"), bytes);
+    };
+    const HEAD: &str = "lm_head.weight";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let copy = |tensors: &mut Tensors| {
+        let embedding = tensors[EMBEDDING].clone();
+        tensors.insert(HEAD.to_owned(), embedding);
+    };
+    let differ = |tensors: &mut Tensors| {
+        copy(tensors);
+        // The last value alone, and its sign.
+        *tensors.get_mut(HEAD).unwrap().2.last_mut().unwrap() ^= 0x80;
+    };
+    save("tied", &|_| {});
+    save("twice", &copy);
+    save("head", &|tensors| {
+        copy(tensors);
+        tensors.remove(EMBEDDING);
+    });
+    save("other", &differ);
+    save("untied", &differ);
+    workspace.replace(
+        "untied/config.json",
+        "\"tie_word_embeddings\": true",
+        "\"tie_word_embeddings\": false",
+    );
+    save("neither", &|tensors| drop(tensors.remove(EMBEDDING)));
+
+    let is_tied =
+        |folder: &str| HuggingFaceFolder::open(&workspace.path(folder)).unwrap().model().tie_embeddings;
+    assert_eq!(["tied", "twice", "head", "other", "untied"].map(is_tied), [true, true, true, false, false]);
+    let logits = |folder: &str| logits(&workspace.path(folder), &[1, 2, 3], 2);
+    for folder in ["twice", "head"] {
+        assert!(logits(folder) == logits("tied"), "{folder}");
+    }
+    assert!(logits("other") == logits("untied") && logits("other") != logits("tied"));
+    let eval = |folder: &str| {
+        let out = format!("{folder}.npy");
+        workspace.kiln(&["eval", "--checkpoint", folder, "--tokens", "1,2", "--logits", &out])
+    };
+    let warned = eval("other").stderr;
+    assert_eq!(
+        warned.matches("lm_head.weight differs from model.embed_tokens.weight").count(),
+        1,
+        "{warned}"
+    );
+    assert_eq!(eval("twice").stderr, "");
+    let missing = eval("neither").stderr;
+    assert!(missing.contains("missing [model.embed_tokens.weight]"), "{missing}");
+}
+
 /// Another dtype rounds once and says so where a value does not fit.
 #[test]
 fn dtypes_round_once() {

@@ -114,6 +114,34 @@ fn weights_may_be_missing_if_they_are_named() {
     assert!(ended.stdout.contains(kept), "{ended:?}");
     let said = workspace.succeed(&["inspect", "new2"]);
     assert!(said.contains("lm_head.weight"), "{said}");
+    // Another block of the same shape is a matter of names, too.
+    let deeper = ["--set", "model.layers=3", "--allow-missing", "layers.2.*", "--allow-missing", "lm_head.*"];
+    let ended = train("new3", &deeper);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Names may be missing, and nothing else: with these keys the same weights compute something else.
+#[test]
+fn missing_names_excuse_no_other_model() {
+    let workspace = trained();
+    for (key, value, told) in [
+        ("rope_theta", "500000.0", "10000 there and 500000 here"),
+        ("norm_eps", "1e-2", "0.00001 there and 0.01 here"),
+        ("rope_scaling", "{ kind = 'linear', factor = 2.0 }", "none there and"),
+        ("window", "4", "none there and 4 here"),
+        ("logit_softcap", "30.0", "none there and 30 here"),
+        ("feed_forward", "geglu", "swiglu there and geglu here"),
+        ("heads", "2", "4 there and 2 here"),
+    ] {
+        let set = format!("model.{key}={value}");
+        let allow = ["--allow-missing", "lm_head.*", "--set", "model.tie_embeddings=false"];
+        let train = ["train", "run.toml", "--out", "new", "--set", &set];
+        for from in [&["--set", "init.from=run"][..], &["--resume", "run"]] {
+            let ended = workspace.kiln(&[&train[..], &allow, from].concat());
+            assert_eq!(ended.code, Some(2), "{key}: {ended:?}");
+            assert!(ended.stderr.contains(&format!("model.{key} is {told}")), "{key}: {ended:?}");
+        }
+    }
 }
 
 /// With weights to start from, the model need not be described again.
@@ -132,6 +160,38 @@ fn the_model_may_be_that_of_the_weights() {
     assert_eq!(model("second", 4), model("first", 2));
     // It is complete in the configuration that starts the same run again.
     assert!(workspace.text("second/config.toml").contains("d_model = 16"));
+}
+
+/// A section that is not complete is completed by the weights. Keys that are set have to agree with them,
+/// unless they are choices of a run.
+#[test]
+fn the_weights_complete_the_model() {
+    let workspace = Workspace::new();
+    let untied = ["--set", "model.tie_embeddings=false", "--set", "model.rope_theta=5e5"];
+    workspace.succeed(&[&["train", "run.toml", "--out", "first"], &untied[..]].concat());
+    let config = workspace.text("run.toml");
+    let (before, model) = config.split_once("[model]\n").expect("a model");
+    let (_, after) = model.split_once("\n[").expect("another section");
+    let section = "[init]\nfrom = \"first\"\n\n[model]\nheads = 4\ndropout = 0.25\n\n[";
+    workspace.write("second.toml", format!("{before}{section}{after}"));
+    for command in ["check", "plan"] {
+        workspace.succeed(&[command, "second.toml", "--ranks", "2"]);
+    }
+    workspace.succeed(&["train", "second.toml", "--out", "second"]);
+    let model = |out: &str| workspace.state(&format!("{out}/checkpoints/fsdp_cpt4"))["model"].clone();
+    let mut expected = model("first");
+    expected["dropout"] = 0.25.into();
+    assert_eq!(model("second"), expected);
+    for (set, told) in [
+        ("model.heads=2", "model.heads is 4 there and 2 here"),
+        ("model.rope_theta=1e4", "model.rope_theta is 500000 there and 10000 here"),
+        ("model.tie_embeddings=true", "model.tie_embeddings is false there and true here"),
+        ("model.preset=10m", "model.d_model is 16 there and"),
+    ] {
+        let ended = workspace.kiln(&["train", "second.toml", "--out", "other", "--set", set]);
+        assert_eq!(ended.code, Some(2), "{set}: {ended:?}");
+        assert!(ended.stderr.contains(told), "{set}: {ended:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //!   converting it;
 //! - `run_folder`: whose a folder is, and what becomes of what was there; `restarts`: jobs that are
 //!   started again;
+//! - `fine_tuning`: what a run keeps of the model that it starts from;
 //! - `hugging_face`: models in the layout of Hugging Face, in and out; `hub`: downloads of them;
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
@@ -62,6 +63,7 @@ mod drills;
 mod eval;
 mod experts;
 mod extension;
+mod fine_tuning;
 mod generate;
 #[cfg(feature = "wgpu")]
 mod gpu;

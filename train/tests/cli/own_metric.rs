@@ -116,6 +116,7 @@ fn a_model_with_capped_logits_has_every_command_and_no_hugging_face_name() {
     let refused = workspace.kiln(&["export", "--checkpoint", "run", "--out", "exported"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("logit_softcap 5"), "{refused:?}");
-    let other = workspace.kiln(&["train", "run.toml", "--out", "other", "--set", "init.from=run"]);
-    assert!(other.stderr.contains("model.logit_softcap is 5 there and none here"), "{other:?}");
+    let change = ["--set", "init.from=run", "--set", "model.logit_softcap=6.0"];
+    let other = workspace.kiln(&[&["train", "run.toml", "--out", "other"][..], &change].concat());
+    assert!(other.stderr.contains("model.logit_softcap is 5 there and 6 here"), "{other:?}");
 }

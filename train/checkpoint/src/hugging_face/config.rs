@@ -116,7 +116,7 @@ impl FolderConfig {
         };
         let all = |biased: bool| if biased { AttentionBias::All } else { AttentionBias::None };
         let (rope_theta, rope_scaling) = rope(&keys, context_length)?;
-        let (window, window_pattern) = windows(&keys, family, layers, context_length)?;
+        let (window, window_pattern) = windows(&keys, family, layers)?;
         let model = ModelConfig {
             vocab_size: keys.needed("vocab_size")?,
             d_model,
@@ -173,6 +173,11 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceErr
         let supported = "weights in f32, bf16 or f16 are; get the model without quantisation";
         return Err(keys.unsupported("quantization_config", supported));
     }
+    for (key, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
+        if keys.get(key).is_some() && keys.flag(key)? != causal {
+            return Err(keys.unsupported(key, "causal attention is"));
+        }
+    }
     for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
         let may_have = family == Family::Qwen3Moe && EXPERT_COUNTS.contains(&key);
         if !may_have && keys.size(key)?.is_some_and(|experts| experts > 0) {
@@ -211,14 +216,13 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
     })
 }
 
-/// The window of attention, and which blocks have it; `None` if no block has one, or if it has room for the
-/// whole context. A position sees itself and the `sliding_window − 1` positions before it, as in
-/// transformers.
+/// The window of attention, and which blocks have it; `None` if no block has one. A position sees itself and
+/// the `sliding_window − 1` positions before it, as in transformers. A window beyond the context counts too: a
+/// run may train on longer sequences.
 fn windows(
     keys: &Keys,
     family: Family,
     layers: usize,
-    context: usize,
 ) -> Result<(Option<usize>, Option<String>), HuggingFaceError> {
     let size = || match keys.size("sliding_window") {
         Ok(None) if !keys.is_null("sliding_window") => Ok(Some(4_096)),
@@ -254,7 +258,7 @@ fn windows(
     if family == Family::Mistral && window.is_some() && windowed.contains(&false) {
         return Err(keys.unsupported("layer_types", "the same window in all layers is"));
     }
-    match window.filter(|window| *window < context && windowed.contains(&true)) {
+    match window.filter(|_| windowed.contains(&true)) {
         None => Ok((None, None)),
         Some(window) => Ok((Some(window), ModelConfig::window_pattern_of(&windowed))),
     }
@@ -343,7 +347,8 @@ pub(super) mod tests {
         let whole = config(&format!("{mistral}null")).unwrap();
         assert_eq!((whole.model.kv_heads, whole.context_length), (8, 131_072));
         assert_eq!(whole.model.window, None);
-        assert_eq!(config(&format!("{mistral}131072")).unwrap(), whole);
+        let beyond = config(&format!("{mistral}131072")).unwrap();
+        assert_eq!((beyond.model.window, beyond.context_length), (Some(131_072), 131_072));
         let absent = config(r#""model_type": "mistral""#).unwrap();
         assert_eq!(absent, config(&format!("{mistral}4096")).unwrap());
         assert_eq!((absent.model.window, absent.model.window_pattern), (Some(4096), None));

@@ -43,6 +43,7 @@ pub fn to_json(
         "use_cache": true,
         "bos_token_id": tokens.start,
         "eos_token_id": end_value(tokens),
+        "pad_token_id": tokens.pad,
         // The newer and the older name.
         "dtype": dtype,
         "torch_dtype": dtype,

@@ -49,7 +49,7 @@ pub enum HuggingFaceError {
     Names { path: PathBuf, missing: Vec<String>, unexpected: Vec<String>, misshapen: Vec<String> },
     /// The run describes another model than the one in the folder.
     #[error(
-        "{} holds another model ({}): set these keys in the section [model], or start from another model",
+        "{} holds another model ({}): remove these keys from the section [model], or start from another model",
         .path.display(), .differences.join(", ")
     )]
     OtherModel { path: PathBuf, differences: Vec<String> },

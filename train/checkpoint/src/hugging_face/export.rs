@@ -10,11 +10,11 @@ use super::describe::to_json;
 use super::folder::part_shape;
 use super::names::hugging_face_names;
 use super::output::NewFolder;
-use super::tokens::{TokenIds, generation_config, token_ids};
+use super::tokens::{TokenIds, generation_config};
 use super::writer::{Item, index, write_file};
 use super::{
-    CARRIED, CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
+    CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE, carried_files, token_ids,
 };
 use crate::CheckpointError;
 use crate::sharded::{outline, parameter_shapes};
@@ -53,12 +53,16 @@ pub fn export(
         return Err(HuggingFaceError::Unnamed { path, name }.into());
     }
     let out = NewFolder::create(out)?;
-    let carried = out.carry(folder, &CARRIED)?;
+    let carried = carried_files(folder, &tokens)?;
+    for (name, content) in &carried {
+        out.write(name, content)?;
+    }
+    let is_carried = |name: &str| carried.iter().any(|(carried, _)| carried == name);
     out.write_json(CONFIG_FILE, &config)?;
-    if !carried.contains(&GENERATION_FILE) {
+    if !is_carried(GENERATION_FILE) {
         out.write_json(GENERATION_FILE, &generation_config(&tokens))?;
     }
-    if carried.contains(&TOKENIZER_FILE) && !carried.contains(&TOKENIZER_CONFIG_FILE) {
+    if is_carried(TOKENIZER_FILE) && !is_carried(TOKENIZER_CONFIG_FILE) {
         out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
     }
     let files = split(items, dtype, max_shard_bytes);

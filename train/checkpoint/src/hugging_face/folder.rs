@@ -10,7 +10,7 @@ use kiln_storage::files;
 
 use super::config::FolderConfig;
 use super::keys::Keys;
-use super::names::{HEAD, HuggingFaceName, hugging_face_names, is_buffer};
+use super::names::{EMBEDDING_THERE, HEAD, HuggingFaceName, hugging_face_names, is_buffer};
 use super::tokens::end_ids;
 use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, WeightFile};
 use crate::sharded::{outline, parameter_shapes};
@@ -79,9 +79,17 @@ impl HuggingFaceFolder {
         for name in CARRIED.iter().chain(&[CONFIG_FILE, MODEL_FILE, INDEX_FILE]) {
             HuggingFaceError::check_inside(folder, name)?;
         }
-        let config = FolderConfig::read(folder)?;
+        let mut config = FolderConfig::read(folder)?;
         let end_ids = end_ids(folder)?;
         let (files, places) = open_files(folder)?;
+        if config.model.tie_embeddings && has_other_head(&files, &places)? {
+            config.model.tie_embeddings = false;
+            tracing::warn!(
+                "{}: config.json says tie_word_embeddings = true, but {HEAD} differs from {EMBEDDING_THERE}: \
+                 the model keeps both (model.tie_embeddings = false)",
+                folder.display()
+            );
+        }
         let tensors = place(folder, &config.model, &files, places)?;
         for part in tensors.values().flat_map(|tensor| &tensor.parts) {
             files[part.file].check_dtype(&part.there.name)?;
@@ -242,6 +250,14 @@ pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFa
     Ok((files, places))
 }
 
+/// Returns true if the files hold an embedding and a head with other values.
+fn has_other_head(files: &[WeightFile], places: &BTreeMap<String, usize>) -> Result<bool, HuggingFaceError> {
+    match (places.get(HEAD), places.get(EMBEDDING_THERE)) {
+        (Some(head), Some(embedding)) => files[*head].differs(HEAD, &files[*embedding], EMBEDDING_THERE),
+        _ => Ok(false),
+    }
+}
+
 /// Finds every weight of the decoder; nothing but what can be computed may be left over.
 fn place(
     folder: &Path,
@@ -272,7 +288,12 @@ fn place(
             .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
         let part_shape = part_shape(&shape, names.len());
         let mut parts = Vec::with_capacity(names.len());
-        for there in names {
+        for mut there in names {
+            // Some programs save tied weights under the name of the head.
+            let is_head = there.name == EMBEDDING_THERE && !places.contains_key(EMBEDDING_THERE);
+            if is_head && model.tie_embeddings && places.contains_key(HEAD) {
+                there.name = HEAD.to_owned();
+            }
             let Some(file) = places.remove(&there.name) else {
                 missing.push(there.name);
                 continue;
@@ -286,7 +307,7 @@ fn place(
         }
         tensors.insert(name, Tensor { shape, parts });
     }
-    // Tied weights are one; a file that has them twice means the embedding, as transformers does.
+    // A tied model's head that is still there equals the embedding.
     let unexpected: Vec<_> = places
         .into_keys()
         .filter(|name| !(is_buffer(name) || model.tie_embeddings && name == HEAD))

@@ -1,14 +1,12 @@
 //! A model in the layout of Hugging Face becomes a checkpoint of Kiln, of step 0 and without optimizer state: what
 //! is behind `kiln import`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use kiln_process::Meter;
-use serde_json::json;
 
-use super::output::NewFolder;
-use super::tokens::{end_value, generation_config, token_ids};
-use super::{CARRIED, GENERATION_FILE, HuggingFaceError, HuggingFaceFolder};
+use super::{HuggingFaceFolder, carried_files, check_free, token_ids};
 use crate::sharded::{layout_of, outline};
 use crate::source::ModelSource;
 use crate::{CheckpointError, CheckpointState, SaveContext, write_full};
@@ -33,40 +31,15 @@ pub fn import(
             tokenizer.end_of_text()?;
         }
     }
-    let folder = model.folder();
-    // What is not weights is put together here and copied from here.
-    let aside = NewFolder::create(out)?;
-    let carried = aside.carry(folder, &CARRIED)?;
-    keep_token_ids(folder, &aside, carried.contains(&GENERATION_FILE))?;
-    write_checkpoint(model, config, aside.files()?, out, meter)
-}
-
-/// Ids that only `config.json` names, which is not carried along, go to `generation_config.json`.
-fn keep_token_ids(
-    folder: &Path,
-    out: &NewFolder,
-    has_generation_config: bool,
-) -> Result<(), HuggingFaceError> {
-    let tokens = token_ids(folder)?;
-    if token_ids(out.path())? == tokens {
-        return Ok(());
-    }
-    if !has_generation_config {
-        return out.write_json(GENERATION_FILE, &generation_config(&tokens));
-    }
-    let path = out.path().join(GENERATION_FILE);
-    let text = std::fs::read(&path).map_err(HuggingFaceError::io("read", &path))?;
-    let mut config: serde_json::Value = serde_json::from_slice(&text)
-        .map_err(|error| HuggingFaceError::Json { path, problem: error.to_string() })?;
-    config["bos_token_id"] = json!(tokens.start);
-    config["eos_token_id"] = end_value(&tokens);
-    out.write_json(GENERATION_FILE, &config)
+    check_free(out)?;
+    let files = carried_files(model.folder(), &token_ids(model.folder())?)?;
+    write_checkpoint(model, config, files, out, meter)
 }
 
 fn write_checkpoint(
     source: &HuggingFaceFolder,
     config: String,
-    files: Vec<PathBuf>,
+    files: Vec<(String, Arc<[u8]>)>,
     out: &Path,
     meter: &Meter,
 ) -> Result<(), CheckpointError> {

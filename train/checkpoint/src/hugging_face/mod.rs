@@ -5,11 +5,13 @@
 //! - `names`: what a weight is called on either side, and which matrices are transposed;
 //! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a stream;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
+//! - `carried`: the small files that Kiln passes on unchanged;
 //! - `export` and `import`, which write into an `output`; `download`: from the hub
 //!   (feature `hub`).
 //!
 //! Only safetensors are read: pickled weights run code when they are opened.
 
+mod carried;
 mod config;
 mod describe;
 mod download;
@@ -24,6 +26,7 @@ mod tensors;
 mod tokens;
 mod writer;
 
+pub use carried::{CarriedFile, carried_files};
 pub use config::FolderConfig;
 pub use describe::to_json;
 pub use download::model as download;
@@ -34,7 +37,7 @@ pub use import::import;
 pub use names::{HuggingFaceName, hugging_face_names};
 pub use output::check_free;
 use tensors::WeightFile;
-pub use tokens::{TokenIds, end_ids};
+pub use tokens::{TokenIds, end_ids, token_ids};
 
 /// The shape of the model and of its surroundings.
 const CONFIG_FILE: &str = "config.json";
@@ -47,11 +50,16 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// Files that belong to a model and that Kiln hands on as they are.
-const CARRIED: [&str; 5] = [
+/// Files of a model that Kiln passes on unchanged, if they exist.
+const CARRIED: [&str; 10] = [
     TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
     GENERATION_FILE,
 ];

@@ -16,6 +16,8 @@ pub struct HuggingFaceName {
 
 /// The embedding, which is also the head of a tied model.
 pub(super) const EMBEDDING: &str = "embed_tokens.weight";
+/// The name of the embedding in Hugging Face's layout.
+pub(super) const EMBEDDING_THERE: &str = "model.embed_tokens.weight";
 /// The head of a model that is not tied, on both sides.
 pub(super) const HEAD: &str = "lm_head.weight";
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use kiln_storage::StagingFolder;
 use kiln_storage::durable::{self, parent_of};
-use kiln_storage::files::{self, MAX_WHOLE};
 use serde_json::Value;
 
 use super::HuggingFaceError;
@@ -45,31 +44,6 @@ impl NewFolder {
     /// Writes JSON for people.
     pub(super) fn write_json(&self, name: &str, value: &Value) -> Result<(), HuggingFaceError> {
         self.write(name, format!("{value:#}\n").as_bytes())
-    }
-
-    /// Copies those of `names` that are in `from`. Returns them.
-    pub(super) fn carry<'a>(&self, from: &Path, names: &[&'a str]) -> Result<Vec<&'a str>, HuggingFaceError> {
-        let mut carried = Vec::new();
-        for name in names {
-            let path = from.join(name);
-            HuggingFaceError::check_inside(from, name)?;
-            if path.is_file() {
-                let read = files::read(&path, MAX_WHOLE);
-                let content = read.map_err(HuggingFaceError::io("read", &path))?;
-                self.write(name, &content)?;
-                carried.push(*name);
-            }
-        }
-        Ok(carried)
-    }
-
-    /// What has been written, in a fixed order.
-    pub(super) fn files(&self) -> Result<Vec<PathBuf>, HuggingFaceError> {
-        let entries = fs::read_dir(self.path())
-            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>());
-        let mut files = entries.map_err(HuggingFaceError::io("read", self.path()))?;
-        files.sort();
-        Ok(files)
     }
 
     /// Gives the folder its place. Its files must be on the disk already.

@@ -15,7 +15,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::HuggingFaceError;
 
-/// Bytes that are read and decoded at a time: they stay in the second cache.
+/// Bytes that are read and decoded, and elements that are compared, at a time: they stay in the second cache.
 const CHUNK: usize = 1 << 18;
 
 /// Bytes of rows that are read before they are transposed.
@@ -126,6 +126,30 @@ impl WeightFile {
             }
             _ => HuggingFaceError::io("read", &self.path)(error),
         })
+    }
+
+    /// Compares the tensor `name` with `other_name` of `other`: true if shapes or values differ.
+    pub(super) fn differs(
+        &self,
+        name: &str,
+        other: &WeightFile,
+        other_name: &str,
+    ) -> Result<bool, HuggingFaceError> {
+        let numel = self.entry(name)?.shape.iter().product();
+        if self.shape(name) != other.shape(other_name) {
+            return Ok(true);
+        }
+        let [mut a, mut b] = [vec![0.0_f32; CHUNK.min(numel)], vec![0.0_f32; CHUNK.min(numel)]];
+        for start in (0..numel).step_by(CHUNK) {
+            let range = start..numel.min(start + CHUNK);
+            let (a, b) = (&mut a[..range.len()], &mut b[..range.len()]);
+            self.read(name, false, range.clone(), a)?;
+            other.read(other_name, false, range, b)?;
+            if a.iter().zip(b).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, HuggingFaceError> {

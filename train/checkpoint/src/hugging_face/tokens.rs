@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 use super::keys::Keys;
 use super::{CONFIG_FILE, GENERATION_FILE, HuggingFaceError};
 
-/// Ids that start and end a text.
+/// Ids that start, end and pad a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenIds {
     /// Starts a text.
     pub start: Option<u32>,
     /// Each ends a text.
     pub end: Vec<u32>,
+    /// Fills up shorter texts of a batch.
+    pub pad: Option<u32>,
 }
 
 /// Ids that end a text, from `generation_config.json` or else `config.json` of `folder`; perhaps none.
@@ -21,22 +23,32 @@ pub fn end_ids(folder: &Path) -> Result<Vec<u32>, HuggingFaceError> {
     Ok(token_ids(folder)?.end)
 }
 
-/// Ids that start and end a text, as [`end_ids`].
-pub(super) fn token_ids(folder: &Path) -> Result<TokenIds, HuggingFaceError> {
+/// Ids that start, end and pad a text, as [`end_ids`].
+pub fn token_ids(folder: &Path) -> Result<TokenIds, HuggingFaceError> {
     let mut ids = TokenIds::default();
     for name in [GENERATION_FILE, CONFIG_FILE] {
         let path = folder.join(name);
         if path.is_file() {
-            let keys = Keys::read(&path)?;
-            if ids.start.is_none() {
-                ids.start = keys.ids("bos_token_id")?.first().copied();
-            }
-            if ids.end.is_empty() {
-                ids.end = keys.ids("eos_token_id")?;
-            }
+            ids_of(&Keys::read(&path)?, &mut ids)?;
         }
     }
     Ok(ids)
+}
+
+/// Adds the ids of a file to `ids`, where `ids` has none yet.
+pub(super) fn ids_of(keys: &Keys, ids: &mut TokenIds) -> Result<(), HuggingFaceError> {
+    if ids.start.is_none() {
+        ids.start = keys.ids("bos_token_id")?.first().copied();
+    }
+    if ids.end.is_empty() {
+        ids.end = keys.ids("eos_token_id")?;
+    }
+    if ids.pad.is_none() {
+        // Some models say -1 for "no padding".
+        let pad = keys.get("pad_token_id").and_then(Value::as_u64);
+        ids.pad = pad.and_then(|id| u32::try_from(id).ok());
+    }
+    Ok(())
 }
 
 /// The ids that end a text, as they stand in `config.json`: null, one, or a list.
@@ -50,5 +62,9 @@ pub(super) fn end_value(tokens: &TokenIds) -> Value {
 
 /// A `generation_config.json` with nothing but the ids.
 pub(super) fn generation_config(tokens: &TokenIds) -> Value {
-    json!({"bos_token_id": tokens.start, "eos_token_id": end_value(tokens)})
+    json!({
+        "bos_token_id": tokens.start,
+        "eos_token_id": end_value(tokens),
+        "pad_token_id": tokens.pad,
+    })
 }

@@ -61,8 +61,8 @@ impl Trainer<'_> {
                 top_k: 0,
                 top_p: 1.0,
                 key: if index == 0 { key } else { key.fork_index(index as u64) },
-                context_length: plan.config.data.seq_len,
-                end_ids: Vec::new(),
+                context_length: plan.inherited.context_length,
+                end_ids: plan.inherited.end_ids.clone(),
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {

@@ -39,12 +39,12 @@ impl Trainer<'_> {
     pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
-        let Plan { message, tokenizer, .. } = self.plan;
+        let Plan { message, inherited, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let context = SaveContext {
             config: Some(message.config.clone()),
-            // As it was at the start: the data may be replaced while the run goes on.
-            tokenizer: Some(tokenizer.clone()),
+            // As they were at the start: data and weights may be replaced while the run goes on.
+            files: inherited.files.clone(),
             ..SaveContext::new(self.state.clone())
         };
         let shown = self.reporter.as_ref().map(Reporter::saving);

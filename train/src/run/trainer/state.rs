@@ -35,7 +35,6 @@ use crate::run::observe::{Controls, Observers};
 use crate::run::plan::Plan;
 use crate::run::startup::StartTimes;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
-use crate::source::ModelSource;
 use crate::words::number_of;
 
 /// One rank in the middle of a run: what a training loop is written with. The stock loop is
@@ -151,7 +150,7 @@ impl<'a> Trainer<'a> {
             .optimizer(plan.optimizer.clone())
             .freeze(config.frozen());
         let allow_missing = plan.allow_missing.clone();
-        let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
+        let is_loaded = plan.source.is_some();
         let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
         let decoder = Decoder::new(plan.registry.layers(), model, plan.key().fork("init"), &device)?;
         // Of the decoder as it was made: a sharded one has only placeholders.
@@ -188,7 +187,7 @@ impl<'a> Trainer<'a> {
             tokens: 0,
             seed: config.train.seed,
             model: plan.model.clone(),
-            context_length: config.data.seq_len,
+            context_length: plan.inherited.context_length,
             data_sha256: plan.message.data.train.sha256.clone(),
         };
         let mut absent = BTreeSet::new();
@@ -202,8 +201,7 @@ impl<'a> Trainer<'a> {
             let CheckpointState { step, skipped, loss_scale, next_sample, tokens, .. } = *checkpoint.state();
             state = CheckpointState { step, skipped, loss_scale, next_sample, tokens, ..state };
             position.saved(step);
-        } else if !config.init.from.as_os_str().is_empty() {
-            let source = ModelSource::open(&config.init.from)?;
+        } else if let Some(source) = &plan.source {
             if rank == 0 {
                 say(&format!("taking the weights of {}", source.folder().display()));
             }

@@ -1,0 +1,64 @@
+//! Files and facts that a run takes over from the folder of its weights.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::data;
+use crate::error::Result;
+use crate::files;
+use crate::source::ModelSource;
+
+/// Files and facts that a run takes over from the folder of its weights. They go into every checkpoint of the
+/// run, and from there into an export.
+pub(crate) struct Inherited {
+    /// Names and contents of small files: the tokenizer of the data, and the chat template and settings that
+    /// belong to it.
+    pub(crate) files: Vec<(String, Arc<[u8]>)>,
+    /// Ids that end a text, besides the tokenizer's own.
+    pub(crate) end_ids: Vec<u32>,
+    /// The longest sequence, in tokens, that the model is made for.
+    pub(crate) context_length: usize,
+    /// The same, if the configuration or the weights name it, as opposed to the length of training sequences.
+    pub(crate) given_context: Option<usize>,
+    /// The tokenizer of the weights, if the data have another one.
+    pub(crate) other_tokenizer: Option<PathBuf>,
+}
+
+impl Inherited {
+    /// Reads what a run with `config` takes over from `source`. `tokenizer` is the file of the data's tokenizer:
+    /// the chat template and the end tokens of another one would mean other text.
+    ///
+    /// # Errors
+    ///
+    /// When a file of `source` cannot be read.
+    pub(super) fn of(source: Option<&ModelSource>, config: &Config, tokenizer: &Arc<[u8]>) -> Result<Self> {
+        let is_other = |own: &PathBuf| {
+            let content = files::read(own, files::MAX_WHOLE);
+            content.is_ok_and(|content| data::are_other_tokenizers(&content, tokenizer))
+        };
+        let other_tokenizer = source.map(ModelSource::tokenizer).filter(is_other);
+        let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];
+        let mut end_ids = Vec::new();
+        if let Some(source) = source.filter(|_| other_tokenizer.is_none()) {
+            let carried = source.carried_files()?;
+            files.extend(carried.into_iter().filter(|(name, _)| name != "tokenizer.json"));
+            end_ids = source.end_ids()?;
+        }
+        let given_context = config.model.context_length.or(source.and_then(ModelSource::given_context));
+        let trained = source.map_or(0, ModelSource::context_length).max(config.data.seq_len);
+        let context_length = given_context.unwrap_or(trained);
+        Ok(Inherited { files, end_ids, context_length, given_context, other_tokenizer })
+    }
+
+    /// The warning that sequences are longer than the context, if they are.
+    pub(super) fn beyond_context(&self, config: &Config) -> Option<String> {
+        let (context, seq_len) = (self.context_length, config.data.seq_len);
+        (seq_len > context).then(|| {
+            format!(
+                "data.seq_len = {seq_len} is longer than the context length of the model, {context} tokens, which \
+                 checkpoints and exports keep. To change it, set model.context_length = {seq_len}"
+            )
+        })
+    }
+}
