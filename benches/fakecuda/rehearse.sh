@@ -29,7 +29,7 @@ scenes=("$@")
 
 cd "$(dirname "$0")/../.." || exit 2
 target=${CARGO_TARGET_DIR:-target}
-pack=${PACK:-target/pack}
+pack=$(realpath "${PACK:-target/pack}")
 [ -e "$pack/pack.tar.xz" ] || { echo "no $pack/pack.tar.xz: run benches/gpu.sh --pack first" >&2; exit 2; }
 benches/fakecuda/setup.sh >/dev/null || exit 2
 stand_ins=$(cd "$target/fakecuda" && pwd)
@@ -152,9 +152,9 @@ for scene in "${scenes[@]}"; do
     case $scene in
     size)
         rm -rf "$at" && git clone --quiet --shared . "$at"
-        PACK=$PWD/$pack "$at/benches/gpu.sh" --size || failed=1
+        PACK=$pack "$at/benches/gpu.sh" --size || failed=1
         truncate -s 60M "$at/a-file-that-travels"
-        PACK=$PWD/$pack "$at/benches/gpu.sh" --size >"$at/said.txt" 2>&1 && { echo "60 MB more were not counted"; failed=1; }
+        PACK=$pack "$at/benches/gpu.sh" --size >"$at/said.txt" 2>&1 && { echo "60 MB more were not counted"; failed=1; }
         expect "$at/said.txt" '^too much to carry'
         continue
         ;;
