@@ -146,12 +146,18 @@ mod tests {
         assert!(said(&TABLE.replace("1388", "many")).contains("many"));
     }
 
-    /// The kept prediction is one that is understood.
+    /// `benches/gpu.sh` chooses one of the predictions in the repository by the name of the GPU.
     #[test]
-    fn the_kept_prediction_is_read() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/reports/2026-11-25-predicted.md");
-        let steps = super::read(std::path::Path::new(file)).expect("a prediction");
-        let presets: Vec<_> = steps.iter().map(|step| &*step.preset).collect();
-        assert_eq!(presets, ["300m", "1b", "7b"]);
+    fn predictions_of_both_gpus_are_read() {
+        let reports = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/reports"));
+        let expected = [
+            ("2026-11-25-predicted.md", "h100", &["300m", "1b", "7b"][..]),
+            ("2026-11-27-predicted-h200.md", "h200", &["300m", "1b"][..]),
+        ];
+        for (file, gpu, presets) in expected {
+            let steps = super::read(&reports.join(file)).expect("a prediction");
+            assert_eq!(steps.iter().map(|step| &*step.preset).collect::<Vec<_>>(), presets);
+            assert!(steps.iter().all(|step| step.gpu == gpu), "{file}");
+        }
     }
 }
