@@ -388,7 +388,7 @@ same_losses() {
         { print; lines++; off = ($4 - $2) / $2; if (off < 0) off = -off; if (off > worst) worst = off; if ($1 != $3) bad = 1 }
         END { printf "largest relative difference of losses: %.1e\n", worst; exit bad || worst > 1e-4 || lines < 5 }'
 }
-# Each part says what it is, and one that fails does not keep the others from running.
+# Prints the name of each part. The others run even if one fails.
 train() {
     local failed=0
     part() {

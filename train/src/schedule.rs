@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// A resume is told of a rate that jumps, and of no other change.
+    /// A resume reports a rate that jumps, and no other change.
     #[test]
     fn jumps_at_a_resume_are_told() {
         let config = |schedule, steps| {

@@ -29,7 +29,7 @@ use crate::schedule;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
-/// What every rank of a run knows. The files of the weights to start from stay open.
+/// The settled plan of a run, which every rank has. The files of the weights to start from stay open.
 pub(crate) struct Plan {
     /// What rank 0 tells the other processes of it.
     pub(crate) message: PlanMessage,

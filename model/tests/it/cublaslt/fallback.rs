@@ -11,7 +11,7 @@ use kiln_model::ops::cube::matmul::{Output, allow_tf32, matmul};
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::{assert_close, flat, normal, values};
 
-/// Runs the test `name` in a process of its own, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. In such
+/// Runs the test `name` in a separate process, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. In such
 /// a process, returns the value.
 fn none_above(name: &str, values: &[u32]) -> Option<u32> {
     const SETTING: &str = "FAKE_CUBLASLT_NONE_ABOVE";
