@@ -115,7 +115,7 @@ fn what_is_meant_is_not_refused() {
 /// A seal that would protect nothing.
 #[test]
 fn a_seal_needs_a_secret_and_tcp() {
-    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=mac"];
+    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=encrypt"];
     let port = free_port();
     let mut variables = ways("1")[0].clone();
     variables.extend([("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str())]);
