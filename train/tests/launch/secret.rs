@@ -123,9 +123,9 @@ fn a_seal_needs_a_secret_and_tcp() {
     let mpi = run(&[&train[..], &["--set", "comm.backend=mpi"]].concat(), &variables);
     let unknown = run(&[&train[..], &["--set", "comm.seal=wax"]].concat(), &[]);
     for (ended, says) in [
-        (&without, "comm.seal = \"mac\" would protect nothing: set KILN_JOB_SECRET"),
-        (&mpi, "comm.seal = \"mac\" covers traffic over TCP only, and comm.backend = \"mpi\""),
-        (&unknown, "`off`, `mac`, `encrypt`"),
+        (&without, "comm.seal = \"encrypt\" would protect nothing: set KILN_JOB_SECRET"),
+        (&mpi, "comm.seal = \"encrypt\" covers traffic over TCP only, and comm.backend = \"mpi\""),
+        (&unknown, "`off`, `encrypt`"),
     ] {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         assert!(ended.stderr.contains(says), "{says}: {ended:?}");
