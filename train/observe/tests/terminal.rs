@@ -277,6 +277,6 @@ fn a_new_size_is_used() {
 fn without_a_terminal_there_is_an_error() {
     let output = this_program("healthy", "runs/a").stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("refused: ") && said.contains("standard input is none"), "{said}");
+    assert!(said.contains("refused: ") && said.contains("standard input is not one"), "{said}");
     assert!(said.contains("kiln status RUN") && said.contains("--http"), "{said}");
 }

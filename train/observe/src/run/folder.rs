@@ -41,7 +41,7 @@ pub struct Event {
 }
 
 /// A run, by what is in its folder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Run {
     folder: PathBuf,
     name: String,
@@ -56,7 +56,7 @@ pub struct Run {
     files: Files,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Files {
     metrics: Tail,
     samples: Tail,

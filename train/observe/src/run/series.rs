@@ -57,6 +57,20 @@ impl Series {
         growths.get(growths.len() / 2).copied()
     }
 
+    /// The exponential moving average with this weight of earlier values, from 0 to 1 without 1. The weights of the
+    /// values so far are normalized to 1, as in TensorBoard. Values that are not numbers are skipped.
+    pub fn smoothed(&self, weight: f64) -> Series {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        let numbers = self.steps.iter().zip(&self.values).filter(|(_, value)| value.is_finite());
+        let average = |(step, value): (&u64, &f64)| {
+            sum = weight * sum + (1.0 - weight) * value;
+            weights = weight * weights + (1.0 - weight);
+            (*step, sum / weights)
+        };
+        let (steps, values) = numbers.map(average).unzip();
+        Series { steps, values }
+    }
+
     /// The value at `step`.
     pub fn at(&self, step: u64) -> Option<f64> {
         self.steps.binary_search(&step).ok().map(|index| self.values[index])

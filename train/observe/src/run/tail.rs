@@ -11,7 +11,7 @@ use kiln_storage::files;
 const AT_A_TIME: u64 = 4 << 20;
 
 /// A file of lines, and how far it was read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Tail {
     path: PathBuf,
     /// The file that was read: another one may have taken its place.

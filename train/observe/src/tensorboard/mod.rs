@@ -1,10 +1,9 @@
-//! Event files, which TensorBoard shows: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
+//! Event files for TensorBoard: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
 //!
 //! - [`EventWriter`]: one event file;
-//! - [`TensorBoard`]: those of a run that goes on.
+//! - [`TensorBoard`]: the event files of a running run.
 
 mod background;
-mod cut;
 mod event;
 mod proto;
 mod record;

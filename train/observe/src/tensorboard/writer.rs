@@ -1,27 +1,29 @@
 //! A file of events.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use kiln_storage::Records;
+use kiln_storage::{Records, files};
 use prost::Message;
 use toml::Table;
 
-use super::cut::cut;
 use super::event::{self, Histogram, now};
-use super::proto::Event;
-use super::record::framed;
+use super::proto::{Event, What};
+use super::record::{HEADER, TRAILER, framed, length};
 use crate::config::flatten;
 use crate::line::Line;
 
-/// What the name of every event file begins with; seconds since 1970 follow.
+/// The start of the name of every event file; seconds since 1970 follow.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// What the names of those end with that are written here.
+/// The end of the names of files that are written here.
 const SUFFIX: &str = ".kiln";
 
-/// Writes an event file. An event that cannot be written leaves no part of itself, and is told of in the log.
+/// A longer record is not one of ours.
+const MOST_RECORD: u64 = 1 << 30;
+
+/// Writes an event file. An event that cannot be written leaves no part of itself; the log reports it.
 pub struct EventWriter {
     records: Records,
     /// Records that no other may come before, until they are written.
@@ -29,27 +31,26 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Begins another event file in `folder`, which is created if it is not there. What files that are there
-    /// already have of the step `first` and later ones is cut off, and void to whoever has read it.
+    /// Starts another event file in `folder`, which is created if it does not exist. Events of the step `first` and
+    /// later ones are cut off from existing files, and marked as void for programs that have read them.
     ///
     /// # Errors
     ///
-    /// If the folder or the file cannot be created, or files that are there cannot be cut.
+    /// If the folder or the file cannot be created, or existing files cannot be cut.
     pub fn create(folder: &Path, first: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let files = event_files(folder)?;
-        // Not those of other programs, nor anything for a run that begins: it may be another run's.
+        let existing = event_files(folder)?;
+        // Files of other programs stay, and so does everything when a run starts: it may belong to another run.
         let is_ours = |path: &Path| path.to_string_lossy().ends_with(SUFFIX);
-        let mut earlier = files.iter().filter(|(_, path)| first > 0 && is_ours(path));
+        let mut earlier = existing.iter().filter(|(_, path)| first > 0 && is_ours(path));
         earlier.try_for_each(|(_, path)| cut(path, first))?;
-        let (records, time) = (Records::open(&next_file(folder, &files), "event")?, now());
+        let (records, time) = (Records::open(&next_file(folder, &existing), "event")?, now());
         let first = [event::version(time), event::start(time, first)];
         let first = first.iter().flat_map(|event| framed(&event.encode_to_vec())).collect();
         Ok(EventWriter { records, first })
     }
 
-    /// Writes the numbers of a line of `metrics.jsonl`. If the line does not say when it was written, it was at
-    /// `time`.
+    /// Writes the numbers of a line of `metrics.jsonl`. `time` stands for a time that the line does not have.
     pub(crate) fn metrics(&mut self, line: &Line, time: f64) {
         event::metrics(line, time).iter().for_each(|event| self.write(event));
     }
@@ -64,8 +65,8 @@ impl EventWriter {
         self.write(&event::histogram(time, step, tag, histogram));
     }
 
-    /// Writes the configuration of a run, which TensorBoard shows under "HParams". It is once there for a folder:
-    /// TensorBoard reads the first.
+    /// Writes the configuration of a run, which TensorBoard shows under "HParams". One for each folder: TensorBoard
+    /// reads the first.
     pub(crate) fn settings(&mut self, time: f64, config: Table) {
         self.write(&event::settings(time, flatten(config)));
     }
@@ -94,10 +95,9 @@ pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
     Ok(!event_files(folder)?.is_empty())
 }
 
-/// A path for the next event file beside `files`: by its name it comes after them, in whose order TensorBoard reads
-/// them.
-fn next_file(folder: &Path, files: &[(u64, PathBuf)]) -> PathBuf {
-    let last = files.iter().map(|(time, _)| *time).max();
+/// A path for the next event file. TensorBoard reads files in the order of their names, so it comes after `existing`.
+fn next_file(folder: &Path, existing: &[(u64, PathBuf)]) -> PathBuf {
+    let last = existing.iter().map(|(time, _)| *time).max();
     let seconds = (now() as u64).max(last.map_or(0, |last| last + 1));
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy();
@@ -119,4 +119,43 @@ fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
         Some((time, entry.path()))
     };
     Ok(entries.flatten().filter_map(event_file).collect())
+}
+
+/// Ends the event file at `path` before its first event of the step `first` or a later one, and before an incomplete
+/// record. No event of an earlier step is lost: a run writes all events of a step that has a checkpoint before it
+/// starts the next.
+///
+/// The next file marks these events as void, too. TensorBoard's fast loader ignores that, unless other points replace
+/// them.
+pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
+    let file = files::open_with(OpenOptions::new().read(true).write(true), path)?;
+    let (mut reader, all) = (BufReader::new(&file), file.metadata()?.len());
+    let mut end = 0;
+    while let Some(record) = next(&mut reader)? {
+        let is_void = match Event::decode(&record[HEADER..record.len() - TRAILER]) {
+            Ok(Event { step, what: Some(What::Summary(_)), .. }) => {
+                u64::try_from(step).is_ok_and(|step| step >= first)
+            }
+            // The version of the file, or an event of another program.
+            _ => false,
+        };
+        if is_void {
+            break;
+        }
+        end += record.len() as u64;
+    }
+    if end < all {
+        file.set_len(end)?;
+    }
+    Ok(())
+}
+
+/// The next whole record with its header and trailer, if there is one.
+fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
+    let mut record = Vec::new();
+    from.by_ref().take(HEADER as u64).read_to_end(&mut record)?;
+    let Some(length) = length(&record).filter(|length| *length <= MOST_RECORD) else { return Ok(None) };
+    let rest = length + TRAILER as u64;
+    let read = from.by_ref().take(rest).read_to_end(&mut record)?;
+    Ok((read as u64 == rest).then_some(record))
 }

@@ -1,25 +1,28 @@
-//! What is drawn of a series: the window of steps, smoothing, and few enough points for the columns of a screen.
+//! The curve of a metric: the visible steps, smoothing, and few enough points for the columns of a chart.
 
+use std::iter;
+
+use super::state::CurveSettings;
 use crate::run::Series;
 
-/// How strong smoothing can be: the weight of what came before.
+/// Weights of the smoothing that can be chosen.
 pub(super) const SMOOTHING: [f64; 7] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99];
 
 /// Fewest steps that a window shows.
 const LEAST_SPAN: u64 = 4;
 
-/// Which steps are shown. By default all of them, also those that come later.
+/// The steps that are shown. By default all of them, later ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
-    /// How many; `None` for all.
+    /// Their number; `None` for all.
     span: Option<u64>,
     /// The last one; `None` for the last one of the runs.
     end: Option<u64>,
 }
 
 impl Window {
-    /// The first and the last step that are shown, of runs with the steps `first` to `last`.
-    pub(super) fn range(self, first: u64, last: u64) -> (u64, u64) {
+    /// First and last visible step, for runs with the steps `first` to `last`.
+    pub(super) fn range(self, (first, last): (u64, u64)) -> (u64, u64) {
         let Some(span) = self.span else { return (first, last) };
         let end = self.end.unwrap_or(last).clamp(first.saturating_add(span).min(last), last);
         (end.saturating_sub(span).max(first), end)
@@ -31,152 +34,94 @@ impl Window {
     }
 
     /// Shows half as many steps, or twice as many.
-    pub(super) fn zoom(&mut self, is_in: bool, first: u64, last: u64) {
-        let (from, to) = self.range(first, last);
-        let whole = last - first;
+    pub(super) fn zoom(&mut self, is_in: bool, (first, last): (u64, u64)) {
+        let (from, to) = self.range((first, last));
         let span = if is_in { ((to - from) / 2).max(LEAST_SPAN) } else { (to - from).saturating_mul(2) };
-        if span >= whole {
+        if span >= last - first {
             *self = Window::default();
             return;
         }
-        // Where the end is shown, it stays; elsewhere the middle does.
+        // A window at the end stays there; elsewhere the middle does.
         let middle = to - (to - from) / 2;
-        let end = Some(middle.saturating_add(span / 2)).filter(|_| self.end.is_some());
-        *self = Window { span: Some(span), end: end.filter(|end| *end < last) };
+        let end = self.end.map(|_| middle.saturating_add(span / 2)).filter(|end| *end < last);
+        *self = Window { span: Some(span), end };
     }
 
     /// Shows earlier steps, or later ones.
-    pub(super) fn pan(&mut self, is_back: bool, first: u64, last: u64) {
+    pub(super) fn pan(&mut self, is_back: bool, (first, last): (u64, u64)) {
         let Some(span) = self.span else { return };
-        let (_, to) = self.range(first, last);
+        let (_, to) = self.range((first, last));
         let by = (span / 4).max(1);
         let end = if is_back { to.saturating_sub(by).max(first + span) } else { to.saturating_add(by) };
         self.end = Some(end).filter(|end| *end < last);
     }
 }
 
-/// What is wanted of a series.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Wanted {
-    /// First and last step.
-    pub window: (u64, u64),
-    /// Columns of dots.
-    pub columns: usize,
-    /// Weight of what came before; 0 for none.
-    pub smoothing: f64,
-    /// Whether the columns are equal ratios of steps.
-    pub is_log: bool,
-}
-
 /// Points of a series, by step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
-    /// As they were written.
+    /// The values as recorded.
     pub raw: Vec<(f64, f64)>,
-    /// Smoothed; empty if that was not wanted.
+    /// Smoothed values; empty without smoothing.
     pub smooth: Vec<(f64, f64)>,
-    /// Steps whose value is not a number.
+    /// Visible steps whose value is not a number.
     pub broken: Vec<f64>,
     /// The last step of the whole series and its value.
     pub last: Option<(u64, f64)>,
-    /// The last value, smoothed.
+    /// The last smoothed value.
     pub last_smooth: Option<f64>,
 }
 
 impl Curve {
-    /// What is wanted of `series`.
-    pub(super) fn new(series: &Series, wanted: Wanted) -> Curve {
-        let mut curve = Curve { last: series.last(), ..Curve::default() };
-        let (steps, values) = (series.steps(), series.values());
-        // One step beyond each end, so that lines go on to the edge.
-        let begin = steps.partition_point(|step| *step < wanted.window.0).saturating_sub(1);
-        let end = (steps.partition_point(|step| *step <= wanted.window.1) + 1).min(steps.len());
-        let range = begin..end.max(begin);
-        let mut raw = Columns::new(wanted);
-        for (step, value) in steps[range.clone()].iter().zip(&values[range.clone()]) {
-            match value.is_finite() {
-                true => raw.add(*step, *value),
-                false => curve.broken.push(*step as f64),
-            }
+    /// The part of `series` that a chart with this number of columns shows.
+    pub(super) fn new(series: &Series, settings: &CurveSettings, extent: (u64, u64), columns: u16) -> Curve {
+        let (from, to) = settings.window.range(extent);
+        let steps = series.steps();
+        let (begin, end) =
+            (steps.partition_point(|step| *step < from), steps.partition_point(|step| *step <= to));
+        let visible = steps.iter().zip(series.values()).take(end).skip(begin);
+        let broken = visible.filter(|(_, value)| !value.is_finite()).map(|(step, _)| *step as f64).collect();
+        let smooth = match SMOOTHING[settings.smoothing] {
+            weight if weight > 0.0 => series.smoothed(weight),
+            _ => Series::default(),
+        };
+        let is_log = settings.is_log_x;
+        Curve {
+            raw: points(series, from, to, columns, is_log),
+            smooth: points(&smooth, from, to, columns, is_log),
+            broken,
+            last: series.last(),
+            last_smooth: smooth.last().map(|(_, value)| value),
         }
-        curve.raw = raw.finish();
-        if wanted.smoothing > 0.0 {
-            let mut smooth = Columns::new(wanted);
-            let (mut sum, mut weight) = (0.0, 0.0);
-            for (index, (step, value)) in steps.iter().zip(values).enumerate().take(range.end) {
-                if !value.is_finite() {
-                    continue;
-                }
-                // The weights of all values so far add up to less than 1 at first, which is divided out.
-                sum = wanted.smoothing * sum + (1.0 - wanted.smoothing) * value;
-                weight = wanted.smoothing * weight + (1.0 - wanted.smoothing);
-                curve.last_smooth = Some(sum / weight);
-                if index >= range.start {
-                    smooth.add(*step, sum / weight);
-                }
-            }
-            curve.smooth = smooth.finish();
-        }
-        curve
     }
 
-    /// The points that are in front: smoothed ones, if there are some.
+    /// The points in front: the smoothed ones, if there are any.
     pub(super) fn front(&self) -> &[(f64, f64)] {
         if self.smooth.is_empty() { &self.raw } else { &self.smooth }
     }
+
+    /// The value for titles: the last smoothed one, if there is any.
+    pub(super) fn last_value(&self) -> Option<f64> {
+        self.last_smooth.or(self.last.map(|(_, value)| value))
+    }
 }
 
-/// Points of which each column keeps its smallest and its largest, so that no peak is lost.
-struct Columns {
-    wanted: Wanted,
-    points: Vec<(f64, f64)>,
-    column: i64,
-    least: Option<(u64, f64)>,
-    most: Option<(u64, f64)>,
-}
-
-impl Columns {
-    fn new(wanted: Wanted) -> Self {
-        Columns { wanted, points: Vec::new(), column: 0, least: None, most: None }
-    }
-
-    fn column_of(&self, step: u64) -> i64 {
-        let (from, to) = self.wanted.window;
-        let place = |step: u64| if self.wanted.is_log { (step.max(1) as f64).ln() } else { step as f64 };
-        let length = place(to) - place(from);
-        match length > 0.0 {
-            true => ((place(step) - place(from)) / length * self.wanted.columns as f64).floor() as i64,
-            false => 0,
-        }
-    }
-
-    fn add(&mut self, step: u64, value: f64) {
-        let column = self.column_of(step);
-        if column != self.column {
-            self.flush();
-            self.column = column;
-        }
-        if self.least.is_none_or(|(_, least)| value < least) {
-            self.least = Some((step, value));
-        }
-        if self.most.is_none_or(|(_, most)| value > most) {
-            self.most = Some((step, value));
-        }
-    }
-
-    fn flush(&mut self) {
-        let (Some(least), Some(most)) = (self.least.take(), self.most.take()) else { return };
-        let (first, second) = if least.0 <= most.0 { (least, most) } else { (most, least) };
-        self.points.push((first.0 as f64, first.1));
-        if first.0 != second.0 {
-            self.points.push((second.0 as f64, second.1));
-        }
-    }
-
-    fn finish(mut self) -> Vec<(f64, f64)> {
-        self.flush();
-        self.points
-    }
+/// Finite values of the steps `from` to `to` and one step beyond each end, so that lines reach the edges. At most two
+/// points for each of the two dots in a column.
+fn points(series: &Series, from: u64, to: u64, columns: u16, is_log: bool) -> Vec<(f64, f64)> {
+    let steps = series.steps();
+    let before = steps[..steps.partition_point(|step| *step < from)].last().copied().unwrap_or(from);
+    let after = steps.get(steps.partition_point(|step| *step <= to)).copied().unwrap_or(to);
+    // Columns of a logarithmic axis have equal ratios of steps, and so the same number of columns in each octave.
+    let octaves = iter::successors(Some(before.max(1)), |step| step.checked_mul(2));
+    let octaves: Vec<u64> = octaves.take_while(|step| is_log && *step <= after).collect();
+    let most = 4 * usize::from(columns);
+    let octave =
+        |step: &u64| series.points(*step, (step.saturating_mul(2) - 1).min(after), most / octaves.len());
+    let parts =
+        if is_log { octaves.iter().map(octave).collect() } else { vec![series.points(before, after, most)] };
+    let points = parts.into_iter().flat_map(|part| part.steps.into_iter().zip(part.values));
+    points.filter_map(|(step, value)| Some((step as f64, value?))).collect()
 }
 
 #[cfg(test)]
@@ -202,55 +147,57 @@ mod tests {
             _ => "1.0".to_owned(),
         };
         let series = series((1..=1000).map(|step| (step, value(step))));
-        let wanted = Wanted { window: (1, 1000), columns: 20, smoothing: 0.0, is_log: false };
-        let curve = Curve::new(&series, wanted);
+        let mut settings = CurveSettings::default();
+        let curve = Curve::new(&series, &settings, (1, 1000), 10);
         assert!(curve.raw.len() <= 42 && curve.raw.contains(&(777.0, 50.0)), "{:?}", curve.raw);
         assert_eq!((curve.broken, curve.last, curve.smooth.len()), (vec![900.0], Some((1000, 1.0)), 0));
-        let curve = Curve::new(&series, Wanted { window: (776, 778), smoothing: 0.5, ..wanted });
+        settings.smoothing = 1;
+        let curve = Curve::new(&series, &settings, (776, 778), 10);
         // One beyond each end.
         assert_eq!(
             curve.raw.iter().map(|(step, _)| *step).collect::<Vec<_>>(),
             [775.0, 776.0, 777.0, 778.0, 779.0]
         );
         assert_eq!((curve.smooth[0], curve.smooth[2]), ((775.0, 1.0), (777.0, 25.5)));
-        let log = Curve::new(&series, Wanted { is_log: true, ..wanted });
+        settings.is_log_x = true;
+        let log = Curve::new(&series, &settings, (1, 1000), 10);
         assert!(log.raw.contains(&(2.0, 1.0)) && log.raw.len() <= 42);
     }
 
     #[test]
-    fn the_first_smoothed_values_are_not_drawn_to_zero() {
+    fn smoothing_is_not_biased_to_zero() {
         let series = series(
             [(1, "4.0"), (2, "null"), (3, "2.0")].map(|(step, value)| (step, value.into())).into_iter(),
         );
-        let wanted = Wanted { window: (1, 3), columns: 100, smoothing: 0.9, is_log: false };
-        let curve = Curve::new(&series, wanted);
+        let settings = CurveSettings { smoothing: 3, ..CurveSettings::default() };
+        let curve = Curve::new(&series, &settings, (1, 3), 50);
         assert_eq!(curve.smooth[0], (1.0, 4.0));
         let expected = (0.9 * 0.1 * 4.0 + 0.1 * 2.0) / (1.0 - 0.9 * 0.9);
         assert!((curve.last_smooth.unwrap() - expected).abs() < 1e-12);
     }
 
     #[test]
-    fn windows_follow_the_end_until_they_are_moved() {
+    fn window_follows_the_end_until_moved() {
         let mut window = Window::default();
-        assert_eq!(window.range(1, 101), (1, 101));
-        window.zoom(true, 1, 101);
-        assert_eq!((window.range(1, 101), window.range(1, 201)), ((51, 101), (151, 201)));
-        window.pan(true, 1, 101);
-        assert_eq!((window.range(1, 101), window.range(1, 201)), ((39, 89), (39, 89)));
-        window.zoom(true, 1, 101);
-        assert_eq!(window.range(1, 101), (51, 76));
-        (0..9).for_each(|_| window.pan(false, 1, 101));
-        assert_eq!(window.range(1, 201), (176, 201));
-        (0..9).for_each(|_| window.zoom(true, 1, 201));
-        assert_eq!(window.range(1, 201), (197, 201));
-        (0..9).for_each(|_| window.zoom(false, 1, 201));
+        assert_eq!(window.range((1, 101)), (1, 101));
+        window.zoom(true, (1, 101));
+        assert_eq!((window.range((1, 101)), window.range((1, 201))), ((51, 101), (151, 201)));
+        window.pan(true, (1, 101));
+        assert_eq!((window.range((1, 101)), window.range((1, 201))), ((39, 89), (39, 89)));
+        window.zoom(true, (1, 101));
+        assert_eq!(window.range((1, 101)), (51, 76));
+        (0..9).for_each(|_| window.pan(false, (1, 101)));
+        assert_eq!(window.range((1, 201)), (176, 201));
+        (0..9).for_each(|_| window.zoom(true, (1, 201)));
+        assert_eq!(window.range((1, 201)), (197, 201));
+        (0..9).for_each(|_| window.zoom(false, (1, 201)));
         assert!(window.is_all());
-        window.zoom(true, 1, 201);
-        (0..99).for_each(|_| window.pan(true, 1, 201));
-        assert_eq!(window.range(1, 201), (1, 101));
+        window.zoom(true, (1, 201));
+        (0..99).for_each(|_| window.pan(true, (1, 201)));
+        assert_eq!(window.range((1, 201)), (1, 101));
         // A run that began again has fewer steps.
-        assert_eq!((window.range(1, 5), window.range(1, 1)), ((1, 5), (1, 1)));
-        window.zoom(true, 7, 7);
+        assert_eq!((window.range((1, 5)), window.range((1, 1))), ((1, 5), (1, 1)));
+        window.zoom(true, (7, 7));
         assert!(window.is_all());
     }
 }

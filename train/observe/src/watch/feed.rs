@@ -1,271 +1,184 @@
-//! Threads that look at runs, so that one that hangs holds up neither keys nor the other runs.
+//! Background threads that read runs, one for each, so that a run that hangs holds up neither keys nor other runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Thread};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, SendError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_process::ProcessId;
-
-use super::cpu::CpuMeter;
-use super::gpu::{GpuMeter, opened_by, used_by};
-use super::logs::Logs;
-use super::subject::{FolderFacts, Gauges, Subject};
+use super::gauges::{CpuMeter, Gauges, GpuMeter, gauges};
+use super::logs::{LogLine, Logs};
+use super::summary::Summary;
 use crate::run::{Run, find_runs};
-use crate::status::{Look, LookAt};
+use crate::status::{Look, LookAt, State};
 
-/// How often a run is looked at.
+/// Time between two looks at a run.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How often runs are looked for in the folders that were named.
+/// Time between two searches of the named folders.
 const FIND_EVERY: Duration = Duration::from_secs(3);
 
-/// Threads that look at runs: each looks at its share of them.
-const THREADS: usize = 8;
-
-/// A run that is over is looked at once in so many rounds: it may go on again.
+/// A run that is over is asked in one round out of this many: it may be resumed.
 const OVER: u64 = 5;
 
-/// Runs as they are known now, kept up to date by threads of their own.
-pub(super) struct Feed {
-    shared: Arc<Shared>,
-    threads: Vec<Thread>,
+/// A change of what is known.
+pub(super) enum Update {
+    /// What is known of the run with this number. A new run has the next number.
+    Run(usize, Snapshot),
+    /// Paths that cannot be watched, with the reason.
+    Problems(Vec<String>),
+    /// A background thread has panicked.
+    Panicked,
 }
 
-struct Shared {
-    look_at: LookAt,
-    subjects: Mutex<Vec<Arc<Subject>>>,
-    notes: Mutex<Vec<String>>,
-    /// Counts what has been told.
-    told: AtomicU64,
-    is_over: AtomicBool,
-    has_panicked: AtomicBool,
+/// What is known of a run at one moment. A clone is cheap.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    pub folder: PathBuf,
+    /// The files of the run, once they have been read.
+    pub run: Option<Arc<Run>>,
+    /// Missing or unreadable files.
+    pub problems: Vec<String>,
+    pub summary: Summary,
+    /// The last answer of its processes.
+    pub look: Option<Arc<Look>>,
+    /// The error of the last attempt to ask its processes.
+    pub look_error: Option<String>,
+    /// The time of `look`.
+    pub looked: Option<Instant>,
+    /// Output of its ranks, oldest first.
+    pub log: Arc<Vec<LogLine>>,
+    /// Load of the processes on this machine, by rank.
+    pub gauges: Arc<BTreeMap<usize, Gauges>>,
 }
 
-impl Feed {
-    /// Begins to look at the runs that `paths` name: run folders, or folders of run folders.
-    ///
-    /// # Errors
-    ///
-    /// If there are no more threads to be had.
-    pub(super) fn start(paths: Vec<PathBuf>, look_at: LookAt) -> io::Result<Feed> {
-        let shared = Arc::new(Shared {
-            look_at,
-            subjects: Mutex::default(),
-            notes: Mutex::default(),
-            told: AtomicU64::new(0),
-            is_over: AtomicBool::new(false),
-            has_panicked: AtomicBool::new(false),
-        });
-        let mut feed = Feed { shared: Arc::clone(&shared), threads: Vec::new() };
-        feed.spawn("kiln-watch-find".to_owned(), move |shared| find(&shared, &paths))?;
-        for worker in 0..THREADS {
-            feed.spawn(format!("kiln-watch-{worker}"), move |shared| look(&shared, worker))?;
-        }
-        Ok(feed)
+impl Snapshot {
+    /// The run in `folder`, which has not been read.
+    pub(super) fn new(folder: PathBuf) -> Snapshot {
+        Snapshot { folder, ..Snapshot::default() }
     }
 
-    fn spawn(&mut self, name: String, run: impl FnOnce(Arc<Shared>) + Send + 'static) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let body = move || {
-            let _watched = TellsPanic(Arc::clone(&shared));
-            run(shared);
-        };
-        self.threads.push(thread::Builder::new().name(name).spawn(body)?.thread().clone());
-        Ok(())
+    /// The state of the run, if its processes or its lock have been asked.
+    pub(super) fn state(&self) -> Option<State> {
+        self.look.as_ref().map(|look| look.state)
     }
 
-    /// The runs, in the order in which they were found.
-    pub(super) fn subjects(&self) -> Vec<Arc<Subject>> {
-        lock(&self.shared.subjects).clone()
+    pub(super) fn set_run(&mut self, run: &Run) {
+        self.problems = run.problems();
+        self.run = Some(Arc::new(run.clone()));
+        self.summarize();
     }
 
-    /// What is wrong with the paths that were named.
-    pub(super) fn notes(&self) -> Vec<String> {
-        lock(&self.shared.notes).clone()
-    }
-
-    /// A number that grows with everything that is told.
-    pub(super) fn told(&self) -> u64 {
-        self.shared.told.load(Ordering::Acquire)
-    }
-
-    /// Whether a thread has panicked.
-    pub(super) fn has_panicked(&self) -> bool {
-        self.shared.has_panicked.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Feed {
-    /// Nobody waits for the threads: one may be in a look that takes its time.
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Release);
-        self.threads.iter().for_each(Thread::unpark);
-    }
-}
-
-struct TellsPanic(Arc<Shared>);
-
-impl Drop for TellsPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.has_panicked.store(true, Ordering::Release);
-        }
-    }
-}
-
-impl Shared {
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    fn tell(&self) {
-        self.told.fetch_add(1, Ordering::Release);
-    }
-
-    /// Waits until the round that began at `begin` has lasted for `length`, or everything is over.
-    fn rest(&self, begin: Instant, length: Duration) {
-        while let Some(left) =
-            length.checked_sub(begin.elapsed()).filter(|left| !left.is_zero() && !self.is_over())
-        {
-            thread::park_timeout(left);
-        }
-    }
-}
-
-/// Looks for runs, again and again: those that begin later are shown as well.
-fn find(shared: &Shared, paths: &[PathBuf]) {
-    while !shared.is_over() {
-        let begin = Instant::now();
-        let mut notes = Vec::new();
-        for path in paths {
-            match find_runs(std::slice::from_ref(path)) {
-                Ok(runs) => {
-                    let mut subjects = lock(&shared.subjects);
-                    for run in runs {
-                        if !subjects.iter().any(|known| known.folder() == run) {
-                            subjects.push(Arc::new(Subject::new(run)));
-                            shared.tell();
-                        }
-                    }
-                }
-                Err(error) => notes.push(error.to_string()),
+    pub(super) fn set_look(&mut self, look: Result<Look, String>, now: Instant) {
+        match look {
+            Ok(look) => {
+                (self.look, self.looked, self.look_error) = (Some(Arc::new(look)), Some(now), None);
+                self.summarize();
             }
+            Err(error) => self.look_error = Some(error),
         }
-        let mut told = lock(&shared.notes);
-        if *told != notes {
-            *told = notes;
-            shared.tell();
+    }
+
+    fn summarize(&mut self) {
+        if let Some(run) = &self.run {
+            self.summary = Summary::new(run, self.look.as_deref());
         }
-        drop(told);
-        shared.rest(begin, FIND_EVERY);
     }
 }
 
-/// Looks at every eighth run, from the one with the number `worker` on.
-fn look(shared: &Shared, worker: usize) {
-    let mut lookers: HashMap<usize, Looker> = HashMap::new();
+/// Starts to watch the runs that `paths` name: run folders, or folders of run folders. The threads end when the
+/// receiver is dropped.
+///
+/// # Errors
+///
+/// If no thread can be started.
+pub(super) fn start(paths: Vec<PathBuf>, look_at: LookAt) -> io::Result<Receiver<Update>> {
+    let (sender, updates) = mpsc::channel();
+    spawn(sender, move |updates| find(&paths, &look_at, updates))?;
+    Ok(updates)
+}
+
+fn spawn(
+    updates: Sender<Update>,
+    work: impl FnOnce(&Sender<Update>) -> Result<(), SendError<Update>> + Send + 'static,
+) -> io::Result<()> {
+    let body = move || {
+        if catch_unwind(AssertUnwindSafe(|| work(&updates))).is_err() {
+            // An error means that nobody watches any more, here and in all threads.
+            let _ = updates.send(Update::Panicked);
+        }
+    };
+    thread::Builder::new().name("kiln-watch".to_owned()).spawn(body).map(drop)
+}
+
+/// Finds runs, again and again, and starts a thread for each.
+fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result<(), SendError<Update>> {
     let gpus = Arc::new(GpuMeter::new());
-    let mut round = 0;
-    while !shared.is_over() {
-        let begin = Instant::now();
-        let subjects = lock(&shared.subjects).clone();
-        for (index, subject) in subjects.iter().enumerate().skip(worker).step_by(THREADS) {
-            let looker = lookers.entry(index).or_insert_with(|| Looker::new(subject, Arc::clone(&gpus)));
-            looker.read(subject);
-            shared.tell();
-            if round % OVER == 0 || !looker.is_over {
-                looker.look(subject, &shared.look_at);
-                shared.tell();
-            }
-            if shared.is_over() {
-                return;
+    let mut known: Vec<PathBuf> = Vec::new();
+    loop {
+        let mut problems = Vec::new();
+        for path in paths {
+            let found = find_runs(std::slice::from_ref(path));
+            problems.extend(found.as_ref().err().map(ToString::to_string));
+            for folder in found.into_iter().flatten() {
+                if known.contains(&folder) {
+                    continue;
+                }
+                let number = known.len();
+                known.push(folder.clone());
+                updates.send(Update::Run(number, Snapshot::new(folder.clone())))?;
+                let (look_at, gpus) = (Arc::clone(look_at), Arc::clone(&gpus));
+                let started =
+                    spawn(updates.clone(), move |updates| follow(number, &folder, &look_at, &gpus, updates));
+                problems.extend(started.err().map(|error| format!("cannot start a thread: {error}")));
             }
         }
-        // What has been found meanwhile should not wait for a second.
-        let is_idle = lookers.is_empty();
-        shared.rest(begin, if is_idle { EVERY / 10 } else { EVERY });
-        round += u64::from(!is_idle);
+        updates.send(Update::Problems(problems))?;
+        thread::sleep(FIND_EVERY);
     }
 }
 
-/// What looks at one run.
-struct Looker {
-    logs: Logs,
-    cpu: CpuMeter,
-    gpus: Arc<GpuMeter>,
-    is_over: bool,
-}
-
-impl Looker {
-    fn new(subject: &Subject, gpus: Arc<GpuMeter>) -> Self {
-        Looker { logs: Logs::new(subject.folder()), cpu: CpuMeter::default(), gpus, is_over: false }
-    }
-
-    /// Reads what is new in the folder.
-    fn read(&mut self, subject: &Subject) {
-        let is_known = subject.files().is_some();
-        let is_new = if is_known {
-            subject.files().as_mut().is_some_and(Run::refresh)
-        } else {
-            // A large one takes seconds, in which nobody is kept from what is known.
-            match Run::open(subject.folder()) {
-                Ok(run) => subject.files().insert(run).folder().exists(),
+/// Reads a run and asks its processes, again and again.
+fn follow(
+    number: usize,
+    folder: &Path,
+    look_at: &LookAt,
+    gpus: &GpuMeter,
+    updates: &Sender<Update>,
+) -> Result<(), SendError<Update>> {
+    let mut known = Snapshot::new(folder.to_owned());
+    let (mut run, mut logs, mut cpu) = (None, Logs::new(folder), CpuMeter::default());
+    for round in 0u64.. {
+        let start = Instant::now();
+        let is_new = match &mut run {
+            None => match Run::open(folder) {
+                Ok(opened) => run.insert(opened).folder().exists(),
                 Err(error) => {
-                    subject.tell(|news| news.folder = Arc::new(FolderFacts::missing(error.to_string())));
+                    known.problems = vec![error.to_string()];
                     false
                 }
-            }
+            },
+            Some(run) => run.refresh(),
         };
-        if is_new && let Some(facts) = subject.files().as_ref().map(FolderFacts::of) {
-            subject.tell(|news| {
-                news.version += 1;
-                news.folder = Arc::new(facts);
-            });
+        if let Some(run) = run.as_ref().filter(|_| is_new) {
+            known.set_run(run);
         }
-        if let Some(log) = self.logs.refresh() {
-            subject.tell(|news| news.log = log);
+        if let Some(log) = logs.refresh() {
+            known.log = log;
         }
-    }
-
-    /// Asks the run.
-    fn look(&mut self, subject: &Subject, look_at: &LookAt) {
-        let look = look_at(subject.folder());
-        self.is_over = look.as_ref().is_ok_and(|look| look.state.is_over());
-        let gauges = look.as_ref().map(|look| self.gauges(look)).unwrap_or_default();
-        subject.tell(|news| {
-            match look {
-                Ok(look) => {
-                    news.look = Some(Arc::new(look));
-                    news.looked = Some(Instant::now());
-                    news.look_error = None;
-                }
-                Err(why) => news.look_error = Some(why),
-            }
-            news.gauges = Arc::new(gauges);
-        });
-    }
-
-    fn gauges(&mut self, look: &Look) -> BTreeMap<usize, Gauges> {
-        let here = ProcessId::this().host;
-        let now = Instant::now();
-        let mut gauges = BTreeMap::new();
-        let gpus = if look.processes.is_empty() { Vec::new() } else { self.gpus.gpus() };
-        for process in look.processes.iter().filter(|process| process.host == here) {
-            let cpu = self.cpu.share(process.process, now);
-            let opened = if gpus.is_empty() { Vec::new() } else { opened_by(process.process) };
-            let gpu = used_by(&gpus, process.process, &opened);
-            let (load, celsius) = (gpu.and_then(|gpu| gpu.load), gpu.and_then(|gpu| gpu.celsius));
-            let of_rank = Gauges { cpu, gpu: load, celsius };
-            gauges.extend(process.ranks.iter().map(|rank| (*rank, of_rank)));
+        // Processes may take their time to answer.
+        updates.send(Update::Run(number, known.clone()))?;
+        if !known.state().is_some_and(State::is_over) || round.is_multiple_of(OVER) {
+            let look = look_at(folder);
+            known.gauges =
+                Arc::new(look.as_ref().map(|look| gauges(look, &mut cpu, gpus)).unwrap_or_default());
+            known.set_look(look, Instant::now());
+            updates.send(Update::Run(number, known.clone()))?;
         }
-        gauges
+        thread::sleep(EVERY.saturating_sub(start.elapsed()));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    Ok(())
 }

@@ -3,23 +3,22 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::curve::SMOOTHING;
-use super::rows::Column;
-use super::state::{Source, View, Watch};
+use super::draw::COLUMNS;
+use super::state::{View, Watch};
 
-/// What whoever has the terminal is to do after a key.
+/// What the owner of the terminal does after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Draw.
     Draw,
-    /// Draw every cell again: somebody else has written on the terminal.
+    /// Draw every cell: another program has written on the terminal.
     DrawAll,
-    /// Give the terminal back and stop, until the shell says that it goes on.
+    /// Restore the terminal and stop until the shell continues the program.
     Suspend,
-    /// Leave.
     Quit,
 }
 
-/// Keys and what they do, for the help: the keys, what they do, and where, if not everywhere.
+/// Keys and what they do, for the help.
 pub(super) const HELP: [(&str, &str); 18] = [
     ("Tab, 1-6", "next view (Shift-Tab: the one before); a view by its number"),
     ("n p", "next run, run before"),
@@ -41,9 +40,9 @@ pub(super) const HELP: [(&str, &str); 18] = [
     ("PgUp PgDn", "Runs: scroll the differences of configurations"),
 ];
 
-/// What a key does.
+/// Applies a key. Returns `None` if it changes nothing.
 pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
-    // Some terminals tell also when a key is let go.
+    // Some terminals also report when a key is released.
     if key.kind == KeyEventKind::Release {
         return None;
     }
@@ -56,93 +55,109 @@ pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
         };
     }
     if watch.curves.list.is_some() {
-        return on_list(watch, key.code);
+        return on_list(watch, key.code).then_some(Action::Draw);
     }
-    if watch.shows_help {
-        watch.shows_help = false;
-        // The key that closes the help does nothing else, but to leave.
-        return Some(if key.code == KeyCode::Char('q') { Action::Quit } else { Action::Draw });
+    if key.code == KeyCode::Char('q') {
+        return Some(Action::Quit);
     }
-    match key.code {
-        KeyCode::Char('q') => return Some(Action::Quit),
-        KeyCode::Char('?') | KeyCode::F(1) => watch.shows_help = true,
-        KeyCode::Tab => watch.view = watch.view.step(1),
-        KeyCode::BackTab => watch.view = watch.view.step(-1),
-        KeyCode::Char(digit @ '1'..='6') => {
-            watch.view = View::ALL[usize::from(digit as u8 - b'1')];
-        }
-        KeyCode::Char('n') => watch.go_to_run(1),
-        KeyCode::Char('p') => watch.go_to_run(-1),
-        code => {
-            return match watch.view {
-                View::Overview => on_overview(watch, code),
-                View::Curves => on_curves(watch, code),
-                View::Ranks => on_ranks(watch, code),
-                View::Log => on_log(watch, code),
-                View::Samples => on_samples(watch, code),
-                View::Runs => on_runs(watch, code),
+    if std::mem::take(&mut watch.shows_help) {
+        return Some(Action::Draw);
+    }
+    let rows = &mut watch.rows;
+    match (watch.view, key.code) {
+        (_, KeyCode::Char('?') | KeyCode::F(1)) => watch.shows_help = true,
+        (_, KeyCode::Tab) | (View::Overview, KeyCode::Right) => watch.view = watch.view.step(1),
+        (_, KeyCode::BackTab) | (View::Overview, KeyCode::Left) => watch.view = watch.view.step(-1),
+        (_, KeyCode::Char(digit @ '1'..='6')) => watch.view = View::ALL[usize::from(digit as u8 - b'1')].0,
+        (_, KeyCode::Char('n')) => watch.go_to_run(1),
+        (_, KeyCode::Char('p')) => watch.go_to_run(-1),
+        (View::Overview | View::Curves, code) => return on_curves(watch, code).then_some(Action::Draw),
+        (View::Ranks, KeyCode::Left) => rows.sort = (rows.sort + COLUMNS.len() - 1) % COLUMNS.len(),
+        (View::Ranks, KeyCode::Right | KeyCode::Char('s')) => rows.sort = (rows.sort + 1) % COLUMNS.len(),
+        (View::Ranks, KeyCode::Char('r')) => rows.is_reversed = !rows.is_reversed,
+        (View::Log, KeyCode::Left) => watch.go_to_source(-1),
+        (View::Log, KeyCode::Right) => watch.go_to_source(1),
+        (View::Log, KeyCode::Char('w')) => (rows.cuts_lines, rows.log_back) = (!rows.cuts_lines, 0),
+        (View::Runs, KeyCode::Up) if watch.front > 0 => watch.go_to_run(-1),
+        (View::Runs, KeyCode::Down) if watch.front + 1 < watch.runs.len() => watch.go_to_run(1),
+        (View::Runs, KeyCode::Char(' ')) => {
+            if !watch.curves.hidden.remove(&watch.front) {
+                watch.curves.hidden.insert(watch.front);
             }
-            .then_some(Action::Draw);
+            watch.curves.is_alone = false;
+        }
+        (view, code) => {
+            let by = distance(code, rows.page)?;
+            let is_page = matches!(code, KeyCode::PageUp | KeyCode::PageDown);
+            match view {
+                View::Ranks => {
+                    let chosen = rows.ranks.selected().unwrap_or(0);
+                    rows.ranks.select(Some(chosen.saturating_add_signed(by)));
+                }
+                View::Log => rows.log_back = rows.log_back.saturating_add_signed(-by),
+                View::Samples if is_page => rows.sample_line = rows.sample_line.saturating_add_signed(by),
+                View::Samples => {
+                    (rows.sample_back, rows.sample_line) = (rows.sample_back.saturating_add_signed(-by), 0);
+                }
+                View::Runs if is_page => rows.difference = rows.difference.saturating_add_signed(by),
+                _ => return None,
+            }
         }
     }
     Some(Action::Draw)
 }
 
-fn on_overview(watch: &mut Watch, code: KeyCode) -> bool {
-    match code {
-        KeyCode::Right => watch.view = watch.view.step(1),
-        KeyCode::Left => watch.view = watch.view.step(-1),
-        KeyCode::Char('k') | KeyCode::Up | KeyCode::Down => {
-            watch.view = View::Curves;
-            return on_curves(watch, code);
-        }
-        code => return on_curves(watch, code),
-    }
-    true
+/// How far a key moves down. Home and End move beyond any end.
+fn distance(code: KeyCode, page: usize) -> Option<isize> {
+    Some(match code {
+        KeyCode::Up => -1,
+        KeyCode::Down => 1,
+        KeyCode::PageUp => -(page as isize),
+        KeyCode::PageDown => page as isize,
+        KeyCode::Home => -isize::MAX / 2,
+        KeyCode::End => isize::MAX / 2,
+        _ => return None,
+    })
 }
 
 fn on_curves(watch: &mut Watch, code: KeyCode) -> bool {
+    let keys: Vec<String> = watch.keys().into_iter().map(str::to_owned).collect();
+    let extent = watch.extent();
     let curves = &mut watch.curves;
-    let (first, last) = curves.extent;
+    let at = keys.iter().position(|key| *key == curves.key).unwrap_or(0);
+    if matches!(code, KeyCode::Char('k') | KeyCode::Up | KeyCode::Down) {
+        watch.view = View::Curves;
+    }
     match code {
-        KeyCode::Char('+' | '=') => curves.window.zoom(true, first, last),
-        KeyCode::Char('-' | '_') => curves.window.zoom(false, first, last),
+        KeyCode::Char('+' | '=') => curves.window.zoom(true, extent),
+        KeyCode::Char('-' | '_') => curves.window.zoom(false, extent),
         KeyCode::Char('0') | KeyCode::Home => curves.window = Default::default(),
-        KeyCode::Left | KeyCode::Char('<' | ',') => curves.window.pan(true, first, last),
-        KeyCode::Right | KeyCode::Char('>' | '.') => curves.window.pan(false, first, last),
+        KeyCode::Left | KeyCode::Char('<' | ',') => curves.window.pan(true, extent),
+        KeyCode::Right | KeyCode::Char('>' | '.') => curves.window.pan(false, extent),
         KeyCode::Char('s') => curves.smoothing = (curves.smoothing + 1).min(SMOOTHING.len() - 1),
         KeyCode::Char('S') => curves.smoothing = curves.smoothing.saturating_sub(1),
         KeyCode::Char('l') => curves.is_log_y = !curves.is_log_y,
         KeyCode::Char('L') => curves.is_log_x = !curves.is_log_x,
-        KeyCode::Char('c') => {
-            watch.is_alone = !watch.is_alone;
-        }
-        KeyCode::Char('k') => {
-            let at = curves.keys.iter().position(|key| *key == curves.key).unwrap_or(0);
-            curves.list = Some((String::new(), at));
-        }
+        KeyCode::Char('c') => curves.is_alone = !curves.is_alone,
+        KeyCode::Char('k') => curves.list = Some((String::new(), at)),
         KeyCode::Up | KeyCode::Down => {
-            let at = curves.keys.iter().position(|key| *key == curves.key).unwrap_or(0);
             let next = if code == KeyCode::Up { at.saturating_sub(1) } else { at + 1 };
-            if let Some(key) = curves.keys.get(next) {
-                curves.key = key.clone();
-            }
+            curves.key = keys.get(next).unwrap_or(&curves.key).clone();
         }
         _ => return false,
     }
     true
 }
 
-fn on_list(watch: &mut Watch, code: KeyCode) -> Option<Action> {
-    let listed = watch.listed();
-    let (typed, at) = watch.curves.list.as_mut()?;
+fn on_list(watch: &mut Watch, code: KeyCode) -> bool {
+    let listed = watch.listed_keys();
+    let curves = &mut watch.curves;
+    let Some((typed, at)) = &mut curves.list else { return false };
     match code {
-        KeyCode::Esc => watch.curves.list = None,
+        KeyCode::Esc => curves.list = None,
         KeyCode::Enter => {
-            if let Some(key) = listed.get(*at) {
-                watch.curves.key = key.clone();
-            }
-            watch.curves.list = None;
+            curves.key = listed.get(*at).unwrap_or(&curves.key).clone();
+            curves.list = None;
         }
         KeyCode::Up => *at = at.saturating_sub(1),
         KeyCode::Down => *at = (*at + 1).min(listed.len().saturating_sub(1)),
@@ -154,84 +169,6 @@ fn on_list(watch: &mut Watch, code: KeyCode) -> Option<Action> {
             typed.push(c);
             *at = 0;
         }
-        _ => return None,
-    }
-    Some(Action::Draw)
-}
-
-fn on_ranks(watch: &mut Watch, code: KeyCode) -> bool {
-    let count = watch.front().and_then(|news| news.look.as_ref()).map_or(0, |look| look.ranks.len());
-    let ranks = &mut watch.ranks;
-    let (last, page) = (count.saturating_sub(1), ranks.page.max(1));
-    let sort = Column::ALL.iter().position(|column| *column == ranks.sort).unwrap_or(0);
-    match code {
-        KeyCode::Up => ranks.chosen = ranks.chosen.saturating_sub(1),
-        KeyCode::Down => ranks.chosen = (ranks.chosen + 1).min(last),
-        KeyCode::PageUp => ranks.chosen = ranks.chosen.saturating_sub(page),
-        KeyCode::PageDown => ranks.chosen = (ranks.chosen + page).min(last),
-        KeyCode::Home => ranks.chosen = 0,
-        KeyCode::End => ranks.chosen = last,
-        KeyCode::Left => ranks.sort = Column::ALL[(sort + Column::ALL.len() - 1) % Column::ALL.len()],
-        KeyCode::Right | KeyCode::Char('s') => ranks.sort = Column::ALL[(sort + 1) % Column::ALL.len()],
-        KeyCode::Char('r') => ranks.is_reversed = !ranks.is_reversed,
-        _ => return false,
-    }
-    true
-}
-
-fn on_log(watch: &mut Watch, code: KeyCode) -> bool {
-    let log = &mut watch.log;
-    let page = log.page.max(1);
-    let next_source = |log: &super::state::Log, by: isize| {
-        let at = log.sources.iter().position(|source| *source == log.source).unwrap_or(0) as isize;
-        let count = log.sources.len().max(1) as isize;
-        log.sources.get((at + by).rem_euclid(count) as usize).copied().unwrap_or(Source::Either)
-    };
-    match code {
-        KeyCode::Up => log.back += 1,
-        KeyCode::Down => log.back = log.back.saturating_sub(1),
-        KeyCode::PageUp => log.back += page,
-        KeyCode::PageDown => log.back = log.back.saturating_sub(page),
-        // As far as it goes, which drawing finds.
-        KeyCode::Home => log.back = usize::MAX / 2,
-        KeyCode::End => log.back = 0,
-        KeyCode::Left => (log.source, log.back) = (next_source(log, -1), 0),
-        KeyCode::Right => (log.source, log.back) = (next_source(log, 1), 0),
-        KeyCode::Char('w') => (log.is_cut, log.back) = (!log.is_cut, 0),
-        _ => return false,
-    }
-    true
-}
-
-fn on_samples(watch: &mut Watch, code: KeyCode) -> bool {
-    let samples = &mut watch.samples;
-    let (last, page) = (samples.count.saturating_sub(1), samples.page.max(1));
-    match code {
-        KeyCode::Up => (samples.back, samples.down) = ((samples.back + 1).min(last), 0),
-        KeyCode::Down => (samples.back, samples.down) = (samples.back.saturating_sub(1), 0),
-        KeyCode::Home => (samples.back, samples.down) = (last, 0),
-        KeyCode::End => (samples.back, samples.down) = (0, 0),
-        KeyCode::PageUp => samples.down = samples.down.saturating_sub(page),
-        KeyCode::PageDown => samples.down += page,
-        _ => return false,
-    }
-    true
-}
-
-fn on_runs(watch: &mut Watch, code: KeyCode) -> bool {
-    let last = watch.subjects.len().saturating_sub(1);
-    match code {
-        KeyCode::Up if watch.at > 0 => watch.go_to_run(-1),
-        KeyCode::Down if watch.at < last => watch.go_to_run(1),
-        KeyCode::Char(' ') => {
-            if !watch.hidden.remove(&watch.at) {
-                watch.hidden.insert(watch.at);
-            }
-            watch.is_alone = false;
-        }
-        // Drawing finds how far it goes.
-        KeyCode::PageDown => watch.differences += 5,
-        KeyCode::PageUp => watch.differences = watch.differences.saturating_sub(5),
         _ => return false,
     }
     true

@@ -6,8 +6,6 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::subject::LogLine;
-
 /// Bytes at the end of a file that are read at first, and at a time later on.
 const MOST_BYTES: u64 = 64 * 1024;
 
@@ -19,6 +17,15 @@ const MOST_FILES: usize = 512;
 
 /// Characters of a line that are kept.
 const MOST_CHARACTERS: usize = 2000;
+
+/// A line of a rank's output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LogLine {
+    pub rank: usize,
+    /// Whether the rank wrote it to standard error.
+    pub is_error: bool,
+    pub text: Arc<str>,
+}
 
 /// The logs of a run.
 #[derive(Debug)]

@@ -1,117 +1,135 @@
 //! `kiln watch`: runs on a whole terminal.
 //!
-//! Threads of their own look at the runs (`feed.rs`) and leave what they find in a `Subject` each (`subject.rs`).
-//! The thread that has the terminal (`screen.rs`) takes that over into the state of the screen (`state.rs`), changes
-//! the state with each key (`keys.rs`), and draws it (`draw/`): it never waits for a run or its files.
+//! Background threads read the runs and send what has changed (`feed.rs`). The thread that draws applies those updates
+//! and the user's keys to its state (`state.rs`, `keys.rs`) and draws the state (`draw/`) on the terminal (`screen.rs`).
+//! It never waits for a run or its files.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 mod chart;
-mod cpu;
 mod curve;
 mod draw;
-mod error;
 mod feed;
-mod gpu;
-mod input;
+mod gauges;
 mod keys;
 mod logs;
-mod rows;
 mod screen;
 mod state;
-mod subject;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod text;
 mod theme;
-mod ticks;
 
-pub use error::WatchError;
 pub use theme::Theme;
 
 use crate::status::LookAt;
-use feed::Feed;
+use feed::Update;
 use keys::{Action, on_key};
 use screen::{Screen, Wake};
 use state::Watch;
 
-/// The screen is drawn at least this often, for what is told to be so old.
+/// The screen is redrawn at least this often, to keep the age of its data current.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// How long news of runs and signals may wait. Keys do not wait.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest delay of updates and signals. Keys are not delayed.
+const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What to watch.
+/// The runs to watch, and how.
 #[derive(Clone)]
 pub struct WatchOptions {
-    /// Run folders, or folders of run folders. Those that begin later are shown when they are there.
+    /// Run folders, or folders of run folders. Runs that start later appear on their own.
     pub runs: Vec<PathBuf>,
-    /// Looks at a run.
+    /// Asks the processes of a run.
     pub look_at: LookAt,
-    /// What the terminal can show.
+    /// Colours and characters of the terminal.
     pub theme: Theme,
 }
 
 impl WatchOptions {
-    /// The runs on a terminal that can show what the environment says.
+    /// Watches `runs` on a terminal with the colours and characters that the environment announces.
     pub fn new(runs: Vec<PathBuf>, look_at: LookAt) -> Self {
         WatchOptions { runs, look_at, theme: Theme::of_environment(|name| std::env::var_os(name)) }
     }
 }
 
+/// An error of [`run`].
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// No run was named.
+    #[error(
+        "no run is named: use kiln watch RUN, where RUN is a run folder (--out), or a folder of run folders"
+    )]
+    NoRuns,
+    /// There is no terminal to draw on.
+    #[error(
+        "kiln watch needs a terminal, and {stream} is not one; use kiln status RUN for text, kiln status RUN \
+         --follow for continuous text, or kiln watch RUN --http for a page in a browser"
+    )]
+    NoTerminal {
+        /// Standard input or output.
+        stream: &'static str,
+    },
+    /// The terminal refused a request.
+    #[error("cannot draw on the terminal: {0}")]
+    Terminal(#[from] io::Error),
+    /// A background thread panicked.
+    #[error("a background thread panicked: this is a bug in kiln")]
+    Panicked,
+}
+
 /// Shows the runs until the user leaves. A signal that ends programs ends this one in the same way, after the terminal
-/// has been given back.
+/// has been restored.
 ///
 /// # Errors
 ///
-/// If no run is named, if standard input or output is no terminal, or if the terminal refuses.
+/// If no run is named, if standard input or output is not a terminal, or if drawing on the terminal fails.
 pub fn run(options: WatchOptions) -> Result<(), WatchError> {
     if options.runs.is_empty() {
         return Err(WatchError::NoRuns);
     }
-    for (is_terminal, what) in
-        [(io::stdin().is_terminal(), "standard input"), (io::stdout().is_terminal(), "standard output")]
-    {
-        if !is_terminal {
-            return Err(WatchError::NoTerminal { what });
-        }
+    if !io::stdin().is_terminal() {
+        return Err(WatchError::NoTerminal { stream: "standard input" });
     }
-    // First, so that a panic of any thread finds the terminal taken and gives it back.
+    if !io::stdout().is_terminal() {
+        return Err(WatchError::NoTerminal { stream: "standard output" });
+    }
+    // Before any thread starts, so that a panic of each of them restores the terminal.
     let mut screen = Screen::take()?;
-    let feed = Feed::start(options.runs, options.look_at)?;
+    let updates = feed::start(options.runs, options.look_at)?;
     let mut watch = Watch::new(options.theme, Instant::now());
+    let mut is_stale = true;
     loop {
-        let told = feed.told();
-        watch.update(feed.subjects(), feed.notes(), Instant::now());
-        screen.draw(|frame| draw::draw(&mut watch, frame.area(), frame.buffer_mut()))?;
-        let drawn = Instant::now();
-        while feed.told() == told && drawn.elapsed() < DRAW_EVERY {
-            if feed.has_panicked() {
-                drop(screen);
+        for update in updates.try_iter() {
+            if matches!(update, Update::Panicked) {
                 return Err(WatchError::Panicked);
             }
-            let action = match screen.wait(PATIENCE)? {
-                Wake::Nothing => continue,
-                Wake::Key(key) => on_key(&mut watch, key),
-                Wake::Resized => Some(Action::Draw),
-                Wake::Suspend => Some(Action::Suspend),
-                Wake::Continued => {
-                    screen.take_again()?;
-                    Some(Action::Draw)
-                }
-                Wake::End(signal) => return Ok(screen.end_by(signal)?),
-            };
-            match action {
-                None => continue,
-                Some(Action::Draw) => {}
-                Some(Action::DrawAll) => screen.clear()?,
-                Some(Action::Suspend) => screen.suspend()?,
+            watch.apply(update);
+            is_stale = true;
+        }
+        if is_stale || watch.now.elapsed() >= DRAW_EVERY {
+            watch.now = Instant::now();
+            screen.draw(|frame| draw::draw(&mut watch, frame.area(), frame.buffer_mut()))?;
+            is_stale = false;
+        }
+        match screen.wait(PATIENCE)? {
+            Wake::Nothing => {}
+            Wake::Redraw => is_stale = true,
+            Wake::End(signal) => return Ok(screen.end_by(signal)?),
+            Wake::Key(key) => match on_key(&mut watch, key) {
+                None => {}
                 Some(Action::Quit) => return Ok(()),
-            }
-            break;
+                Some(action) => {
+                    match action {
+                        Action::DrawAll => screen.clear()?,
+                        Action::Suspend => screen.suspend()?,
+                        _ => {}
+                    }
+                    is_stale = true;
+                }
+            },
         }
     }
 }

@@ -5,28 +5,28 @@ use std::cmp::Ordering;
 use crate::run::{Run, Series};
 use crate::status::Look;
 
-/// Logged steps whose pace counts for the time that is left.
+/// Logged steps that the remaining time is estimated from.
 const PACE: usize = 50;
 
 /// Logged steps on each side of a trend.
 const TREND: usize = 10;
 
-/// Keys that are no curves: the axis itself, and the time of day.
+/// Keys without curves: the axis itself, and the time of day.
 const NO_CURVES: [&str; 2] = ["step", "time"];
 
-/// A run in a few numbers. What is not known is `None`.
+/// A run in a few numbers. `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Summary {
     pub step: Option<u64>,
     pub steps: Option<u64>,
     pub loss: Option<f64>,
-    /// Where the loss goes.
+    /// Whether the loss falls or rises.
     pub trend: Option<Ordering>,
     pub val_loss: Option<f64>,
     pub tokens_per_s: Option<f64>,
     pub mfu: Option<f64>,
     pub peak_bytes: Option<f64>,
-    /// Seconds that are left, if the run goes on as it should.
+    /// Seconds until the last step.
     pub left_s: Option<f64>,
     /// The keys of its metrics.
     pub keys: Vec<String>,
@@ -35,21 +35,19 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// What the files of a run and a look at it say.
+    /// Summarizes the files of a run and a look at its processes.
     pub(super) fn new(run: &Run, look: Option<&Look>) -> Summary {
         let metrics = run.metrics();
         let last = |key: &str| metrics.get(key).and_then(Series::last).map(|(_, value)| value);
         let first_step = metrics.iter().filter_map(|(_, series)| series.steps().first().copied()).min();
         let step = look.and_then(|look| look.step).max(metrics.last_step());
         let steps = look.and_then(|look| look.steps).or(run.steps());
-        let goes_on = look.is_some_and(|look| !look.state.is_over() && !look.state.is_bad());
-        let left = step.zip(steps).filter(|_| goes_on).map(|(step, steps)| steps.saturating_sub(step));
-        let pace = || {
-            let steps = metrics.get("step_s")?;
-            let mut late: Vec<f64> = steps.values().iter().rev().take(PACE).copied().collect();
-            late.sort_by(f64::total_cmp);
-            late.get(late.len() / 2).copied().filter(|seconds| seconds.is_finite())
-        };
+        let is_running = look.is_some_and(|look| !look.state.is_over() && !look.state.is_bad());
+        let left = step.zip(steps).filter(|_| is_running).map(|(step, steps)| steps.saturating_sub(step));
+        // The times of lines include evaluations and saves; the times of steps do not.
+        let by_time = metrics.get("time").and_then(|times| times.growth(PACE)).filter(|pace| *pace > 0.0);
+        let pace = by_time.or_else(|| metrics.get("step_s").and_then(median));
+        let keys = metrics.iter().map(|(key, _)| key).filter(|key| !NO_CURVES.contains(key));
         Summary {
             step,
             steps,
@@ -59,15 +57,8 @@ impl Summary {
             tokens_per_s: look.and_then(|look| look.tokens_per_s).or(last("tokens_per_s")),
             mfu: last("mfu"),
             peak_bytes: last("peak_bytes"),
-            left_s: left
-                .zip(metrics.get("time").and_then(pace_by_time).or_else(pace))
-                .map(|(left, pace)| left as f64 * pace),
-            keys: metrics
-                .iter()
-                .map(|(key, _)| key)
-                .filter(|key| !NO_CURVES.contains(key))
-                .map(str::to_owned)
-                .collect(),
+            left_s: left.zip(pace).map(|(left, pace)| left as f64 * pace),
+            keys: keys.map(str::to_owned).collect(),
             extent: first_step.zip(metrics.last_step()),
         }
     }
@@ -79,12 +70,15 @@ impl Summary {
     }
 }
 
-/// Seconds of a step by the times of late lines. A pause before a resume does not count.
-fn pace_by_time(times: &Series) -> Option<f64> {
-    times.growth(PACE).filter(|pace| *pace > 0.0)
+/// The median of the last [`PACE`] values.
+fn median(series: &Series) -> Option<f64> {
+    let mut late: Vec<f64> = series.values().iter().rev().take(PACE).copied().collect();
+    late.sort_by(f64::total_cmp);
+    late.get(late.len() / 2).copied().filter(|value| value.is_finite())
 }
 
-/// The last values against those before: `None` if there are too few, equal if they differ by less than they scatter.
+/// Compares the last values with those before them: equal if they differ by less than their scatter, `None` if there
+/// are too few.
 fn trend(loss: &Series) -> Option<Ordering> {
     let late: Vec<f64> = loss.values().iter().rev().take(2 * TREND).copied().collect();
     if late.len() < 4 || late.iter().any(|value| !value.is_finite()) {
@@ -92,12 +86,12 @@ fn trend(loss: &Series) -> Option<Ordering> {
     }
     let (new, old) = late.split_at(late.len() / 2);
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let scatter = |values: &[f64]| {
+    let variance = |values: &[f64]| {
         let centre = mean(values);
         values.iter().map(|value| (value - centre).powi(2)).sum::<f64>() / values.len() as f64
     };
-    // The error of a difference of two means.
-    let error = ((scatter(new) + scatter(old)) / new.len() as f64).sqrt();
+    // The standard error of a difference of two means.
+    let error = ((variance(new) + variance(old)) / new.len() as f64).sqrt();
     let change = mean(new) - mean(old);
     if change.abs() <= error { Some(Ordering::Equal) } else { change.partial_cmp(&0.0) }
 }
@@ -109,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_summed_up_from_its_files() {
+    fn summary_reads_files_and_look() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.toml"), "[train]\nsteps = 100\n").unwrap();
         let line = |step: u64| {
@@ -135,7 +129,6 @@ mod tests {
         );
         // Nobody says that it goes on.
         assert_eq!(summary.left_s, None);
-        assert_eq!(pace_by_time(run.metrics().get("time").unwrap()), Some(0.5));
         assert_eq!(Summary::default().share(), None);
     }
 }

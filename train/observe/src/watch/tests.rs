@@ -13,9 +13,11 @@ use ratatui::style::Color;
 use tempfile::TempDir;
 
 use super::draw::draw;
+use super::feed::{Snapshot, Update};
+use super::gauges::Gauges;
 use super::keys::{Action, on_key};
+use super::logs::LogLine;
 use super::state::{View, Watch};
-use super::subject::{FolderFacts, Gauges, LogLine, Subject};
 use super::theme::Theme;
 use crate::run::{Event, Run, Sample};
 use crate::status::{Call, Look, ProcessLook, RankLook, State};
@@ -35,27 +37,17 @@ impl Screen {
         Screen { root: tempfile::tempdir().unwrap(), watch: Watch::new(theme, Instant::now()) }
     }
 
-    /// Adds a run with `steps` logged steps of 200.
-    fn add(&mut self, name: &str, lr: &str, steps: u64, look: Look) -> Arc<Subject> {
+    /// Adds a run with `steps` logged steps of 200. Returns its number.
+    fn add(&mut self, name: &str, lr: &str, steps: u64, look: Look) -> usize {
         let folder = self.root.path().join(name);
         fs::create_dir(&folder).unwrap();
         write_run(&folder, lr, steps);
-        let subject = Arc::new(Subject::new(folder.clone()));
-        let run = Run::open(&folder).unwrap();
-        let facts = FolderFacts::of(&run);
-        *subject.files() = Some(run);
-        subject.tell(|news| {
-            (news.version, news.folder) = (1, Arc::new(facts));
-            (news.look, news.looked) = (Some(Arc::new(look)), Some(self.watch.now));
-        });
-        let mut subjects = self.watch.subjects.clone();
-        subjects.push(Arc::clone(&subject));
-        self.watch.update(subjects, Vec::new(), self.watch.now);
-        subject
-    }
-
-    fn update(&mut self) {
-        self.watch.update(self.watch.subjects.clone(), self.watch.notes.clone(), self.watch.now);
+        let mut snapshot = Snapshot::new(folder.clone());
+        snapshot.set_run(&Run::open(&folder).unwrap());
+        snapshot.set_look(Ok(look), self.watch.now);
+        let number = self.watch.runs.len();
+        self.watch.apply(Update::Run(number, snapshot));
+        number
     }
 
     fn press(&mut self, keys: &str) {
@@ -75,7 +67,6 @@ impl Screen {
                 key => KeyCode::Char(key),
             };
             on_key(&mut self.watch, KeyEvent::new(code, KeyModifiers::NONE));
-            self.update();
         }
     }
 
@@ -195,13 +186,9 @@ fn with_output(screen: &mut Screen, run: usize) {
         .into(),
     }
     };
-    let log = (1..=40).flat_map(|step| [line(step, 0), line(step, 3)]).collect();
     let gauges = |rank: usize| (rank, Gauges { cpu: Some(1.98), gpu: None, celsius: None });
-    screen.watch.subjects[run].tell(|news| {
-        news.log = Arc::new(log);
-        news.gauges = Arc::new((0..4).map(gauges).collect());
-    });
-    screen.update();
+    screen.watch.runs[run].log = Arc::new((1..=40).flat_map(|step| [line(step, 0), line(step, 3)]).collect());
+    screen.watch.runs[run].gauges = Arc::new((0..4).map(gauges).collect());
 }
 
 macro_rules! shows {
@@ -243,7 +230,6 @@ fn a_run_that_hangs() {
     insta::assert_snapshot!("hung_ranks_80x24", screen.text(SMALL));
     // Nobody has answered for a while.
     screen.watch.now += Duration::from_secs(65);
-    screen.update();
     assert!(screen.text(LARGE).contains("ends the run in 586 s (as of 1 min 05 s ago)"));
 }
 
@@ -289,7 +275,7 @@ fn no_run() {
     let mut screen = Screen::new();
     let note = "runs/none is not the folder of a run: it is not there; name the one that --out has named, or a folder \
                 with such folders";
-    screen.watch.update(Vec::new(), vec![note.to_owned()], screen.watch.now);
+    screen.watch.apply(Update::Problems(vec![note.to_owned()]));
     shows!("no_run", screen);
     // No key finds anything to act on.
     screen.press("\t123456np↑↓←→⇞⇟⇱⇲+-0sSlLck\n wr?q");
@@ -301,20 +287,14 @@ fn no_run() {
 #[test]
 fn what_is_missing_is_told() {
     let mut screen = Screen::new();
-    let subject = screen.add("a", "3e-3", 20, healthy(2));
-    let folder = subject.folder().to_owned();
+    screen.add("a", "3e-3", 20, healthy(2));
+    let folder = screen.watch.runs[0].folder.clone();
     let mut metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     metrics.push_str("{\"step\":21,\"loss\":null,\"who\":\"knows\"}\nwhat\n{\"new\":1}\n{\"step\":22,\"lo");
     fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
     fs::write(folder.join("config.toml"), "[train").unwrap();
-    let run = Run::open(&folder).unwrap();
-    let facts = FolderFacts::of(&run);
-    *subject.files() = Some(run);
-    subject.tell(|news| {
-        (news.version, news.folder) = (2, Arc::new(facts));
-        news.look_error = Some("it is another user's".into());
-    });
-    screen.update();
+    screen.watch.runs[0].set_run(&Run::open(&folder).unwrap());
+    screen.watch.runs[0].set_look(Err("it is another user's".into()), Instant::now());
     let text = screen.text(LARGE);
     for part in [
         "2 lines passed over that this build cannot read",
@@ -324,11 +304,6 @@ fn what_is_missing_is_told() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // While the folder is being read, what was there stays.
-    let files = subject.files();
-    screen.update();
-    assert_eq!(screen.text(LARGE), text);
-    drop(files);
 }
 
 #[test]
@@ -338,11 +313,10 @@ fn every_view_of_every_run_fits_every_size() {
         screen.add(name, "3e-3", 40, look);
     }
     let young = screen.root.path().join("young");
-    let mut subjects = screen.watch.subjects.clone();
-    subjects.push(Arc::new(Subject::new(young)));
-    screen.watch.update(subjects, vec!["a note".into()], screen.watch.now);
+    screen.watch.apply(Update::Run(3, Snapshot::new(young)));
+    screen.watch.apply(Update::Problems(vec!["a note".into()]));
     for keys in ["1", "2", "2k", "\n3", "4", "5", "6", "?"] {
-        for _ in 0..screen.watch.subjects.len() {
+        for _ in 0..screen.watch.runs.len() {
             screen.press(keys);
             for size in [(40, 10), (41, 60), (200, 10), (79, 23), (120, 37), (300, 90)] {
                 screen.text(size);
@@ -381,7 +355,7 @@ fn keys_change_the_view() {
     screen.press("⇲");
     assert!(screen.text(SMALL).contains("rows 54-64"), "{}", screen.text(SMALL));
     screen.press("⇱↓⇟⇞");
-    assert_eq!(screen.watch.ranks.chosen, 1);
+    assert_eq!(screen.watch.rows.ranks.selected(), Some(1));
 
     screen.press("4");
     screen.text(SMALL);
@@ -405,7 +379,7 @@ fn keys_change_the_view() {
     assert!(screen.text(SMALL).contains("samples of step 50"));
 
     screen.press("np n");
-    assert_eq!(screen.watch.at, 1);
+    assert_eq!(screen.watch.front, 1);
     screen.press("1→");
     assert_eq!(screen.watch.view, View::Curves);
     let control = |key| KeyEvent::new(KeyCode::Char(key), KeyModifiers::CONTROL);
@@ -416,6 +390,89 @@ fn keys_change_the_view() {
     screen.press("?");
     assert!(screen.watch.shows_help && screen.text(SMALL).contains("this help"));
     assert_eq!(on_key(&mut screen.watch, quit), Some(Action::Quit));
+}
+
+/// Fails at 9eb9647: at 120 columns, `mem` is cut in the overview.
+#[test]
+fn no_column_of_ranks_is_cut() {
+    let mut screen = Screen::new();
+    let mut look = healthy(4);
+    look.ranks.iter_mut().for_each(|rank| rank.step = Some(1_234_567));
+    screen.add("a", "3e-3", 120, look);
+    let gauges = |rank: usize| (rank, Gauges { cpu: Some(1.0), gpu: Some(1.0), celsius: Some(71.0) });
+    screen.watch.runs[0].gauges = Arc::new((0..4).map(gauges).collect());
+    for (view, width) in
+        ["1", "3"].into_iter().flat_map(|view| [40, 80, 100, 120, 160].map(|width| (view, width)))
+    {
+        screen.press(view);
+        let text = screen.text((width, 40));
+        let lines: Vec<Vec<char>> = text.lines().map(|line| line.chars().collect()).collect();
+        let column =
+            |line: &Vec<char>| line.windows(5).position(|part| part.iter().eq(&['r', 'a', 'n', 'k', '▼']));
+        let (row, column) =
+            lines.iter().enumerate().find_map(|(row, line)| Some((row, column(line)?))).unwrap();
+        let words = |line: &[char]| {
+            let line: String = line[column..].iter().collect();
+            line.split_whitespace().map(str::to_owned).collect::<Vec<String>>()
+        };
+        let (head, first) = (words(&lines[row]), words(&lines[row + 1]));
+        let titles = "rank▼ step doing module collective for awaits mem peak cpu gpu °C".split(' ');
+        let values = "0 1234567 backward layers.11 - 20ms - 1.2G 1.4G 100% 100% 71".split(' ');
+        let (titles, values): (Vec<_>, Vec<_>) =
+            titles.zip(values).filter(|(title, _)| head.iter().any(|known| known == title)).unzip();
+        assert!(head == titles && first == values, "{text}");
+    }
+}
+
+/// Fails at 9eb9647: at 80 columns, the seventh run is cut.
+#[test]
+fn no_column_of_runs_is_cut() {
+    let mut screen = Screen::new();
+    for run in 1..=15 {
+        screen.add(&format!("run-{run}"), &format!("{run}e-3"), 20, healthy(2));
+    }
+    screen.watch.runs[0].summary.step = Some(1_234_567);
+    screen.watch.runs[0].summary.steps = Some(12_345_678);
+    screen.press("6");
+    for (width, count) in [(80, 7), (100, 9), (120, 11), (200, 15)] {
+        let text = screen.text((width, 30));
+        assert!(text.contains(" 1234567/12345678 "), "{text}");
+        assert_eq!(text.contains(&format!("{count} of 15 runs;")), count < 15, "{text}");
+        let head = text.lines().find(|line| line.starts_with("          1 run-1 ")).unwrap();
+        let head: Vec<&str> = head.split_whitespace().collect();
+        assert_eq!(
+            (head.len(), head[head.len() - 1]),
+            (2 * count, format!("run-{count}").as_str()),
+            "{text}"
+        );
+    }
+    for (view, width) in
+        ["1", "2", "3", "4", "5", "6"].into_iter().flat_map(|view| [80, 100, 120].map(|width| (view, width)))
+    {
+        screen.press(view);
+        let text = screen.text((width, 30));
+        let hints = text.lines().last().unwrap();
+        assert!(!hints.contains('…') && hints.starts_with(" ? help  q quit  Tab view  n/p run"), "{hints}");
+    }
+}
+
+/// Fails at 9eb9647, which never comes to an end.
+#[test]
+fn huge_values_are_drawn() {
+    let mut screen = Screen::new();
+    screen.add("a", "3e-3", 2, healthy(2));
+    let folder = screen.watch.runs[0].folder.clone();
+    for value in ["1.7e308", "1e-300"] {
+        let lines = [1, 2].map(|step| format!("{{\"step\":{step},\"loss\":{value}}}\n"));
+        fs::write(folder.join("metrics.jsonl"), lines.concat()).unwrap();
+        screen.watch.runs[0].set_run(&Run::open(&folder).unwrap());
+        for keys in ["2", "l", "L", "l", "L"] {
+            screen.press(keys);
+            let text = screen.text(SMALL);
+            let labels = text.lines().filter(|line| line.contains('┤')).count();
+            assert!(labels > 1, "{text}");
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Words and numbers as they stand on the screen.
+//! Words and numbers for the screen.
 
 use kiln_process::output::printable;
 use ratatui::text::Span;
 
-/// Text of a file in a form for the screen: nothing in it that a terminal would obey, and a blank for each tab.
+/// Text of a file for the screen: control characters are escaped, and tabs are blanks.
 pub(super) fn clean(text: &str) -> String {
     printable(text).replace('\t', " ")
 }
@@ -13,52 +13,35 @@ pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// `text` cut to `most` columns.
+/// `text`, cut to at most `most` columns with an ellipsis.
 pub(super) fn fit(text: &str, most: usize) -> String {
     if width(text) <= most {
         return text.to_owned();
     }
-    let mut cut = String::new();
-    let mut taken = 0;
-    for c in text.chars() {
-        taken += width(c.encode_utf8(&mut [0; 4]));
-        if taken + 1 > most {
-            break;
-        }
-        cut.push(c);
-    }
-    if most > 0 {
-        cut.push('…');
-    }
-    cut
+    let end = text.char_indices().map(|(at, _)| at).take_while(|at| width(&text[..*at]) < most).last();
+    let ellipsis = if most > 0 { "…" } else { "" };
+    format!("{}{ellipsis}", &text[..end.unwrap_or(0)])
 }
 
-/// `text` in lines of at most `most` columns, broken between words where that is possible.
+/// `text` in lines of at most `most` columns, broken between words if possible.
 pub(super) fn wrap(text: &str, most: usize) -> Vec<String> {
     let most = most.max(1);
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
         let mut line = String::new();
-        let mut taken = 0;
         for word in paragraph.split_inclusive(' ') {
-            let visible = width(word.trim_end());
-            if taken > 0 && taken + visible > most {
+            if !line.is_empty() && width(&line) + width(word.trim_end()) > most {
                 lines.push(std::mem::take(&mut line).trim_end().to_owned());
-                taken = 0;
             }
-            if visible <= most {
+            if width(word.trim_end()) <= most {
                 line.push_str(word);
-                taken += width(word);
                 continue;
             }
             for c in word.chars() {
-                let columns = width(c.encode_utf8(&mut [0; 4]));
-                if taken + columns > most {
+                if width(&line) + width(c.encode_utf8(&mut [0; 4])) > most {
                     lines.push(std::mem::take(&mut line));
-                    taken = 0;
                 }
                 line.push(c);
-                taken += columns;
             }
         }
         lines.push(line.trim_end().to_owned());
@@ -68,10 +51,8 @@ pub(super) fn wrap(text: &str, most: usize) -> Vec<String> {
 
 /// A value of the metric `key`, with its unit.
 pub(super) fn value(key: &str, value: f64) -> String {
-    if !value.is_finite() {
-        return value.to_string();
-    }
     match key {
+        _ if !value.is_finite() => value.to_string(),
         "mfu" => format!("{:.1} %", 100.0 * value),
         "tokens_per_s" => format!("{} tok/s", short(value)),
         _ if key.ends_with("_bytes") => bytes(value as u64),
@@ -86,45 +67,36 @@ pub(super) fn number(value: f64) -> String {
     match size {
         0.0 => "0".to_owned(),
         _ if !size.is_finite() => value.to_string(),
+        _ if !(0.01..1e15).contains(&size) => format!("{value:.2e}"),
         _ if size >= 1e4 => short(value),
         _ if size >= 1000.0 => format!("{value:.0}"),
         _ if size >= 100.0 => format!("{value:.1}"),
         _ if size >= 10.0 => format!("{value:.2}"),
-        _ if size >= 1.0 => format!("{value:.4}"),
-        _ if size >= 0.01 => format!("{value:.4}"),
-        _ => format!("{value:.2e}"),
+        _ => format!("{value:.4}"),
     }
 }
 
 /// A large number with a letter for thousands, such as `45.7k`.
 pub(super) fn short(value: f64) -> String {
-    let scaled = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    match scaled.into_iter().find(|(unit, _)| value.abs() >= *unit) {
-        Some((unit, letter)) => {
-            let value = value / unit;
-            let text = if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
-            format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
-        }
-        None if value.fract() == 0.0 => format!("{value:.0}"),
-        None => format!("{value:.1}"),
-    }
+    let scaled = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
+    let (unit, letter) = scaled.into_iter().find(|(unit, _)| value.abs() >= *unit).unwrap_or((1.0, ""));
+    let value = value / unit;
+    let text = if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
+    format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
 /// Bytes in five columns, such as `8.3M` for 8.3 MiB.
 pub(super) fn bytes(bytes: u64) -> String {
     let units = [(1u64 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, letter)) => {
-            let value = bytes as f64 / unit as f64;
-            if value >= 99.95 { format!("{value:.0}{letter}") } else { format!("{value:.1}{letter}") }
-        }
-        None => format!("{bytes}B"),
-    }
+    let Some((unit, letter)) = units.into_iter().find(|(unit, _)| bytes >= *unit) else {
+        return format!("{bytes}B");
+    };
+    let value = bytes as f64 / unit as f64;
+    if value >= 99.95 { format!("{value:.0}{letter}") } else { format!("{value:.1}{letter}") }
 }
 
-/// Seconds as a person reads them, such as `2 h 05 min`.
+/// A duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
 pub(super) fn duration(seconds: f64) -> String {
-    // Negative ones and those that are not numbers become 0.
     let whole = seconds.round() as u64;
     match whole {
         0..60 => format!("{whole} s"),
@@ -134,7 +106,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// The time of day (UTC) of a moment in seconds since 1970, such as `07:16:32`.
+/// The time of day (UTC), in seconds since 1970, such as `07:16:32`.
 pub(super) fn time_of_day(seconds: f64) -> String {
     let whole = seconds as u64 % 86_400;
     format!("{:02}:{:02}:{:02}", whole / 3600, whole % 3600 / 60, whole % 60)

@@ -1,4 +1,4 @@
-//! What the terminal can show: colours and characters, and what stands for them where it cannot.
+//! Colours and characters, and their replacements on terminals without them.
 
 use std::ffi::OsString;
 
@@ -7,54 +7,46 @@ use ratatui::style::{Color, Modifier, Style};
 
 use crate::status::State;
 
-/// What the terminal can show.
+/// The colours and characters that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
-    /// Whether there are colours. They never say anything that characters do not say as well.
+    /// Whether there are colours. Colour is never the only cue.
     pub has_colours: bool,
-    /// Whether there are more characters than ASCII has.
+    /// Whether there are characters beyond ASCII.
     pub has_unicode: bool,
 }
 
 /// Colours of runs, by their number.
 const RUNS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue, Color::Red];
 
-/// What stands for characters that ASCII does not have.
-const STAND_INS: [(&str, &str); 24] = [
-    ("─", "-"),
-    ("━", "="),
-    ("│", "|"),
-    ("┌", "+"),
-    ("┐", "+"),
-    ("└", "+"),
-    ("┘", "+"),
-    ("├", "+"),
-    ("┤", "|"),
-    ("┬", "+"),
-    ("┴", "+"),
-    ("…", "~"),
-    ("·", "-"),
-    ("●", "o"),
-    ("○", "."),
-    ("▲", "^"),
-    ("▼", "v"),
-    ("▸", ">"),
-    ("×", "x"),
-    ("°", " "),
-    ("→", ">"),
-    ("↓", "v"),
-    ("↑", "^"),
-    ("✓", "+"),
-];
+/// The ASCII character that stands for `symbol`.
+fn ascii(symbol: &str) -> &'static str {
+    match symbol {
+        "─" => "-",
+        "━" => "=",
+        "│" | "┤" => "|",
+        "┌" | "┐" | "└" | "┘" | "├" | "┬" | "┴" | "✓" => "+",
+        "…" => "~",
+        "·" => "-",
+        "●" => "o",
+        "○" => ".",
+        "▲" | "↑" => "^",
+        "▼" | "↓" => "v",
+        "▸" | "→" => ">",
+        "×" => "x",
+        "°" => " ",
+        _ => "?",
+    }
+}
 
 impl Theme {
-    /// What the environment says: `NO_COLOR`, `TERM`, and the locale.
+    /// Reads `NO_COLOR`, `TERM`, and the locale.
     pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name: &str| {
             variable(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
         };
         let term = text("TERM").unwrap_or_default();
-        // The first one that is set counts.
+        // The first one that is set wins.
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(text).unwrap_or_default();
         let locale = locale.to_ascii_lowercase().replace('-', "");
         Theme {
@@ -63,57 +55,52 @@ impl Theme {
         }
     }
 
-    /// Of the run with this number.
-    pub(super) fn run(run: usize) -> Style {
-        Style::new().fg(RUNS[run % RUNS.len()])
+    /// The colour of the run with this number.
+    pub(super) fn run(run: usize) -> Color {
+        RUNS[run % RUNS.len()]
     }
 
-    /// Of what is of less interest.
+    /// The style of secondary information.
     pub(super) fn quiet() -> Style {
         Style::new().fg(Color::DarkGray)
     }
 
-    /// Of titles.
     pub(super) fn title() -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// Of what is chosen.
     pub(super) fn chosen() -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// Of what somebody should look after.
+    /// The style of problems.
     pub(super) fn bad() -> Style {
         Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// Of a state, and the character in front of it.
+    /// The style of a state, and the character in front of it.
     pub(super) fn state(state: Option<State>) -> (Style, &'static str) {
         match state {
             None => (Theme::quiet(), "○"),
             Some(state) if state.is_bad() => (Theme::bad(), "!"),
-            Some(State::Held | State::Slow | State::Stopped) => (Style::new().fg(Color::Yellow), "▲"),
-            Some(State::Finished) => (Style::new().fg(Color::Green), "✓"),
-            Some(State::Starting) => (Style::new().fg(Color::Blue), "○"),
-            Some(_) => (Style::new().fg(Color::Green), "●"),
+            Some(State::Held | State::Slow | State::Stopped) => (Color::Yellow.into(), "▲"),
+            Some(State::Finished) => (Color::Green.into(), "✓"),
+            Some(State::Starting) => (Color::Blue.into(), "○"),
+            Some(_) => (Color::Green.into(), "●"),
         }
     }
 
-    /// Takes from a screen what the terminal cannot show.
+    /// Replaces the colours and characters that the terminal does not have.
     pub(super) fn apply(self, screen: &mut Buffer) {
         for cell in &mut screen.content {
             if !self.has_colours {
-                // What is grey is dim instead.
                 if cell.fg == Color::DarkGray {
                     cell.modifier |= Modifier::DIM;
                 }
-                cell.fg = Color::Reset;
-                cell.bg = Color::Reset;
+                (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
             }
             if !self.has_unicode && !cell.symbol().is_ascii() {
-                let known = STAND_INS.iter().find(|(symbol, _)| *symbol == cell.symbol());
-                cell.set_symbol(known.map_or("?", |(_, plain)| plain));
+                cell.set_symbol(ascii(cell.symbol()));
             }
         }
     }
@@ -144,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shown_is_replaced() {
+    fn missing_characters_are_replaced() {
         let mut screen = Buffer::empty(Rect::new(0, 0, 8, 1));
         screen.set_string(0, 0, "a━…é中!", Theme::quiet());
         Theme { has_colours: false, has_unicode: false }.apply(&mut screen);

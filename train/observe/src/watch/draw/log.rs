@@ -1,77 +1,43 @@
-//! The last lines that ranks have written, and what has happened to the run.
-
-use std::collections::BTreeSet;
+//! Output of ranks, and events of the run.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Widget};
 
+use super::super::feed::Snapshot;
 use super::super::state::{Source, Watch};
-use super::super::subject::News;
-use super::super::text::{clean, fit, time_of_day, width, wrap};
+use super::super::text::{clean, fit, time_of_day, wrap};
 use super::super::theme::Theme;
-use super::frame::{nothing, put, titled};
+use super::{nothing, plain_title, titled};
 
-/// What is said where there is no output.
-const NO_OUTPUT: &str =
-    "no output of ranks is kept here: kiln launch keeps it, in the folder logs of the run";
-
-/// A line, and what stands before it.
+/// A line with its prefix.
 struct Entry {
-    before: String,
-    style: Style,
+    prefix: Span<'static>,
     text: String,
-    text_style: Style,
+    style: Style,
 }
 
-/// The view.
+/// Draws the view.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
-    let Some(news) = watch.front().cloned() else { return };
-    let mut sources = vec![Source::Events];
-    let ranks: BTreeSet<usize> = news.log.iter().map(|line| line.rank).collect();
-    if !ranks.is_empty() {
-        sources.push(Source::All);
-        sources.extend(ranks.into_iter().map(Source::Rank));
-    }
-    watch.log.source = resolved(watch.log.source, &news);
-    watch.log.sources = sources;
-    let source = watch.log.source;
-    let mut title = vec![Span::styled(title(source), Theme::title())];
-    if watch.log.back > 0 {
+    let Some(run) = watch.front().cloned() else { return };
+    let source = watch.rows.source.resolve(&run);
+    let mut title = vec![plain_title(title(source))];
+    if watch.rows.log_back > 0 {
         title.push(Span::styled("  scrolled back; End follows", Theme::quiet()));
     }
-    let inside = titled(Line::from(title), area, screen);
-    watch.log.page = usize::from(inside.height);
-    let entries = entries(source, &news);
-    if entries.is_empty() {
-        return nothing(
-            if source == Source::Events { "nothing has been noted yet" } else { NO_OUTPUT },
-            inside,
-            screen,
-        );
-    }
-    watch.log.back = tail(&entries, watch.log.back, watch.log.is_cut, inside, screen);
+    let inside = titled(title, area, screen);
+    watch.rows.page = usize::from(inside.height);
+    watch.rows.log_back = tail(source, &run, watch.rows.log_back, watch.rows.cuts_lines, inside, screen);
 }
 
-/// The last lines alone.
+/// Draws the last lines.
 pub(super) fn pane(watch: &Watch, area: Rect, screen: &mut Buffer) {
-    let Some(news) = watch.front() else { return };
-    let source = resolved(Source::Either, news);
-    let inside = titled(Line::styled(title(source), Theme::title()), area, screen);
-    let entries = entries(source, news);
-    match entries.is_empty() {
-        true => nothing(NO_OUTPUT, inside, screen),
-        false => _ = tail(&entries, 0, true, inside, screen),
-    }
-}
-
-fn resolved(source: Source, news: &News) -> Source {
-    match source {
-        Source::Either if news.log.is_empty() => Source::Events,
-        Source::Either => Source::All,
-        source => source,
-    }
+    let Some(run) = watch.front() else { return };
+    let source = Source::Either.resolve(run);
+    let inside = titled(plain_title(title(source)), area, screen);
+    tail(source, run, 0, true, inside, screen);
 }
 
 fn title(source: Source) -> String {
@@ -82,58 +48,63 @@ fn title(source: Source) -> String {
     }
 }
 
-fn entries(source: Source, news: &News) -> Vec<Entry> {
+fn entries(source: Source, run: &Snapshot) -> Vec<Entry> {
     if source == Source::Events {
-        let events = news.folder.events.iter().map(|event| Entry {
-            before: format!("{} {:>7} ", time_of_day(event.time), event.step),
-            style: Theme::quiet(),
+        let events = run.run.iter().flat_map(|run| run.events()).map(|event| Entry {
+            prefix: Span::styled(format!("{} {:>7} ", time_of_day(event.time), event.step), Theme::quiet()),
             text: clean(&format!("{}: {}", event.kind, event.text)),
-            text_style: match event.kind.as_str() {
+            style: match event.kind.as_str() {
                 "failure" | "skipped" => Theme::bad(),
-                "resume" | "start" => Style::new().fg(Color::Blue),
+                "resume" | "start" => Color::Blue.into(),
                 _ => Style::new(),
             },
         });
         return events.collect();
     }
-    let wanted = |rank: usize| !matches!(source, Source::Rank(only) if only != rank);
-    let columns = news.log.iter().map(|line| line.rank.to_string().len()).max().unwrap_or(1);
-    let lines = news.log.iter().filter(|line| wanted(line.rank));
-    let entry = |line: &super::super::subject::LogLine| Entry {
-        before: format!("{:>columns$}{}", line.rank, if line.is_error { "! " } else { "  " }),
-        style: Theme::run(line.rank),
-        text: clean(&line.text),
-        text_style: if line.is_error { Style::new().fg(Color::Yellow) } else { Style::new() },
-    };
-    lines.map(entry).collect()
+    let columns = run.log.iter().map(|line| line.rank.to_string().len()).max().unwrap_or(1);
+    let lines = run.log.iter().filter(|line| match source {
+        Source::Rank(rank) => rank == line.rank,
+        _ => true,
+    });
+    let entry = lines.map(|line| {
+        let mark = if line.is_error { "!" } else { " " };
+        Entry {
+            prefix: Span::styled(format!("{:>columns$}{mark} ", line.rank), Theme::run(line.rank)),
+            text: clean(&line.text),
+            style: if line.is_error { Color::Yellow.into() } else { Style::new() },
+        }
+    });
+    entry.collect()
 }
 
-/// Draws the last lines up to `back` lines before the end. Returns how far back it really goes.
-fn tail(entries: &[Entry], back: usize, is_cut: bool, area: Rect, screen: &mut Buffer) -> usize {
+/// Draws the last lines down to the one `back` lines before the end. Returns the `back` that there are lines for.
+fn tail(source: Source, run: &Snapshot, back: usize, is_cut: bool, area: Rect, screen: &mut Buffer) -> usize {
+    let entries = entries(source, run);
+    if entries.is_empty() {
+        let why = match source {
+            Source::Events => "no event has been recorded yet",
+            _ => "no output of ranks is kept here: kiln launch keeps it, in the folder logs of the run",
+        };
+        nothing(why, area, screen);
+        return 0;
+    }
     let rows = usize::from(area.height);
-    let columns = usize::from(area.width).saturating_sub(1);
+    // From the last one up, until there are enough.
     let mut lines: Vec<Line<'_>> = Vec::new();
-    for entry in entries.iter().rev() {
-        let indent = width(&entry.before);
-        let room = columns.saturating_sub(indent).max(1);
-        let texts = if is_cut { vec![fit(&entry.text, room)] } else { wrap(&entry.text, room) };
-        let count = texts.len();
-        for (index, text) in texts.into_iter().enumerate().rev() {
-            let before = if index == 0 { entry.before.clone() } else { " ".repeat(indent) };
-            lines.push(Line::from(vec![
-                Span::raw(" "),
-                Span::styled(before, entry.style),
-                Span::styled(text, entry.text_style),
-            ]));
-        }
-        if lines.len() >= back.saturating_add(rows).saturating_add(count) {
+    for Entry { prefix, text, style } in entries.into_iter().rev() {
+        let indent = prefix.width();
+        let room = usize::from(area.width).saturating_sub(indent + 1).max(1);
+        let mut texts = if is_cut { vec![fit(&text, room)] } else { wrap(&text, room) };
+        let first = Span::styled(texts.remove(0), style);
+        let indented = |text| Line::styled(format!(" {}{text}", " ".repeat(indent)), style);
+        lines.extend(texts.into_iter().rev().map(indented));
+        lines.push(Line::from(vec![Span::raw(" "), prefix, first]));
+        if lines.len() > back.saturating_add(2 * rows) {
             break;
         }
     }
     let back = back.min(lines.len().saturating_sub(rows));
-    let shown = lines.into_iter().skip(back).take(rows).collect::<Vec<_>>();
-    for (row, line) in shown.into_iter().rev().enumerate() {
-        put(line, area, row as u16, screen);
-    }
+    let visible = lines.into_iter().skip(back).take(rows).rev();
+    Paragraph::new(visible.collect::<Vec<_>>()).render(area, screen);
     back
 }

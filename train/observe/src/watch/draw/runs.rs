@@ -1,128 +1,123 @@
-//! All runs, and how their configurations differ.
+//! All runs, and the differences of their configurations.
 
 use std::collections::BTreeSet;
 
 use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
+use ratatui::widgets::{Row, StatefulWidget, Table, TableState, Widget};
 
 use super::super::state::{Watch, label};
 use super::super::text::{clean, duration, fit, number, short, width};
 use super::super::theme::Theme;
-use super::frame::{name_of, nothing, put, titled};
+use super::{name_of, nothing, plain_title, titled};
 
-/// Columns of the numbers of a run.
+/// Numbers of a run, with their columns at least.
 const NUMBERS: [(&str, usize); 5] = [("step", 11), ("loss", 7), ("val", 7), ("tok/s", 6), ("left", 11)];
 
-/// The view.
+/// Columns of the marks in front of a name, and of a state.
+const MARKS: usize = 4;
+const STATE: usize = 12;
+
+/// Draws the view.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
-    let rows = (watch.subjects.len() as u16).saturating_add(2).min(area.height * 6 / 10);
-    let above = Rect { height: rows, ..area };
+    let rows = (watch.runs.len() as u16).saturating_add(2).min(area.height * 6 / 10);
+    let [above, below] = area.layout(&Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]));
     table(watch, above, screen);
-    let below = Rect { y: area.y + rows, height: area.height - rows, ..area };
     differences(watch, below, screen);
 }
 
 fn table(watch: &Watch, area: Rect, screen: &mut Buffer) {
-    let title = format!("{} of {} runs shown", watch.shown().len(), watch.subjects.len());
-    let inside = titled(Line::styled(title, Theme::title()), area, screen);
-    let numbers: usize = NUMBERS.iter().map(|(_, width)| width + 1).sum();
-    let state = 12;
-    let name = usize::from(inside.width).saturating_sub(numbers + state + 7).max(8);
-    let mut head = format!("     {:<name$} {:<state$}", "run", "state");
-    NUMBERS.iter().for_each(|(title, width)| head.push_str(&format!(" {title:>width$}")));
-    put(Line::styled(head, Theme::quiet()), inside, 0, screen);
-    let page = usize::from(inside.height).saturating_sub(1).max(1);
-    let first = (watch.at + 1).saturating_sub(page);
-    for run in first..watch.subjects.len().min(first + page) {
-        let line = row(watch, run, name, state);
-        put(line, inside, (run - first) as u16 + 1, screen);
-    }
-}
-
-fn row(watch: &Watch, run: usize, name: usize, state_width: usize) -> Line<'static> {
-    let summary = &watch.summaries[run];
-    let state = watch.news[run].state();
-    let (style, mark) = Theme::state(state);
-    let is_hidden = !watch.shown().contains(&run);
-    let shown = if is_hidden { "  " } else { "▸ " };
-    let word = state.map_or_else(|| "unknown".to_owned(), |state| state.to_string());
-    let dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let step = summary.step.map(|step| match summary.steps {
-        Some(steps) => format!("{step}/{steps}"),
-        None => step.to_string(),
-    });
-    let texts = [
-        dash(step),
-        dash(summary.loss.map(number)),
-        dash(summary.val_loss.map(number)),
-        dash(summary.tokens_per_s.map(short)),
-        dash(summary.left_s.map(duration)),
-    ];
-    let of_run = if is_hidden { Theme::quiet() } else { Theme::run(run) };
-    let text = fit(&name_of(watch.subjects[run].folder()), name);
-    let mut spans = vec![
-        Span::raw(" "),
-        Span::styled(format!("{shown}{} ", label(run)), of_run),
-        Span::styled(pad(&text, name + 1), of_run.patch(Theme::title())),
-        Span::styled(pad(&fit(&format!("{mark} {word}"), state_width), state_width), style),
-    ];
-    for (text, (_, width)) in texts.into_iter().zip(NUMBERS) {
-        spans.push(Span::raw(format!(" {:>width$}", fit(&text, width))));
-    }
-    let line = Line::from(spans);
-    if run == watch.at { line.patch_style(Theme::chosen()) } else { line }
-}
-
-fn pad(text: &str, columns: usize) -> String {
-    format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
-}
-
-/// Keys whose values are not the same in all runs that are shown.
-fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
-    let runs: Vec<usize> = watch.shown();
-    let configs: Vec<_> = runs.iter().map(|run| watch.news[*run].folder.clone()).collect();
-    let keys: BTreeSet<&String> = configs.iter().flat_map(|facts| facts.config.keys()).collect();
-    let differ = |key: &&&String| {
-        let mut values = configs.iter().map(|facts| facts.config.get(**key));
-        let first = values.next();
-        values.any(|value| Some(value) != first)
+    let shown = watch.shown();
+    let title = plain_title(format!("{} of {} runs shown", shown.len(), watch.runs.len()));
+    let inside = titled(title, area, screen);
+    let numbers: Vec<_> = (0..watch.runs.len()).map(|run| numbers(watch, run)).collect();
+    // A number is never cut.
+    let longest = |at: usize| numbers.iter().map(|texts| width(&texts[at])).max().unwrap_or(0);
+    let widths = NUMBERS.iter().enumerate().map(|(at, (_, least))| longest(at).max(*least));
+    let widths: Vec<usize> = widths.collect();
+    let taken = MARKS + STATE + widths.iter().map(|width| width + 1).sum::<usize>() + 2;
+    let name = usize::from(inside.width).saturating_sub(taken + 1).max(8);
+    let row = |(run, numbers): (usize, [String; 5])| {
+        let snapshot = &watch.runs[run];
+        let (style, mark) = Theme::state(snapshot.state());
+        let state = snapshot.state().map_or_else(|| "unknown".to_owned(), |state| state.to_string());
+        let is_shown = shown.contains(&run);
+        let own = if is_shown { Theme::run(run).into() } else { Theme::quiet() };
+        let shown = if is_shown { "▸" } else { " " };
+        let cells = [
+            Line::styled(format!(" {shown} {}", label(run)), own),
+            Line::styled(fit(&name_of(&snapshot.folder), name), own.patch(Theme::title())),
+            Line::styled(fit(&format!("{mark} {state}"), STATE), style),
+        ];
+        Row::new(cells.into_iter().chain(numbers.map(|text| Line::raw(text).right_aligned())))
     };
-    let keys: Vec<&String> = keys.iter().filter(differ).copied().collect();
-    let title = Line::styled("configurations differ in", Theme::title());
+    let head = ["", "run", "state"].map(Line::from).into_iter();
+    let head = head.chain(NUMBERS.map(|(title, _)| Line::raw(title).right_aligned()));
+    let widths = [MARKS, name, STATE].into_iter().chain(widths).map(|width| Constraint::Length(width as u16));
+    let rows: Vec<_> = numbers.into_iter().enumerate().map(row).collect();
+    let table = Table::new(rows, widths).header(Row::new(head).style(Theme::quiet()));
+    let table = table.row_highlight_style(Theme::chosen());
+    StatefulWidget::render(table, inside, screen, &mut TableState::default().with_selected(watch.front));
+}
+
+fn numbers(watch: &Watch, run: usize) -> [String; 5] {
+    let summary = &watch.runs[run].summary;
+    let steps = summary.steps.map_or_else(String::new, |steps| format!("/{steps}"));
+    let texts = [
+        summary.step.map(|step| format!("{step}{steps}")),
+        summary.loss.map(number),
+        summary.val_loss.map(number),
+        summary.tokens_per_s.map(short),
+        summary.left_s.map(duration),
+    ];
+    texts.map(|text| text.unwrap_or_else(|| "-".to_owned()))
+}
+
+/// Draws the keys whose values are not the same in all runs that are shown.
+fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
+    let runs = watch.shown();
+    let configs: Vec<_> =
+        runs.iter().filter_map(|run| Some(watch.runs[*run].run.as_ref()?.config())).collect();
+    let keys: BTreeSet<&String> = configs.iter().flat_map(|config| config.keys()).collect();
+    let differs = |key: &&String| configs.windows(2).any(|pair| pair[0].get(*key) != pair[1].get(*key));
+    let keys: Vec<&String> = keys.into_iter().filter(differs).collect();
+    let mut title = vec![plain_title("configurations differ in")];
+    let longest = keys.iter().map(|key| width(key)).max().unwrap_or(0);
+    let name = longest.min(usize::from(area.width) / 3);
+    let room = usize::from(area.width).saturating_sub(name + 2);
+    let each = (room / runs.len().max(1)).clamp(10, 40);
+    let count = runs.len().min(room / each);
+    if count < runs.len() && !keys.is_empty() {
+        let part = format!("  {count} of {} runs; hide some to see the others", runs.len());
+        title.push(Span::styled(part, Theme::quiet()));
+    }
     let inside = titled(title, area, screen);
     if runs.len() < 2 {
-        return nothing(
-            "two runs or more are compared here: kiln watch RUN RUN, or a folder of runs",
-            inside,
-            screen,
-        );
+        let how = "two runs or more are compared here: kiln watch RUN RUN, or a folder of runs";
+        return nothing(how, inside, screen);
     }
     if keys.is_empty() {
         return nothing("nothing", inside, screen);
     }
-    let longest = keys.iter().map(|key| width(key)).max().unwrap_or(0);
-    let name = longest.min(usize::from(inside.width) / 3);
-    let room = usize::from(inside.width).saturating_sub(name + 2);
-    let each = (room / runs.len()).clamp(10, 40);
-    let cell = |text: &str| pad(&fit(text, each - 1), each);
-    let mut head = vec![Span::raw(format!(" {} ", " ".repeat(name)))];
-    for run in &runs {
-        let text = format!("{} {}", label(*run), name_of(watch.subjects[*run].folder()));
-        head.push(Span::styled(cell(&text), Theme::run(*run)));
-    }
-    put(Line::from(head), inside, 0, screen);
     let page = usize::from(inside.height).saturating_sub(1);
-    watch.differences = watch.differences.min(keys.len().saturating_sub(page));
-    for (row, key) in keys.iter().skip(watch.differences).take(page).enumerate() {
-        let mut spans =
-            vec![Span::styled(format!(" {} ", pad(&fit(&clean(key), name), name)), Theme::title())];
-        for facts in &configs {
-            let text =
-                facts.config.get(*key).map_or_else(|| "-".to_owned(), |text| clean(text).replace('\n', " "));
-            spans.push(Span::styled(cell(&text), Style::new()));
-        }
-        put(Line::from(spans), inside, row as u16 + 1, screen);
-    }
+    watch.rows.difference = watch.rows.difference.min(keys.len().saturating_sub(page));
+    let row = |key: &&String| {
+        let value = |run: &usize| {
+            let value = watch.runs[*run].run.as_ref().and_then(|run| run.config().get(*key));
+            let value = value.map_or_else(|| "-".to_owned(), |value| clean(value).replace('\n', " "));
+            Line::raw(fit(&value, each - 1))
+        };
+        let key = Line::styled(format!(" {}", fit(&clean(key), name)), Theme::title());
+        Row::new([key].into_iter().chain(runs.iter().take(count).map(value)))
+    };
+    let head = runs.iter().take(count).map(|run| {
+        let text = format!("{} {}", label(*run), name_of(&watch.runs[*run].folder));
+        Line::styled(fit(&text, each - 1), Style::from(Theme::run(*run)))
+    });
+    let rows: Vec<_> = keys.iter().skip(watch.rows.difference).map(row).collect();
+    let widths = [name + 1].into_iter().chain(std::iter::repeat_n(each - 1, count));
+    let table = Table::new(rows, widths.map(|width| Constraint::Length(width as u16)));
+    Widget::render(table.header(Row::new([Line::default()].into_iter().chain(head))), inside, screen);
 }
