@@ -1,8 +1,8 @@
 //! The curve of a metric: the visible steps, smoothing, and few enough points for the columns of a chart.
 
+use std::collections::BTreeSet;
 use std::iter;
 
-use super::state::CurveSettings;
 use crate::run::Series;
 
 /// Weights of the smoothing that can be chosen.
@@ -10,6 +10,39 @@ pub(super) const SMOOTHING: [f64; 7] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99];
 
 /// Fewest steps that a window shows.
 const LEAST_SPAN: u64 = 4;
+
+/// How curves are shown.
+#[derive(Debug)]
+pub(super) struct CurveSettings {
+    /// The metric.
+    pub key: String,
+    /// Runs whose curves are hidden.
+    pub hidden: BTreeSet<usize>,
+    /// Hides the curves of all runs but the one in front.
+    pub is_alone: bool,
+    /// Index in [`SMOOTHING`].
+    pub smoothing: usize,
+    pub is_log_y: bool,
+    pub is_log_x: bool,
+    pub window: Window,
+    /// The open list of metrics: the text that narrows it, and the chosen one of the rest.
+    pub list: Option<(String, usize)>,
+}
+
+impl Default for CurveSettings {
+    fn default() -> Self {
+        CurveSettings {
+            key: "loss".to_owned(),
+            hidden: BTreeSet::new(),
+            is_alone: false,
+            smoothing: 0,
+            is_log_y: false,
+            is_log_x: false,
+            window: Window::default(),
+            list: None,
+        }
+    }
+}
 
 /// The steps that are shown. By default all of them, later ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

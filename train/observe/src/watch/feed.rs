@@ -107,7 +107,7 @@ fn spawn(
 ) -> io::Result<()> {
     let body = move || {
         if catch_unwind(AssertUnwindSafe(|| work(&updates))).is_err() {
-            // An error means that nobody watches any more, here and in all threads.
+            // An error means that the receiver is gone, here and in all threads.
             let _ = updates.send(Update::Panicked);
         }
     };

@@ -6,7 +6,7 @@ use super::curve::SMOOTHING;
 use super::draw::COLUMNS;
 use super::state::{View, Watch};
 
-/// What the owner of the terminal does after a key.
+/// The reaction of the owner of the terminal to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Draw.
@@ -17,28 +17,6 @@ pub(super) enum Action {
     Suspend,
     Quit,
 }
-
-/// Keys and what they do, for the help.
-pub(super) const HELP: [(&str, &str); 18] = [
-    ("Tab, 1-6", "next view (Shift-Tab: the one before); a view by its number"),
-    ("n p", "next run, run before"),
-    ("?", "this help"),
-    ("q, Ctrl-C", "leave; Ctrl-Z stops, fg goes on; Ctrl-L draws all again"),
-    ("", ""),
-    ("k, up down", "Curves: list of metrics (type to narrow it); metric before, next"),
-    ("+ -", "Curves, Overview: half as many steps, twice as many; 0 shows all"),
-    ("left right", "Curves: earlier steps, later steps (also < > in Overview)"),
-    ("s S", "Curves, Overview: more smoothing, less"),
-    ("l L", "Curves, Overview: logarithmic values, logarithmic steps"),
-    ("c", "Curves, Overview: curves of this run alone, or of all"),
-    ("left right", "Ranks: column to sort by; r reverses the order"),
-    ("up down", "Ranks: choose a rank, of which all is told below"),
-    ("left right", "Log: whose lines (events, all ranks, one rank); w cuts long ones"),
-    ("up down", "Log: scroll, as PgUp PgDn Home; End follows new lines"),
-    ("up down", "Samples: earlier step, later step; PgUp PgDn scroll"),
-    ("up down", "Runs: choose a run; Space hides it from curves or shows it"),
-    ("PgUp PgDn", "Runs: scroll the differences of configurations"),
-];
 
 /// Applies a key. Returns `None` if it changes nothing.
 pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
@@ -107,7 +85,7 @@ pub(super) fn on_key(watch: &mut Watch, key: KeyEvent) -> Option<Action> {
     Some(Action::Draw)
 }
 
-/// How far a key moves down. Home and End move beyond any end.
+/// The rows that a key moves down. Home and End move beyond any end.
 fn distance(code: KeyCode, page: usize) -> Option<isize> {
     Some(match code {
         KeyCode::Up => -1,

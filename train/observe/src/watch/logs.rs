@@ -6,13 +6,13 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes at the end of a file that are read at first, and at a time later on.
+/// Bytes at the end of a file that are read at a time; earlier ones are skipped.
 const MOST_BYTES: u64 = 64 * 1024;
 
 /// Lines that are kept.
 const MOST_LINES: usize = 4000;
 
-/// Files that are read: two for each rank.
+/// Files that are read, two for each rank.
 const MOST_FILES: usize = 512;
 
 /// Characters of a line that are kept.
@@ -22,7 +22,7 @@ const MOST_CHARACTERS: usize = 2000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LogLine {
     pub rank: usize,
-    /// Whether the rank wrote it to standard error.
+    /// True for standard error, false for standard output.
     pub is_error: bool,
     pub text: Arc<str>,
 }
@@ -31,12 +31,12 @@ pub(super) struct LogLine {
 #[derive(Debug)]
 pub(super) struct Logs {
     folder: PathBuf,
-    /// How far each file was read.
+    /// Bytes of each file that have been read.
     read: BTreeMap<PathBuf, u64>,
     lines: Vec<LogLine>,
 }
 
-/// What the name of a file says: `rank_<rank>.restart_<restart>.<stdout|stderr>.log`.
+/// The parts of the name of a file, `rank_<rank>.restart_<restart>.<stdout|stderr>.log`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     rank: usize,
@@ -50,7 +50,7 @@ impl Logs {
         Logs { folder: run.join("logs"), read: BTreeMap::new(), lines: Vec::new() }
     }
 
-    /// Reads what is new. Returns all lines that are kept if there are new ones.
+    /// Reads new lines. Returns all lines that are kept if there are new ones.
     pub(super) fn refresh(&mut self) -> Option<Arc<Vec<LogLine>>> {
         let mut newest: BTreeMap<(usize, bool), (Name, PathBuf)> = BTreeMap::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -63,7 +63,7 @@ impl Logs {
         let before = self.lines.len();
         let mut is_new = false;
         for (name, path) in newest.into_values().take(MOST_FILES) {
-            // A file that cannot be read has nothing to show.
+            // An unreadable file has nothing to show.
             is_new |= self.read_file(name, path).unwrap_or(false);
         }
         if self.lines.len() > MOST_LINES {
@@ -84,7 +84,7 @@ impl Logs {
         let mut bytes = Vec::new();
         file.take(length - from).read_to_end(&mut bytes)?;
         let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else { return Ok(false) };
-        // In the middle of a line, where some of the file was passed over.
+        // The first line is incomplete if bytes were skipped.
         let is_cut = from > known.unwrap_or(0);
         let lines = bytes[..end].split(|byte| *byte == b'\n').skip(usize::from(is_cut));
         self.lines.extend(lines.map(|line| name.line(line)));
@@ -108,7 +108,7 @@ impl Name {
 
     fn line(self, bytes: &[u8]) -> LogLine {
         let text = String::from_utf8_lossy(bytes);
-        // A bar that draws over itself ends with what one would see.
+        // Of a progress bar, the last state stays visible.
         let text = text.trim_end().rsplit('\r').next().unwrap_or_default();
         let text: String = text.chars().take(MOST_CHARACTERS).collect();
         LogLine { rank: self.rank, is_error: self.is_error, text: text.into() }

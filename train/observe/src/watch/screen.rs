@@ -30,7 +30,7 @@ const SIGNALS: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT, S
 /// A pause after input without keys.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether the terminal is in raw mode and on its second screen.
+/// Set while the terminal is in raw mode and on its second screen.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// Held while something is drawn: other threads that panic must not restore the terminal in the middle of it.

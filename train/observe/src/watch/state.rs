@@ -1,11 +1,11 @@
-//! What is on the screen: the runs, the view, and the settings of each view.
+//! The state of the screen: the runs, the view, and the settings of each view.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use ratatui::widgets::TableState;
 
-use super::curve::{Curve, Window};
+use super::curve::{Curve, CurveSettings};
 use super::feed::{Snapshot, Update};
 use super::theme::Theme;
 
@@ -62,7 +62,7 @@ impl Source {
     }
 }
 
-/// What is on the screen.
+/// The state of the screen.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub runs: Vec<Snapshot>,
@@ -77,24 +77,6 @@ pub(super) struct Watch {
     pub shows_help: bool,
     pub curves: CurveSettings,
     pub rows: Rows,
-}
-
-/// How curves are shown.
-#[derive(Debug)]
-pub(super) struct CurveSettings {
-    /// The metric.
-    pub key: String,
-    /// Runs whose curves are hidden.
-    pub hidden: BTreeSet<usize>,
-    /// Whether only the curves of the run in front are shown.
-    pub is_alone: bool,
-    /// Index in [`SMOOTHING`](super::curve::SMOOTHING).
-    pub smoothing: usize,
-    pub is_log_y: bool,
-    pub is_log_x: bool,
-    pub window: Window,
-    /// The open list of metrics: the text that narrows it, and the chosen one of the rest.
-    pub list: Option<(String, usize)>,
 }
 
 /// Rows of the other views. Positions may lie beyond an end until the view is drawn, which knows its length.
@@ -116,21 +98,6 @@ pub(super) struct Rows {
     pub difference: usize,
     /// Rows of a page, as drawn last.
     pub page: usize,
-}
-
-impl Default for CurveSettings {
-    fn default() -> Self {
-        CurveSettings {
-            key: "loss".to_owned(),
-            hidden: BTreeSet::new(),
-            is_alone: false,
-            smoothing: 0,
-            is_log_y: false,
-            is_log_x: false,
-            window: Window::default(),
-            list: None,
-        }
-    }
 }
 
 impl Watch {

@@ -20,7 +20,7 @@ pub(super) struct Summary {
     pub step: Option<u64>,
     pub steps: Option<u64>,
     pub loss: Option<f64>,
-    /// Whether the loss falls or rises.
+    /// The direction of the loss.
     pub trend: Option<Ordering>,
     pub val_loss: Option<f64>,
     pub tokens_per_s: Option<f64>,

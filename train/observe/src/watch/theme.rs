@@ -10,9 +10,9 @@ use crate::status::State;
 /// The colours and characters that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
-    /// Whether there are colours. Colour is never the only cue.
+    /// Support for colours. Colour is never the only cue.
     pub has_colours: bool,
-    /// Whether there are characters beyond ASCII.
+    /// Support for characters beyond ASCII.
     pub has_unicode: bool,
 }
 

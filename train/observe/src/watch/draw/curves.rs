@@ -11,7 +11,7 @@ use super::super::curve::{Curve, SMOOTHING};
 use super::super::state::{Watch, label};
 use super::super::text::{clean, fit, value};
 use super::super::theme::Theme;
-use super::{name_of, nothing, plain_title, titled};
+use super::frame::{name_of, nothing, plain_title, titled};
 
 /// Width at which the list of metrics is always shown.
 const WIDE: u16 = 120;

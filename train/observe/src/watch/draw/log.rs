@@ -10,7 +10,7 @@ use super::super::feed::Snapshot;
 use super::super::state::{Source, Watch};
 use super::super::text::{clean, fit, time_of_day, wrap};
 use super::super::theme::Theme;
-use super::{nothing, plain_title, titled};
+use super::frame::{nothing, plain_title, titled};
 
 /// A line with its prefix.
 struct Entry {

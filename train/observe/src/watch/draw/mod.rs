@@ -1,16 +1,12 @@
 //! Draws the screen: a head of three lines, the view, the verdict on the run in front, and the keys.
 
-use std::cmp::Ordering;
-use std::path::Path;
-use std::time::Duration;
-
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::Style;
-use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders, Paragraph, Tabs, Widget};
+use ratatui::text::Line;
+use ratatui::widgets::{Paragraph, Widget};
 
 mod curves;
+mod frame;
 mod log;
 mod overview;
 mod ranks;
@@ -19,39 +15,32 @@ mod samples;
 
 pub(super) use ranks::COLUMNS;
 
-use super::keys::HELP;
-use super::state::{View, Watch, label};
-use super::summary::Summary;
-use super::text::{clean, duration, fit, short, value, width, wrap};
+use super::state::{View, Watch};
 use super::theme::Theme;
-use crate::status::State;
 
 /// The smallest usable screen.
 const LEAST: (u16, u16) = (40, 10);
-
-/// Age at which a look is marked as old.
-const OLD: Duration = Duration::from_secs(4);
 
 /// Draws everything.
 pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     if area.width < LEAST.0 || area.height < LEAST.1 {
         return Line::raw(format!("too small: {}x{} at least", LEAST.0, LEAST.1)).render(area, screen);
     }
-    let said = verdict(watch, area.width);
-    let rows = said.len().min(if area.height < 30 { 3 } else { 8 });
+    let verdict = frame::verdict(watch, area.width);
+    let rows = verdict.len().min(if area.height < 30 { 3 } else { 8 });
     let (three, one) = (Constraint::Length(3), Constraint::Length(1));
     let [top, body, below, bottom] =
         area.layout(&Layout::vertical([three, Constraint::Fill(1), Constraint::Length(rows as u16), one]));
-    head(watch, top, screen);
-    let hidden = said.len() - rows;
-    Paragraph::new(said).render(below, screen);
+    frame::head(watch, top, screen);
+    let hidden = verdict.len() - rows;
+    Paragraph::new(verdict).render(below, screen);
     if let Some(last) = below.rows().last().filter(|_| hidden > 0) {
         Line::styled(format!(" … {hidden} more "), Theme::quiet()).right_aligned().render(last, screen);
     }
-    hints(watch, bottom.width).render(bottom, screen);
+    frame::hints(watch, bottom.width).render(bottom, screen);
     match watch.view {
-        _ if watch.shows_help => help(body, screen),
-        _ if watch.runs.is_empty() => no_runs(watch, body, screen),
+        _ if watch.shows_help => frame::help(body, screen),
+        _ if watch.runs.is_empty() => frame::no_runs(watch, body, screen),
         View::Overview => overview::draw(watch, body, screen),
         View::Curves => curves::draw(watch, body, screen),
         View::Ranks => ranks::draw(watch, body, screen),
@@ -60,164 +49,4 @@ pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
         View::Runs => runs::draw(watch, body, screen),
     }
     watch.theme.apply(screen);
-}
-
-/// Draws a rule with a title across the top of `area`, and returns the rest.
-fn titled<'a>(title: impl Into<Line<'a>>, area: Rect, screen: &mut Buffer) -> Rect {
-    let mut line = Line::from(Span::styled("─ ", Theme::quiet()));
-    line.spans.extend(title.into().spans);
-    line.push_span(" ");
-    let block = Block::new().borders(Borders::TOP).border_style(Theme::quiet()).title(line);
-    (&block).render(area, screen);
-    block.inner(area)
-}
-
-/// A title without details.
-fn plain_title(text: impl Into<String>) -> Span<'static> {
-    Span::styled(text.into(), Theme::title())
-}
-
-/// Explains why there is nothing to show.
-fn nothing(why: &str, area: Rect, screen: &mut Buffer) {
-    text(why, usize::from(area.width)).style(Theme::quiet()).render(area, screen);
-}
-
-/// `text`, wrapped, with a blank on each side.
-fn text(text: &str, columns: usize) -> Paragraph<'static> {
-    let lines = wrap(text, columns.saturating_sub(2)).into_iter();
-    Paragraph::new(lines.map(|line| Line::raw(format!(" {line}"))).collect::<Vec<_>>())
-}
-
-/// The name of a run, without the folders above it.
-fn name_of(folder: &Path) -> String {
-    clean(&folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy())
-}
-
-/// The run in front, its progress, and the views.
-fn head(watch: &Watch, area: Rect, screen: &mut Buffer) {
-    let [first, second, third] = area.layout(&Layout::vertical([Constraint::Length(1); 3]));
-    Line::styled("kiln watch ", Theme::quiet()).right_aligned().render(first, screen);
-    if let Some(run) = watch.front() {
-        let (style, mark) = Theme::state(run.state());
-        let word = run.state().map_or_else(|| "unknown".to_owned(), |state| state.to_string());
-        let mut line = Line::from(" ");
-        if watch.runs.len() > 1 {
-            let style = Theme::title().fg(Theme::run(watch.front));
-            line.push_span(Span::styled(format!("{} ", label(watch.front)), style));
-        }
-        let room = usize::from(area.width).saturating_sub(45).max(10);
-        line.push_span(plain_title(fit(&name_of(&run.folder), room)));
-        line.push_span("  ");
-        line.push_span(Span::styled(format!("{mark} {word}"), style));
-        if watch.runs.len() > 1 {
-            let place = format!("  run {} of {}", watch.front + 1, watch.runs.len());
-            line.push_span(Span::styled(place, Theme::quiet()));
-        }
-        line.render(first, screen);
-        progress(&run.summary, area.width).render(second, screen);
-    }
-    let titles = View::ALL.iter().enumerate().map(|(at, (_, title))| format!(" {} {title} ", at + 1));
-    let chosen = View::ALL.iter().position(|(view, _)| *view == watch.view);
-    let tabs = Tabs::new(titles).select(chosen).highlight_style(Theme::chosen()).divider("").padding("", "");
-    tabs.render(Rect { x: third.x + 1, width: third.width - 1, ..third }, screen);
-}
-
-/// How far a run is: a bar and its last numbers, as many as fit.
-fn progress(summary: &Summary, columns: u16) -> Line<'static> {
-    let Some(step) = summary.step else {
-        return Line::styled(" before its first step", Theme::quiet());
-    };
-    let steps = summary.steps.map_or_else(String::new, |steps| format!("/{steps}"));
-    let mut line = Line::from(format!(" step {step}{steps} "));
-    if let Some(share) = summary.share() {
-        let columns = usize::from(columns / 8).clamp(8, 24);
-        let done = (share * columns as f64).floor() as usize;
-        line.push_span(Span::styled("━".repeat(done), Theme::run(0)));
-        line.push_span(Span::styled("─".repeat(columns - done), Theme::quiet()));
-        line.push_span(format!(" {:.0} %", (100.0 * share).floor()));
-    }
-    let arrow = match summary.trend {
-        Some(Ordering::Less) => " ↓",
-        Some(Ordering::Greater) => " ↑",
-        _ => "",
-    };
-    let parts = [
-        summary.loss.map(|loss| format!("loss {loss:.4}{arrow}")),
-        summary.left_s.map(|left| format!("{} left", duration(left))),
-        summary.tokens_per_s.map(|speed| format!("{} tok/s", short(speed))),
-        summary.val_loss.map(|loss| format!("val {loss:.4}")),
-        summary.mfu.map(|mfu| format!("mfu {}", value("mfu", mfu))),
-        summary.peak_bytes.map(|peak| format!("peak {}", value("peak_bytes", peak))),
-    ];
-    for part in parts.into_iter().flatten().map(|part| format!("  {part}")) {
-        if line.width() + width(&part) > usize::from(columns) {
-            break;
-        }
-        line.push_span(part);
-    }
-    line
-}
-
-/// The verdict on the run in front and its missing files, in lines.
-fn verdict(watch: &Watch, columns: u16) -> Vec<Line<'static>> {
-    let Some(run) = watch.front() else { return Vec::new() };
-    let mut parts: Vec<(String, Style)> = Vec::new();
-    if let Some(error) = &run.look_error {
-        parts.push((format!("cannot look at the run: {error}"), Theme::bad()));
-    }
-    if let Some(look) = &run.look {
-        let age = run.looked.map(|then| watch.now.saturating_duration_since(then)).unwrap_or_default();
-        let is_old = age >= OLD && !look.state.is_over();
-        let age =
-            if is_old { format!(" (as of {} ago)", duration(age.as_secs_f64())) } else { String::new() };
-        let style = Some(Theme::state(Some(look.state)).0).filter(|_| look.state != State::Healthy);
-        parts.push((format!("{}: {}{age}", look.state, look.text), style.unwrap_or_default()));
-    }
-    parts.extend(run.problems.iter().map(|problem| (format!("missing: {problem}"), Theme::quiet())));
-    parts.extend(watch.problems.iter().map(|problem| (problem.clone(), Theme::quiet())));
-    let wrapped = |(part, style): (String, Style)| {
-        let lines = wrap(&clean(&part), usize::from(columns).saturating_sub(2)).into_iter();
-        lines.map(move |line| Line::styled(format!(" {line}"), style))
-    };
-    parts.into_iter().flat_map(wrapped).collect()
-}
-
-/// The most important keys of the view, as many as fit.
-fn hints(watch: &Watch, columns: u16) -> Line<'static> {
-    let of_view = match watch.view {
-        _ if watch.curves.list.is_some() => "type to narrow  up/down choose  Enter take  Esc close",
-        View::Overview => "+/- zoom  s smooth  l log  k metric",
-        View::Curves => "up/down metric  +/- zoom  left/right pan  s l",
-        View::Ranks => "up/down choose  left/right sort  r reverse",
-        View::Log => "up/down scroll  left/right whose  w cut",
-        View::Samples => "up/down step  PgUp/PgDn scroll",
-        View::Runs => "up/down choose  Space hide  PgUp/PgDn scroll",
-    };
-    let of_runs = if watch.runs.len() > 1 { "n/p run  " } else { "" };
-    let mut line = " ? help  q quit  Tab view".to_owned();
-    for hint in format!("{of_runs}{of_view}").split("  ") {
-        if width(&line) + 2 + width(hint) > usize::from(columns) {
-            break;
-        }
-        line = format!("{line}  {hint}");
-    }
-    Line::styled(line, Theme::quiet())
-}
-
-fn help(area: Rect, screen: &mut Buffer) {
-    let inside = titled(plain_title("keys"), area, screen);
-    // A low screen has no room for the blank line.
-    let rows = HELP.iter().filter(|(key, _)| !key.is_empty() || usize::from(inside.height) >= HELP.len());
-    let line = |(key, what): &(&'static str, &'static str)| {
-        Line::from(vec![plain_title(format!(" {key:<12}")), Span::raw(*what)])
-    };
-    Paragraph::new(rows.map(line).collect::<Vec<_>>()).render(inside, screen);
-}
-
-fn no_runs(watch: &Watch, area: Rect, screen: &mut Buffer) {
-    let inside = titled(plain_title("no run yet"), area, screen);
-    let problems: String = watch.problems.iter().map(|problem| format!("\n{}\n", clean(problem))).collect();
-    let promise = if problems.is_empty() { "\n" } else { "" };
-    let message = format!("{problems}{promise}\nIt is shown as soon as it is there.");
-    text(&message, usize::from(inside.width)).render(inside, screen);
 }

@@ -13,7 +13,7 @@ use super::super::feed::Snapshot;
 use super::super::state::Watch;
 use super::super::text::{bytes, clean, fit, width};
 use super::super::theme::Theme;
-use super::{nothing, plain_title, text, titled};
+use super::frame::{nothing, plain_title, text, titled};
 use crate::status::{Call, Look, RankLook};
 
 /// Rows of the details of a rank.

@@ -11,7 +11,7 @@ use ratatui::widgets::{Row, StatefulWidget, Table, TableState, Widget};
 use super::super::state::{Watch, label};
 use super::super::text::{clean, duration, fit, number, short, width};
 use super::super::theme::Theme;
-use super::{name_of, nothing, plain_title, titled};
+use super::frame::{name_of, nothing, plain_title, titled};
 
 /// Numbers of a run, with their columns at least.
 const NUMBERS: [(&str, usize); 5] = [("step", 11), ("loss", 7), ("val", 7), ("tok/s", 6), ("left", 11)];

@@ -9,7 +9,7 @@ use super::super::feed::Snapshot;
 use super::super::state::Watch;
 use super::super::text::{clean, wrap};
 use super::super::theme::Theme;
-use super::{nothing, plain_title, titled};
+use super::frame::{nothing, plain_title, titled};
 use crate::run::Sample;
 
 /// Draws the view: all texts of a step.
