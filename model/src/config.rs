@@ -2,7 +2,7 @@
 
 mod moe;
 
-pub use moe::MoeConfig;
+pub use moe::{BalanceOver, MoeConfig};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -128,6 +128,7 @@ pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
 
 /// [`hidden`], the losses that layers have added, and what they have recorded.
 fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> (WithLoss, Vec<Record>) {
+    let context = context.for_one_pass();
     let outer = context.at_module("embed").for_one_run();
     let mut x = modules.embed(|embed| outer.probe("output", embed.forward(tokens, &outer)));
     outer.record_activation(&x);

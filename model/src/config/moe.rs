@@ -5,6 +5,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{ModelConfigError, at_least_one, at_most, in_range};
 
+/// The layers over which the loss that balances experts is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BalanceOver {
+    /// Each layer by itself, and the mean of these losses (Fedus et al., 2021).
+    #[default]
+    EachLayer,
+    /// All layers together, as if their tokens were those of one layer: expert 3 of one layer may make up for expert 3
+    /// of another one. transformers computes the loss of Qwen3-MoE and Mixtral in this way
+    /// (`load_balancing_loss_func`).
+    AllLayers,
+}
+
 /// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults
 /// are those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -23,6 +36,10 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
+    /// The layers over which that loss balances the experts. By default those of the weights that a run starts from,
+    /// else each layer by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_aux_loss_over: Option<BalanceOver>,
     /// Whether experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
     /// [`Moe`](crate::layers::Moe).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -41,6 +58,7 @@ impl Default for MoeConfig {
             shared_expert_d_ff: None,
             norm_topk_prob: true,
             router_aux_loss_coef: 0.001,
+            router_aux_loss_over: None,
             expert_bias: false,
             dense_layers: Vec::new(),
         }

@@ -44,7 +44,7 @@ use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::meta::{MetaTape, MetaTensor};
-use crate::ops::Probe;
+use crate::ops::{Probe, RouterSums};
 use crate::random::Key;
 use side_channel::{SideChannel, inner_place};
 
@@ -234,6 +234,16 @@ impl Context {
     /// This context for one run of one module, from which nothing has been handed over yet.
     pub(crate) fn for_one_run(&self) -> Self {
         Context { side: self.side.as_ref().map(SideChannel::emptied), ..self.clone() }
+    }
+
+    /// This context for a pass from the first block to the last.
+    pub(crate) fn for_one_pass(&self) -> Self {
+        Context { side: self.side.as_ref().map(SideChannel::of_new_pass), ..self.clone() }
+    }
+
+    /// The sums over the routers of this pass; `None` outside training.
+    pub(crate) fn routers(&self) -> Option<&RouterSums> {
+        self.side.as_ref().map(SideChannel::routers)
     }
 
     /// This context for a module of this name, which shares its dropout.

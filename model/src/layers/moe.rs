@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::{
     AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, constant_parameter, normal_parameter,
 };
-use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
+use crate::config::{BalanceOver, ModelConfig, ModelConfigError, MoeConfig};
 use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, ExpertProjections, Residual, Routing};
 
@@ -20,9 +20,9 @@ use crate::ops::{self, ExpertProjections, Residual, Routing};
 /// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a
 /// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
 /// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
-/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged: a
-/// coefficient means what it means in transformers, whose `load_balancing_loss_func` takes both means over the
-/// tokens of all layers together.
+/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged. With
+/// [`BalanceOver::AllLayers`], `f_e` and `P_e` are means over the tokens of all layers together, as in transformers'
+/// `load_balancing_loss_func`: then the loss that is logged for a layer is what it adds to those of the layers before.
 ///
 /// With `expert_bias` each expert has a bias that is added to its probability where experts are chosen, and
 /// nowhere else (Wang et al., 2024). After a step it is to move by a fixed rate towards more tokens for the
@@ -45,6 +45,11 @@ pub struct Moe {
     norm_topk_prob: bool,
     /// Weight of the balance loss of this layer.
     balance: f64,
+    /// The layers that the loss balances together.
+    #[module(skip)]
+    over: BalanceOver,
+    /// The block that the layer is in.
+    index: usize,
 }
 
 /// The projections of the experts of a layer, one tensor for all experts.
@@ -86,6 +91,7 @@ impl Moe {
             SwiGlu::new(LayerInit { model: &model, ..init.fork("shared_expert") })
         });
         let layers = moe.layers_with_experts(model.layers).max(1);
+        let over = moe.router_aux_loss_over.unwrap_or_default();
         Moe {
             router: Linear::new(model.d_model, moe.experts, model.init_std, key.fork("router"), device),
             router_bias: moe.expert_bias.then(|| constant_parameter([moe.experts], 0.0, device)),
@@ -93,7 +99,12 @@ impl Moe {
             shared_expert,
             experts_per_token: moe.experts_per_token,
             norm_topk_prob: moe.norm_topk_prob,
-            balance: moe.router_aux_loss_coef / layers as f64,
+            balance: match over {
+                BalanceOver::EachLayer => moe.router_aux_loss_coef / layers as f64,
+                BalanceOver::AllLayers => moe.router_aux_loss_coef / (layers * layers) as f64,
+            },
+            over,
+            index: init.index,
         }
     }
 
@@ -111,12 +122,26 @@ impl Moe {
             context.record("largest_load", largest);
         }
         if self.balance > 0.0 {
-            let loss = balance_loss(load.clone(), probabilities);
+            let loss = self.balance_loss(load.clone(), probabilities, context);
             context.add_loss("balance", loss.mul_scalar(self.balance));
         }
         if let Some(bias) = &self.router_bias {
             context.add_loss("balance", steering_loss(bias.val().cast(dtype), load.cast(dtype), choices));
         }
+    }
+
+    /// The loss of the layer before its coefficient, `[1]`, of the experts' `load` `[experts]` and the `probabilities`
+    /// `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`, or its part of that of all layers, times their square.
+    fn balance_loss(&self, load: Tensor<1>, probabilities: Tensor<2>, context: &Context) -> Tensor<1> {
+        let [tokens, experts] = probabilities.dims();
+        let load = load.div_scalar(tokens as f64);
+        let importance = ops::router_means(probabilities);
+        let load = load.cast(importance.dtype());
+        let loss = match (self.over, context.routers()) {
+            (BalanceOver::AllLayers, Some(sums)) => ops::router_balance(importance, load, sums, self.index),
+            _ => (load * importance).sum(),
+        };
+        loss.mul_scalar(experts as f64)
     }
 
     /// The experts of each of `tokens`, and the router's probabilities, `[tokens, experts]`.
@@ -189,15 +214,6 @@ impl Layer for Moe {
         let shared = self.shared_expert.as_ref().map_or(0, Layer::active_parameters);
         self.router.num_params() + shared + self.experts.num_params() / experts * self.experts_per_token
     }
-}
-
-/// The loss of [`Moe`] before its coefficient, `[1]`, of the experts' `load` `[experts]` and the
-/// `probabilities` `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
-fn balance_loss(load: Tensor<1>, probabilities: Tensor<2>) -> Tensor<1> {
-    let [tokens, experts] = probabilities.dims();
-    let load = load.div_scalar(tokens as f64);
-    let importance = ops::router_means(probabilities);
-    (load.cast(importance.dtype()) * importance).sum().mul_scalar(experts as f64)
 }
 
 /// A loss that is zero, `[1]`, and whose gradient for the `bias` of each expert is `experts` times its `load`

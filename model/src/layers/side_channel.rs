@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use burn::tensor::{DType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::ops::RouterSums;
+
 /// What a layer has handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RecordKind {
@@ -63,6 +65,8 @@ impl Records {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SideChannel {
     losses: Arc<Mutex<Vec<Tensor<1>>>>,
+    /// The sums over the routers of this pass.
+    routers: RouterSums,
     recorder: Option<Recorder>,
 }
 
@@ -77,7 +81,7 @@ struct Recorder {
 impl SideChannel {
     pub(super) fn recording(records: &Records) -> Self {
         let recorder = Recorder { step: records.clone(), place: String::new(), run: Arc::default() };
-        SideChannel { losses: Arc::default(), recorder: Some(recorder) }
+        SideChannel { recorder: Some(recorder), ..SideChannel::default() }
     }
 
     /// The same for what is at `place` inside of this place.
@@ -86,14 +90,23 @@ impl SideChannel {
             .recorder
             .as_ref()
             .map(|recorder| Recorder { place: inner_place(&recorder.place, place), ..recorder.clone() });
-        SideChannel { losses: self.losses.clone(), recorder }
+        SideChannel { recorder, ..self.clone() }
     }
 
     /// The same without what has been handed over.
     pub(super) fn emptied(&self) -> Self {
         let recorder = self.recorder.as_ref();
         let recorder = recorder.map(|recorder| Recorder { run: Arc::default(), ..recorder.clone() });
-        SideChannel { losses: Arc::default(), recorder }
+        SideChannel { losses: Arc::default(), recorder, ..self.clone() }
+    }
+
+    /// The same for another pass.
+    pub(super) fn of_new_pass(&self) -> Self {
+        SideChannel { routers: RouterSums::default(), ..self.emptied() }
+    }
+
+    pub(super) fn routers(&self) -> &RouterSums {
+        &self.routers
     }
 
     pub(super) fn records(&self) -> Option<&Records> {

@@ -64,6 +64,8 @@ pub use residual::{Residual, ResidualOp};
 pub(crate) use rms_norm::rows_of_block;
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
-pub use router::{RouterOp, router_load, router_means, router_softmax, router_weights};
+pub use router::{
+    RouterOp, RouterSums, router_balance, router_load, router_means, router_softmax, router_weights,
+};
 pub use squared_relu::{SquaredReluOp, squared_relu, squared_relu_reference};
 pub use top_k::{TopKOp, top_k, top_k_reference};

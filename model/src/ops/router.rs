@@ -1,5 +1,9 @@
 //! What a router of experts computes between its logits and the experts.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
     Backend, Dispatch, backend_extension,
@@ -40,6 +44,74 @@ pub fn router_means(probabilities: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_means(probabilities.into_dispatch()))
 }
 
+/// Sums over the routers of one forward pass: of [`router_load`], and of [`router_means`]. Clones share them. A layer
+/// that runs again in backward counts once.
+#[derive(Clone, Default)]
+pub struct RouterSums(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// The layers that have run.
+    layers: Vec<usize>,
+    /// Loads and means, in the tensors of the backend.
+    sums: Option<Box<dyn Any + Send>>,
+}
+
+impl RouterSums {
+    /// Adds a layer, unless it has run before. Returns the sums before and after it.
+    #[expect(clippy::type_complexity, reason = "two pairs of tensors")]
+    fn add<B: Backend>(
+        &self,
+        layer: usize,
+        load: FloatTensor<B>,
+        means: FloatTensor<B>,
+    ) -> Option<(Option<[FloatTensor<B>; 2]>, [FloatTensor<B>; 2])> {
+        // Each statement leaves the state valid, so it is valid after a panic.
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.layers.contains(&layer) {
+            return None;
+        }
+        state.layers.push(layer);
+        let before = state.get::<B>();
+        let after = match before.clone() {
+            Some([loads, all]) => [B::float_add(loads, load), B::float_add(all, means)],
+            None => [load, means],
+        };
+        state.sums = Some(Box::new(after.clone()));
+        Some((before, after))
+    }
+
+    /// The sum of the loads so far.
+    fn loads<B: Backend>(&self) -> Option<FloatTensor<B>> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.get::<B>().map(|[loads, _]| loads)
+    }
+}
+
+impl State {
+    fn get<B: Backend>(&self) -> Option<[FloatTensor<B>; 2]> {
+        self.sums.as_ref()?.downcast_ref::<[FloatTensor<B>; 2]>().cloned()
+    }
+}
+
+impl fmt::Debug for RouterSums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RouterSums")
+    }
+}
+
+/// The part of `layer` in the product of both sums over all layers of a pass, `[1]`. Over the layers, the parts add up
+/// to `Σ_e (Σ_l load_l) (Σ_l means_l)`. `means` `[experts]` are those of [`router_means`], and `load`
+/// `[experts]`, in the same dtype, is that of [`router_load`], of any scale.
+///
+/// The sum of the loads is known after the last layer alone. Backward, which begins there, reads it then:
+/// `dmeans_l = dy · Σ_m load_m`. There is no gradient of the load. A second run of a layer returns 0, and has the same
+/// gradient.
+pub fn router_balance(means: Tensor<1>, load: Tensor<1>, sums: &RouterSums, layer: usize) -> Tensor<1> {
+    let (means, load) = (means.into_dispatch(), load.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_router_balance(means, load, sums.clone(), layer))
+}
+
 /// The backends of the operations of a router.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RouterOp: Backend {
@@ -55,6 +127,13 @@ pub trait RouterOp: Backend {
     fn fused_router_load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self>;
     /// [`router_means`].
     fn fused_router_means(probabilities: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// [`router_balance`].
+    fn fused_router_balance(
+        means: FloatTensor<Self>,
+        load: FloatTensor<Self>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> FloatTensor<Self>;
 }
 
 /// The kernels of the operations of a router: in burn's operations, unless a backend has its own.
@@ -147,6 +226,21 @@ pub trait RouterKernels: Backend {
     }
 }
 
+/// The part of a layer in the product of the sums; see [`router_balance`].
+fn balance_forward<B: Backend>(
+    means: FloatTensor<B>,
+    load: FloatTensor<B>,
+    sums: &RouterSums,
+    layer: usize,
+) -> FloatTensor<B> {
+    let dot = |a, b| B::float_sum(B::float_mul(a, b));
+    match sums.add::<B>(layer, load.clone(), means.clone()) {
+        None => B::float_mul_scalar(B::float_sum(means), 0.0.into()),
+        Some((None, _)) => dot(load, means),
+        Some((Some([loads, _]), [_, all])) => B::float_add(dot(loads, means), dot(load, all)),
+    }
+}
+
 #[cfg(feature = "cube")]
 impl RouterKernels for burn_cubecl::CubeBackend {}
 
@@ -169,6 +263,15 @@ impl<B: RouterKernels> RouterOp for B {
 
     fn fused_router_means(probabilities: FloatTensor<B>) -> FloatTensor<B> {
         B::means_forward(probabilities)
+    }
+
+    fn fused_router_balance(
+        means: FloatTensor<B>,
+        load: FloatTensor<B>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> FloatTensor<B> {
+        balance_forward::<B>(means, load, &sums, layer)
     }
 }
 
@@ -217,6 +320,26 @@ impl<B: RouterKernels, C: CheckpointStrategy> RouterOp for Autodiff<B, C> {
             B::means_forward(probabilities),
             |_| tokens,
             |mut step, dy, tokens| step.register::<B>(0, B::means_backward(dy, tokens)),
+        )
+    }
+
+    fn fused_router_balance(
+        means: Tracked<B, C>,
+        load: Tracked<B, C>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> Tracked<B, C> {
+        let (means, node) = means.into_parts();
+        let shape = means.shape();
+        record::<B, C, _, _>(
+            [node],
+            balance_forward::<B>(means, load.into_primitive(), &sums, layer),
+            |_| (sums, shape),
+            |mut step, dy, (sums, shape)| {
+                if let Some(loads) = sums.loads::<B>() {
+                    step.register::<B>(0, B::float_mul(B::float_expand(dy, shape), loads));
+                }
+            },
         )
     }
 }

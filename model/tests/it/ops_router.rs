@@ -1,7 +1,9 @@
 //! What a router computes between its logits and the experts.
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::softmax};
-use kiln_model::ops::{fork, router_load, router_means, router_softmax, router_weights};
+use kiln_model::ops::{
+    RouterSums, fork, router_balance, router_load, router_means, router_softmax, router_weights,
+};
 
 use crate::ops_support::*;
 
@@ -45,6 +47,37 @@ fn routing_matches_plain_burn() {
             assert_matches(routed(sizes, false, normalized), plain, &[tokens * experts], 5e-6);
         }
     }
+}
+
+/// The balance of three layers of four experts with these means of probabilities, one tensor a layer: the sums of what
+/// each layer adds, or their product at once.
+fn balanced(is_plain: bool) -> impl Operation + Sync {
+    move |t: &[Tensor<1>]| {
+        let loads = [[3.0, 1.0, 0.0, 2.0], [0.0, 0.0, 6.0, 0.0], [1.0, 2.0, 2.0, 1.0]];
+        let load = |layer: usize| {
+            let load: Tensor<1> = Tensor::from_data(loads[layer], &t[0].device().inner());
+            load.cast(t[0].dtype())
+        };
+        if is_plain {
+            let sum =
+                |tensors: [Tensor<1>; 3]| tensors.into_iter().reduce(|a, b| a + b).expect("three layers");
+            let means = sum([t[0].clone(), t[1].clone(), t[2].clone()]);
+            let loads = sum([0, 1, 2].map(load));
+            let loads = if means.device().is_autodiff() { Tensor::from_inner(loads) } else { loads };
+            return (means * loads).sum();
+        }
+        let sums = RouterSums::default();
+        let added = (0..3).map(|layer| router_balance(t[layer].clone(), load(layer), &sums, layer));
+        added.reduce(|a, b| a + b).expect("three layers")
+    }
+}
+
+#[test]
+fn the_balance_of_all_layers_is_one_product() {
+    let sizes = [4; 3];
+    assert_matches(balanced(false), balanced(true), &sizes, 5e-6);
+    assert_finite_differences(balanced(false), &sizes);
+    assert_untracked(balanced(false), &sizes);
 }
 
 #[test]

@@ -347,7 +347,10 @@ fn none() -> String {
 /// What decides the weights of the experts of a model; the balance of their load is a choice of a run.
 fn experts(model: &ModelConfig) -> String {
     match &model.moe {
-        Some(moe) => json!(MoeConfig { router_aux_loss_coef: 0.0, ..moe.clone() }).to_string(),
+        Some(moe) => {
+            let MoeConfig { router_aux_loss_coef, router_aux_loss_over, .. } = MoeConfig::default();
+            json!(MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() }).to_string()
+        }
         None => "none".to_owned(),
     }
 }

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use kiln_model::{
-    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
+    AttentionBias, BalanceOver, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
 };
 
 use super::keys::Keys;
@@ -211,6 +211,7 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
         shared_expert_d_ff: None,
         norm_topk_prob: keys.flag("norm_topk_prob")?,
         router_aux_loss_coef: keys.number("router_aux_loss_coef")?.unwrap_or(0.001),
+        router_aux_loss_over: Some(BalanceOver::AllLayers),
         expert_bias: false,
         dense_layers: (0..layers).filter(is_dense).collect(),
     })
