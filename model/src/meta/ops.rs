@@ -376,9 +376,54 @@ impl MetaTape<'_> {
         })
     }
 
+    /// burn's product of the activations `a` and `b`, such as queries and keys: backward keeps both, and computes a
+    /// gradient of each. `width` is the number of elements of the result for each token, such as `heads * seq_len` for
+    /// the scores of attention.
+    pub fn product(&self, a: MetaTensor, b: MetaTensor, width: usize) -> MetaTensor {
+        let width = width as u64;
+        // burn multiplies copies in f32 on the host.
+        let widened = |tape: &Self, widths: [u64; 3]| {
+            let is_wide = tape.batch.on_host && tape.batch.element < F32;
+            is_wide.then(|| widths.map(|width| tape.wide_rows(width)))
+        };
+        let operands = widened(self, [a.width, b.width, width]);
+        let y = self.tensor(width);
+        drop(operands);
+        let is_tracked = a.node.is_some() || b.node.is_some();
+        self.record(y, is_tracked, move |tape, dy| {
+            for (x, other) in [(&a, &b), (&b, &a)] {
+                if x.node.is_some() {
+                    let operands = widened(tape, [width, other.width, x.width]);
+                    tape.register(x.node, tape.tensor(x.width).memory);
+                    drop(operands);
+                }
+            }
+            drop((a, b, dy));
+        })
+    }
+
+    /// burn's own softmax of `x`, with or without a mask before it: backward keeps the shifted values and their
+    /// exponentials. [`ops::causal_attention`](crate::ops::causal_attention) keeps neither:
+    /// [`attention`](Self::attention).
+    pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
+        let (node, width) = (x.node, x.width);
+        let kept = [(); 2].map(|()| self.tensor(width));
+        drop(x);
+        let y = self.tensor(width);
+        self.record(y, node.is_some(), move |tape, dy| {
+            // Of the quotient: of its numerator, and of its denominator before it is summed.
+            let quotient = [(); 2].map(|()| tape.tensor(width));
+            drop(dy);
+            let dx = tape.tensor(width).memory;
+            drop((kept, quotient));
+            tape.register(node, dx);
+        })
+    }
+
     /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
     /// are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
+        self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();
         let mut matrices = Matrices(Vec::new());
         layer.visit(&mut matrices);

@@ -1,6 +1,7 @@
 //! Tensors without values, and a tape of the operations on them.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::ledger::{Held, Ledger, Owner};
@@ -87,6 +88,7 @@ pub struct MetaTape<'a> {
     steps: RefCell<Vec<Step<'a>>>,
     gradients: RefCell<Vec<Option<Rc<Held>>>>,
     weight_gradients: RefCell<Vec<Held>>,
+    undescribed: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> MetaTape<'a> {
@@ -100,7 +102,18 @@ impl<'a> MetaTape<'a> {
             steps: RefCell::default(),
             gradients: RefCell::default(),
             weight_gradients: RefCell::default(),
+            undescribed: RefCell::default(),
         }
+    }
+
+    /// The types, as Rust names them, of the layers so far that do not implement
+    /// [`Layer::meta_forward`](crate::layers::Layer::meta_forward). Their memory is estimated from their parameters.
+    pub fn undescribed(&self) -> BTreeSet<&'static str> {
+        self.undescribed.borrow().clone()
+    }
+
+    pub(super) fn note_undescribed(&self, layer: &'static str) {
+        self.undescribed.borrow_mut().insert(layer);
     }
 
     /// Who holds what.

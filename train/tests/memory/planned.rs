@@ -1,11 +1,15 @@
 //! What a plan says of a step, against steps that were run: the memory of a rank within bounds, and the bytes
 //! that it sends exactly.
 
+use burn::module::Module;
+use burn::tensor::{Bool, Tensor, activation::softmax};
 use kiln::bench::{default_config, step};
 use kiln::config::{Choice, Config, Precision};
 use kiln::planner::{Axis, Gathers, PlannedStep, RankShape, Speed};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
+use kiln_model::layers::{Context, Layer, LayerInit, Linear};
+use kiln_model::meta::{MetaTape, MetaTensor};
 use kiln_model::{Key, Layers, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_shard::memory;
 use kiln_shard::ranks::run_ranks;
@@ -133,7 +137,52 @@ impl Case {
 }
 
 fn decoder(model: &ModelConfig) -> Decoder {
-    Decoder::new(&Layers::default(), model, Key::new(1), &Device::flex()).expect("built-in layers")
+    let layers = Layers::default().attention("plain", |init| Ok(PlainAttention::new(&init)));
+    Decoder::new(&layers, model, Key::new(1), &Device::flex()).expect("layers")
+}
+
+/// Attention in plain burn, with the whole matrix of scores: a custom layer that describes itself.
+#[derive(Module, Debug)]
+struct PlainAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    #[module(skip)]
+    heads: usize,
+}
+
+impl PlainAttention {
+    fn new(init: &LayerInit) -> Self {
+        let (d, std) = (init.model.d_model, init.model.init_std);
+        let linear = |name| Linear::new(d, d, std, init.key.fork(name), init.device);
+        let [q_proj, k_proj, v_proj, o_proj] = ["q_proj", "k_proj", "v_proj", "o_proj"].map(linear);
+        PlainAttention { q_proj, k_proj, v_proj, o_proj, heads: init.model.heads }
+    }
+}
+
+impl Layer for PlainAttention {
+    fn forward(&self, x: Tensor<3>, _: &Context) -> Tensor<3> {
+        let [batch, seq, d] = x.dims();
+        let head_dim = d / self.heads;
+        let heads =
+            |map: &Linear| map.forward(x.clone()).reshape([batch, seq, self.heads, head_dim]).swap_dims(1, 2);
+        let [q, k, v] = [&self.q_proj, &self.k_proj, &self.v_proj].map(heads);
+        let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
+        let mask = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &x.device());
+        let scores = scores.mask_fill(mask.unsqueeze::<4>(), f64::NEG_INFINITY);
+        let mixed = softmax(scores, 3).matmul(v).swap_dims(1, 2).reshape([batch, seq, d]);
+        self.o_proj.forward(mixed)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let d = x.width();
+        let [q, k, v] = [(); 3].map(|()| tape.linear(x.clone(), d));
+        drop(x);
+        let scores = tape.product(q, k, self.heads * tape.batch().seq_len as usize);
+        let mixed = tape.product(tape.softmax(scores), v, d);
+        tape.linear(mixed, d)
+    }
 }
 
 const STRATEGIES: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
@@ -175,6 +224,21 @@ fn presets() {
         Case::new("90m", strategy, 2).seq_len(64).batch(1, 1).check();
     }
     Case::new("90m", Strategy::FullShard, 4).seq_len(32).batch(1, 1).bf16().check();
+}
+
+/// The plan of a custom layer that describes its products of activations.
+#[test]
+fn products_of_activations() {
+    for ranks in [1, 2] {
+        let case = |seq_len| {
+            let plain = |model: &mut ModelConfig| model.attention = "plain".to_owned();
+            Case::new("odd", Strategy::FullShard, ranks).model(plain).seq_len(seq_len)
+        };
+        case(96).check();
+        case(192).check();
+        case(192).recompute().check();
+        case(96).bf16().check();
+    }
 }
 
 #[test]
