@@ -115,7 +115,11 @@ impl Recorder {
             created: Instant::now(),
             created_monotonic: monotonic(),
             capacity,
-            log: Mutex::default(),
+            log: Mutex::new(Log {
+                // At once: memory that grows while a rank works would be taken for that of its tensors.
+                records: VecDeque::with_capacity(capacity.min(DEFAULT_CAPACITY) + 1),
+                ..Log::default()
+            }),
             timeline: Mutex::default(),
         }
     }

@@ -110,8 +110,9 @@ impl Default for Timeline {
             unit: None,
             since: Duration::ZERO,
             times: Vec::new(),
-            spans: VecDeque::new(),
-            steps: VecDeque::new(),
+            // At once: memory that grows while a rank works would be taken for that of its tensors.
+            spans: VecDeque::with_capacity(CAPACITY + 1),
+            steps: VecDeque::with_capacity(STEPS),
             keeps_all: false,
             held_bytes: None,
         }

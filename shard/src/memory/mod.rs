@@ -4,7 +4,8 @@
 //! [`CountingAllocator`] counts what each rank's threads allocate: a thread says which rank it
 //! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
 //! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
-//! are large. Gathered weights that several ranks read in one place count in full for each of them.
+//! are large. What threads allocate that work for no rank, such as those that prepare data, counts for none. Gathered
+//! weights that several ranks read in one place count in full for each of them.
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
@@ -18,7 +19,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::owners::{BOUND, RANK, Tag, check_limit};
+use self::owners::{BOUND, NO_RANK, RANK, Tag, check_limit};
 pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by, write_module_of};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
@@ -38,9 +39,6 @@ pub(crate) struct Counter {
     live: AtomicUsize,
     peak: AtomicUsize,
 }
-
-/// The counter of memory that several ranks hold.
-const FOR_ALL: usize = MAX_RANKS;
 
 static COUNTERS: [Counter; MAX_RANKS + 1] =
     [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS + 1];
@@ -163,12 +161,11 @@ impl CountingAllocator {
         if base.is_null() {
             return base;
         }
-        let rank = match kiln_collectives::allocates_for_all() {
-            true => FOR_ALL,
-            false => RANK.try_with(Cell::get).unwrap_or(0),
+        let tag = match kiln_collectives::allocates_for_all() {
+            true => Tag::gathered(NO_RANK),
+            false => Tag::here(RANK.try_with(Cell::get).unwrap_or(NO_RANK)),
         };
-        COUNTERS[rank].add(size);
-        let tag = Tag::here(rank);
+        COUNTERS[tag.rank()].add(size);
         tag.add(size);
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {

@@ -47,6 +47,10 @@ impl MemoryOwner {
     }
 }
 
+/// The counter of memory that does not belong to a single rank: memory that several ranks read, and allocations of
+/// threads that work for no rank, such as those that prepare a run.
+pub(super) const NO_RANK: usize = MAX_RANKS;
+
 /// Modules that are told apart; those beyond share the last place.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
@@ -81,8 +85,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
 thread_local! {
-    /// The rank that the thread works for, as counters are told apart.
-    pub(super) static RANK: Cell<usize> = const { Cell::new(0) };
+    /// The counter of the rank that the thread works for; [`NO_RANK`] until the thread is bound to a rank.
+    pub(super) static RANK: Cell<usize> = const { Cell::new(NO_RANK) };
     /// The same, without a bound, once it was said.
     pub(super) static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
@@ -286,7 +290,8 @@ fn exhausted(size: usize) {
 fn describe(size: usize, limit: usize) -> String {
     use std::fmt::Write as _;
 
-    let counter = RANK.try_with(Cell::get).unwrap_or(0);
+    // A thread that works for no rank is reported as one of rank 0.
+    let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
@@ -325,7 +330,7 @@ fn describe(size: usize, limit: usize) -> String {
     for (bytes, place) in places.iter().take(8) {
         let _ = write!(text, "\n  {:>12}  {}", mib(*bytes), name(*place));
     }
-    let shared = BY_OWNER[MAX_RANKS].iter().map(read).sum();
+    let shared = read(&BY_OWNER[NO_RANK][MemoryOwner::GatheredWeights as usize]);
     if shared > 0 {
         let _ = write!(text, "\n  {:>12}  gathered weights that all ranks of this process read", mib(shared));
     }

@@ -22,8 +22,10 @@ use crate::sync::lock;
 const POOLED_FROM: usize = 32 << 10;
 /// Bytes at the end of a block that belong to `talc`.
 const TAIL: usize = size_of::<usize>();
+/// Words of one bit for each list of free blocks.
+const WORDS: usize = 24;
 /// Sizes of blocks between a power of two and the next one.
-const CLASSES: usize = 16;
+const CLASSES: usize = 64;
 
 /// The system's allocator, but for large blocks.
 pub struct Pool {
@@ -51,7 +53,7 @@ impl Pool {
     /// The layout of the block for what is asked, or `None` if it is not the pool's.
     ///
     /// Sizes are rounded up to those that lists of free blocks are kept by, so that a freed block serves the
-    /// next one of its kind: at most a sixteenth more.
+    /// next one of its kind: at most 1.6 % more. Buffers of a power of two, with a header, are just above a size.
     fn pooled(layout: Layout) -> Option<Layout> {
         if layout.size() < POOLED_FROM {
             return None;
@@ -153,13 +155,13 @@ unsafe impl GlobalAlloc for Pool {
     }
 }
 
-/// Lists of free blocks by size: 16 for every power of two, up to 4 GiB.
+/// Lists of free blocks by size: 64 for every power of two, up to 4 GiB.
 enum Classes {}
 
 impl Binning for Classes {
-    type AvailabilityBitField = [usize; 6];
+    type AvailabilityBitField = [usize; WORDS];
 
-    const BIN_COUNT: u32 = 6 * usize::BITS - 1;
+    const BIN_COUNT: u32 = WORDS as u32 * usize::BITS - 1;
 
     fn size_to_bin(size: usize) -> u32 {
         linear_extent_then_linearly_divided_exponential_binning::<CLASSES, 1>(size)

@@ -43,8 +43,7 @@ fn runs_take_what_was_planned() {
                 let (planned, taken) = planned_and_taken(&workspace, &arguments);
                 check(&name, (planned, taken));
                 // Before the run, `kiln plan` says the same.
-                let vocab = format!("data.vocab_size={VOCAB}");
-                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--set", &vocab, "--json"];
+                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--json"];
                 arguments.extend(processes.then_some("--processes"));
                 let plan: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
                 let is = |row: &&Value| {
@@ -69,6 +68,31 @@ fn runs_take_what_was_planned() {
         let arguments = ["train", "run.toml", "--out", "run"];
         check(&format!("{changes:?}"), planned_and_taken(&workspace, &arguments));
     }
+}
+
+/// A rank's peak has what the rank has allocated: not what was there for the measurement of the processor's peak and
+/// for the data, which are prepared in the same process.
+#[test]
+fn what_prepares_a_run_is_no_rank_s() {
+    let workspace = Workspace::new();
+    let words: Vec<_> =
+        (0..20_000u32).map(|i| format!("{:x}", i.wrapping_mul(2_654_435_761) >> 12)).collect();
+    workspace.write("text.txt", words.join(" "));
+    workspace.config(
+        "run.toml",
+        &[("data.path", "'prepared'"), ("data.text", "['text.txt']"), ("data.vocab_size", "400")],
+    );
+    workspace.replace("run.toml", "peak_tflops = 1.0\n", "");
+    let mut command = workspace.command(&["train", "run.toml", "--out", "run"]);
+    let ended = workspace.end(command.env("XDG_CACHE_HOME", workspace.path("cache")).spawn().expect("a run"));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let steps = workspace.metrics("run");
+    let taken = steps.iter().filter_map(|line| line["peak_bytes"].as_u64()).max().expect("a peak");
+    let plan: Value =
+        serde_json::from_str(&workspace.succeed(&["plan", "run.toml", "--json"])).expect("JSON");
+    let planned = plan["rows"][0]["peak_bytes"].as_u64().expect("bytes");
+    // Some KiB of a tiny run are no tensors: lines of the log, buffers of files.
+    assert!(taken < planned + (64 << 10), "{taken} bytes, {planned} were planned");
 }
 
 /// Sizes that no machine has are refused, and a size that a user gives takes the place of the machine's.
