@@ -45,8 +45,9 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Model FLOP/s over the device's peak.
-    pub mfu: f64,
+    /// Model FLOP/s over the device's peak; `None` where the peak is not known well, for the whole start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// The most bytes any rank has held since the start, of the memory that it computes with: see
     /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
@@ -209,7 +210,8 @@ impl Reporter {
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
-        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, peak_bytes, step_s, .. } = *metrics;
+        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, tflops, peak_bytes, step_s, .. } =
+            *metrics;
         self.trend.add(loss);
         let left = self.steps.saturating_sub(step);
         let left = self.remaining.after(self.begun.elapsed(), step_s, left);
@@ -225,6 +227,7 @@ impl Reporter {
             step_s,
             tokens_per_s,
             mfu,
+            flops: 1e12 * tflops,
             peak_bytes,
             wait,
             left,

@@ -193,8 +193,9 @@ section! {
         /// Share of that memory that the run may take, above 0 and up to 1; all of it if left out.
         #[serde(skip_serializing_if = "Option::is_none")]
         memory_fraction: Option<f64> = None,
-        /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
-        /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
+        /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. By default for GPUs that of NVIDIA's
+        /// data sheet. That of a CPU is measured with a matrix product by the first starts on a machine, until two
+        /// measurements agree; there is no `mfu` before.
         peak_tflops: Option<f64> = None,
         /// Whether fused kernels are held against plain operations on a GPU that this build has not seen
         /// with its driver. An operation whose kernel is wrong is computed in plain operations.

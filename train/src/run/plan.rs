@@ -79,8 +79,8 @@ pub(crate) struct PlanMessage {
     resume: Option<PathBuf>,
     /// What evaluations tell the loss of besides.
     pub(crate) answers: Vec<TokenPair>,
-    /// Of all ranks together.
-    pub(crate) peak: Peak,
+    /// The peak of all ranks together; `None` where it is not known well.
+    pub(crate) peak: Option<Peak>,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
 }
@@ -133,9 +133,9 @@ pub(super) fn make(
     let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
-        Some(tflops) => Peak::given(tflops * 1e12),
+        Some(tflops) => Some(Peak::given(tflops * 1e12)),
         None => start
-            .time("peak", || device.peak(config.precision.compute(), place, ranks, threads))
+            .time("peak", || device.known_peak(config.precision.compute(), place, ranks, threads))
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
     let message = PlanMessage {

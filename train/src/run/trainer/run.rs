@@ -1,5 +1,6 @@
 //! The steps of a run, from the first to the last.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -312,7 +313,7 @@ impl Trainer<'_> {
         let Began { step, tokens } = self.began;
         let tokens = self.state.tokens - tokens;
         let rate = tokens as f64 / self.in_steps;
-        let mut peak = self.peak;
+        let flops = rate * self.flops_per_token;
         Conclusion {
             out: self.plan.out.clone(),
             elapsed: self.plan.start.elapsed(),
@@ -323,18 +324,20 @@ impl Trainer<'_> {
             skipped: self.state.skipped,
             tokens,
             in_steps: self.in_steps,
-            mfu: peak.share(rate * self.flops_per_token),
+            flops,
+            mfu: self.peak.as_ref().map(|peak| flops / peak.flops()),
             val_loss,
             unigram: unigram.filter(|_| val_loss.is_some()),
             best,
             best_checkpoint,
             peak_bytes: self.metrics.as_ref().map(|metrics| metrics.peak_bytes),
-            planned_bytes: self.metrics.as_ref().and_then(|_| self.planned_bytes()),
+            planned: self.metrics.as_ref().and_then(|_| self.planned()),
         }
     }
 
-    /// The most that a plan says a rank holds; `None` where it cannot be compared with what is counted.
-    fn planned_bytes(&self) -> Option<u64> {
+    /// The most that a plan says a rank holds, and the layers that the plan does not know; `None` where it cannot be
+    /// compared with what is counted.
+    fn planned(&self) -> Option<(u64, BTreeSet<&'static str>)> {
         let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;
         let engine = self.model.engine();
@@ -344,7 +347,7 @@ impl Trainer<'_> {
         let shape = RankShape { mesh: engine.mesh(), ..shape };
         let step = shape.step(&Speed::INSTANT);
         // Of a GPU, its pages are counted.
-        Some(if resolved.is_gpu() { step.reserved } else { step.peak.bytes })
-            .filter(|_| memory::is_counting())
+        let bytes = if resolved.is_gpu() { step.reserved } else { step.peak.bytes };
+        memory::is_counting().then_some((bytes, step.undescribed))
     }
 }

@@ -78,8 +78,8 @@ pub struct Trainer<'a> {
     /// When the last step ended whose values are known.
     pub(super) settled: ClockReading,
     pub(super) flops_per_token: f64,
-    /// What `mfu` is held against.
-    pub(super) peak: Peak,
+    /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
+    pub(super) peak: Option<Peak>,
     pub(super) saver: Saver,
     /// The step of which a save was begun last.
     pub(super) saved_step: Option<u64>,
@@ -239,7 +239,7 @@ impl<'a> Trainer<'a> {
             skipped_in_a_row: 0,
             settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
             flops_per_token,
-            peak: plan.message.peak,
+            peak: plan.message.peak.clone(),
             saver: Saver::new(plan.save_options(), rank),
             saved_step: None,
             saved: None,

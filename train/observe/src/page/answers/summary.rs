@@ -56,6 +56,7 @@ pub(super) struct Summary {
     tokens: Option<f64>,
     tokens_per_s: Option<f64>,
     mfu: Option<f64>,
+    tflops: Option<f64>,
     peak_bytes: Option<f64>,
     step_s: Option<f64>,
     /// Seconds until its last step is done, if it goes on as of late.
@@ -119,6 +120,7 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         tokens: last("tokens"),
         tokens_per_s: last("tokens_per_s"),
         mfu: last("mfu"),
+        tflops: last("tflops"),
         peak_bytes: last("peak_bytes"),
         step_s: recent_mean(metrics, "step_s"),
         eta_s: if is_over { None } else { remaining(metrics, step, steps) },

@@ -15,6 +15,7 @@ use super::super::summary::Summary;
 use super::super::text::{clean, duration, fit, short, value, wrap};
 use super::super::theme::Theme;
 use crate::status::State;
+use kiln_process::words::flops_per_s;
 
 /// A look that is older than this is told to be old.
 const OLD: Duration = Duration::from_secs(4);
@@ -129,12 +130,16 @@ fn progress(summary: &Summary, width: u16) -> Line<'static> {
         Some(Ordering::Greater) => format!("loss {loss:.4} ↑"),
         _ => format!("loss {loss:.4}"),
     });
+    let speed = match (summary.mfu, summary.tflops) {
+        (Some(mfu), _) => Some(format!("mfu {}", value("mfu", mfu))),
+        (None, tflops) => tflops.map(|tflops| flops_per_s(1e12 * tflops)),
+    };
     let parts = [
         loss,
         summary.left_s.map(|left| format!("{} left", duration(left))),
         summary.tokens_per_s.map(|speed| format!("{} tok/s", short(speed))),
         summary.val_loss.map(|loss| format!("val {loss:.4}")),
-        summary.mfu.map(|mfu| format!("mfu {}", value("mfu", mfu))),
+        speed,
         summary.peak_bytes.map(|peak| format!("peak {}", value("peak_bytes", peak))),
     ];
     let mut free = usize::from(width).saturating_sub(spans.iter().map(Span::width).sum());

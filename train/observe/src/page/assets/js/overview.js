@@ -86,7 +86,7 @@ function cardsOf(run, series) {
         known(run.saved) ? `, saved at ${format.count(run.saved)}` : ", no checkpoint yet")),
     card("Loss", format.loss(run.loss), spark("loss"),
       quiet(known(run.val_loss) ? `validation ${format.loss(run.val_loss)}, best ${format.loss(run.best_val_loss)}` : "no evaluation yet")),
-    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(`MFU ${format.percent(run.mfu)}`)),
+    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(known(run.mfu) ? `MFU ${format.percent(run.mfu)}` : `${format.flops(run.tflops)}, the peak is not known`)),
     card("Peak memory", format.bytes(run.peak_bytes), quiet("of the rank that held most")),
     h("div", { class: "card spent" }, h("h3", null, "Time of a step"), h("p", { class: "value" }, format.seconds(run.step_s)), spentBar(run.spent)),
   ];
