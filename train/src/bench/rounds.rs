@@ -49,13 +49,15 @@ pub(crate) fn prepare(
     registry: &Registry,
     place: Option<&RankEnv>,
 ) -> Result<(Config, ModelConfig, ResolvedDevice)> {
-    if config.data.path.as_os_str().is_empty() {
-        // Tokens are made up; no data is read.
+    let path = config.data.path.clone();
+    if path.as_os_str().is_empty() {
+        // Tokens are made up: a configuration without data is complete.
         config.data.path = "unused".into();
     }
     let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
     let mut config = run::with_ranks(config, &options)?;
-    let model = run::model_without_data(&config, registry.layers())?;
+    config.data.path = path;
+    let model = run::model_of_run(&config, registry.layers())?;
     let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
     config.settle(selected.defaults());
     Ok((config, model, selected))

@@ -7,6 +7,7 @@ use super::Gathers;
 use super::clock::{Axis, LinkSpeed, Speed};
 use crate::config::Precision;
 use crate::device::DataSheet;
+use crate::error::{Result, TrainError};
 use crate::links::{Link, Links};
 
 /// The share of its FLOP/s that a GPU's products of matrices reach in training. One that could do more than 500
@@ -28,6 +29,22 @@ const GPU_LATENCY_S: f64 = 20e-6;
 const HOP_S: f64 = 2e-6;
 /// GB/s of a network adapter of 400 Gbit/s, of which every GPU of a machine has one.
 const ADAPTER: f64 = 50.0;
+
+/// The share of the memory that a recommendation leaves free, unless the user sets another. The driver, its libraries
+/// and the pages of an allocator take amounts that no plan knows to the byte.
+pub const MARGIN: f64 = 0.05;
+
+/// The share, from 0 to 1, that `percent` of `--margin` are.
+///
+/// # Errors
+///
+/// If `percent` is not in 0..100.
+pub(crate) fn share_of_percent(percent: f64) -> Result<f64> {
+    match (0.0..100.0).contains(&percent) {
+        true => Ok(percent / 100.0),
+        false => Err(TrainError::usage("--margin must be at least 0 and below 100 percent")),
+    }
+}
 
 /// What the CUDA driver and its libraries take of a GPU: measured on none yet.
 const DRIVER: u64 = 3 << 28;
@@ -81,6 +98,8 @@ pub struct Target {
     pub hardware: Hardware,
     /// Bytes of memory: of each GPU, or of the machine whose cores compute; `None` if nobody knows.
     pub memory: Option<u64>,
+    /// Share of the memory, from 0 to 1, that a recommendation leaves free: [`MARGIN`] by default.
+    pub margin: f64,
     /// Measured links, which count before those of data sheets.
     pub links: Links,
     /// What ranks communicate through, as in [`Link::backend`]; "local" for threads of one process.
@@ -91,6 +110,11 @@ impl Target {
     /// Whether the host computes.
     pub fn on_host(&self) -> bool {
         matches!(self.hardware, Hardware::Cpu(_))
+    }
+
+    /// Bytes that a recommended run may take; `None` if the memory is not known.
+    pub fn usable(&self) -> Option<u64> {
+        self.memory.map(|memory| (memory as f64 * (1.0 - self.margin)) as u64)
     }
 
     /// Where ranks gather weights to.

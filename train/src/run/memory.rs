@@ -1,6 +1,7 @@
 //! What a plan says of a run's memory, against the memory that there is: a run that cannot fit is refused
 //! before anything is allocated, with what would make it fit, instead of being killed later.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use burn::tensor::Device;
@@ -10,7 +11,7 @@ use kiln_shard::{Optimizer, Recompute, Strategy};
 use crate::config::{Choice, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
-use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks};
+use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use crate::words::size;
 
 /// Whose memory it is, for people.
@@ -55,6 +56,8 @@ struct Need {
     bytes: u64,
     /// By owner, for all ranks that share the memory.
     rows: Vec<(&'static str, u64)>,
+    /// Layers whose memory is a guess.
+    undescribed: BTreeSet<&'static str>,
 }
 
 /// What a run takes of the memories that it uses.
@@ -116,11 +119,12 @@ impl Need {
         if step.reserved > 0 {
             rows.push(("pages of the GPU that are not full", step.kept().saturating_mul(ranks)));
         }
-        Need::of_rows(rows)
+        Need { undescribed: step.undescribed.clone(), ..Need::of_rows(rows) }
     }
 
     fn of_rows(rows: Vec<(&'static str, u64)>) -> Self {
-        Need { bytes: rows.iter().fold(0, |sum, row| sum.saturating_add(row.1)), rows }
+        let bytes = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
+        Need { bytes, rows, undescribed: BTreeSet::new() }
     }
 }
 
@@ -252,6 +256,9 @@ fn compare(
         // Writing into a String cannot fail.
         let _ = writeln!(table, "  {:>12}  {what}", size(*bytes));
     }
+    if !need.undescribed.is_empty() {
+        let _ = writeln!(table, "{}.", not_described(&need.undescribed));
+    }
     let helps = helps(run, config, need.bytes, memory.total);
     Err(MemoryError { needed: need.bytes, there, table, helps })
 }
@@ -362,6 +369,12 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     if let Some(smaller) = smaller {
         change(format!("train.micro_batch={smaller}"), &|config| {
             config.train.micro_batch = Choice::Is(smaller);
+        });
+    }
+    if sequences > micro_batch && micro_batch > 0 {
+        // A step of one micro-batch adds up no gradients.
+        change(format!("train.micro_batch={sequences}"), &|config| {
+            config.train.micro_batch = Choice::Is(sequences);
         });
     }
     if config.shard.recompute == Recompute::None {

@@ -44,7 +44,7 @@ pub(crate) use plan::Plan;
 pub use recorded::RecordedStep;
 pub(crate) use replay::ReplayArgs;
 pub(crate) use requirements::{
-    check_parts, check_position, check_source, model_without_data, open_source, resolve_model,
+    check_parts, check_position, check_source, model_of_run, open_source, resolve_model,
 };
 pub(crate) use smoke::{Smoke, forget_absent};
 pub use step::{MicroBatch, MicroBatches, optimizer_step};

@@ -167,7 +167,7 @@ fn what_does_not_fit_is_not_tried() {
     let arguments = |memory: &str| -> Vec<String> {
         let wide = ["--set", "model.d_model=512", "--set", "model.d_ff=1024", "--ranks", "4"];
         let memory = format!("device.memory={memory}");
-        let more = ["--candidates", "99", "--force", "--set", &memory];
+        let more = ["--candidates", "99", "--margin", "0", "--force", "--set", &memory];
         wide.iter().chain(&more).map(|word| (*word).to_owned()).collect()
     };
     let ways = |memory: &str| -> Vec<_> {
