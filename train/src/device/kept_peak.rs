@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use kiln_nvidia::{cache_folder, environment};
+use kiln_storage::durable::write_beside;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::cpu::cores_of_machine;
-use crate::metrics::write_beside;
 
 /// The second-best measurement is at least this share of the best where a peak is known.
 const AGREEMENT: f64 = 0.95;
@@ -53,7 +53,7 @@ pub(super) fn processor() -> String {
     name.map_or_else(|| env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// What a file has. One that is damaged, or of another key, counts as none.
+/// The content of a file. A damaged file, or one of another key, counts as empty.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     key: Key,
@@ -88,7 +88,7 @@ impl Kept {
 ///
 /// # Errors
 ///
-/// Those of `measure`. A file that cannot be written is none: the next start measures again.
+/// Those of `measure`. A file that cannot be written is not an error: the next start measures again.
 pub(super) fn known(
     file: &Path,
     key: &Key,
@@ -116,7 +116,7 @@ fn write(file: &Path, kept: &Kept) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What each start gets when its measurement would be the one in `measurements`, and how many of them measured.
+    /// The peaks that starts find whose measurements would be `measurements`, and the number of starts that measured.
     fn starts(file: &Path, key: &Key, measurements: &[f64]) -> (Vec<Option<f64>>, usize) {
         let mut made = 0;
         let known = measurements.iter().map(|measured| {
@@ -134,7 +134,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("peaks").join("cpu.json");
         let key = Key::new("a processor".to_owned(), 2, "f32");
-        // Other programs ran beside the second and the third one.
+        // Other programs ran while the second and the third one were made.
         let (found, made) = starts(&file, &key, &[100.0, 20.0, 60.0, 97.0, 300.0, 10.0]);
         assert_eq!(found, [None, None, None, Some(100.0), Some(100.0), Some(100.0)]);
         assert_eq!(made, 4, "starts that measured");

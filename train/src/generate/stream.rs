@@ -1,13 +1,13 @@
 //! The text of a list of token ids that grows, piece by piece.
 
-/// What the decoder of a tokenizer shows for bytes that are no character yet.
+/// The character that the decoder of a tokenizer shows for incomplete characters.
 const INCOMPLETE: char = '\u{FFFD}';
 
 /// Ids that wait for others to complete a character, at most. A character has up to four bytes, and a tokenizer a token
 /// for each of them.
 const PENDING: usize = 16;
 
-/// How far a text has been shown. What a token stands for may depend on those right before it, so each piece is decoded
+/// The position up to which a text has been shown. What a token stands for may depend on those right before it, so each piece is decoded
 /// together with the piece before it, and never with the whole text: the work of a token does not grow with the text.
 #[derive(Debug, Default)]
 pub(super) struct TextStream {
@@ -51,7 +51,7 @@ impl TextStream {
         self.piece(ids, true, decode)
     }
 
-    /// The text of the ids that were not shown. Bytes that are no character may change what the bytes before them stand
+    /// The text of the ids that were not shown. Bytes of an incomplete character may change what the bytes before them stand
     /// for: nothing is returned then, unless it `has_to_be` shown.
     fn piece<E>(
         &self,
@@ -90,7 +90,7 @@ mod tests {
             .expect("a tokenizer")
     }
 
-    /// As Llama 2 has it: a space before the text, and bytes for characters that are no tokens.
+    /// As in Llama 2: a space before the text, and bytes for characters without a token.
     fn byte_fallback() -> Tokenizer {
         let bytes = (0..=255u32).map(|byte| format!("<0x{byte:02X}>"));
         let tokens = ["<unk>", "</s>"].map(str::to_owned).into_iter().chain(bytes);
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// What a token takes does not grow with the text, also where bytes never become a character.
+    /// The work of a token does not grow with the text, also where bytes never become a character.
     #[test]
     fn a_token_decodes_a_few_ids() {
         for tokenizer in [byte_level(), byte_fallback()] {

@@ -10,7 +10,7 @@ use super::calibrate::calibrated;
 use super::report::{PlanReport, recommend};
 use super::sweep;
 use super::table::{Planned, divisor};
-use super::target::{Cores, Hardware, MARGIN, Target, share_of_percent};
+use super::target::{Cores, Hardware, MARGIN, Target};
 use crate::config::{self, Backend, ByteSize, Choice, CommBackend, Config, Precision};
 use crate::device::{self, DataSheet, Memory};
 use crate::error::{Result, TrainError};
@@ -25,6 +25,18 @@ const HOST_PRODUCTS: f64 = 0.8;
 
 /// GPUs of a machine, where nobody has said how many there are.
 const GPUS_PER_NODE: usize = 8;
+
+/// The share, from 0 to 1, that `percent` of `--margin` are.
+///
+/// # Errors
+///
+/// If `percent` is not in 0..100.
+pub(crate) fn share_of_percent(percent: f64) -> Result<f64> {
+    match (0.0..100.0).contains(&percent) {
+        true => Ok(percent / 100.0),
+        false => Err(TrainError::usage("--margin must be at least 0 and below 100 percent")),
+    }
+}
 
 /// Arguments of `kiln plan`.
 #[derive(Args)]

@@ -18,11 +18,10 @@ mod target;
 mod update;
 
 pub use clock::{Axis, LinkSpeed, PlannedCall, Speed};
-pub(crate) use command::PlanArgs;
+pub(crate) use command::{PlanArgs, share_of_percent};
 pub use engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 pub use memory::{PlannedStep, RankShape};
 pub(crate) use report::not_described;
 pub use report::{PlanReport, Recommendation, recommend};
 pub use table::{PlanRow, Planned};
-pub(crate) use target::share_of_percent;
 pub use target::{Cores, Hardware, MARGIN, Target, beside_blocks, products_share};

@@ -7,7 +7,6 @@ use super::Gathers;
 use super::clock::{Axis, LinkSpeed, Speed};
 use crate::config::Precision;
 use crate::device::DataSheet;
-use crate::error::{Result, TrainError};
 use crate::links::{Link, Links};
 
 /// The share of its FLOP/s that a GPU's products of matrices reach in training. One that could do more than 500
@@ -33,18 +32,6 @@ const ADAPTER: f64 = 50.0;
 /// The share of the memory that a recommendation leaves free, unless the user sets another. The driver, its libraries
 /// and the pages of an allocator take amounts that no plan knows to the byte.
 pub const MARGIN: f64 = 0.05;
-
-/// The share, from 0 to 1, that `percent` of `--margin` are.
-///
-/// # Errors
-///
-/// If `percent` is not in 0..100.
-pub(crate) fn share_of_percent(percent: f64) -> Result<f64> {
-    match (0.0..100.0).contains(&percent) {
-        true => Ok(percent / 100.0),
-        false => Err(TrainError::usage("--margin must be at least 0 and below 100 percent")),
-    }
-}
 
 /// What the CUDA driver and its libraries take of a GPU: measured on none yet.
 const DRIVER: u64 = 3 << 28;
