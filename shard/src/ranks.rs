@@ -196,7 +196,8 @@ where
         .map_err(|error| RanksError::Failed { rank, error })
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+/// Returns the message of a panic, or `without a message` if its payload is not text.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

@@ -8,8 +8,6 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use kiln_model::Layers;
-
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
@@ -129,7 +127,8 @@ impl ExportArgs {
         }
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        let source = ModelSource::open_with(&checkpoint, &Layers::default())?;
+        // Nothing is computed: what the layout there cannot express is refused below, in every program.
+        let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
         Ok(())

@@ -40,5 +40,5 @@ mod wire;
 
 pub use backend::{TcpBackend, TcpCommunicator};
 pub use join::loopback;
-pub use options::{JoinError, JoinOptions, Ring, Seal, Secret};
+pub use options::{Arrivals, JoinError, JoinOptions, Ring, Seal, Secret};
 pub use ports::Ports;

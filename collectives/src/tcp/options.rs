@@ -3,14 +3,16 @@
 use super::ports::Ports;
 use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
+use crate::sync::lock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -130,6 +132,25 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
+/// The ranks that have come to a rendezvous. Cheap to clone; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Arrivals(Arc<Mutex<BTreeMap<usize, IpAddr>>>);
+
+impl Arrivals {
+    /// The ranks that are there, each with the address that it has come from.
+    pub fn ranks(&self) -> BTreeMap<usize, IpAddr> {
+        lock(&self.0).clone()
+    }
+
+    pub(super) fn come(&self, rank: usize, from: IpAddr) {
+        lock(&self.0).insert(rank, from);
+    }
+
+    pub(super) fn leave(&self, rank: usize) {
+        lock(&self.0).remove(&rank);
+    }
+}
+
 /// How a process joins a world.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
@@ -175,6 +196,8 @@ pub struct JoinOptions {
     pub recorder_capacity: usize,
     /// Called with the rank first thing on each worker thread.
     pub on_worker_start: Option<WorkerStart>,
+    /// The ranks that have come to the rendezvous; filled on rank 0, which hosts it.
+    pub arrivals: Arrivals,
     /// The listening socket of the rendezvous, on rank 0, if it was opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
     /// Whether all ranks are in this process, which may then read its own memory as a peer's.
@@ -205,6 +228,7 @@ impl JoinOptions {
             read_memory: true,
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
+            arrivals: Arrivals::default(),
             listener: None,
             in_one_process: false,
         }

@@ -7,7 +7,7 @@ use super::handshake::{Caller, Purpose};
 use super::inquiry;
 use super::listener::Listener;
 use super::message::{CalledOff, GroupNumber, RankInfo, ToRank, ToRendezvous, Trouble};
-use super::options::{JoinOptions, random};
+use super::options::{Arrivals, JoinOptions, random};
 use super::refused::{Refused, Why};
 use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
@@ -46,6 +46,7 @@ struct Inner {
     is_open: bool,
     /// About callers that know the secret.
     warnings: Warnings,
+    arrivals: Arrivals,
 }
 
 /// What the thread that oversees the run acts on, one event at a time.
@@ -76,6 +77,7 @@ impl Rendezvous {
             near: options.near(),
             is_open: options.secret.is_open(),
             warnings: Warnings::new(),
+            arrivals: options.arrivals.clone(),
         });
         let (admitting, noting) = (Arc::clone(&inner), Arc::clone(&inner));
         let admit = Arc::new(move |caller| admitting.admit(caller));
@@ -167,6 +169,7 @@ impl Inner {
         let Ok(Channel { reader, writer }) = caller.welcome() else { return };
         let _ = reader.stream.set_write_timeout(Some(WRITE_TIMEOUT));
         let writer = Mutex::new(writer);
+        self.arrivals.come(rank, info.address.ip());
         state.ranks[rank] = Presence::Present { writer, info, heard: Instant::now() };
         self.announce(&mut state);
         drop(state);
@@ -233,6 +236,7 @@ impl Inner {
             }
         }
         let mut state = self.registry.lock();
+        self.arrivals.leave(rank);
         // Until all ranks have come, a rank may go and come again.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,

@@ -19,8 +19,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::owners::{BOUND, NO_RANK, RANK, Tag, check_limit};
-pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by, write_module_of};
+use self::owners::{BOUND, NO_RANK, RANK, Tag, check_failure, check_limit};
+pub use self::owners::{
+    MAX_RANKS, MemoryOwner, limit, lower_limit, on_failure, owned_by, write_holders, write_module_of,
+};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
 pub use self::profile::{Change, HeldFor, Profile, Profiler};
@@ -182,10 +184,10 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // SAFETY: the caller's contract, passed on; the counted layout is larger, hence not empty.
         unsafe {
             match Self::counted(layout) {
-                None => System.alloc(layout),
+                None => check_failure(System.alloc(layout), layout.size()),
                 Some(counted) => {
                     check_limit(layout.size());
-                    Self::own(POOL.alloc(counted), layout.size())
+                    Self::own(check_failure(POOL.alloc(counted), layout.size()), layout.size())
                 }
             }
         }
@@ -195,10 +197,10 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // SAFETY: as in `alloc`; `own` returns null or the start of `layout.size()` bytes.
         unsafe {
             match Self::counted(layout) {
-                None => System.alloc_zeroed(layout),
+                None => check_failure(System.alloc_zeroed(layout), layout.size()),
                 Some(counted) => {
                     check_limit(layout.size());
-                    Self::own(POOL.alloc_zeroed(counted), layout.size())
+                    Self::own(check_failure(POOL.alloc_zeroed(counted), layout.size()), layout.size())
                 }
             }
         }
@@ -226,14 +228,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
         let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         match (Self::counted(layout), Self::counted(new_layout)) {
             // SAFETY: an uncounted block is the system allocator's own.
-            (None, None) => unsafe { System.realloc(ptr, layout, new_size) },
+            (None, None) => unsafe { check_failure(System.realloc(ptr, layout, new_size), new_size) },
             // SAFETY: the block starts at its header and has the counted layout; the pool
             // keeps the header when it moves the block.
             (Some(counted), Some(new_counted)) => unsafe {
                 let base = ptr.sub(HEADER);
                 let tag = Tag::from_word(base.cast::<usize>().read());
                 check_limit(new_size.saturating_sub(layout.size()));
-                let moved = POOL.realloc(base, counted, new_counted.size());
+                let moved = check_failure(POOL.realloc(base, counted, new_counted.size()), new_size);
                 if moved.is_null() {
                     return moved;
                 }

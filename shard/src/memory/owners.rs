@@ -75,6 +75,8 @@ static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The most bytes of pages that this process may have.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
+/// The function of [`on_failure`].
+static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
 /// Whether a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
@@ -138,6 +140,27 @@ pub fn lower_limit(bytes: usize) {
     if EXHAUSTED.get().is_some() {
         LIMIT.fetch_min(bytes, Ordering::Relaxed);
     }
+}
+
+/// Calls `told` with the number of bytes whenever the system refuses an allocation, before its caller learns of it.
+/// It may be called at any moment, on a thread that holds any lock: it must neither allocate nor wait. The first
+/// call decides.
+pub fn on_failure(told: fn(usize)) {
+    let _ = FAILURE.set(told);
+}
+
+/// `block`, which the system has given for `size` bytes, or null.
+pub(super) fn check_failure(block: *mut u8, size: usize) -> *mut u8 {
+    #[cold]
+    fn tell(size: usize) {
+        if let Some(told) = FAILURE.get() {
+            told(size);
+        }
+    }
+    if block.is_null() {
+        tell(size);
+    }
+    block
 }
 
 /// What `rank` holds for every owner, and of activations for every module.
@@ -288,51 +311,69 @@ fn exhausted(size: usize) {
 
 /// Who holds how much, when `size` more would be above `limit`.
 fn describe(size: usize, limit: usize) -> String {
-    use std::fmt::Write as _;
+    let mut text = String::new();
+    // Writing into a String cannot fail.
+    let _ = write_text(&mut text, size, Some(limit));
+    text
+}
 
+/// Writes a table of the memory that each owner holds, after a request for `size` bytes has failed. Waits for no lock
+/// and allocates nothing.
+///
+/// # Errors
+///
+/// If `out` takes no more.
+pub fn write_holders(out: &mut dyn fmt::Write, size: usize) -> fmt::Result {
+    write_text(out, size, None)
+}
+
+fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fmt::Result {
+    struct Mib(usize);
+    impl fmt::Display for Mib {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            // Padded by hand: a number knows no unit.
+            let mib = self.0 as f64 / f64::from(1 << 20);
+            match f.width() {
+                Some(width) => write!(f, "{mib:>width$.1} MiB", width = width.saturating_sub(4)),
+                None => write!(f, "{mib:.1} MiB"),
+            }
+        }
+    }
     // A thread that works for no rank is reported as one of rank 0.
     let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-    let names = NAMES.try_lock().map(|names| names.clone()).unwrap_or_default();
-    let name = |place: usize| name_of(place, &names).unwrap_or("elsewhere");
+    // A thread that allocates may have it, and may be this one.
+    let names = NAMES.try_lock().ok();
+    let names = names.as_ref().map_or(&[][..], |names| &names[..]);
+    let name = |place: usize| name_of(place, names).unwrap_or("elsewhere");
     let place = name(read(&PLACE[counter]));
-    let held = read(&TOTAL);
-    let mut text = format!(
-        "out of memory: rank {rank} asks for {} in {place}; its process holds {}, in pages of {}, and may hold {}",
-        mib(size),
-        mib(held),
-        mib(resident()),
-        mib(limit)
-    );
-    // Writing into a String cannot fail.
-    let _ = write!(text, "\nof rank {rank}:");
-    for owner in MemoryOwner::ALL {
-        let bytes = read(&BY_OWNER[counter][owner as usize]);
-        let _ = write!(text, "\n  {:>12}  {}", mib(bytes), owner.name());
+    let (held, pages) = (Mib(read(&TOTAL)), Mib(resident()));
+    write!(out, "out of memory: rank {rank} asks for {} in {place}; its process holds {held}, ", Mib(size))?;
+    match limit {
+        Some(limit) => write!(out, "in pages of {pages}, and may hold {}", Mib(limit))?,
+        None => write!(out, "in pages of {pages}, and the system gives it no more")?,
     }
-    let mut places: Vec<_> = (0..PLACES)
-        .map(|place| {
-            let mut bytes = read(&BY_PLACE[counter][place]);
-            if place == 0 {
-                // What other owners hold has no place.
-                let others = BY_OWNER[counter][1..].iter().map(read).sum();
-                bytes = bytes.saturating_sub(others);
-            }
-            (bytes, place)
-        })
-        .filter(|(bytes, _)| *bytes > 0)
-        .collect();
-    places.sort_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));
-    text.push_str("\nactivations of rank ");
-    let _ = write!(text, "{rank} by module, the largest first:");
-    for (bytes, place) in places.iter().take(8) {
-        let _ = write!(text, "\n  {:>12}  {}", mib(*bytes), name(*place));
+    write!(out, "\nof rank {rank}:")?;
+    for owner in MemoryOwner::ALL {
+        let bytes = Mib(read(&BY_OWNER[counter][owner as usize]));
+        write!(out, "\n  {bytes:>12}  {}", owner.name())?;
+    }
+    let mut places = [(0, 0); PLACES];
+    for (place, (bytes, at)) in places.iter_mut().enumerate() {
+        (*bytes, *at) = (read(&BY_PLACE[counter][place]), place);
+    }
+    // What other owners hold has no place.
+    let others: usize = BY_OWNER[counter][1..].iter().map(read).sum();
+    places[0].0 = places[0].0.saturating_sub(others);
+    places.sort_unstable_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));
+    write!(out, "\nactivations of rank {rank} by module, the largest first:")?;
+    for (bytes, place) in places.iter().filter(|(bytes, _)| *bytes > 0).take(8) {
+        write!(out, "\n  {:>12}  {}", Mib(*bytes), name(*place))?;
     }
     let shared = read(&BY_OWNER[NO_RANK][MemoryOwner::GatheredWeights as usize]);
     if shared > 0 {
-        let _ = write!(text, "\n  {:>12}  gathered weights that all ranks of this process read", mib(shared));
+        write!(out, "\n  {:>12}  gathered weights that all ranks of this process read", Mib(shared))?;
     }
-    text
+    Ok(())
 }

@@ -176,6 +176,11 @@ impl Tokenizer {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
 
+    /// The spelling of token `id` in the vocabulary; `None` for an id without a token.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The number of ids: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

@@ -26,8 +26,8 @@ pub(super) enum Found {
     Prepared(Box<DataInfo>, Vec<u8>),
     /// There are none yet; the run prepares them first.
     Later,
-    /// Nothing that can be used.
-    Unusable,
+    /// Nothing that can be used. The size of the vocabulary, if that is known all the same.
+    Unusable(Option<usize>),
 }
 
 /// Looks at the data of `config`. A run that goes on does so on the data of `resume`.
@@ -41,7 +41,9 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
     let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that look at the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
-    let Some(info) = checks.take(DATA, "data", opened) else { return Found::Unusable };
+    let Some(info) = checks.take(DATA, "data", opened) else {
+        return Found::Unusable(DataInfo::load(&section.path).ok().map(|info| info.vocab_size));
+    };
     let tokenizer = tokenizer(config, &info, checks);
     for (split, what) in [(Split::Train, "training"), (Split::Validation, "validation")] {
         let looked = look(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), checks);
@@ -51,7 +53,7 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
     answers(config, content, checks);
     match tokenizer {
         Some((content, _)) if !checks.has_failed(DATA) => Found::Prepared(Box::new(info), content),
-        _ => Found::Unusable,
+        _ => Found::Unusable(Some(info.vocab_size)),
     }
 }
 
@@ -62,7 +64,7 @@ fn inputs(config: &Config, checks: &mut Checks) -> Found {
         checks.take(DATA, "text", data::check_input(input));
     }
     if checks.has_failed(DATA) {
-        return Found::Unusable;
+        return Found::Unusable(None);
     }
     answers(config, None, checks);
     let inputs = number_of(text.len(), "input");

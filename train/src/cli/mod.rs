@@ -144,6 +144,7 @@ enum BenchCommand {
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
     let begun = process::begin();
+    process::has_commands();
     output::tell_panics();
     let command = match Cli::try_parse() {
         Ok(cli) => cli.command,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
-use kiln_collectives::tcp::{Ports, Seal};
+use kiln_collectives::tcp::{Arrivals, Ports, Seal};
 use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
@@ -151,7 +151,7 @@ impl EvalArgs {
             ports: self.comm_ports,
             ..CommSection::default()
         };
-        let met = world::join(place, &comm, None)?;
+        let met = world::join(place, &comm, None, &Arrivals::default())?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {

@@ -3,6 +3,7 @@
 //! - `identity`: `run.json`, which makes a folder a run of ours;
 //! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
 //! - `claim`: what a start does to its folder before the ranks begin, and when they have begun;
+//! - `meeting`: which ranks have come, while others are waited for;
 //! - `look`: what somebody finds who only looks at a run.
 //!
 //! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
@@ -13,6 +14,7 @@ mod holder;
 mod identity;
 mod lock;
 mod look;
+mod meeting;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,6 +33,8 @@ pub(crate) use claim::Claim;
 pub use error::FolderError;
 pub(super) use lock::Lock;
 pub(crate) use look::{Progress, Standing, progress, standing};
+pub(super) use meeting::Meeting;
+pub(crate) use meeting::{Waiting, waiting};
 
 use identity::{Claimant, Identity};
 
@@ -185,6 +189,14 @@ pub(super) fn resolve(out: &Path) -> PathBuf {
         Some(if rest.as_os_str().is_empty() { place } else { place.join(rest) })
     });
     resolved.unwrap_or_else(|| out.to_owned())
+}
+
+/// The folder that a run will most likely have. Only [`find`] says whether it may have it. Writes nothing.
+pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<PathBuf> {
+    match &options.out {
+        RunFolder::At(out) => Some(out.clone()),
+        RunFolder::Next(name) => next(name, &config.data.path, options.resume.is_some(), |_| false).ok(),
+    }
 }
 
 /// Whether two paths lead to the same folder.

@@ -16,6 +16,7 @@ use crate::words::size;
 
 /// Whose memory it is, for people.
 const MACHINE: &str = "this machine";
+const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
 /// What a plan may say too much of what runs were measured to take. On GPUs none was measured yet, so that
@@ -152,14 +153,17 @@ pub(crate) fn check(
         Memory { total, free: memory.free.min(total) }
     };
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
+    let sharing = processes.unwrap_or(1).max(1);
+    let host = Memory::of_processes(sharing);
+    let total = |memory: Option<Memory>| memory.map(|memory| memory.total);
+    let is_limited = total(host) < total(Memory::of_machine());
+    let of_host = if is_limited { PROCESS } else { MACHINE };
     let (place, memory) = match device.is_gpu() {
         true => (GPU, device.gpu_memory()),
-        false => (MACHINE, Memory::of_machine()),
+        false => (of_host, host),
     };
     let mut warnings = Warnings::new();
-    for (place, need, memory) in
-        [(place, needs.computing, memory), (MACHINE, needs.offloaded, Memory::of_machine())]
-    {
+    for (place, need, memory) in [(place, needs.computing, memory), (of_host, needs.offloaded, host)] {
         if let Some(memory) = given.or(memory).map(of).filter(|_| need.bytes > 0) {
             warnings.extend(compare(&run, place, &need, memory, config)?);
         }

@@ -32,8 +32,11 @@ pub use crate::error::TrainError;
 pub use decoder::{LoopResult, Program, train, train_joined, train_with};
 pub(crate) use decoder::{TrainArgs, with_ranks};
 pub use evaluate::evaluate;
+pub(crate) use events::{FAILURE, last_event};
 pub use folder::FolderError;
-pub(crate) use folder::{Progress, Standing, find as find_folder, is_foreign, progress, standing};
+pub(crate) use folder::{
+    Progress, Standing, Waiting, find as find_folder, is_foreign, progress, standing, waiting,
+};
 pub use kiln_observe::run::Sample;
 pub(crate) use memory::check as memory_warnings;
 pub use memory::{MemoryError, check_decoder as check_memory, lay_out_memory};

@@ -1,9 +1,13 @@
 //! The memory that a plan says a run takes, against what runs take and what there is.
 
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::messages::Messages;
-use crate::support::{VOCAB, Workspace};
+use crate::support::{Ended, VOCAB, Workspace, example};
 
 /// What a run says at its end that was planned, and what a rank took, in bytes.
 fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
@@ -275,4 +279,95 @@ fn who_holds_how_much_is_told_at_the_end() {
     let ended = workspace.kiln(&[&processes[..], &["--fault", "memory=1MiB@forward:2:1"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("error: out of memory: rank 1 asks for"), "{ended:?}");
+}
+
+/// Waits for the end of `child`, for two minutes at most.
+fn end_in_time(workspace: &Workspace, mut child: Child, what: &str) -> Ended {
+    let begun = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if begun.elapsed() > Duration::from_secs(120) {
+            child.kill().expect("it is there");
+            panic!("{what} hangs: {:?}", workspace.end(child));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    workspace.end(child)
+}
+
+/// Starts a run that may map so many KiB, and returns how it ends.
+fn with_address_space(workspace: &Workspace, kib: u64) -> Ended {
+    let limited = "ulimit -v \"$0\"; exec \"$@\"";
+    let limit = kib.to_string();
+    let train = ["train", "run.toml", "--out", "limited", "--ranks", "2"];
+    let arguments = [&["-c", limited, &limit, crate::PROGRAM][..], &train].concat();
+    let child = workspace.command_of(Path::new("sh"), &arguments).spawn().expect("a shell");
+    let ended = end_in_time(workspace, child, &format!("a run with {kib} KiB of address space"));
+    if workspace.path("limited").exists() {
+        workspace.remove("limited");
+    }
+    ended
+}
+
+/// A panic where there is no memory is reported without any, and without the lock that the standard library holds
+/// while it names the calls of a backtrace.
+#[test]
+fn a_panic_without_memory_ends_the_run() {
+    let workspace = Workspace::new();
+    let train = ["train", "run.toml", "--ranks", "2", "--set", "model.feed_forward=mine", "--out", "run"];
+    for left in [0].into_iter().chain((9..20).map(|power| 1_usize << power)) {
+        let mut command = workspace.command_of(&example("planted"), &train);
+        command.env("PLANTED", format!("exhausted:{left}"));
+        let child = command.spawn().expect("the program starts");
+        let ended = end_in_time(&workspace, child, &format!("a panic with {left} bytes left"));
+        assert!([Some(1), None].contains(&ended.code), "{left}: {ended:?}");
+        let reports: Vec<_> = crate::support::names(&workspace.path("run/crash"))
+            .iter()
+            .map(|folder| workspace.text(format!("run/crash/{folder}/crash.txt")))
+            .collect();
+        let what =
+            |report: &String| report.contains("without memory") || report.contains("no memory to report");
+        assert!(reports.iter().any(what), "{left}: {reports:?} {ended:?}");
+        let is_told =
+            |report: &String| report.contains("out of memory: rank ") || report.contains("backtrace");
+        assert!(reports.iter().any(is_told), "{left}: {reports:?}");
+        workspace.remove("run");
+    }
+}
+
+/// Wherever memory ends, the run ends: nothing that reports it may wait for memory or for a lock.
+#[test]
+fn a_run_without_memory_ends() {
+    let workspace = Workspace::new();
+    // Of the least limits for a program that starts at all and for one that trains.
+    let mut enough = 32 << 10;
+    while with_address_space(&workspace, enough).code != Some(0) {
+        enough *= 2;
+        assert!(enough < 64 << 20, "it does not train with 64 GiB of address space");
+    }
+    const STARTS: u64 = 24;
+    let mut ends = std::collections::BTreeMap::<_, usize>::new();
+    for start in 0..STARTS {
+        let kib = enough / 2 + enough / 2 * start / STARTS;
+        let Ended { code, stderr, .. } = with_address_space(&workspace, kib);
+        *ends.entry(code).or_default() += 1;
+        // Refused, failed, ended by SIGABRT as by the standard library, or enough after all.
+        assert!([Some(0), Some(1), Some(2), None].contains(&code), "{kib} KiB: {code:?} {stderr}");
+    }
+    println!("{enough} KiB are enough; exit codes with less: {ends:?}");
+    assert!(ends.iter().any(|(code, _)| *code != Some(0)), "no start was short of memory");
+}
+
+/// The limits of a process count before its run starts.
+#[test]
+fn a_run_that_cannot_fit_into_its_address_space_is_refused() {
+    let workspace = Workspace::new();
+    let large = [("model.d_model", "2048"), ("model.d_ff", "8192"), ("model.layers", "16")];
+    workspace.config("run.toml", &large);
+    let ended = with_address_space(&workspace, 4 << 20);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(
+        ended.stderr.contains("of memory, and the address space of this process (ulimit -v) has "),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains("What would help:"), "{ended:?}");
 }

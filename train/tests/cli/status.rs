@@ -174,6 +174,71 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!(step(&dead), 2);
 }
 
+/// Looks until `wanted` is said of the run in `run`, for a minute at most.
+fn look_for(workspace: &Workspace, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
+    let begun = std::time::Instant::now();
+    loop {
+        let (look, code) = status(workspace, &[]);
+        match look {
+            Some(look) if wanted(&look) => return (look, code),
+            look => assert!(begun.elapsed().as_secs() < 60, "not what was wanted: {look:?} {code:?}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn ranks_that_have_not_come_are_named() {
+    let workspace = workspace();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str| {
+        let place =
+            ["--rank", rank, "--world-size", "4", "--master-addr", "127.0.0.1", "--master-port", &port];
+        let mut command =
+            workspace.command(&[&["train", "run.toml", "--out", "run"][..], &place[..]].concat());
+        command.env("KILN_JOB_SECRET", "of all ranks").spawn().expect("it starts")
+    };
+    let first = start("0");
+    let (look, code) = look_for(&workspace, |look| text(look).contains("rank 0 has come"));
+    assert_eq!((state(&look), code), ("starting", Some(0)), "{look:#}");
+    assert!(text(&look).contains("; ranks 1-3 are missing; the wait is "), "{look:#}");
+    let second = start("2");
+    let (look, _) = look_for(&workspace, |look| text(look).contains("ranks 0, 2 have come"));
+    assert!(text(&look).contains(&format!("to the rendezvous at 127.0.0.1:{port}; ranks 1, 3 are missing")));
+    assert_eq!(look["culprits"], Json::from(vec![1, 3]));
+    assert_eq!(look["ranks"][2]["silent"], "is there, from 127.0.0.1", "{look:#}");
+    assert_eq!(look["ranks"][3]["silent"], "has not come", "{look:#}");
+    let said = workspace.succeed(&["status", "run"]);
+    assert!(said.contains("\nstarting or ending: ranks wait for each other: ranks 0, 2 have come"), "{said}");
+    // One that is killed is no longer there, and a stop leaves nothing.
+    kill_process(Pid::from_raw(second.id() as i32).unwrap(), Signal::KILL).unwrap();
+    workspace.end(second);
+    look_for(&workspace, |look| text(look).contains("rank 0 has come") && text(look).contains("ranks 1-3"));
+    signal(&first, Signal::TERM);
+    assert_eq!(workspace.end(first).code, Some(75));
+    let ended = workspace.kiln(&["status", "run"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(!workspace.path("run/.kiln/waiting_0.json").exists());
+}
+
+#[test]
+fn a_run_that_died_of_a_nan_says_so() {
+    let workspace = Workspace::new();
+    let nan = ["train", "run.toml", "--out", "run", "--fault", "nan@backward:3:1"];
+    let launch = ["launch", "--nproc-per-node", "2", "--"];
+    for start in [nan.to_vec(), [&launch[..], &nan].concat()] {
+        assert_eq!(workspace.kiln(&start).code, Some(1));
+        let (look, code) = status(&workspace, &[]);
+        let look = look.unwrap();
+        assert_eq!((state(&look), code), ("failed", Some(1)), "{look:#}");
+        let begin = "it failed after step 2: ";
+        let says = ["step 3: the gradient norm is NaN", "; nothing was saved"];
+        let is_said = text(&look).starts_with(begin) && says.iter().all(|says| text(&look).contains(says));
+        assert!(is_said, "{look:#}");
+        workspace.remove("run");
+    }
+}
+
 #[test]
 fn ranks_of_other_machines_are_asked_by_rank_0() {
     // Two folders that are not shared, as on two machines.

@@ -15,6 +15,8 @@ pub struct Prompt {
     process: Child,
     lines: ChildStdin,
     said: BufReader<ChildStdout>,
+    /// The line that says where the rank is held.
+    held_at: String,
 }
 
 impl Prompt {
@@ -36,7 +38,7 @@ impl Prompt {
             let lines = process.stdin.take().expect("its input");
             let mut first = String::new();
             if said.read_line(&mut first).expect("text") > 0 && first.contains("held at") {
-                return Prompt { process, lines, said };
+                return Prompt { process, lines, said, held_at: first };
             }
             let _ = process.kill();
             let _ = process.wait();
@@ -285,9 +287,72 @@ fn a_breakpoint_that_cannot_come_is_refused_or_told() {
     assert!(!run.out().exists());
     let ended = end(start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "step@9"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    for never in ["the breakpoint forward:layers.7 has never come", "the breakpoint step@9 has never come"] {
+    for never in [
+        "the breakpoint forward:layers.7 cannot come: the model has no such place",
+        "the breakpoint step@9 cannot come: the run takes steps 1 to 8",
+        "the breakpoint forward:layers.7 has never come",
+        "the breakpoint step@9 has never come",
+    ] {
         assert!(ended.stderr.contains(never), "{ended:?}");
     }
+}
+
+#[test]
+fn a_breakpoint_that_cannot_come_is_named_before_the_first_step() {
+    let run = Run::new();
+    let mut process = start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "data@1"]);
+    let mut prompt = Prompt::of(&run, &[]);
+    let said = BufReader::new(process.stderr.take().expect("its messages"));
+    let (lines, heard) = std::sync::mpsc::channel();
+    thread::spawn(move || said.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    let mut all = Vec::new();
+    while !all.iter().any(|line: &String| line.contains("forward:layers.7 cannot come")) {
+        let line = heard.recv_timeout(Duration::from_secs(60));
+        all.push(line.unwrap_or_else(|_| panic!("held in step 1, it has said only {all:?}")));
+    }
+    prompt.enter("break backward:layers.9");
+    prompt.expect("3: backward:layers.9, which cannot come: the model has no such place");
+    prompt.enter("delete all");
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
+}
+
+#[test]
+fn a_gradient_that_is_not_a_number_holds_before_the_update() {
+    let run = Run::new();
+    let drill = ["--fault", "nan@backward:3:1", "--set", "train.nonfinite=skip", "--break", "nan"];
+    let process = start_alone(&run, "2", &drill);
+    let mut prompt = Prompt::of(&run, &[]);
+    let held_at = &prompt.held_at;
+    assert!(
+        held_at.contains("all ranks are held at step 3, before the update (nan: the gradient of "),
+        "{held_at}"
+    );
+    // It is held once, and not again at the end of the step.
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
+}
+
+#[test]
+fn a_rank_that_is_held_alone_says_which_breakpoints_it_cannot_delete() {
+    let run = Run::new();
+    let places = ["--break", "forward:layers.1@3 rank 1 run", "--break", "optimizer@4"];
+    let process = start_alone(&run, "2", &places);
+    let mut prompt = Prompt::of(&run, &[]);
+    prompt.enter("delete 2");
+    prompt.expect("breakpoint 2 holds all ranks, and the others would not know");
+    prompt.enter("delete all");
+    prompt.expect("2: optimizer@4");
+    prompt.expect("what holds all ranks can be deleted when all ranks are held");
+    prompt.enter("c");
+    prompt.expect("all ranks are held at step 4, before the update");
+    prompt.enter("delete 2");
+    prompt.expect("1: forward:layers.1@3 rank 1 run");
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
 }
 
 #[test]

@@ -111,6 +111,11 @@ pub fn to_json(
     Ok(config)
 }
 
+/// Returns `true` if an architecture of Hugging Face has every feature of `model`, so that it can be exported.
+pub fn has_architecture(model: &ModelConfig) -> bool {
+    family_of(model, Path::new("")).is_ok()
+}
+
 /// The architecture that has all that `model` has.
 fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceError> {
     let bias = model.attention_bias;

@@ -28,7 +28,7 @@ mod writer;
 
 pub use carried::{CarriedFile, carried_files};
 pub use config::FolderConfig;
-pub use describe::to_json;
+pub use describe::{has_architecture, to_json};
 pub use download::model as download;
 pub use error::HuggingFaceError;
 pub use export::{ExportDtype, export};

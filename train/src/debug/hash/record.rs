@@ -37,6 +37,11 @@ pub enum StepPhase {
 }
 
 impl StepPhase {
+    /// Returns `true` if its tensors may have infinite elements in a healthy run, such as masked scores.
+    pub fn may_mask(self) -> bool {
+        matches!(self, StepPhase::Forward | StepPhase::Backward)
+    }
+
     /// Whether its tensors are of samples, each of which one rank has.
     pub(super) fn is_of_samples(self) -> bool {
         matches!(self, StepPhase::Data | StepPhase::Forward | StepPhase::Backward)

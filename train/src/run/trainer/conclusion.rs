@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::ActivityTime;
 
 use crate::metrics::BestLoss;
+use crate::process::quoted;
 use crate::words::{flops_per_s, number_of, size, took};
 
 /// Activities of a rank's recorder, and what people call them, in the order of a step.
@@ -55,6 +56,10 @@ pub(super) struct Conclusion {
     /// The most bytes that a rank held, and what was planned, with the layers that the plan does not know.
     pub(super) peak_bytes: Option<u64>,
     pub(super) planned: Option<(u64, BTreeSet<&'static str>)>,
+    /// Name on a command line of the program that has the model's parts; `None` if it has no commands.
+    pub(super) program: Option<String>,
+    /// Set if the layout of Hugging Face has all parts of the model.
+    pub(super) is_exportable: bool,
 }
 
 impl Conclusion {
@@ -158,19 +163,16 @@ impl Conclusion {
         if self.ranks > 1 && self.waiting() > MUCH && self.elapsed > SOME_LENGTH {
             next.push("ranks waited for each other: kiln bench strategies compares ways to shard".to_owned());
         }
-        next.push(format!("kiln generate --checkpoint {out} --prompt \"...\""));
-        next.push(format!("kiln eval --checkpoint {out}"));
-        next.push(format!("kiln export --checkpoint {out} --out DIR"));
+        if let Some(program) = &self.program {
+            next.push(format!("{program} generate --checkpoint {out} --prompt \"...\""));
+            next.push(format!("{program} eval --checkpoint {out}"));
+            if self.is_exportable {
+                next.push(format!("{program} export --checkpoint {out} --out DIR"));
+            }
+        }
         let what = |index| if index == 0 { "next" } else { "" };
         next.into_iter().enumerate().map(|(index, line)| format!("{:<17} {line}", what(index))).collect()
     }
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let path = path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
-    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]
@@ -209,6 +211,8 @@ mod tests {
             best_checkpoint: None,
             peak_bytes: Some(129_394_278),
             planned: Some((126_100_000, BTreeSet::new())),
+            program: Some("kiln".to_owned()),
+            is_exportable: true,
         }
     }
 
