@@ -54,6 +54,7 @@ configurations() {
 90m 2 1 8 512 80 shard.strategy=SHARD_GRAD_OP
 90m 2 1 8 512 80 shard.strategy=NO_SHARD
 90m 2 3 8 512 80 shard.strategy=FULL_SHARD shard.recompute=block
+90m 2 3 8 512 80 shard.strategy=FULL_SHARD shard.recompute=block shard.accumulate=unsharded
 90m 2 2 8 512 80 shard.strategy=SHARD_GRAD_OP precision.compute=f32
 90m 2 1 8 512 80 shard.strategy=FULL_SHARD shard.offload=true
 90m 4 1 8 512 80 shard.strategy=FULL_SHARD

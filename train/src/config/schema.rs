@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::tensor::FloatDType;
 use kiln_collectives::DType;
 use kiln_collectives::tcp::{Ports, Seal};
-use kiln_shard::{Recompute, Reshard, Strategy};
+use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -154,6 +154,10 @@ pub struct ShardSection {
     pub reshard: Reshard,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// The form in which gradients of micro-batches add up: as shards, with a reduction in every micro-batch, or as
+    /// whole gradients on every rank, with one reduction per step. The default is `sharded`, and `unsharded` under
+    /// `NO_SHARD`. A resumed run keeps its value.
+    pub accumulate: Option<Accumulate>,
     /// Whether master weights and moments are in the memory of the host although a GPU computes, and are
     /// updated there: slower, for models whose state does not fit. Without effect on the CPU.
     pub offload: bool,
@@ -161,6 +165,13 @@ pub struct ShardSection {
     /// Without effect on more ranks, and where the strategy shards nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub communicate_alone: bool,
+}
+
+impl ShardSection {
+    /// Returns the form in which gradients of micro-batches add up: the value that is set, or the strategy's default.
+    pub fn accumulate(&self) -> Accumulate {
+        self.accumulate.unwrap_or_else(|| Accumulate::of_strategy(self.strategy))
+    }
 }
 
 /// Where tensors live.

@@ -6,6 +6,7 @@ use burn::module::Module;
 use clap::Args;
 use kiln_model::{Decoder, Key};
 
+use super::accumulate::advise;
 use super::calibrate::calibrated;
 use super::report::{PlanReport, recommend};
 use super::sweep;
@@ -134,6 +135,7 @@ impl PlanArgs {
         let name = config.model.preset.clone().unwrap_or_else(|| "the model".to_owned());
         let tokens_per_step = config.train.global_batch.saturating_mul(config.data.seq_len);
         let undescribed = planned.undescribed();
+        let recommended = recommend(&rows, &name, target);
         let report = PlanReport {
             undescribed,
             parameters: decoder.num_params(),
@@ -147,7 +149,8 @@ impl PlanArgs {
             tokens: (tokens_per_step as u64).saturating_mul(config.train.steps),
             changed,
             shard_size: config.shard.shard_size,
-            recommended: recommend(&rows, &name, target),
+            accumulate: advise(&planned, &rows, recommended.as_ref()),
+            recommended,
             rows,
         };
         Ok(if self.json { report.to_json() } else { report.to_text() })

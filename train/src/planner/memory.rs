@@ -150,8 +150,8 @@ impl<'a> RankShape<'a> {
         let groups = Rc::new(RefCell::new(groups));
         let undescribed = RefCell::default();
         let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
-        // Passes differ in what is there already and in what is reduced: the first, one in the middle, the
-        // last.
+        // Passes differ in what is there already and, unless each is reduced, in what is reduced: the first, one in
+        // the middle, the last.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
         let more = passes.saturating_sub(3);
         for index in 0..passes.min(3) {

@@ -2,9 +2,10 @@
 //!
 //! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its
 //! time, `pages` the memory that a GPU's runtime takes for it. `target` is what a plan is for, `table` has
-//! the ways to run a configuration, `report` shows them, `sweep` shows how the best one scales, `calibrate`
+//! the ways to run a configuration, `accumulate` says where another sum of gradients suits better, `report` shows them, `sweep` shows how the best one scales, `calibrate`
 //! measures this machine.
 
+mod accumulate;
 mod calibrate;
 mod clock;
 mod command;

@@ -42,6 +42,8 @@ pub struct PlanReport {
     pub undescribed: BTreeSet<&'static str>,
     /// The ways to run it.
     pub rows: Vec<PlanRow>,
+    /// A recommendation of the other value of `shard.accumulate`; `null` if it is not better.
+    pub accumulate: Option<String>,
     /// The one to take; `null` if none fits.
     pub recommended: Option<Recommendation>,
 }
@@ -64,20 +66,12 @@ pub struct Recommendation {
 }
 
 /// Two rows whose times differ by less are as fast, for all that a plan knows.
-const AS_FAST: f64 = 1.03;
+pub(super) const AS_FAST: f64 = 1.03;
 
 /// The row to take: the fastest that fits and leaves the margin of `target` free; the first of those that are as fast, which holds or does less
 /// besides. Where the speed is not known, the one that sends least and computes nothing twice.
 pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recommendation> {
     let fitting = || rows.iter().enumerate().filter(|(_, row)| row.leaves_margin != Some(false));
-    let cost = |row: &PlanRow| match row.step_s {
-        Some(seconds) => seconds,
-        None => {
-            let again = f64::from(u8::from(row.recompute == Recompute::Block));
-            let offloads = f64::from(u8::from(row.offload));
-            1.0 + again + 4.0 * offloads + 1e-15 * row.sent_bytes as f64
-        }
-    };
     let least = fitting().map(|(_, row)| cost(row)).min_by(f64::total_cmp)?;
     let (index, row) = fitting().find(|(_, row)| cost(row) <= AS_FAST * least)?;
     let strategy = row.strategy;
@@ -109,8 +103,21 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
     })
 }
 
+/// The cost by which rows that fit are compared: the seconds of a step, or a score of recomputation, offload and bytes
+/// sent where the speed is not known.
+pub(super) fn cost(row: &PlanRow) -> f64 {
+    match row.step_s {
+        Some(seconds) => seconds,
+        None => {
+            let again = f64::from(u8::from(row.recompute == Recompute::Block));
+            let offloads = f64::from(u8::from(row.offload));
+            1.0 + again + 4.0 * offloads + 1e-15 * row.sent_bytes as f64
+        }
+    }
+}
+
 /// A row in words: `FULL_SHARD with recompute`.
-fn way(row: &PlanRow) -> String {
+pub(super) fn way(row: &PlanRow) -> String {
     let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
     let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
     match with[..] {
@@ -252,6 +259,9 @@ impl PlanReport {
                         write!(text, "\n  the run: {} tokens in {}", count_of(self.tokens), time_of(seconds));
                 }
             }
+        }
+        if let Some(advice) = &self.accumulate {
+            let _ = write!(text, "\n  {advice}");
         }
         text
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_model::meta::{ACTIVATIONS, GRADIENTS, LOGITS};
 use kiln_model::{Decoder, ModelConfig};
-use kiln_shard::{Optimizer, Recompute, Strategy};
+use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 use serde::Serialize;
 
 use super::clock::{Axis, Speed};
@@ -41,6 +41,8 @@ pub struct PlanRow {
     pub mesh: String,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// The form in which gradients of micro-batches add up.
+    pub accumulate: Accumulate,
     /// Whether state is in the memory of the host.
     pub offload: bool,
     /// Sequences of a micro-batch.
@@ -90,7 +92,7 @@ impl Planned<'_> {
     }
 
     /// Ranks of a group of the hybrid strategies: as the configuration says, else those of a machine.
-    fn shard_size(&self) -> Option<usize> {
+    pub(super) fn shard_size(&self) -> Option<usize> {
         let per_node = self.target.ranks_per_node();
         self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
     }
@@ -176,6 +178,7 @@ impl Planned<'_> {
             strategy: config.shard.strategy,
             mesh: shape.mesh.to_string(),
             recompute: config.shard.recompute,
+            accumulate: config.shard.accumulate(),
             offload: config.shard.offload,
             micro_batch,
             micro_batches: shape.micro_batches,
@@ -241,7 +244,7 @@ impl Planned<'_> {
             let Some(shape) = self.shape(&config) else { return false };
             self.needed(&shape, &shape.step(&Speed::INSTANT)) <= memory
         };
-        // Fewer sequences may take more: gradients of earlier micro-batches are kept.
+        // Fewer sequences may take more: the gradient of earlier micro-batches is kept.
         let mut divisors = (1..=sequences.min(4096)).rev().filter(|size| sequences.is_multiple_of(*size));
         divisors.find(|size| fits(*size)).unwrap_or(0)
     }

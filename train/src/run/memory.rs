@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use burn::tensor::Device;
 use kiln_model::{Decoder, ModelConfig};
-use kiln_shard::{Optimizer, Recompute, Strategy};
+use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 
 use crate::config::{Choice, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
@@ -385,7 +385,12 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
         change("shard.recompute=block".to_owned(), &|config| config.shard.recompute = Recompute::Block);
     }
     if sequences > micro_batch && micro_batch > 0 {
-        // Gradients of earlier micro-batches are kept whole.
+        if config.shard.accumulate() == Accumulate::Unsharded {
+            change("shard.accumulate=sharded".to_owned(), &|config| {
+                config.shard.accumulate = Some(Accumulate::Sharded);
+            });
+        }
+        // The gradient of earlier micro-batches is kept.
         let batch = ranks.saturating_mul(micro_batch);
         change(format!("train.global_batch={batch}"), &|config| config.train.global_batch = batch);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
-use kiln_shard::Optimizer;
+use kiln_shard::{Accumulate, Optimizer};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
@@ -15,7 +15,7 @@ use super::requirements::{check_parts, check_position, check_source, open_source
 use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::checkpoint::{self, Checkpoint, HeldFolder, Keep, SaveOptions};
-use crate::config::{self, Config, ModelSection};
+use crate::config::{self, Config, ModelSection, ShardSection};
 use crate::data::{self, DataInfo, Split, TokenFile};
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
@@ -115,6 +115,7 @@ pub(super) fn make(
     if !settled.is_empty() {
         say(&format!("as suits the device: {}", settled.join(", ")));
     }
+    config.shard.accumulate = Some(draft.accumulate);
     let context_length = inherited.given_context;
     config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
     let config_text = toml::to_string(&config)
@@ -179,6 +180,10 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
         return Vec::new();
     };
     let mut differences = Vec::new();
+    let (was, is) = (accumulate_of(&before), config.shard.accumulate());
+    if was != is {
+        differences.push(format!("shard.accumulate was \"{was}\" and is \"{is}\" from here on"));
+    }
     let (was, is) = (before.precision.compute(), config.precision.compute());
     if was != is {
         differences.push(format!("precision.compute was \"{was}\" and is \"{is}\" from here on"));
@@ -189,6 +194,23 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     }
     differences.extend(schedule::jump(checkpoint.state().step, &before, config));
     differences
+}
+
+/// Returns the `shard.accumulate` of the run that saved a checkpoint with the configuration `before`. Builds without
+/// this key reduced gradients once per step.
+fn accumulate_of(before: &Config) -> Accumulate {
+    before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
+}
+
+/// Returns the `shard.accumulate` of a run: the value that is set, else that of the checkpoint to resume from, so
+/// that the run keeps its bits, else the strategy's default.
+fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
+    let before = resume.map(|checkpoint| {
+        // An unreadable configuration is of a build without this key.
+        let before = config::load(&checkpoint.folder().join("config.toml"), &[]);
+        before.map_or(Accumulate::Unsharded, |before| accumulate_of(&before))
+    });
+    shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
 /// What a start would do, before it has touched its folder.
@@ -203,6 +225,8 @@ struct Draft {
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
+    /// The settled `shard.accumulate`.
+    accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
@@ -220,6 +244,10 @@ impl Draft {
         start: &mut StartTimes,
     ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let accumulate = settled_accumulate(&config.shard, resume.as_ref());
+        let mut config = config.clone();
+        config.shard.accumulate = Some(accumulate);
+        let config = &config;
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
@@ -284,6 +312,7 @@ impl Draft {
             model,
             optimizer,
             loss,
+            accumulate,
             warnings,
             note,
             changed,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
+use kiln_shard::Accumulate;
 use serde_json::Value;
 
 use super::decoder::train_with;
@@ -75,7 +76,9 @@ impl ReplayArgs {
                 "{run} is not the folder of a run: it has no config.toml"
             )));
         }
-        let config = config::load(&text, &self.overrides)?;
+        let mut config = config::load(&text, &self.overrides)?;
+        // Builds without this key reduced gradients once per step.
+        config.shard.accumulate.get_or_insert(Accumulate::Unsharded);
         let ranks = (config.train.ranks, self.ranks.unwrap_or(config.train.ranks));
         let folder = checkpoint::folder_of_run(&self.run);
         let before = checkpoint::later_than(&folder, 0).into_iter().filter(|step| *step < self.step).max();

@@ -203,7 +203,7 @@ fn runs_that_are_the_same_part_nowhere() {
     run("two", &[]);
     for (out, arguments) in [
         ("again", &[][..]),
-        ("none", &["--set", "shard.strategy=NO_SHARD"]),
+        ("none", &["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"]),
         ("grad", &["--set", "shard.strategy=SHARD_GRAD_OP"]),
         ("recompute", &["--set", "shard.recompute=block"]),
     ] {
@@ -216,7 +216,8 @@ fn runs_that_are_the_same_part_nowhere() {
     workspace.succeed(&[&processes[..], &["--hash", "steps=1-3", "--set", "eval.samples=2"]].concat());
     assert_eq!(diff(&workspace, "two", "processes").0, Some(0));
     for (out, arguments) in [
-        ("one", &["--ranks", "1"][..]),
+        ("unsharded", &["--set", "shard.accumulate=unsharded"][..]),
+        ("one", &["--ranks", "1"]),
         ("four", &["--ranks", "4"]),
         ("four_none", &["--ranks", "4", "--set", "shard.strategy=NO_SHARD"]),
         ("hybrid", &["--ranks", "4", "--set", "shard.strategy=HYBRID_SHARD", "--set", "shard.shard_size=2"]),
@@ -270,7 +271,8 @@ fn side_by_side_is_one_command() {
     };
     let (ended, report) = live(&["--ranks-a", "1", "--ranks-b", "4"]);
     assert_eq!((ended, &report["verdict"]), (Some(1), &"rounding".into()), "{report:#}");
-    assert_eq!(live(&["--set-b", "shard.strategy=NO_SHARD"]).0, Some(0));
+    let none = ["--set-b", "shard.strategy=NO_SHARD", "--set-b", "shard.accumulate=sharded"];
+    assert_eq!(live(&none).0, Some(0));
     let (ended, report) = live(&["--set-b", "train.seed=1"]);
     assert_eq!((ended, &report["parted"]["phase"]), (Some(1), &SEED.phase.into()), "{report:#}");
     assert_eq!(workspace.kiln(&["diff", "run.toml", "run.toml", "--set-b", "train.seed=1"]).code, Some(2));

@@ -36,8 +36,8 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     assert_eq!(evaluations("own"), evaluations("stock"));
     assert_eq!(evaluations("own").len(), 2);
     assert_eq!(workspace.checkpoints("own"), workspace.checkpoints("stock"));
-    let unsharded = ["train", "run.toml", "--out", "none", "--set", "shard.strategy=NO_SHARD"];
-    succeed(&workspace, &[&unsharded[..], &experiment].concat());
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    succeed(&workspace, &[&["train", "run.toml", "--out", "none"][..], &none, &experiment].concat());
     assert_eq!(workspace.steps("none"), workspace.steps("stock"));
     succeed(&workspace, &["eval", "--checkpoint", "own", "--ranks", "2"]);
     succeed(&workspace, &["generate", "--checkpoint", "own", "--prompt", "a", "--max-tokens", "4"]);

@@ -21,7 +21,8 @@ fn rows(plan: &Value) -> &Vec<Value> {
 #[test]
 fn a_large_model_needs_a_way_that_fits() {
     let workspace = Workspace::new();
-    let plan = plan(&workspace, &[&preset("7b"), "--ranks", "8", "--memory", "46GiB"]);
+    let arguments = ["--ranks", "8", "--memory", "46GiB", "--set", "train.micro_batch=2"];
+    let plan = plan(&workspace, &[&[&preset("7b")[..]][..], &arguments].concat());
     assert_eq!(plan["parameters"], 6_738_415_616_u64);
     for row in rows(&plan) {
         let phases = row["phases"].as_object().expect("phases");
@@ -76,7 +77,8 @@ fn the_vocabulary_is_that_of_the_data() {
 fn accumulating(workspace: &Workspace) {
     let model = [("model.d_model", "512"), ("model.d_ff", "2048"), ("model.layers", "8")];
     let batch = [("train.ranks", "4"), ("train.global_batch", "16"), ("train.micro_batch", "1")];
-    workspace.config("run.toml", &[&model[..], &batch].concat());
+    let accumulate = [("shard.accumulate", "\"unsharded\"")];
+    workspace.config("run.toml", &[&model[..], &batch, &accumulate].concat());
 }
 
 /// `FULL_SHARD` without recomputation, in this micro-batch.
@@ -162,6 +164,45 @@ fn layers_that_describe_nothing_are_named() {
     assert!(ended.code == Some(0) && !ended.stdout.contains("not described"), "{ended:?}");
     let text = workspace.succeed(&["plan", "run.toml"]);
     assert!(!text.contains("not described"), "{text}");
+}
+
+/// The configuration that FSDP2 runs on such cards, since it reduces every micro-batch. A run that reduces once per
+/// step needs room for the whole gradient; nothing but advice is made of that.
+#[test]
+fn a_large_model_accumulates_in_shards() {
+    let workspace = Workspace::new();
+    let name = preset("7b");
+    let plan = |accumulate: &[&str], memory: &str| {
+        let batch = ["train.global_batch=64", "train.micro_batch=2", "precision.compute=bf16"];
+        let settings = batch.iter().chain(accumulate).flat_map(|setting| ["--set", setting]);
+        let ranks = [&name[..], "--ranks", "8", "--memory", memory];
+        plan(&workspace, &ranks.into_iter().chain(settings).collect::<Vec<_>>())
+    };
+    let find = |plan: &Value, strategy: &str| {
+        let is = |row: &&Value| {
+            row["strategy"] == strategy && row["recompute"] == "block" && row["offload"] == false
+        };
+        rows(plan).iter().find(is).cloned().unwrap_or_else(|| panic!("no {strategy}: {plan}"))
+    };
+    let sharded = plan(&[], "46GiB");
+    for (strategy, accumulate) in [("FULL_SHARD", "sharded"), ("NO_SHARD", "unsharded")] {
+        assert_eq!(find(&sharded, strategy)["accumulate"], accumulate, "{sharded}");
+    }
+    let row = find(&sharded, "FULL_SHARD");
+    assert_eq!((&row["micro_batches"], &row["micro_batch"]), (&4.into(), &2.into()), "{row}");
+    assert!(row["needed_bytes"].as_u64() <= Some(24 << 30), "{row}");
+    assert!(sharded["accumulate"].is_null(), "{sharded}");
+
+    let unsharded = plan(&["shard.accumulate=unsharded"], "30GiB");
+    let whole = find(&unsharded, "FULL_SHARD");
+    // 4 bytes of each parameter, of which a rank holds an eighth if they are sharded.
+    let (less, more) = (row["needed_bytes"].as_u64(), whole["needed_bytes"].as_u64());
+    assert!(less.map(|bytes| bytes + (20 << 30)) < more, "{less:?} and {more:?}");
+    let advice = unsharded["accumulate"].as_str().unwrap_or_default();
+    assert!(
+        advice.starts_with("With --set shard.accumulate=sharded, FULL_SHARD with recompute needs "),
+        "{unsharded}"
+    );
 }
 
 /// Every preset on every number of ranks, where its model is only planned.

@@ -13,7 +13,7 @@ use kiln_model::meta::{MetaTape, MetaTensor};
 use kiln_model::{Key, Layers, MOE, ModelConfig, MoeConfig, PARALLEL_RESIDUAL};
 use kiln_shard::memory;
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{EngineBuilder, Muon, Optimizer, Recompute, ShardError, Strategy};
+use kiln_shard::{Accumulate, EngineBuilder, Muon, Optimizer, Recompute, ShardError, Strategy};
 
 use super::{Device, ONE_AT_A_TIME, PoisonError};
 
@@ -21,6 +21,8 @@ use super::{Device, ONE_AT_A_TIME, PoisonError};
 const ABOVE: f64 = 0.05;
 /// It says at most so much too little.
 const BELOW: f64 = 0.02;
+/// The bound on both sides for presets of the benchmarks with a reduction in every micro-batch.
+const CLOSE: f64 = 0.01;
 
 /// A run to plan and to measure.
 #[derive(Clone)]
@@ -77,6 +79,18 @@ impl Case {
         self
     }
 
+    fn accumulate(mut self, accumulate: Accumulate) -> Self {
+        self.config.shard.accumulate = Some(accumulate);
+        self.name = format!("{}, {accumulate}", self.name);
+        self
+    }
+
+    fn bf16_on_the_wire(mut self) -> Self {
+        self.config.precision.reduce = Precision::Bf16;
+        self.name.push_str(", bf16 on the wire");
+        self
+    }
+
     fn bf16(mut self) -> Self {
         self.config.precision.compute = Choice::Is(Precision::Bf16);
         self.name.push_str(", bf16");
@@ -125,6 +139,10 @@ impl Case {
     }
 
     fn check(&self) {
+        self.check_within(BELOW, ABOVE);
+    }
+
+    fn check_within(&self, below: f64, above: f64) {
         // What another test allocates would be counted.
         let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let (planned, (peak, sent)) = (self.plan(), self.run());
@@ -132,7 +150,7 @@ impl Case {
         println!("{:60} {peak:>12} {:>12} {:+.2} %", self.name, planned.peak.bytes, 100.0 * difference);
         let all = [Axis::Shard, Axis::Replicate, Axis::World].map(|axis| planned.sent(axis));
         assert_eq!(all.into_iter().sum::<u64>(), sent, "{}: bytes sent, by axis {all:?}", self.name);
-        assert!((-BELOW..=ABOVE).contains(&difference), "{}: {difference}\n{planned:#?}", self.name);
+        assert!((-below..=above).contains(&difference), "{}: {difference}\n{planned:#?}", self.name);
     }
 }
 
@@ -193,10 +211,27 @@ fn strategies_ranks_recompute_and_accumulation() {
         for ranks in [1, 2, 4] {
             let case = |micro_batches| Case::new("odd", strategy, ranks).batch(2, micro_batches);
             case(1).check();
-            case(3).check();
             case(1).recompute().check();
-            case(2).recompute().bf16().check();
+            for accumulate in [Accumulate::Sharded, Accumulate::Unsharded] {
+                case(3).accumulate(accumulate).check();
+                case(2).accumulate(accumulate).recompute().bf16().check();
+            }
         }
+        Case::new("odd", strategy, 2).batch(2, 3).accumulate(Accumulate::Sharded).bf16_on_the_wire().check();
+    }
+}
+
+/// The presets of the benchmarks, in whose steps every micro-batch is reduced.
+#[test]
+fn micro_batches_that_are_reduced() {
+    let sharded = |case: Case| case.accumulate(Accumulate::Sharded).check_within(CLOSE, CLOSE);
+    for ranks in [2, 4] {
+        for strategy in [Strategy::FullShard, Strategy::ShardGradOp] {
+            let case = Case::new("10m", strategy, ranks).batch(1, 3);
+            sharded(case.clone());
+            sharded(case.recompute().bf16());
+        }
+        sharded(Case::new("90m", Strategy::FullShard, ranks).seq_len(32).batch(1, 2).recompute());
     }
 }
 
@@ -205,6 +240,7 @@ fn hybrids_and_muon() {
     for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
         Case::new("odd", strategy, 4).check();
         Case::new("odd", strategy, 4).batch(1, 2).recompute().check();
+        Case::new("odd", strategy, 4).batch(1, 3).bf16_on_the_wire().check();
         Case::new("odd", strategy, 4).muon().check();
     }
     for strategy in STRATEGIES {
