@@ -20,6 +20,9 @@ use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError};
 
+/// Tokens of a sequence for an evaluation of a model that Kiln has not trained, at most.
+const USUAL_SEQ_LEN: usize = 2048;
+
 /// What is told while weights are read.
 const LOADING: &str = "loading the weights";
 
@@ -128,21 +131,38 @@ impl ModelSource {
         }
     }
 
-    /// Tokens of a sequence that the model was trained on, as far as known; at most its context.
+    /// Tokens of a sequence for an evaluation: as many as Kiln has trained the model on. If it has not, as many as the
+    /// context has, but [`USUAL_SEQ_LEN`] at most.
     pub fn seq_len(&self) -> usize {
+        let context = self.context_length();
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.seq_len().min(checkpoint.context_length()),
-            ModelSource::HuggingFace(folder) => folder.context_length(),
+            ModelSource::Checkpoint(checkpoint) if checkpoint.state().next_sample > 0 => {
+                checkpoint.seq_len().min(context)
+            }
+            _ => context.min(USUAL_SEQ_LEN),
         }
     }
 
-    /// Names and contents of the small files that models made from this one carry along.
+    /// Names and contents of the small files that models made from this one carry along. Its
+    /// `generation_config.json` names `tokens`.
     ///
     /// # Errors
     ///
     /// When a file cannot be read.
-    pub fn carried_files(&self) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
-        Ok(hugging_face::carried_files(self.folder(), &hugging_face::token_ids(self.folder())?)?)
+    pub fn carried_files(
+        &self,
+        tokens: &hugging_face::TokenIds,
+    ) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
+        Ok(hugging_face::carried_files(self.folder(), tokens)?)
+    }
+
+    /// Ids that start, end and pad a text, as the folder names them.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn token_ids(&self) -> Result<hugging_face::TokenIds, CheckpointError> {
+        Ok(hugging_face::token_ids(self.folder())?)
     }
 
     /// SHA-256 of the tokens that the model was trained on, if it says so.
@@ -226,7 +246,8 @@ impl ModelSource {
         }
     }
 
-    /// Loads the tokenizer. Fails if the model does not know all of its tokens.
+    /// Loads the tokenizer, whose end of text is the first that the folder names. Fails if the model does not know
+    /// all of its tokens.
     pub fn load_tokenizer(&self) -> Result<Tokenizer, CheckpointError> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
@@ -238,7 +259,7 @@ impl ModelSource {
         {
             return Err(damaged(error.to_string()));
         }
-        let tokenizer = Tokenizer::load(&path)?;
+        let tokenizer = Tokenizer::load(&path)?.ending_with(self.end_ids()?.first().copied());
         let (tokens, known) = (tokenizer.vocab_size(), self.model().vocab_size);
         if tokens > known {
             return Err(damaged(format!("it has {tokens} tokens, and the model knows {known}")));

@@ -67,9 +67,38 @@ section! {
         seq_len: usize = 256,
         /// Whether samples come in a seeded random order, anew in every epoch.
         shuffle: bool = true,
-        /// Share of the text that is held out when `path` is prepared.
+        /// Share of the text that is held out when `path` is prepared: whole documents, or the ends of a few.
         validation_fraction: f64 = 0.05,
+        /// Whether documents start with the token that starts a text, when `path` is prepared. `auto`: as the
+        /// tokenizer's post-processor says.
+        #[serde(skip_serializing_if = "is_auto")]
+        bos: Choice<bool> = Choice::Auto,
+        /// Spelling of the token that ends a document, when `path` is prepared; if left out, the one that the
+        /// tokenizer and the files beside it name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        end_of_text: Option<String> = None,
+        /// Whether spellings of special tokens in the text become these tokens, when `path` is prepared: for chats.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        special_tokens: bool = false,
+        /// What happens to lines of `.jsonl` files that cannot be used, when `path` is prepared.
+        #[serde(skip_serializing_if = "is_default")]
+        bad_lines: BadLines = BadLines::Error,
     }
+}
+
+fn is_auto<T>(choice: &Choice<T>) -> bool {
+    matches!(choice, Choice::Auto)
+}
+
+/// What happens to lines of `.jsonl` files that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum BadLines {
+    /// The first one ends the preparation.
+    #[default]
+    Error,
+    /// They are counted and left out.
+    Skip,
 }
 
 /// What happens to a step whose loss or gradient is NaN or infinite.

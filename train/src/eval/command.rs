@@ -44,7 +44,7 @@ pub struct EvalArgs {
     /// Sequences of validation data [default: all].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     samples: Option<NonZero<usize>>,
-    /// Tokens per sequence of validation data [default: as the model was trained].
+    /// Tokens per sequence of validation data [default: as the model was trained, or its context, 2048 at most].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
     /// Sequences of validation data per forward pass [default: 4].
@@ -52,13 +52,17 @@ pub struct EvalArgs {
     rows: Option<NonZero<usize>>,
     /// Tell the loss of --answer after this text; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
+    #[arg(allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The answer to --prompt.
-    #[arg(long, value_name = "TEXT", requires = "prompt")]
+    #[arg(long, value_name = "TEXT", requires = "prompt", allow_hyphen_values = true)]
     answer: Option<String>,
     /// Tell the loss of the answers in this file: an object with "prompt" and "answer" per line.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
     pairs: Option<PathBuf>,
+    /// Read spellings of special tokens in prompts and answers as plain text.
+    #[arg(long, conflicts_with_all = ["data", "samples", "seq_len", "rows", "tokens"])]
+    plain_text: bool,
     /// Write the logits after each of these tokens to --logits.
     #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', value_parser = parse_token)]
     #[arg(requires = "logits")]
@@ -262,11 +266,11 @@ impl Task {
     fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
-            let tokenizer = source.load_tokenizer()?;
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
             return Ok(Task::Answer(TokenPair::new(&pair, source.context_length(), &tokenizer, "--answer")?));
         }
         if let Some(path) = &args.pairs {
-            let tokenizer = source.load_tokenizer()?;
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
             let pairs = read_pairs(path)?;
             return Ok(Task::Answers(TokenPair::of_file(path, &pairs, source.context_length(), &tokenizer)?));
         }

@@ -11,8 +11,10 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 use super::stream::TextStream;
 use super::{Continuation, Sampling};
 use crate::config::{CommSection, ConfigError, Precision};
+use crate::data::Tokenizer;
 use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::{Result, TrainError};
+use crate::eval::EvalError;
 use crate::kernels;
 use crate::process::output;
 use crate::source::ModelSource;
@@ -24,8 +26,11 @@ pub struct GenerateArgs {
     #[arg(long)]
     checkpoint: PathBuf,
     /// What the text starts with.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     prompt: String,
+    /// Read spellings of special tokens in the prompt as plain text.
+    #[arg(long)]
+    plain_text: bool,
     /// Tokens to generate.
     #[arg(long, allow_negative_numbers = true)]
     max_tokens: usize,
@@ -63,7 +68,8 @@ impl GenerateArgs {
         let source = ModelSource::open_with(&self.checkpoint, layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
-        let tokenizer = source.load_tokenizer()?;
+        let tokenizer = source.load_tokenizer()?.reading_special_tokens(!self.plain_text);
+        check_prompt("--prompt", &self.prompt, &tokenizer, sampling.context_length)?;
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
         let parameters = Decoder::count_parameters(layers, source.model())?;
@@ -95,6 +101,24 @@ impl GenerateArgs {
             Ok::<_, TrainError>(())
         })?;
         Ok(())
+    }
+}
+
+/// Fails if `prompt`, which the user knows as `what`, has more tokens than the model reads.
+///
+/// # Errors
+///
+/// Also when the tokenizer cannot express it.
+pub(crate) fn check_prompt(
+    what: &'static str,
+    prompt: &str,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> Result<()> {
+    let (_, ids) = tokenizer.encode_prompt(prompt)?;
+    match ids.len() > context {
+        true => Err(EvalError::TooLong { what, tokens: ids.len(), context }.into()),
+        false => Ok(()),
     }
 }
 

@@ -14,6 +14,7 @@ use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
 
 pub use command::GenerateArgs;
+pub(crate) use command::check_prompt;
 pub use continuation::Continuation;
 
 use crate::data::Tokenizer;

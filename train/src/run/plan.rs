@@ -289,7 +289,7 @@ impl Draft {
             None => Vec::new(),
         };
         let tokenizer: Arc<[u8]> = tokenizer.into();
-        let inherited = Inherited::of(source.as_ref(), config, &tokenizer)?;
+        let inherited = Inherited::of(source.as_ref(), config, &data, &tokenizer)?;
         warnings.extend(inherited.beyond_context(config));
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
@@ -300,7 +300,8 @@ impl Draft {
                 own.display()
             )
         });
-        let answers = prompts::tokenize(config, &pairs, &tokenizer)?;
+        let context = inherited.context_length;
+        let answers = prompts::tokenize(config, &pairs, &tokenizer, data.end_of_text, context)?;
         Ok(Draft {
             found,
             resume,
@@ -363,7 +364,7 @@ impl PlanMessage {
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let source = open_source(resume.as_ref(), &config)?;
-        let inherited = Inherited::of(source.as_ref(), &config, &tokenizer)?;
+        let inherited = Inherited::of(source.as_ref(), &config, &self.data, &tokenizer)?;
         let (allow_missing, debug, stop) =
             (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
         let registry = options.registry.clone();

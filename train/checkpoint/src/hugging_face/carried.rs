@@ -37,6 +37,11 @@ pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile
     Ok(carried)
 }
 
+/// A `generation_config.json` that names `tokens` and nothing else.
+pub fn generation_file(tokens: &TokenIds) -> CarriedFile {
+    (GENERATION_FILE.to_owned(), format!("{:#}\n", generation_config(tokens)).into_bytes().into())
+}
+
 /// `content`, the generation settings at `path`, with `tokens` where it does not name them.
 fn with_ids(
     path: &Path,

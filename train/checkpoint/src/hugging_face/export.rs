@@ -23,9 +23,6 @@ use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;
 
-/// Spellings of the token that starts a text.
-const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
-
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
 /// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the bytes of the
 /// weights, as f32.
@@ -124,27 +121,13 @@ fn tokens_of(source: &ModelSource) -> Result<TokenIds, CheckpointError> {
     if !path.is_file() {
         return Ok(tokens);
     }
+    let tokenizer = Tokenizer::load(&path)?;
     if tokens.end.is_empty() {
         // A tokenizer may have no such token.
-        tokens.end = Tokenizer::load(&path)?.end_of_text().into_iter().collect();
+        tokens.end = tokenizer.end_of_text().into_iter().collect();
     }
-    if tokens.start.is_none() {
-        tokens.start = start_of_text(&path)?;
-    }
+    tokens.start = tokens.start.or_else(|| tokenizer.start_of_text());
     Ok(tokens)
-}
-
-/// The id of the token that starts a text, if the tokenizer at `path` has one.
-fn start_of_text(path: &Path) -> Result<Option<u32>, HuggingFaceError> {
-    let text = std::fs::read(path).map_err(HuggingFaceError::io("read", path))?;
-    let file: Value = serde_json::from_slice(&text)
-        .map_err(|error| HuggingFaceError::Json { path: path.to_owned(), problem: error.to_string() })?;
-    let added = file["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-    let id = |spelling: &str| {
-        let token = added.iter().find(|token| token["content"].as_str() == Some(spelling))?;
-        u32::try_from(token["id"].as_u64()?).ok()
-    };
-    Ok(START_OF_TEXT.into_iter().find_map(id))
 }
 
 /// As much as transformers needs to load `tokenizer.json` by itself.

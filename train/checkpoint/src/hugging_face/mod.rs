@@ -26,7 +26,7 @@ mod tensors;
 mod tokens;
 mod writer;
 
-pub use carried::{CarriedFile, carried_files};
+pub use carried::{CarriedFile, carried_files, generation_file};
 pub use config::FolderConfig;
 pub use describe::{has_architecture, to_json};
 pub use download::model as download;
