@@ -1,10 +1,10 @@
 //! `kiln replay`: one step of a run again, from the checkpoint before it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
+use kiln_storage::LineReader;
 use serde_json::Value;
 
 use super::decoder::train_with;
@@ -196,11 +196,16 @@ fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Number
 
 /// What the run in `out` has logged of `step`.
 fn recorded(out: &Path, step: u64) -> Option<Numbers> {
-    let text = fs::read_to_string(super::folder::metrics_of_run(out)).ok()?;
+    let mut lines = LineReader::open(&super::folder::metrics_of_run(out)).ok()?;
     let number = |line: &Value, key: &str| line.get(key)?.as_f64();
-    text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
-        let is_it = line.get("step")?.as_u64()? == step;
-        let (loss, grad_norm) = (number(&line, "loss")?, number(&line, "grad_norm")?);
-        is_it.then_some(Numbers { loss, grad_norm })
-    })
+    while let Some(line) = lines.next_line().ok()? {
+        let Ok(line) = serde_json::from_slice::<Value>(line) else { continue };
+        let is_it = line.get("step").and_then(Value::as_u64) == Some(step);
+        if let (true, Some(loss), Some(grad_norm)) =
+            (is_it, number(&line, "loss"), number(&line, "grad_norm"))
+        {
+            return Some(Numbers { loss, grad_norm });
+        }
+    }
+    None
 }
