@@ -44,7 +44,7 @@ fn every_pair_of_settings_trains_like_one_device() {
 }
 
 #[test]
-#[ignore = "long: all 600 combinations, about a minute on two cores"]
+#[ignore = "all 600 combinations: cargo test --release -p kiln --test sharding -- --ignored"]
 fn every_combination_of_settings_trains_like_one_device() {
     check(product(&SIZES));
 }
