@@ -40,6 +40,10 @@ run() {
         export KILN_TEST_DEVICE=cuda FAKE_CUDA_EXECUTE=1 FAKE_CUDA_ASYNC="${FAKE_CUDA_ASYNC:-1}"
         "$@"
     )
+    # For the list of all tests that .ci/run runs.
+    if [ -n "${KILN_TESTS_LISTED:-}" ]; then
+        { echo "Running ($1)" && "$@" --list; } >>"$KILN_TESTS_LISTED"
+    fi
 }
 
 wanted() { [ -z "$part" ] || [ "$part" = "$1" ]; }

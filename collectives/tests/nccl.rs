@@ -12,14 +12,13 @@ use kiln_collectives::{
     ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Element, Finding, Label,
     LocalCommunicator, LocalGroup, Operation, Phase,
 };
+use kiln_testkit::{PATIENCE, output_of};
 use std::env;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn label(scope: &str) -> Label {
     Label::new(scope, Phase::Forward)
@@ -73,7 +72,7 @@ fn the_library_is_found_or_all_places_are_named() {
 }
 
 #[test]
-#[ignore = "needs NCCL, such as: PYTHONPATH=folder after pip install --target folder nvidia-nccl-cu12"]
+#[ignore = "needs the wheel nvidia-nccl-cu12 in PYTHONPATH: cargo test --release -p kiln-collectives --features cuda --test nccl -- --ignored wheel"]
 fn the_library_of_a_python_wheel_makes_ids_without_a_driver() {
     let found = nccl::installation().unwrap();
     println!("NCCL {} from {}", found.version, found.place);
@@ -334,7 +333,7 @@ fn processes_with_a_gpu_each() {
         })
         .collect();
     for rank in ranks {
-        let output = rank.wait_with_output().unwrap();
+        let output = output_of(rank);
         assert!(output.status.success(), "{output:?}");
     }
 }

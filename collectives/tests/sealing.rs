@@ -2,14 +2,12 @@
 
 use kiln_collectives::tcp::{JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
+use kiln_testkit::{PATIENCE, receive, wait_for};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
-
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The machine of rank 0, as it says to the rendezvous, which tells all ranks.
 const NODE: &str = "the machine of rank 0";
@@ -49,12 +47,11 @@ fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
 /// with `change` made to the list of ranks, which is what the rendezvous says first, save for beats. Tells
 /// how many beats came before it.
 fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, beats_before: &Sender<usize>) {
-    let mut rendezvous = loop {
-        if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
-            break stream;
-        }
-        thread::yield_now();
-    };
+    let connect = || TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string());
+    let mut rendezvous = wait_for("the rendezvous", connect);
+    for stream in [&rank, &rendezvous] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
     pass_frame(&mut rendezvous, &mut rank);
     pass_frame(&mut rank, &mut rendezvous);
     pass_frame(&mut rendezvous, &mut rank);
@@ -93,7 +90,7 @@ fn join_through(seal: Seal, change: Change) -> ([Result<TcpCommunicator, JoinErr
             .spawn(move || stand_between(between.accept().unwrap().0, port, seal, change, &tell))
             .unwrap();
         let one = TcpCommunicator::join(options(1, other, seal));
-        ([one, zero.join().unwrap()], told.recv().unwrap())
+        ([one, zero.join().unwrap()], receive("the list of ranks", &told))
     })
 }
 

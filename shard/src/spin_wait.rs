@@ -75,6 +75,8 @@ impl Watch {
 mod tests {
     use std::sync::mpsc;
 
+    use kiln_testkit::wait_until;
+
     use super::*;
 
     #[test]
@@ -95,9 +97,7 @@ mod tests {
                 seen.sort_unstable();
                 assert_eq!(seen, [0, 1]);
                 // No sleep for ordering: they stop by themselves, however long it takes.
-                while spin_wait.watching.iter().any(Watch::is_on) {
-                    std::thread::yield_now();
-                }
+                wait_until("the end of the watch", || !spin_wait.watching.iter().any(Watch::is_on));
             }
         });
     }

@@ -53,6 +53,7 @@ pub mod links;
 pub mod logged;
 pub mod losses;
 pub mod metrics;
+mod named;
 pub mod optimizers;
 pub mod planner;
 pub mod prepared;

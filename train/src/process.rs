@@ -38,8 +38,8 @@ pub use memory::CountingAllocator;
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a
-///   second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
+/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM or
+///   SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process; what is known of them stays in
 ///   `crash` in the run folder.

@@ -8,10 +8,8 @@ use kiln_collectives::{
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use kiln_testkit::PATIENCE;
 
 /// The communicators of a world, one per rank.
 pub type World = Vec<Arc<dyn Communicator>>;

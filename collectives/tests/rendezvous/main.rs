@@ -5,15 +5,13 @@ mod refused;
 
 use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
+use kiln_testkit::{PATIENCE, receive, wait_for};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn label() -> Label {
     Label::new("block 0", Phase::Forward)
@@ -39,13 +37,10 @@ fn free_address() -> SocketAddr {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    loop {
-        if let Ok(stream) = TcpStream::connect(address) {
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            return stream;
-        }
-        thread::yield_now();
-    }
+    let connect = || TcpStream::connect(address).map_err(|error| error.to_string());
+    let stream = wait_for("the rendezvous", connect);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
 }
 
 fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
@@ -122,14 +117,14 @@ fn an_oversized_frame_is_refused_before_memory_is_taken() {
 fn a_silent_stranger_does_not_hold_up_the_job() {
     let (options, address) = pair();
     let silent: Vec<TcpStream> = thread::scope(|scope| {
-        let (send, receive) = mpsc::channel();
+        let (send, sent) = mpsc::channel();
         scope.spawn(move || {
             join_despite(options, || {
                 let strangers = (0..20).map(|_| connect(address)).collect();
                 send.send(strangers).unwrap();
             });
         });
-        receive.recv().unwrap()
+        receive("the strangers", &sent)
     });
     drop(silent);
 }

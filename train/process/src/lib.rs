@@ -34,7 +34,7 @@ pub use meter::Meter;
 pub use parent::end_with_launcher;
 pub use pool::in_pool;
 pub use repeat::Repeat;
-pub use signals::{hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
+pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
 
 /// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
 /// called first in `main`; later calls change nothing. Reports of crashes and lines of the log have the `facts`.

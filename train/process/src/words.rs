@@ -59,7 +59,7 @@ pub fn time_now() -> String {
 
 /// Ascending numbers, such as `1-3, 7`.
 pub fn in_ranges(numbers: &[usize]) -> String {
-    let runs = numbers.chunk_by(|a, b| b - a == 1).map(|run| match run {
+    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),
         single => single.iter().map(usize::to_string).collect(),
     });

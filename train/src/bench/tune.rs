@@ -17,7 +17,8 @@ use crate::config::{self, Config};
 use crate::device;
 use crate::error::{Result, TrainError};
 use crate::launch;
-use crate::metrics::{write_beside, write_new_beside};
+use crate::metrics::write_new_beside;
+use crate::named;
 use crate::place::{self, Role};
 use crate::planner::{MARGIN, share_of_percent};
 use crate::process::output::say;
@@ -223,8 +224,11 @@ impl TuneArgs {
             comment.push('\n');
         }
         let text = format!("{comment}\n{text}");
-        let write = if self.force { write_beside } else { write_new_beside };
-        write(out, text.as_bytes()).map_err(|error| match error.kind() {
+        if self.force {
+            // Whatever is in the file, the user wants it replaced.
+            return named::write(out, text.as_bytes(), "configuration", |_| true);
+        }
+        write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
             // Since it was looked for.
             ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
             _ => TrainError::io("write", out)(error),

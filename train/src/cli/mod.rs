@@ -115,7 +115,12 @@ enum Command {
 impl Command {
     /// Whether output is only an account of what the command does, which nobody has to read.
     fn is_run(&self) -> bool {
-        matches!(self, Command::Train(_) | Command::Launch(_) | Command::Replay(_))
+        matches!(self, Command::Train(_) | Command::Launch(_))
+    }
+
+    /// Returns whether the command runs ranks, which must not wait for a reader of the output.
+    fn never_blocks(&self) -> bool {
+        self.is_run() || matches!(self, Command::Replay(_))
     }
 }
 
@@ -152,7 +157,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     };
     // Runs do not wait for whoever reads along; other commands are there to be read.
     let is_run = command.is_run();
-    let _output = is_run.then(output::never_block);
+    let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
         return exit(Err(TrainError::usage(error.to_string())), is_run);
     }

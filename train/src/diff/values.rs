@@ -6,6 +6,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use kiln_shard::TensorDifference;
+use kiln_storage::LineReader;
 use serde_json::Value as Json;
 
 use super::difference::{Difference, Expected, Judge, Size, TensorPlace};
@@ -17,9 +18,6 @@ use crate::error::Result;
 use crate::files;
 use crate::source::ModelSource;
 use crate::weights::Weights;
-
-/// Longer files of metrics are not read.
-const MAX_METRICS: u64 = 4 << 30;
 
 /// Elements that are read at a time.
 const BLOCK: usize = 1 << 20;
@@ -93,9 +91,9 @@ fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> DiffError {
 
 /// The numbers of every step. `null` stands for one that is not finite.
 fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, DiffError> {
-    let text = files::read(path, MAX_METRICS).map_err(unreadable(path))?;
+    let mut lines = LineReader::open(path).map_err(unreadable(path))?;
     let mut steps: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
-    for line in text.split(|byte| *byte == b'\n') {
+    while let Some(line) = lines.next_line().map_err(unreadable(path))? {
         // A line that is not whole, as after a crash, says nothing.
         let Ok(Json::Object(line)) = serde_json::from_slice(line) else { continue };
         let Some(step) = line.get("step").and_then(Json::as_u64) else { continue };

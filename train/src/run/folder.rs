@@ -263,7 +263,9 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
         // The identity while another start writes it.
-        let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
+        // Through a link, the locks would be written into another folder.
+        let is_ours =
+            (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
@@ -311,6 +313,10 @@ mod tests {
         assert_eq!(content(&["config.toml", manifest]), Content::Run(None));
         assert_eq!(content(&["lost+found/#1", ".git/config", ".nfs000001"]), Content::Nothing);
         assert_eq!(content(&["lost+found/#1", ".gitignore"]), foreign(".gitignore"));
+        let linked = folder.path().join("linked");
+        fs::create_dir(&linked).unwrap();
+        std::os::unix::fs::symlink(folder.path(), linked.join(".kiln")).unwrap();
+        assert_eq!(content_of(&linked), foreign(".kiln"));
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(content_of(&file), Content::File);

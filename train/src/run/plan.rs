@@ -1,6 +1,8 @@
 //! What a run settles once, before its ranks start.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -75,14 +77,28 @@ pub(crate) struct PlanMessage {
     pub(crate) config: String,
     pub(crate) data: DataInfo,
     /// The run folder as it was named: links may lead elsewhere on another machine.
-    out: PathBuf,
-    resume: Option<PathBuf>,
+    out: SentPath,
+    resume: Option<SentPath>,
     /// What evaluations tell the loss of besides.
     pub(crate) answers: Vec<TokenPair>,
     /// The peak of all ranks together; `None` where it is not known well.
     pub(crate) peak: Option<Peak>,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
+}
+
+/// A path in a message, as bytes: the names of files need not be UTF-8.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SentPath(Vec<u8>);
+
+impl SentPath {
+    fn new(path: &Path) -> Self {
+        SentPath(path.as_os_str().as_bytes().to_owned())
+    }
+
+    fn path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.0))
+    }
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
@@ -142,8 +158,8 @@ pub(super) fn make(
     let message = PlanMessage {
         config: config_text,
         data,
-        out: found.named,
-        resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+        out: SentPath::new(&found.named),
+        resume: resume.as_ref().map(|checkpoint| SentPath::new(checkpoint.folder())),
         answers,
         peak,
         threads,
@@ -360,9 +376,9 @@ impl PlanMessage {
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
-        let out = folder::resolve(&self.out);
+        let out = folder::resolve(self.out.path());
         let lock = Lock::share(&out)?;
-        let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let resume = self.resume.as_ref().map(|from| Checkpoint::open(from.path())).transpose()?;
         let source = open_source(resume.as_ref(), &config)?;
         let inherited = Inherited::of(source.as_ref(), &config, &self.data, &tokenizer)?;
         let (allow_missing, debug, stop) =

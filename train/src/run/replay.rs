@@ -1,11 +1,11 @@
 //! `kiln replay`: one step of a run again, from the checkpoint before it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
 use kiln_shard::Accumulate;
+use kiln_storage::LineReader;
 use serde_json::Value;
 
 use super::decoder::train_with;
@@ -203,20 +203,27 @@ fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Number
 
 /// The logged numbers of `step` of the run in `out`; NaN for a number that was not finite, which is logged as `null`.
 fn recorded(out: &Path, step: u64) -> Option<Numbers> {
-    let text = fs::read_to_string(super::folder::metrics_of_run(out)).ok()?;
+    let mut lines = LineReader::open(&super::folder::metrics_of_run(out)).ok()?;
     let number = |line: &Value, key: &str| {
         let value = line.get(key)?;
         if value.is_null() { Some(f64::NAN) } else { value.as_f64() }
     };
-    text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
-        let is_it = line.get("step")?.as_u64()? == step;
-        let (loss, grad_norm) = (number(&line, "loss")?, number(&line, "grad_norm")?);
-        is_it.then_some(Numbers { loss, grad_norm })
-    })
+    while let Some(line) = lines.next_line().ok()? {
+        let Ok(line) = serde_json::from_slice::<Value>(line) else { continue };
+        let is_it = line.get("step").and_then(Value::as_u64) == Some(step);
+        if let (true, Some(loss), Some(grad_norm)) =
+            (is_it, number(&line, "loss"), number(&line, "grad_norm"))
+        {
+            return Some(Numbers { loss, grad_norm });
+        }
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

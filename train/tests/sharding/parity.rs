@@ -47,7 +47,7 @@ fn every_pair_of_settings_trains_like_one_device() {
 }
 
 #[test]
-#[ignore = "long: all 900 combinations, about two minutes on two cores"]
+#[ignore = "all 900 combinations: cargo test --release -p kiln --test sharding -- --ignored"]
 fn every_combination_of_settings_trains_like_one_device() {
     check(product(&SIZES));
 }

@@ -2,10 +2,14 @@
 //! delays are, and the same program without it runs and has the right result.
 
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use kiln_ptx::streams::{Access, Event, Submitted, Use};
 
 use crate::stream_setup::{BYTES, SEEDS, Setup, WORDS, planted, read, words};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A kernel that comes first reads what nothing has written, and stops there. Who should have written it is waited
 /// for, so that the names are told in this case, too.
@@ -282,7 +286,7 @@ fn a_full_queue_makes_the_host_wait() {
         }
     });
     // Three have room behind the first.
-    (0..3).for_each(|_| starts.recv().unwrap());
+    (0..3).for_each(|_| starts.recv_timeout(PATIENCE).expect("a start"));
     assert!(starts.try_recv().is_err());
     open.send(()).unwrap();
     host.join().unwrap();

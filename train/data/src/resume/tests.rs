@@ -50,7 +50,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// The process that is killed: in the middle of its work, as if by another one.
 #[test]
-#[ignore = "the other tests start it"]
+#[ignore = "a program for the other tests"]
 fn killed() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
     let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");

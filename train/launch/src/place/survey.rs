@@ -1,5 +1,6 @@
 //! Asking every source for the place of this process.
 
+use std::io::IsTerminal;
 use std::sync::Once;
 
 use super::error::{EnvError, shortened};
@@ -41,11 +42,16 @@ pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     Ok((role?, considered))
 }
 
-/// The role of this process. Says once if it is alone though variables speak of several ranks.
+/// Returns the role of this process. Warns once if it is alone though variables describe several ranks, or if it may
+/// wait in vain for other ranks.
 pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static TOLD: Once = Once::new();
     let role = survey(flags, &environment).0?;
-    if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
+    let remark = match &role {
+        Role::Alone(_) => stray::remark(&environment),
+        role => stray::inherited(role, &environment, std::io::stdin().is_terminal()),
+    };
+    if let Some(remark) = remark {
         TOLD.call_once(|| tracing::warn!("{remark}"));
     }
     Ok(role)

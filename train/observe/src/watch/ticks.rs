@@ -18,11 +18,8 @@ impl Axis {
             return Axis { from, to, is_log };
         }
         let room = if from == 0.0 { 1.0 } else { from.abs() * 0.1 };
-        if is_log {
-            Axis { from: from / 1.1, to: from * 1.1, is_log }
-        } else {
-            Axis { from: from - room, to: from + room, is_log }
-        }
+        let (from, to) = if is_log { (from / 1.1, from * 1.1) } else { (from - room, from + room) };
+        Axis { from: from.max(f64::MIN), to: to.min(f64::MAX), is_log }
     }
 
     /// Where `value` is: 0 at the beginning of the axis and 1 at its end. `None` if it is nowhere.
@@ -40,9 +37,10 @@ impl Axis {
         let most = most.max(2);
         let decades = (self.to / self.from).log10();
         if self.is_log && decades >= 1.0 {
-            let first = self.from.log10().ceil() as i32;
-            let last = self.to.log10().floor() as i32;
-            let every = ((last - first) as usize / most + 1) as i32;
+            // Of all that a number can be.
+            let first = (self.from.log10().ceil() as i32).max(f64::MIN_10_EXP);
+            let last = (self.to.log10().floor() as i32).min(f64::MAX_10_EXP);
+            let every = (last - first).max(0) / most as i32 + 1;
             let powers = || (first..=last).filter(|power| power.rem_euclid(every) == 0);
             let factors: &[f64] = if powers().count() * 3 <= most { &[1.0, 2.0, 5.0] } else { &[1.0] };
             // Those of the power below the first may be in range as well.
@@ -51,6 +49,9 @@ impl Axis {
             return ticks.filter(|tick| (self.from..=self.to).contains(tick)).collect();
         }
         let step = round_step((self.to - self.from) / most as f64);
+        if !(step.is_normal() && step > 0.0) {
+            return vec![self.from, self.to];
+        }
         let first = (self.from / step).ceil();
         let count = ((self.to / step + 1e-9).floor() - first).max(0.0) as usize;
         (0..=count).map(|index| (first + index as f64) * step).collect()
@@ -110,6 +111,30 @@ mod tests {
         assert_eq!(labels(3.0, 6.0, true, 3), ["3", "4", "5", "6"]);
         assert_eq!(labels(2.0, 2.0, false, 2), ["1.8", "2.0", "2.2"]);
         assert_eq!(labels(0.0, 0.0, false, 2), ["-1", "0", "1"]);
+    }
+
+    #[test]
+    fn the_largest_and_smallest_numbers_have_few_ticks() {
+        let tiny = f64::from_bits(1);
+        for (from, to) in [
+            (f64::MAX, f64::MAX),
+            (1.0, f64::MAX),
+            (tiny, f64::MAX),
+            (tiny, tiny),
+            (tiny, 2.0 * tiny),
+            (f64::MIN, f64::MAX),
+            (f64::MIN, f64::MIN),
+        ] {
+            for is_log in [false, true] {
+                if is_log && from <= 0.0 {
+                    continue;
+                }
+                let axis = Axis::around(from, to, is_log);
+                let ticks = axis.ticks(8);
+                assert!(ticks.len() <= 27, "{axis:?}: {} ticks", ticks.len());
+                assert_eq!(axis.labels(&ticks).len(), ticks.len());
+            }
+        }
     }
 
     #[test]

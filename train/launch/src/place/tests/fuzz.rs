@@ -95,7 +95,7 @@ fn random_environments() {
 
 /// `cargo test --release -p kiln --lib place -- --ignored`
 #[test]
-#[ignore = "a million environments; minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln-launch -- --ignored"]
 fn a_million_random_environments() {
     run(1_000_000);
 }
