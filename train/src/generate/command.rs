@@ -1,7 +1,6 @@
 //! `kiln generate`.
 
 use std::io::{IsTerminal, Write, stdout};
-use std::path::PathBuf;
 
 use clap::Args;
 use kiln_model::{Decoder, Key, Layers};
@@ -9,6 +8,7 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{CommSection, ConfigError, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::{Result, TrainError};
@@ -22,9 +22,8 @@ const INCOMPLETE: char = '\u{FFFD}';
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// What the text starts with.
     #[arg(long)]
     prompt: String,
@@ -62,7 +61,7 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         check_flags(&sampling)?;
-        let source = ModelSource::open_with(&self.checkpoint, layers)?;
+        let source = ModelSource::open_with(self.checkpoint.path(), layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?;
