@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Reads what Kiln has written with the packages of TensorBoard and Weights & Biases: see tensorboard.sh beside it."""
+"""Reads what Kiln has written with the package of TensorBoard: see tensorboard.sh beside it."""
 
 import csv
 import io
 import json
 import math
-import os
 import pathlib
 import re
 import shutil
@@ -282,48 +281,6 @@ def check_exports(out):
     check_scalars("export --tensorboard", out, boards / out.name)
     check_settings(out, boards / out.name)
     check_texts(out, boards / out.name)
-    check_wandb(out, expected)
-
-
-def check_wandb(out, expected):
-    import wandb
-
-    wandb._assert_is_internal_process = True
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    folder = ROOT / "wandb"
-    kiln("export", "metrics", out, "--wandb-offline", folder)
-    [path] = folder.glob("offline-run-*/run-*.wandb")
-    store, records = DataStore(), []
-    store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
-        records.append(wandb_internal_pb2.Record.FromString(data))
-    kinds = [record.WhichOneof("record_type") for record in records]
-    check(kinds[:2] == ["header", "run"] and kinds[-2:] == ["summary", "exit"], f"wandb: {kinds}")
-    values = lambda items: {"/".join(item.nested_key): json.loads(item.value_json) for item in items}
-    history = [values(record.history.item) for record in records if record.HasField("history")]
-    check([row["_step"] for row in history] == list(expected), "wandb: steps")
-    for row, line in zip(history, expected.values()):
-        line = {key: value for key, value in line.items() if key not in ("step", "time") and value is not None}
-        row = {key: value for key, value in row.items() if not key.startswith("_") and value == value}
-        check(row == line, f"wandb: {row} for {line}")
-    config = values(records[1].run.config.update)
-    check(config == tomllib.loads((out / "config.toml").read_text()), "wandb: the configuration")
-    last = {key: value for line in expected.values() for key, value in line.items()}
-    summary = values(records[-2].summary.update)
-    check(summary["loss"] == last["loss"] and summary["_step"] == last["step"], "wandb: the summary")
-    shown = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--view", path.parent],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        # Nothing is sent; without any key, it does not begin.
-        env={**os.environ, "WANDB_API_KEY": "0" * 40},
-    )
-    shown = shown.stdout + shown.stderr
-    check(shown.count("Record: history") == len(history) and "Record: exit" in shown, f"wandb sync --view: {shown}")
-    print(f"  wandb: {len(history)} rows of history")
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Holds what Kiln writes for TensorBoard and Weights & Biases against what these programs read.
+# Compares what Kiln writes for TensorBoard with what TensorBoard reads.
 #
 #     benches/peers/tensorboard.sh
 #
@@ -20,9 +20,9 @@ cd "$(dirname "$0")/../.."
 kiln=$(realpath -m "${KILN:-${CARGO_TARGET_DIR:-target}/release/kiln}")
 [ -x "$kiln" ] || { echo "$kiln is not built: cargo build --release" >&2; exit 2; }
 venv=target/tensorboard/venv
-if ! "$venv/bin/python" -c 'import tensorboard, wandb, numpy' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import tensorboard, numpy' 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check \
-        tensorboard==2.21.0 wandb==0.19.11 numpy==2.4.6 setuptools==80.9.0
+        tensorboard==2.21.0 numpy==2.4.6 setuptools==80.9.0
 fi
 exec "$venv/bin/python" benches/peers/event_files.py "$kiln" target/tensorboard/runs

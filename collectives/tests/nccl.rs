@@ -186,7 +186,7 @@ fn check_rank(world: &dyn Communicator, device: usize) {
 
 /// As many ranks as there are GPUs, a thread and a GPU each.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn threads_with_a_gpu_each() {
     let count = CudaRuntime::enumerate_all_devices().len();
     assert!(count >= 2, "{count} GPUs");
@@ -246,7 +246,7 @@ fn memory(client: &Client) -> (u64, u64) {
 /// Rank 1 joins only after rank 0 has queued all of its collectives, so the GPU of rank 0 runs none of them meanwhile.
 /// Each collective reuses the memory of earlier ones all the same.
 #[test]
-#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
 fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
     const ROUNDS: usize = 20;
     on_two_ranks(|rank, world, client, next| {
@@ -271,7 +271,7 @@ fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
 
 /// As above, where one thread has allocated the input, and another thread calls the collective and waits for it.
 #[test]
-#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
 fn memory_of_another_stream_is_reused_behind_the_collective() {
     on_two_ranks(|rank, world, client, next| {
         let input = || Buffer::from_slice(&vec![rank as f32 + 1.0; 2 * SHARD]).to_device(client);
@@ -311,7 +311,7 @@ const RANK: &str = "NCCL_TEST_RANK";
 
 /// As many ranks as there are GPUs, a process and a GPU each.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn processes_with_a_gpu_each() {
     if let Ok(place) = env::var(RANK) {
         let numbers: Vec<usize> = place.split(' ').map(|number| number.parse().unwrap()).collect();
@@ -339,7 +339,7 @@ fn processes_with_a_gpu_each() {
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn what_is_done_is_no_longer_pending() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -364,7 +364,7 @@ fn what_is_done_is_no_longer_pending() {
 /// With the stand-in for NCCL whose first collective never ends, which `FAKE_NCCL_STALLS` asks it for, the
 /// operation never ends.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn an_operation_ends_or_times_out() {
     let is_stuck = env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
@@ -404,7 +404,7 @@ fn an_operation_ends_or_times_out() {
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn an_abort_ends_it() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -417,14 +417,14 @@ fn an_abort_ends_it() {
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn threads_cannot_share_a_gpu_by_nccl() {
     let expected = NcclError::SharedDevice { ranks: vec![0, 1], index: 0 };
     assert_eq!(attach(2, 0), [expected.clone(), expected]);
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn sums_of_bytes_are_refused() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();

@@ -25,9 +25,6 @@ struct Form {
     /// A table with a row for each step and a column for each key, to FILE or to standard output.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     csv: Option<PathBuf>,
-    /// Offline runs of Weights & Biases in DIR, which `wandb sync` takes.
-    #[arg(long, value_name = "DIR")]
-    wandb_offline: Option<PathBuf>,
     /// Event files of TensorBoard in DIR, in a folder for each run.
     #[arg(long, value_name = "DIR")]
     tensorboard: Option<PathBuf>,
@@ -43,9 +40,8 @@ impl ExportMetricsArgs {
         let ExportMetricsArgs { runs, form } = self;
         let runs = kiln_observe::run::find_runs(&runs).map_err(ExportError::from)?;
         let folders = match form {
-            Form { wandb_offline: Some(out), .. } => export::wandb_offline(&runs, &out)?,
             Form { tensorboard: Some(out), .. } => export::tensorboard(&runs, &out)?,
-            // The argument parser insists on one of the three.
+            // The argument parser insists on one of the two.
             Form { csv, .. } => return table(&runs, csv.as_deref().unwrap_or(Path::new("-"))),
         };
         let lines: Vec<_> =

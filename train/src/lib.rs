@@ -32,6 +32,7 @@
 
 pub mod bench;
 mod check;
+mod checkpoint_arg;
 pub mod cli;
 pub mod config;
 pub mod convert;

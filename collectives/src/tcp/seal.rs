@@ -3,7 +3,7 @@
 //! A record is four bytes of length, a body and a tag of AES-128-GCM. The nonce is the number of the record,
 //! and each direction of each connection has a key of its own. So a record that was changed, left out,
 //! repeated or moved does not open. A key is replaced by a hash of itself before it has sealed more than GCM
-//! allows. [`Seal::Mac`] leaves the body readable and only computes the tag over it.
+//! allows.
 
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
@@ -77,19 +77,16 @@ impl From<SealError> for io::Error {
 struct Direction {
     key: Key,
     cipher: Aes128Gcm,
-    encrypts: bool,
     next: u64,
 }
 
 impl Direction {
     /// `None` if nothing is sealed.
     fn new(seal: Seal, key: &Key) -> Option<Direction> {
-        let encrypts = match seal {
-            Seal::Off => return None,
-            Seal::Mac => false,
-            Seal::Encrypt => true,
-        };
-        Some(Direction { key: *key, cipher: Aes128Gcm::new(&(*key).into()), encrypts, next: 0 })
+        match seal {
+            Seal::Off => None,
+            Seal::Encrypt => Some(Direction { key: *key, cipher: Aes128Gcm::new(&(*key).into()), next: 0 }),
+        }
     }
 
     /// Goes on to the next record.
@@ -105,14 +102,6 @@ impl Direction {
         let mut nonce = [0; 12];
         nonce[4..].copy_from_slice(&self.next.to_be_bytes());
         nonce.into()
-    }
-
-    /// Divides a record without its tag into the bytes that are only authenticated and those that are
-    /// encrypted.
-    fn parts<'a>(&self, record: &'a mut [u8]) -> (&'a [u8], &'a mut [u8]) {
-        let clear = if self.encrypts { LENGTH } else { record.len() };
-        let (clear, body) = record.split_at_mut(clear);
-        (clear, body)
     }
 }
 
@@ -160,7 +149,7 @@ impl Sealer {
         let len = (self.record.len() - LENGTH) as u32;
         self.record[..LENGTH].copy_from_slice(&len.to_le_bytes());
         let nonce = self.direction.nonce();
-        let (clear, body) = self.direction.parts(&mut self.record);
+        let (clear, body) = self.record.split_at_mut(LENGTH);
         let tag = self.direction.cipher.encrypt_inout_detached(&nonce, clear, body.into());
         let tag = tag.map_err(|_| io::Error::other("the cipher refuses a record"))?;
         self.record.extend_from_slice(&tag);
@@ -251,7 +240,7 @@ impl Opener {
         let end = self.whole - TAG;
         let tag: [u8; TAG] = std::array::from_fn(|index| self.record[end + index]);
         let nonce = self.direction.nonce();
-        let (clear, body) = self.direction.parts(&mut self.record[..end]);
+        let (clear, body) = self.record[..end].split_at_mut(LENGTH);
         let cipher = &self.direction.cipher;
         if cipher.decrypt_inout_detached(&nonce, clear, body.into(), &Tag::from(tag)).is_err() {
             return Err(self.fail(|record| SealError::Forged { record }));
@@ -275,8 +264,8 @@ mod tests {
 
     const KEY: Key = *b"a key of a test.";
 
-    fn sealed(seal: Seal, texts: &[&[u8]]) -> Vec<Vec<u8>> {
-        let mut sealer = Sealer::new(seal, &KEY).unwrap();
+    fn sealed(texts: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
         let record = |text: &&[u8]| {
             let mut record = Vec::new();
             assert_eq!(sealer.write(&mut record, &[IoSlice::new(text)]).unwrap(), text.len());
@@ -286,8 +275,8 @@ mod tests {
     }
 
     /// All that opens of `bytes`, and why it ends.
-    fn opened(seal: Seal, bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
-        let mut opener = Opener::new(seal, &KEY).unwrap();
+    fn opened(bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
+        let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         let (mut from, mut all) = (bytes, Vec::new());
         loop {
             let mut some = [0; 7];
@@ -304,16 +293,12 @@ mod tests {
         }
     }
 
-    const BOTH: [Seal; 2] = [Seal::Mac, Seal::Encrypt];
-
     #[test]
     fn records_come_back_as_they_went() {
-        for seal in BOTH {
-            let records = sealed(seal, &[b"first", b"", b"the second one"]);
-            assert_eq!(opened(seal, &records.concat()), (b"firstthe second one".to_vec(), None));
-            let visible = records[2].windows(6).any(|window| window == b"second");
-            assert_eq!(visible, seal == Seal::Mac);
-        }
+        let records = sealed(&[b"first", b"", b"the second one"]);
+        assert_eq!(opened(&records.concat()), (b"firstthe second one".to_vec(), None));
+        let visible = records[2].windows(6).any(|window| window == b"second");
+        assert!(!visible);
         assert!(Sealer::new(Seal::Off, &KEY).is_none() && Opener::new(Seal::Off, &KEY).is_none());
     }
 
@@ -326,56 +311,47 @@ mod tests {
         let parts = [IoSlice::new(head), IoSlice::new(tail)];
         assert_eq!(sealer.write(&mut bytes, &parts).unwrap(), BODY);
         assert_eq!(sealer.write(&mut bytes, &[IoSlice::new(&long[BODY..])]).unwrap(), 100);
-        assert_eq!(opened(Seal::Encrypt, &bytes), (long, None));
+        assert_eq!(opened(&bytes), (long, None));
     }
 
     #[test]
     fn a_flipped_bit_is_noticed_wherever_it_is() {
-        for seal in BOTH {
-            let records = sealed(seal, &[b"before", b"payload"]);
-            for bit in 0..records[1].len() * 8 {
-                let mut changed = records.clone();
-                changed[1][bit / 8] ^= 1 << (bit % 8);
-                let (before, error) = opened(seal, &changed.concat());
-                // A changed length leads to too few bytes, too many, or another body.
-                assert!(before == b"before" && error.is_some(), "{seal:?} bit {bit}: {error:?}");
-                if bit >= LENGTH * 8 {
-                    assert_eq!(error, Some(SealError::Forged { record: 1 }));
-                }
+        let records = sealed(&[b"before", b"payload"]);
+        for bit in 0..records[1].len() * 8 {
+            let mut changed = records.clone();
+            changed[1][bit / 8] ^= 1 << (bit % 8);
+            let (before, error) = opened(&changed.concat());
+            // A changed length leads to too few bytes, too many, or another body.
+            assert!(before == b"before" && error.is_some(), "bit {bit}: {error:?}");
+            if bit >= LENGTH * 8 {
+                assert_eq!(error, Some(SealError::Forged { record: 1 }));
             }
         }
     }
 
     #[test]
     fn records_that_are_repeated_moved_or_left_out_are_noticed() {
-        for seal in BOTH {
-            let [a, b, c]: [Vec<u8>; 3] = sealed(seal, &[b"a", b"b", b"c"]).try_into().unwrap();
-            let forged = |record| Some(SealError::Forged { record });
-            assert_eq!(opened(seal, &[&*a, &*a].concat()), (b"a".to_vec(), forged(1)));
-            assert_eq!(opened(seal, &[&*a, &*c, &*b].concat()), (b"a".to_vec(), forged(1)));
-            assert_eq!(opened(seal, &b), (Vec::new(), forged(0)));
-            // The other mode, and the other direction's key, are another conversation.
-            let other = if seal == Seal::Mac { Seal::Encrypt } else { Seal::Mac };
-            assert_eq!(opened(other, &a), (Vec::new(), forged(0)));
-        }
+        let [a, b, c]: [Vec<u8>; 3] = sealed(&[b"a", b"b", b"c"]).try_into().unwrap();
+        let forged = |record| Some(SealError::Forged { record });
+        assert_eq!(opened(&[&*a, &*a].concat()), (b"a".to_vec(), forged(1)));
+        assert_eq!(opened(&[&*a, &*c, &*b].concat()), (b"a".to_vec(), forged(1)));
+        assert_eq!(opened(&b), (Vec::new(), forged(0)));
     }
 
     #[test]
     fn an_end_inside_a_record_is_noticed() {
-        for seal in BOTH {
-            let bytes = sealed(seal, &[b"whole", b"cut off"]).concat();
-            let whole = LENGTH + 5 + TAG;
-            for end in whole + 1..bytes.len() {
-                let truncated = Some(SealError::Truncated { record: 1 });
-                assert_eq!(opened(seal, &bytes[..end]), (b"whole".to_vec(), truncated));
-            }
+        let bytes = sealed(&[b"whole", b"cut off"]).concat();
+        let whole = LENGTH + 5 + TAG;
+        for end in whole + 1..bytes.len() {
+            let truncated = Some(SealError::Truncated { record: 1 });
+            assert_eq!(opened(&bytes[..end]), (b"whole".to_vec(), truncated));
         }
     }
 
     #[test]
     fn a_length_beyond_all_records_takes_no_memory() {
         let error = SealError::TooLong { record: 0, length: u32::MAX as usize };
-        assert_eq!(opened(Seal::Mac, &[0xff; 100]), (Vec::new(), Some(error)));
+        assert_eq!(opened(&[0xff; 100]), (Vec::new(), Some(error)));
     }
 
     #[test]
@@ -411,7 +387,7 @@ mod tests {
                 Ok(())
             }
         }
-        let mut sealer = Sealer::new(Seal::Mac, &KEY).unwrap();
+        let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
         let mut socket = Slow(Vec::new(), false);
         let mut attempts = 0;
         // More has become available by the time of the later attempts.
@@ -424,6 +400,6 @@ mod tests {
             attempts += 1;
         };
         assert_eq!((count, attempts > 1), (5, true));
-        assert_eq!(opened(Seal::Mac, &socket.0), (b"early".to_vec(), None));
+        assert_eq!(opened(&socket.0), (b"early".to_vec(), None));
     }
 }

@@ -333,9 +333,9 @@ fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
     join_despite(options.clone(), || {});
     // Keys that anyone knows seal nothing, wherever the ranks meet.
     options[0].host = "127.0.0.1".into();
-    options[0].seal = Seal::Mac;
+    options[0].seal = Seal::Encrypt;
     let error = TcpCommunicator::join(options[0].clone()).unwrap_err();
-    assert!(matches!(error, JoinError::SealWithoutSecret { seal: Seal::Mac, .. }), "{error}");
+    assert!(matches!(error, JoinError::SealWithoutSecret { seal: Seal::Encrypt, .. }), "{error}");
 }
 
 #[test]

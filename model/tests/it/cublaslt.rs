@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt, under the stand-ins of `benches/fakecuda`: they compute products on the host,
+//! Matrix products by cuBLASLt, under the stand-ins of `benches/standins`: they compute products on the host,
 //! hold them to cuBLASLt's rules, and keep a trace of all that reaches the driver. No kernel runs there, so
 //! the products here are those that need none.
 //!
-//! `benches/fakecuda/products.sh` runs this. On a machine with a GPU, `products_are_right` and
+//! `benches/standins/products.sh` runs this. On a machine with a GPU, `products_are_right` and
 //! `a_layer_is_one_product` can be run as they are; they look at results only, then.
 
 mod algorithms;
@@ -62,7 +62,7 @@ impl Trace {
     }
 
     fn start() -> Trace {
-        Trace::start_if_kept().expect("FAKE_CUDA_TRACE; benches/fakecuda/products.sh runs this")
+        Trace::start_if_kept().expect("FAKE_CUDA_TRACE; benches/standins/products.sh runs this")
     }
 
     /// All of them, once CubeCL's thread has done what it was given.
@@ -172,7 +172,7 @@ fn type_of(dtype: DType) -> &'static str {
 
 /// `x · w`, `dy · wᵀ`, `xᵀ · dy` and views with gaps, in every dtype, to every kind of output.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn products_are_right() {
     let _alone = alone();
     let sizes = [[1, 1, 1], [3, 5, 7], [1, 7, 3], [5, 1, 4], [6, 9, 1], [33, 20, 17], [64, 32, 48]];
@@ -236,7 +236,7 @@ fn check([m, k, n]: [usize; 3], lies: [Lies; 2], input: DType, written: DType) {
 
 /// The second product of a kind reaches the driver as one call, and nothing else.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn only_the_first_product_asks() {
     let _alone = alone();
     let (a, _) = matrix(1, [31, 29], LIES[1], DType::BF16);
@@ -271,7 +271,7 @@ fn only_the_first_product_asks() {
 
 /// The bias of a layer comes with its product, and so does a weight that is a transposed view.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_layer_is_one_product() {
     let _alone = alone();
     let device = Device::cuda(0);
@@ -299,7 +299,7 @@ fn a_layer_is_one_product() {
 
 /// Each stream has a workspace of its own, and products wait for what other streams have made.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn streams_share_no_workspace() {
     let _alone = alone();
     let (a, _) = matrix(1, [19, 23], LIES[0], DType::F32);
@@ -325,7 +325,7 @@ fn streams_share_no_workspace() {
 }
 
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn tf32_is_asked_for() {
     let _alone = alone();
     let computes = |dtype| {
@@ -344,7 +344,7 @@ fn tf32_is_asked_for() {
 
 /// What cuBLASLt refuses is an error for whoever reads the result, or the result of that.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_failure_reaches_the_reader() {
     const RESULT: &str = "FAKE_CUBLASLT_RESULT";
     const NAME: &str = "cublaslt::a_failure_reaches_the_reader";

@@ -1,6 +1,6 @@
 //! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line,
 //! or by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
-//! driver, which puts the bugs into them: `benches/fakecuda/execute.sh planted`.
+//! driver, which puts the bugs into them: `benches/standins/execute.sh planted`.
 
 use std::env;
 use std::process::{Command, Output};
@@ -14,12 +14,12 @@ use crate::ops_support::{assert_close, inputs, is_executed, run, run_tracked, wi
 
 /// Fails where kernels are not executed.
 fn executed() {
-    assert!(is_executed(), "kernels are not executed: benches/fakecuda/execute.sh runs this");
+    assert!(is_executed(), "kernels are not executed: benches/standins/execute.sh runs this");
     with_exact_bounds();
 }
 
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention() {
     executed();
     check_attention([1, 130, 2, 1, 64], DType::BF16);
@@ -27,14 +27,14 @@ fn attention() {
 
 /// The kernels that an A100 gets, without instructions for warpgroups.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_on_sm_80() {
     attention();
 }
 
 /// The kernels without tensor cores.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_in_f32() {
     executed();
     check_attention([1, 130, 2, 1, 64], DType::F32);
@@ -61,7 +61,7 @@ fn check(
 
 /// Rows for two cubes of two warps, whose bytes are those of whole allocations.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn norm() {
     type Norm = fn(Tensor<3>, Tensor<1>, f64) -> Tensor<3>;
     let shape = [1, 18, 256];
@@ -73,7 +73,7 @@ fn norm() {
 
 /// The norm of a stream that a layer has been added to, and its gradient, which adds that of the stream.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn residual() {
     let shape = [18, 256];
     let op = |t: &[Tensor<1>]| two_layers(t, shape);
@@ -83,7 +83,7 @@ fn residual() {
 
 /// More than whole cubes have units for.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn swiglu() {
     let op = |t: &[Tensor<1>]| ops::swiglu(t[0].clone(), t[1].clone());
     let reference = |t: &[Tensor<1>]| ops::swiglu_reference(t[0].clone(), t[1].clone());
@@ -96,7 +96,7 @@ struct Bug {
     test: &'static str,
     /// The beginning of the kernel's name.
     kernel: &'static str,
-    /// Which of the lines that have the text: see `Plant` in `benches/ptx/src/plant.rs`.
+    /// Which of the lines that have the text: see `Plant` in `benches/standins/ptx/src/plant.rs`.
     which: &'static str,
     find: &'static str,
     put: &'static str,
@@ -400,7 +400,7 @@ fn missed(bug: &Bug) -> Option<String> {
 }
 
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn every_planted_bug_is_found() {
     for test in ["attention", "attention_on_sm_80", "attention_in_f32", "norm", "residual", "swiglu"] {
         let Output { status, stderr, .. } = run_with(None, test);

@@ -37,7 +37,7 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
         manifest.tensors.iter().filter(|t| t.name == weight.name && t.saved != Saved::Weight).count()
     };
     let width = weights().map(|tensor| tensor.name.len()).max().unwrap_or(0).max(4);
-    lines.push(format!("{:width$}  {:5}  {:16}  {:>6}  moments", "name", "dtype", "shape", "pieces"));
+    lines.push(format!("{:width$}  {:5}  {:16}  {:>6}  moments", "name", "dtype", "shape", "chunks"));
     for tensor in weights() {
         lines.push(format!(
             "{:width$}  {:5}  {:16}  {:>6}  {}",

@@ -1,7 +1,6 @@
 //! `manifest.json`: what a checkpoint consists of, and how to tell that it is whole.
 
 mod check;
-mod names;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,21 +9,13 @@ use kiln_shard::ParamGroupLayout;
 use kiln_storage::Checksum;
 use kiln_storage::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
 use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, SavedOptimizer, disk};
 
-/// The version of the format that this build writes.
-pub const FORMAT_VERSION: u64 = 4;
-
-/// The oldest version that this build reads.
-const OLDEST_VERSION: u64 = 2;
-
-/// The first version that says what a checkpoint was trained with. Before, it was the built-in decoder and
-/// AdamW.
-const WITH_ORIGIN: u64 = 3;
+/// The version of the format that this build writes and reads.
+pub const FORMAT_VERSION: u64 = 5;
 
 /// Manifests beyond this size are not read.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
@@ -59,10 +50,8 @@ pub struct Manifest {
     /// Ranks of the run that wrote it.
     pub ranks: usize,
     /// What computes with the weights.
-    #[serde(default = "Architecture::decoder")]
     pub architecture: Architecture,
     /// What the weights were trained with, and what the moments are.
-    #[serde(default = "SavedOptimizer::adamw")]
     pub optimizer: SavedOptimizer,
     /// Where the run stood.
     pub state: CheckpointState,
@@ -71,7 +60,6 @@ pub struct Manifest {
     /// The kind of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.
-    #[serde(rename = "units")]
     pub groups: Vec<GroupEntry>,
     /// All files but the manifest.
     pub files: BTreeMap<String, FileEntry>,
@@ -105,20 +93,15 @@ pub struct FileEntry {
 pub struct TensorEntry {
     /// Full name of the parameter.
     pub name: String,
-    /// The name of the parameter in the files, if an older build has written them under another name.
-    #[serde(skip)]
-    pub name_in_files: Option<String>,
     /// What of it.
     pub saved: Saved,
     /// Position of its group.
-    #[serde(rename = "unit")]
     pub group: usize,
     /// `F32`.
     pub dtype: String,
     /// Shape of the whole.
     pub shape: Vec<usize>,
     /// Where its elements are; one after the other, without gaps.
-    #[serde(rename = "pieces")]
     pub chunks: Vec<Chunk>,
 }
 
@@ -136,6 +119,11 @@ pub struct Chunk {
 }
 
 impl TensorEntry {
+    /// The key of this tensor in its files.
+    pub fn key(&self) -> String {
+        self.saved.key(&self.name)
+    }
+
     /// Number of elements of the whole.
     pub fn numel(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.length).sum()
@@ -160,8 +148,6 @@ impl Manifest {
         #[serde(expecting = "an object with the key `format_version`")]
         struct Version {
             format_version: u64,
-            architecture: Option<IgnoredAny>,
-            optimizer: Option<IgnoredAny>,
         }
         let wrong = "it does not match its own checksum";
         let (first, rest) = bytes
@@ -174,18 +160,11 @@ impl Manifest {
         }
         // The first line opens the object that the rest completes.
         let json = [b"{", rest].concat();
-        let Version { format_version, architecture, optimizer } =
-            serde_json::from_slice(&json).map_err(|error| error.to_string())?;
-        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&format_version) {
-            return Err(format!(
-                "format version {format_version}, this build reads {OLDEST_VERSION} to {FORMAT_VERSION}"
-            ));
+        let Version { format_version } = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        if format_version != FORMAT_VERSION {
+            return Err(format!("format version {format_version}, this build reads {FORMAT_VERSION}"));
         }
-        if format_version >= WITH_ORIGIN && (architecture.is_none() || optimizer.is_none()) {
-            return Err("it does not say what it was trained with".to_owned());
-        }
-        let mut manifest: Manifest = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
-        manifest.rename();
+        let manifest: Manifest = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         manifest.check()?;
         Ok(manifest)
     }

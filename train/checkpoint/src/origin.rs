@@ -54,13 +54,6 @@ impl Architecture {
         Architecture::without(layers, model).objection(&Architecture::decoder())
     }
 
-    /// Gives a model of a manifest of before names of layers were in the model the name of its block.
-    pub(crate) fn name_block(&self, model: &mut ModelConfig) {
-        if let Some(part) = self.parts.iter().find(|part| part.kind == "block") {
-            model.block.get_or_insert_with(|| part.name.clone());
-        }
-    }
-
     /// Why a program that builds `here` cannot use what this has trained, and which one can; `None` if it
     /// can.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {

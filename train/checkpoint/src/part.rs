@@ -316,7 +316,6 @@ fn tensors_of(layout: &[ParamGroupLayout], parts: &[WriterOutput]) -> Vec<Tensor
             let parameter = &layout[group].parameters[slot];
             TensorEntry {
                 name: parameter.name.clone(),
-                name_in_files: None,
                 saved,
                 group,
                 dtype: "F32".to_owned(),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::Config;
+use super::order::key_of_flag;
 
 /// Why a configuration cannot be used. Every message names the key or file and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +163,13 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
     let (path, text) = (path.trim(), value.trim());
-    let (sections, key) = path.rsplit_once('.').ok_or_else(malformed)?;
+    let (sections, key) = path.rsplit_once('.').ok_or_else(|| match key_of_flag(path) {
+        Some(key) => {
+            let message = format!("a key needs its section: --set {key}={text}");
+            ConfigError::OverrideValue { argument: shown(argument), message }
+        }
+        None => malformed(),
+    })?;
     if path.split('.').any(str::is_empty) {
         return Err(malformed());
     }

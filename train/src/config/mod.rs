@@ -44,6 +44,7 @@ pub(crate) use load::typed;
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub(crate) use order::key_of_flag;
 pub(crate) use rewrite::rewritten;
 pub use schema::{
     Backend, BadLines, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection,

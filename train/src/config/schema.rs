@@ -326,9 +326,9 @@ section! {
         /// reaches the port can take a rank's place. For networks that only trusted machines reach.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         open: bool = false,
-        /// What protects the traffic between processes over TCP once they know each other: `off`, `mac`
-        /// (changes are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from
-        /// each other's memory stays there; NCCL's and MPI's traffic is not covered.
+        /// Protection of the traffic between processes over TCP after the handshake: `off` or `encrypt`.
+        /// Needs `KILN_JOB_SECRET`. NCCL's and MPI's traffic is not covered, nor what ranks on one machine
+        /// read from each other's memory.
         #[serde(skip_serializing_if = "Seal::is_off")]
         seal: Seal = Seal::Off,
     }

@@ -17,6 +17,7 @@ use super::error::EvalError;
 use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{self, Backend, CommSection, DeviceSection, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -34,9 +35,8 @@ const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
 pub struct EvalArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long, value_name = "PATH")]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// Folder with prepared data, whose validation split is taken [default: the data that the model
     /// was trained on].
     #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
@@ -50,14 +50,14 @@ pub struct EvalArgs {
     /// Sequences of validation data per forward pass [default: 4].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     rows: Option<NonZero<usize>>,
-    /// Tell the loss of --answer after this text; may be empty.
+    /// Report the loss of --answer after this text; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
     #[arg(allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The answer to --prompt.
     #[arg(long, value_name = "TEXT", requires = "prompt", allow_hyphen_values = true)]
     answer: Option<String>,
-    /// Tell the loss of the answers in this file: an object with "prompt" and "answer" per line.
+    /// Report the loss of the answers in this file: an object with "prompt" and "answer" per line.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
     pairs: Option<PathBuf>,
     /// Read spellings of special tokens in prompts and answers as plain text.
@@ -86,7 +86,7 @@ pub struct EvalArgs {
     /// a run: whoever reaches the port can take a rank's place.
     #[arg(long, hide_short_help = true)]
     comm_open: bool,
-    /// What protects the traffic between processes, as comm.seal in a run: off, mac or encrypt.
+    /// Protection of the traffic between processes, as comm.seal in a run: off or encrypt.
     #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
     comm_seal: Seal,
     /// Ports on which processes listen for each other, as comm.ports in a run.
@@ -202,7 +202,7 @@ enum Task {
 
 impl Work {
     fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
-        let source = ModelSource::open_with(&args.checkpoint, layers)?;
+        let source = ModelSource::open_with(args.checkpoint.path(), layers)?;
         let task = Task::new(args, &source)?;
         Ok(Work {
             layers: layers.clone(),

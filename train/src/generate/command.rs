@@ -1,7 +1,6 @@
 //! `kiln generate`.
 
 use std::io::{IsTerminal, Write, stdout};
-use std::path::PathBuf;
 
 use clap::Args;
 use kiln_model::{Decoder, Key, Layers};
@@ -10,6 +9,7 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::stream::TextStream;
 use super::{Continuation, Sampling};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{CommSection, ConfigError, Precision};
 use crate::data::Tokenizer;
 use crate::device::{self, DeviceFlag, DeviceRequest};
@@ -22,9 +22,8 @@ use crate::source::ModelSource;
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// What the text starts with.
     #[arg(long, allow_hyphen_values = true)]
     prompt: String,
@@ -65,7 +64,7 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         check_flags(&sampling)?;
-        let source = ModelSource::open_with(&self.checkpoint, layers)?;
+        let source = ModelSource::open_with(self.checkpoint.path(), layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?.reading_special_tokens(!self.plain_text);

@@ -93,7 +93,7 @@ fn damaged_checkpoints_fail_and_stay_as_they_are() {
     let resealed = |w: &Workspace, from: &str, to: &str| w.replace_in_manifest(FOLDER, from, to);
     fails("manifest without a key", &|w| resealed(w, "next_sample", "next_simple"));
     fails("manifest of the future", &|w| {
-        resealed(w, "\"format_version\": 4", "\"format_version\": 5");
+        resealed(w, "\"format_version\": 5", "\"format_version\": 6");
     });
     fails("manifest that points elsewhere", &|w| {
         resealed(w, "model-part-00002-of-00002.safetensors", "../../secret");

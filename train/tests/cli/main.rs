@@ -82,7 +82,6 @@ mod lost_folder;
 mod memory;
 mod messages;
 mod nonfinite;
-mod older_names;
 mod order;
 mod origin;
 mod own_attention;

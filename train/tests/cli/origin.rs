@@ -165,36 +165,6 @@ fn moments_of_another_optimizer_are_refused() {
     workspace.succeed(&["train", "run.toml", "--out", "new", "--set", "init.from=full"]);
 }
 
-/// As written before manifests said what a checkpoint was trained with.
-#[test]
-fn older_checkpoints_are_those_of_the_built_in_decoder() {
-    let workspace = Workspace::new();
-    workspace.config("run.toml", &[("checkpoint.every", "2")]);
-    workspace.succeed(&["train", "run.toml", "--out", "run"]);
-    let folder = "run/checkpoints/fsdp_cpt2";
-    let evaluate = || workspace.succeed(&["eval", "--checkpoint", folder, "--json"]);
-    let before = evaluate();
-    let mut manifest = workspace.json(format!("{folder}/manifest.json"));
-    let object = manifest.as_object_mut().expect("an object");
-    for key in ["checksum", "architecture", "optimizer"] {
-        assert!(object.remove(key).is_some(), "{key}");
-    }
-    object["format_version"] = 2.into();
-    let rest = manifest.to_string().split_off(1);
-    let checksum = kiln::checkpoint::Checksum::of(rest.as_bytes());
-    let manifest = format!("{folder}/manifest.json");
-    workspace.write(&manifest, format!("{{ \"checksum\": \"{checksum}\",\n{rest}"));
-
-    assert_eq!(evaluate(), before);
-    let said = workspace.succeed(&["inspect", folder]);
-    assert!(said.contains("architecture: decoder, all parts built in"), "{said}");
-    workspace.succeed(&["train", "run.toml", "--out", "again", "--resume", folder]);
-    assert_eq!(workspace.steps("again"), workspace.steps("run")[2..]);
-    let ours = resume(&workspace, folder);
-    let said = train(&workspace, Some("parallel"), "other", 4, ours).expect_err("another block");
-    assert!(said.to_string().contains("without block `parallel`"), "{said}");
-}
-
 /// The index of a full checkpoint is laid out as Hugging Face does it.
 #[test]
 fn a_checkpoint_is_not_imported_as_a_folder_of_hugging_face() {

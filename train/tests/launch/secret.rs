@@ -115,7 +115,7 @@ fn what_is_meant_is_not_refused() {
 /// A seal that would protect nothing.
 #[test]
 fn a_seal_needs_a_secret_and_tcp() {
-    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=mac"];
+    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=encrypt"];
     let port = free_port();
     let mut variables = ways("1")[0].clone();
     variables.extend([("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str())]);
@@ -123,9 +123,9 @@ fn a_seal_needs_a_secret_and_tcp() {
     let mpi = run(&[&train[..], &["--set", "comm.backend=mpi"]].concat(), &variables);
     let unknown = run(&[&train[..], &["--set", "comm.seal=wax"]].concat(), &[]);
     for (ended, says) in [
-        (&without, "comm.seal = \"mac\" would protect nothing: set KILN_JOB_SECRET"),
-        (&mpi, "comm.seal = \"mac\" covers traffic over TCP only, and comm.backend = \"mpi\""),
-        (&unknown, "`off`, `mac`, `encrypt`"),
+        (&without, "comm.seal = \"encrypt\" would protect nothing: set KILN_JOB_SECRET"),
+        (&mpi, "comm.seal = \"encrypt\" covers traffic over TCP only, and comm.backend = \"mpi\""),
+        (&unknown, "`off`, `encrypt`"),
     ] {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         assert!(ended.stderr.contains(says), "{says}: {ended:?}");

@@ -16,7 +16,7 @@ use crate::ops_support::assert_close;
 /// Of the algorithms that cuBLASLt names, the fastest is found, kept and used; another process uses it as
 /// well, and what does not fit is passed over.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn the_fastest_algorithm_is_measured_and_kept() {
     const FILE: &str = "KILN_TEST_ALGORITHMS";
     const NAME: &str = "cublaslt::algorithms::the_fastest_algorithm_is_measured_and_kept";
@@ -93,7 +93,7 @@ fn measure_or_use(file: &Path) {
 
 /// An algorithm that computes something else than the first one is not used, however fast it is.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_wrong_algorithm_does_not_win() {
     const WRONG: &str = "FAKE_CUBLASLT_WRONG";
     const NAME: &str = "cublaslt::algorithms::a_wrong_algorithm_does_not_win";

@@ -32,7 +32,7 @@ fn none_above(name: &str, values: &[u32]) -> Option<u32> {
 
 /// A plan retries without a workspace, and then with smaller alignments. The caller's question does the same.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn retries_find_an_algorithm() {
     let Some(most) = none_above("retries_find_an_algorithm", &[256, 16, 4]) else { return };
     // The first matrix begins two bytes behind the start of its memory.
@@ -68,7 +68,7 @@ fn retries_find_an_algorithm() {
 
 /// burn's kernels would round `f32` to TF32.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn f32_without_an_algorithm_is_an_error() {
     if none_above("f32_without_an_algorithm_is_an_error", &[0]).is_none() {
         return;
@@ -94,7 +94,7 @@ fn f32_without_an_algorithm_is_an_error() {
 /// Products without any algorithm: in half precision, and in `f32` with TF32 allowed. With a factor, in place, and
 /// with a bias.
 #[test]
-#[ignore = "needs stand-ins for the driver: benches/fakecuda/execute.sh model"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh model"]
 fn burn_multiplies() {
     if none_above("burn_multiplies", &[0]).is_none() {
         return;

@@ -45,14 +45,14 @@ impl TensorEntry {
         let mut end = 0u64;
         for chunk in &self.chunks {
             if chunk.offset != end || chunk.length == 0 {
-                return Err(format!("no piece starts at element {end}"));
+                return Err(format!("no chunk starts at element {end}"));
             }
-            end = end.checked_add(chunk.length).ok_or("its pieces are too long")?;
+            end = end.checked_add(chunk.length).ok_or("its chunks are too long")?;
             if !files.contains_key(&chunk.file) {
                 return Err(format!("`{}` is not among the files", chunk.file));
             }
         }
-        if end != numel { Err(format!("its pieces hold {end} elements of {numel}")) } else { Ok(()) }
+        if end != numel { Err(format!("its chunks hold {end} elements of {numel}")) } else { Ok(()) }
     }
 }
 
@@ -82,7 +82,7 @@ impl Manifest {
                 return Err(of("it is there twice".to_owned()));
             }
             if tensor.group >= self.groups.len() {
-                return Err(of(format!("there is no unit {}", tensor.group)));
+                return Err(of(format!("there is no group {}", tensor.group)));
             }
             for chunk in &tensor.chunks {
                 let bytes = chunk.length.checked_mul(WIDTH);
@@ -147,8 +147,7 @@ impl Manifest {
             return Err("it names a part or the optimizer with an empty name".to_owned());
         }
         let others = optimizer.state.iter().chain(self.groups.iter().map(|group| &group.name));
-        let in_files = self.tensors.iter().filter_map(|tensor| tensor.name_in_files.as_ref());
-        let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(in_files);
+        let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name));
         let ModelConfig { block, attention, feed_forward, .. } = &self.state.model;
         let layers = block.iter().chain([attention, feed_forward]);
         let all = named.into_iter().chain(layers).chain(others).chain(self.files.keys());
@@ -166,7 +165,7 @@ impl Manifest {
             let groups = self.groups.len();
             return match model.layers <= groups.max(MAX_BLOCKS) {
                 true => Ok(()),
-                false => Err(format!("a model of {} layers, and {groups} units", model.layers)),
+                false => Err(format!("a model of {} layers, and {groups} parameter groups", model.layers)),
             };
         }
         let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());

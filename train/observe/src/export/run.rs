@@ -14,8 +14,6 @@ use crate::run::{Run, Sample, distinct_names};
 pub(super) struct Exported {
     /// The name of its folder, or its path if another run that is exported has the same.
     pub(super) name: String,
-    /// What no other run has, of letters and digits: of `run.json`, or of the name where there is none.
-    pub(super) id: String,
     /// Its resolved configuration; empty if it cannot be read.
     pub(super) config: Table,
     /// Its metrics. There is one line at least.
@@ -44,7 +42,6 @@ impl Exported {
         let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
         let written = written.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Ok(Exported {
-            id: id(folder, &name),
             name,
             config: std::str::from_utf8(&config).ok().and_then(|text| text.parse().ok()).unwrap_or_default(),
             times: times(&lines, written.map_or(0.0, |time| time.as_secs_f64())),
@@ -70,22 +67,6 @@ fn times(lines: &[Line], written: f64) -> Vec<f64> {
     let mut times: Vec<f64> = lines.iter().rev().map(time).collect();
     times.reverse();
     times
-}
-
-/// What tells a run from others.
-fn id(folder: &Path, name: &str) -> String {
-    let read = || -> Option<String> {
-        let text = files::read(&folder.join("run.json"), files::MAX_WHOLE).ok()?;
-        let run: serde_json::Value = serde_json::from_slice(&text).ok()?;
-        Some(run.get("id")?.as_str()?.to_owned())
-    };
-    let id: String =
-        read().unwrap_or_default().chars().filter(char::is_ascii_alphanumeric).take(64).collect();
-    match id.is_empty() {
-        false => id,
-        // No letters of the name are lost.
-        true => name.bytes().map(|byte| format!("{byte:02x}")).collect(),
-    }
 }
 
 /// The runs in `folders`, each read when its turn comes.

@@ -4,10 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use prost::Message;
-
-use super::wandb_proto::{Record, What};
-use super::{ExportError, csv, leveldb, tensorboard, wandb_offline};
+use super::{ExportError, csv, tensorboard};
 
 const METRICS: &str = r#"{"step":1,"time":1700000000.5,"loss":2.5,"tokens":9007199254740993}
 {"step":2,"time":1700000001.5,"skipped":1,"parameter":"a,\"b\""}
@@ -46,60 +43,6 @@ fn a_run_without_metrics_is_refused() {
     let empty = run(&root, "empty", "{\"st");
     assert!(matches!(csv(&[empty]), Err(ExportError::Empty(..))));
     assert!(matches!(csv(&[root.path().join("none")]), Err(ExportError::Run(_))));
-}
-
-#[test]
-fn weights_and_biases_gets_configuration_history_and_summary() {
-    let root = tempfile::tempdir().unwrap();
-    let (one, out) = (run(&root, "one", METRICS), root.path().join("wandb"));
-    let folders = wandb_offline(std::slice::from_ref(&one), &out).unwrap();
-    assert_eq!(folders, [out.join("offline-run-20231114_221320-idofone")]);
-    let bytes = fs::read(folders[0].join("run-idofone.wandb")).unwrap();
-    let records: Vec<_> =
-        leveldb::read(&bytes).iter().map(|record| Record::decode(&record[..]).unwrap()).collect();
-    assert_eq!(records.iter().map(|record| record.num).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
-    let whats: Vec<_> = records.into_iter().map(|record| record.what.unwrap()).collect();
-    let [
-        What::Header(_),
-        What::Run(run),
-        What::History(first),
-        _,
-        What::History(third),
-        What::Summary(last),
-        What::Exit(exit),
-    ] = &whats[..]
-    else {
-        panic!("{whats:?}")
-    };
-    let items = |items: &[super::wandb_proto::Item]| -> Vec<(String, String)> {
-        items.iter().map(|item| (item.nested_key.join("/"), item.value_json.clone())).collect()
-    };
-    let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
-    };
-    assert_eq!(
-        items(&run.config.clone().unwrap().update),
-        pairs(&[("optim", "{\"lr\":0.5}"), ("train", "{\"steps\":4}")])
-    );
-    let expected = [
-        ("loss", "2.5"),
-        ("tokens", "9007199254740993"),
-        ("_step", "1"),
-        ("_timestamp", "1700000000.5"),
-        ("_runtime", "0"),
-    ];
-    assert_eq!(items(&first.item), pairs(&expected));
-    let expected = [
-        ("loss", "NaN"),
-        ("layers.0.rms", "0.1"),
-        ("val_loss", "2.25"),
-        ("_step", "3"),
-        ("_timestamp", "1700000002"),
-        ("_runtime", "1.5"),
-    ];
-    assert_eq!(items(&third.item), pairs(&expected));
-    assert_eq!((third.step.as_ref().unwrap().num, exit.runtime, last.update.len()), (3, 1, 9));
-    assert!(matches!(wandb_offline(&[one], &out), Err(ExportError::Taken(_))));
 }
 
 #[test]
@@ -144,7 +87,6 @@ fn an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder() {
         let root = Path::new(&root);
         let (one, out) = ([root.join("one")], root.join("out"));
         assert!(matches!(tensorboard(&one, &out), Err(ExportError::Io { .. })));
-        assert!(matches!(wandb_offline(&one, &out), Err(ExportError::Io { .. })));
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
         return;
     }

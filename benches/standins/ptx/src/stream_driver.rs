@@ -1,4 +1,4 @@
-//! Functions with C's calling convention for `benches/fakecuda`, where `FAKE_CUDA_ASYNC` makes its streams
+//! Functions with C's calling convention for `benches/standins`, where `FAKE_CUDA_ASYNC` makes its streams
 //! asynchronous. `FAKE_CUDA_QUEUE` and `FAKE_CUDA_RACES` are read here, too.
 
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 # Tests the matrix products of model/src/ops/cube/cublaslt under the stand-ins, which compute them: needs a
 # C compiler, and neither a GPU nor the network.
 #
-#     benches/fakecuda/products.sh [FILTER]
+#     benches/standins/products.sh [FILTER]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=${CARGO_TARGET_DIR:-target}
@@ -12,9 +12,9 @@ build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benc
 program=$(cargo test "${build[@]}" --test it --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\/it-[^"]*\)".*/\1/p')
 
-benches/fakecuda/setup.sh --drivers
+benches/standins/setup.sh --drivers
 # shellcheck source=/dev/null
-. "$target/fakecuda/env.sh"
+. "$target/standins/env.sh"
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
 export FAKE_CUDA_TRACE=$trace FAKE_CUBLASLT_COMPUTE=1e9

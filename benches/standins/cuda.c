@@ -1,7 +1,7 @@
 /* A stand-in for NVIDIA's driver, libcuda.so.1: devices, contexts and kernels. Memory is in memory.c, streams
  * and events in streams.c.
  *
- * Kernels are loaded and launched. With FAKE_CUDA_EXECUTE, benches/ptx executes them; without, they do nothing:
+ * Kernels are loaded and launched. With FAKE_CUDA_EXECUTE, benches/standins/ptx executes them; without, they do nothing:
  * what they should have written is what was there before. See README.md for the settings.
  *
  * Only what CubeCL, cudarc and Kiln call is here; another call fails as a missing symbol, by name. */
@@ -196,7 +196,7 @@ static void keep(const char *ptx) {
  * nothing. */
 static int is_machine_code(const void *image) { return memcmp(image, "\177ELF", 4) == 0; }
 
-/* A number, or what benches/ptx has made of the text. */
+/* A number, or what benches/standins/ptx has made of the text. */
 Result cuModuleLoadData(void **module, const void *image) {
     if (is_machine_code(image)) {
         if (executes() || setting("FAKE_CUDA_CUBIN", 0) == 0)

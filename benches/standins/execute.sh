@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs Kiln's tests on CUDA without a GPU: kernels are compiled by NVRTC, and executed and checked by benches/ptx;
+# Runs Kiln's tests on CUDA without a GPU: kernels are compiled by NVRTC, and executed and checked by benches/standins/ptx;
 # streams are asynchronous, and NCCL moves data. Needs a C compiler, and PyPI for NVRTC.
 #
-#     benches/fakecuda/execute.sh                       # all parts
-#     benches/fakecuda/execute.sh model                 # one of: stand-ins, planted, nccl, model, sharding, commands
-#     benches/fakecuda/execute.sh model cube_attention  # tests of this name in it
+#     benches/standins/execute.sh                       # all parts
+#     benches/standins/execute.sh model                 # one of: stand-ins, planted, nccl, model, sharding, commands
+#     benches/standins/execute.sh model cube_attention  # tests of this name in it
 #
 # FAKE_CUDA_CAPABILITY=8.0 executes what an A100 gets, FAKE_CUDA_CHECK=0 leaves the checks of kernels out,
 # FAKE_CUDA_ASYNC=7 delays other operations, and FAKE_CUDA_ASYNC=0 makes streams synchronous.
@@ -36,7 +36,7 @@ program() {
 run() {
     (
         # shellcheck source=/dev/null
-        . "${CARGO_TARGET_DIR:-target}/fakecuda/env.sh"
+        . "${CARGO_TARGET_DIR:-target}/standins/env.sh"
         export KILN_TEST_DEVICE=cuda FAKE_CUDA_EXECUTE=1 FAKE_CUDA_ASYNC="${FAKE_CUDA_ASYNC:-1}"
         "$@"
     )
@@ -49,9 +49,9 @@ run() {
 wanted() { [ -z "$part" ] || [ "$part" = "$1" ]; }
 
 if wanted stand-ins; then
-    benches/fakecuda/streams.sh
+    benches/standins/streams.sh
 fi
-benches/fakecuda/setup.sh
+benches/standins/setup.sh
 if wanted planted; then
     run "$(program it)" planted::every --ignored --nocapture
 fi

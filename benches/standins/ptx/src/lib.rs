@@ -1,4 +1,4 @@
-//! Executes PTX on the CPU, for the stand-in of NVIDIA's driver (`benches/fakecuda`), and checks kernels
+//! Executes PTX on the CPU, for the stand-in of NVIDIA's driver (`benches/standins`), and checks kernels
 //! while they run.
 //!
 //! [`module`] reads the text, a [`Launch`] executes a kernel of it. In the order of a launch's way:

@@ -1,4 +1,4 @@
-/* What benches/ptx has for the driver: see benches/ptx/src/driver.rs and stream_driver.rs. Without HAS_PTX, which
+/* What benches/standins/ptx has for the driver: see benches/standins/ptx/src/driver.rs and stream_driver.rs. Without HAS_PTX, which
  * setup.sh defines, the driver is built from C alone, and kernels compute nothing. */
 #ifndef PTX_H
 #define PTX_H

@@ -1,7 +1,7 @@
 /* Streams and events of the stand-in for the driver.
  *
  * Everything has happened when a call returns, so streams and events only leave lines in the trace. With
- * FAKE_CUDA_ASYNC, each stream has a thread in benches/ptx, which executes what it was given later. */
+ * FAKE_CUDA_ASYNC, each stream has a thread in benches/standins/ptx, which executes what it was given later. */
 #include "fake.h"
 
 #include <limits.h>

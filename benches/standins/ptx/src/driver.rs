@@ -1,4 +1,4 @@
-//! Functions with C's calling convention, for `benches/fakecuda`: its modules, functions, memory and launches.
+//! Functions with C's calling convention, for `benches/standins`: its modules, functions, memory and launches.
 //! `FAKE_CUDA_CHECK`, `FAKE_CUDA_THREADS` and `FAKE_CUDA_PLANT` are read here.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};

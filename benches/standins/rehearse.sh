@@ -5,8 +5,8 @@
 # PATH. Neither LD_LIBRARY_PATH nor VIRTUAL_ENV is set. Needs the pack (benches/gpu.sh --pack), root, a C compiler, and
 # PyPI for NVRTC once.
 #
-#     benches/fakecuda/rehearse.sh            # size, driverless, hang, slow and whole, one after the other
-#     benches/fakecuda/rehearse.sh slow       # some of: size driverless hang slow timed second whole
+#     benches/standins/rehearse.sh            # size, driverless, hang, slow and whole, one after the other
+#     benches/standins/rehearse.sh slow       # some of: size driverless hang slow timed second whole
 #
 # size        what travels is counted with the files of the repository, and refused if it is too much
 # driverless  there is no driver: the report says so
@@ -31,8 +31,8 @@ cd "$(dirname "$0")/../.." || exit 2
 target=${CARGO_TARGET_DIR:-target}
 pack=$(realpath "${PACK:-target/pack}")
 [ -e "$pack/pack.tar.xz" ] || { echo "no $pack/pack.tar.xz: run benches/gpu.sh --pack first" >&2; exit 2; }
-benches/fakecuda/setup.sh >/dev/null || exit 2
-stand_ins=$(cd "$target/fakecuda" && pwd)
+benches/standins/setup.sh >/dev/null || exit 2
+stand_ins=$(cd "$target/standins" && pwd)
 mkdir -p "$target/rehearsal"
 rehearsal=$(cd "$target/rehearsal" && pwd)
 failed=0

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes target/fakecuda (or where CARGO_TARGET_DIR says): the stand-ins of this folder, built with cc, and
-# with cargo what executes kernels (benches/ptx); and NVIDIA's compiler and headers from PyPI. Nothing of it
+# Makes target/standins (or where CARGO_TARGET_DIR says): the stand-ins of this folder, built with cc, and
+# with cargo what executes kernels (benches/standins/ptx); and NVIDIA's compiler and headers from PyPI. Nothing of it
 # needs a GPU or a driver.
 #
-#     benches/fakecuda/setup.sh            # all of it; what is there already stays
-#     benches/fakecuda/setup.sh --drivers  # the stand-ins alone: needs no network
+#     benches/standins/setup.sh            # all of it; what is there already stays
+#     benches/standins/setup.sh --drivers  # the stand-ins alone: needs no network
 #
 # PYTHON names the interpreter whose pip fetches (default python3), CC the C compiler (default cc).
-# Source target/fakecuda/env.sh to run a program under it.
+# Source target/standins/env.sh to run a program under it.
 set -eu
 
 case "${1:-}" in
@@ -19,9 +19,9 @@ case "${1:-}" in
 esac
 
 cd "$(dirname "$0")/../.."
-sources=benches/fakecuda
-mkdir -p "${CARGO_TARGET_DIR:-target}/fakecuda/lib"
-out=$(cd "${CARGO_TARGET_DIR:-target}/fakecuda" && pwd)
+sources=benches/standins
+mkdir -p "${CARGO_TARGET_DIR:-target}/standins/lib"
+out=$(cd "${CARGO_TARGET_DIR:-target}/standins" && pwd)
 
 # The names by which programs look for the libraries, in their files and inside of them.
 build() {
