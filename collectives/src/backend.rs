@@ -67,7 +67,7 @@ pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;
 
-    /// Whether all-gathers can share one output; see
+    /// True if all-gathers can share one output; see
     /// [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
     const SHARES_GATHERS: bool = false;
 

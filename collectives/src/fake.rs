@@ -26,7 +26,7 @@ use std::time::Duration;
 ///
 /// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
 /// * reduce-scatter copies this rank's chunk of the input;
-/// * all-reduce and broadcast return the buffer as it is.
+/// * all-reduce and broadcast return the buffer unchanged.
 ///
 /// Arguments are checked as in a real world.
 pub struct FakeCommunicator {

@@ -64,7 +64,7 @@ pub(super) fn sum(
     synchronize(memory)
 }
 
-/// Returns the peers' memory, if all of it is on the GPU of `own`.
+/// Returns the peers' memory, if it is entirely on the GPU of `own`.
 fn handles<'a>(own: &DeviceMemory, inputs: &'a [Arc<Buffer>]) -> Result<Vec<&'a Handle>, String> {
     let here = own.client().service_id();
     let handle = |input: &'a Arc<Buffer>| match input.device() {
