@@ -217,8 +217,8 @@ impl Context {
     /// Logs a value of a layer under `name`, after the place of the layer, as in `layers.3.ffn.<name>`.
     /// `value` is a value per token `[n]`, or their mean `[1]`; the log contains the mean over all tokens of
     /// the step, no matter how they are split over ranks and micro-batches. It gets no gradient, and counts
-    /// once where blocks run again. To log a count or a sum over the step, record its mean per token times
-    /// the tokens of the step.
+    /// once where blocks run again. A count or a sum over the step is the logged mean per token times the
+    /// tokens of the step.
     ///
     /// Has no effect outside training and in steps that are not logged. If the value is costly, check
     /// [`Context::is_recording`] first.
