@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::stage::place_of;
 use super::tile::Tile;
 
-/// Loads the rows of a tile as left operands, 16 values after the other, if [`Tile::keeps_rows`] says that
+/// Loads the rows of a tile as left operands, 16 values at a time, if [`Tile::keeps_rows`] says that
 /// they stay in registers for all steps. Otherwise the result is never read. Staged rows must have arrived;
 /// see [`arrive`](super::stage::arrive).
 #[cube]

@@ -28,7 +28,7 @@ pub(super) fn stage<E: Float, N: Size>(
     let vectors = comptime!(count * width);
     let units = comptime!(tile.units());
     if comptime!(tile.asynchronous()) {
-        // A unit copies one column, of every row whose distance is a multiple of the number of units per row.
+        // Each unit copies one column of rows that are `skip` apart.
         let skip = comptime!(units / width);
         let (row, column) = (UNIT_POS as usize / width, UNIT_POS as usize % width);
         #[unroll]
