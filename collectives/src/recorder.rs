@@ -1,4 +1,4 @@
-//! A record of a rank's communication: the last operations in detail, and totals of all of them.
+//! A record of a rank's communication: the last operations in detail, and totals of all operations.
 //!
 //! The records serve as a flight recorder: after a failure, the first record without a `finished` time is the
 //! operation the rank was stuck in.
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Number of records that a recorder keeps by default.
 pub const DEFAULT_CAPACITY: usize = 4096;
 
-/// Number of records that are kept while all of them are requested.
+/// Number of records that are kept while all records are requested.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
 /// Number of attempts of [`Recorder::write_now`] to lock the log. Other threads hold the lock for well below a

@@ -1,4 +1,4 @@
-//! A rank's use of its time: the activities of its own thread, and its waits.
+//! A rank's use of its time: the activities of its thread, and its waits.
 //!
 //! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
 //! module ([`Recorder::enter_unit`](crate::Recorder::enter_unit)) and its waits for collectives
@@ -19,7 +19,7 @@ pub const HELD: &str = "held";
 /// Number of spans kept: a few steps of most models.
 const CAPACITY: usize = 4096;
 
-/// Number of spans kept while all of them are requested, which bounds the memory of very long steps.
+/// Number of spans kept while all spans are requested, which bounds the memory of very long steps.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
 /// Number of step starts kept.

@@ -87,7 +87,7 @@ pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     compile(compiler, &source, &options)
 }
 
-/// Compiles `source` with `options`, all of them null-terminated.
+/// Compiles `source` with `options`, which are null-terminated.
 fn compile(compiler: &Compiler, source: &str, options: &[*const c_char]) -> Result<(), String> {
     let mut program = ptr::null_mut();
     // SAFETY: the functions are NVRTC's; the texts are null-terminated and outlive the calls, and there is

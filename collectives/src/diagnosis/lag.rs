@@ -28,7 +28,7 @@ const LEAST_RATIO: f64 = 4.0;
 /// Minimum time of the operations in seconds. In less time, a busy machine may delay any rank.
 const LEAST_TIME: f64 = 1.0;
 
-/// Minimum number of late arrivals. A single one may be a save or a file read.
+/// Minimum number of late arrivals. One alone may be due to a save or a file read.
 const LEAST_OFTEN: usize = 3;
 
 /// Minimum lateness that counts, as a share of the time.

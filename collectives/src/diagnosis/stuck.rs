@@ -48,7 +48,7 @@ impl<'a> Stuck<'a> {
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Returns the seconds since each rank entered the operation, or `None` unless all of them are known.
+    /// Returns the seconds since each rank entered the operation, or `None` unless they are known of all ranks.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }

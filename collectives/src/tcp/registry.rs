@@ -80,7 +80,7 @@ impl State {
         ranks.filter(|(_, rank)| !rank.is_present()).map(|(rank, _)| rank).collect()
     }
 
-    /// Returns the address of each rank, if all of them are present.
+    /// Returns the address of each rank, if all ranks are present.
     pub(super) fn addresses(&self) -> Option<Vec<RankInfo>> {
         let info = |rank: &Presence| match rank {
             Presence::Present { info, .. } => Some(info.clone()),

@@ -24,7 +24,7 @@ fn options(world_size: usize) -> Vec<JoinOptions> {
     options.collect()
 }
 
-/// The peers connect, and send nothing until all of them have connected.
+/// The peers connect, and send nothing until all peers have connected.
 #[test]
 fn peers_that_answer_late_are_all_let_in() {
     const PEERS: usize = 300;

@@ -17,7 +17,7 @@ pub fn bf16_instructions() -> Option<&'static str> {
     bf16_gemm().map(Bf16Gemm::name)
 }
 
-/// Returns the instructions for a product of `tensors`, if all of them are bf16 and the processor has such
+/// Returns the instructions for a product of `tensors`, if all are bf16 and the processor has such
 /// instructions.
 pub fn bf16_gemm_for<const N: usize>(tensors: [&FlexTensor; N]) -> Option<Bf16Gemm> {
     bf16_gemm().filter(|_| tensors.iter().all(|tensor| tensor.dtype() == DType::BF16))

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The alignments of both operands and the output of a product, in bytes.
 pub(super) type Alignments = [u32; 3];
 
-/// Floats that cuBLASLt multiplies, all of them with sums in `f32`.
+/// Floats that cuBLASLt multiplies with sums in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Float {
     F32,
