@@ -27,8 +27,8 @@ impl Sampling {
     /// is a function only of the key, the counter and the logits.
     ///
     /// The temperature is applied first, then top-k, then top-p to the remaining tokens, then the draw. Among
-    /// equal logits the lower id counts as more probable. NaN is less than all others; an empty slice gives
-    /// 0.
+    /// equal logits the lower id counts as more probable. NaN is less than all others. The id is 0 for
+    /// an empty slice.
     pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
         let best = (0..logits.len())
             .fold(0, |best, id| if value(logits[id]) > value(logits[best]) { id } else { best });

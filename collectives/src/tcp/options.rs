@@ -91,9 +91,9 @@ impl Secret {
         Secret { key: secret.into(), is_open: false }
     }
 
-    /// Derives a key from the name of the job, which anyone else can do as well. It keeps jobs apart, but it
-    /// keeps nobody out. Ranks that do not meet on a loopback address refuse it, unless [`JoinOptions::open`]
-    /// declares the network closed.
+    /// Derives a key from the name of the job, which anyone else can do as well. It separates jobs, but
+    /// does not authenticate anyone. Ranks that do not meet on a loopback address refuse it, unless
+    /// [`JoinOptions::open`] declares the network closed.
     pub fn open(job: &str) -> Secret {
         Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }

@@ -12,8 +12,8 @@ use crate::tape::start_reading;
 impl Engine {
     /// Returns the 2-norm of the gradient of every trainable parameter before clipping, by name and in layout
     /// order. They are computed from the shards, which do not change. Must be called between the backward of
-    /// the last micro-batch and [`Engine::update`]; before and after there is no gradient, and the norms are
-    /// 0. Strategies differ only by the rounding of sums in f64. Waits for a GPU. Collective.
+    /// the last micro-batch and [`Engine::update`]; before and after there is no gradient, and all norms
+    /// are 0. Strategies differ only by the rounding of sums in f64. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///

@@ -29,7 +29,7 @@ pub(super) const NAMES: &[&str] = &[
 
 const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
-/// First number of steps that are not an `srun`: the batch script, and others that Slurm counts as steps.
+/// Lowest number of the steps that are not an `srun`, such as the batch script.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
