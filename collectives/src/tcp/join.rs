@@ -348,7 +348,7 @@ impl Joining<'_> {
     }
 }
 
-/// Informs the rendezvous when this process is asked to stop. Returns when `done` is closed.
+/// Forwards a stop request to the rendezvous. Returns when `done` is closed.
 fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {

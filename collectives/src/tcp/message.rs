@@ -44,7 +44,7 @@ pub(super) enum ToRendezvous {
     Goodbye,
     /// The rank is held for inspection, or released.
     Hold(bool),
-    /// The rank was asked to stop. Has an effect only until all ranks have arrived.
+    /// The rank received a stop request. Has an effect only until all ranks have arrived.
     Stop,
 }
 
@@ -91,7 +91,7 @@ pub(super) enum ToRank {
 /// The reason why the ranks no longer wait for missing ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum CalledOff {
-    /// Rank `by` was asked to stop.
+    /// Rank `by` received a stop request.
     Stopped { by: usize },
     /// A rank of this job has settings that do not match those of the others.
     Refused(Refused),

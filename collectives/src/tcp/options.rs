@@ -20,7 +20,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// Pause between two attempts of a rank: the first pause, and the maximum.
 pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// Interval at which a process checks whether it was asked to stop.
+/// Interval at which a process checks for a stop request.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Default time for which rank 0 keeps the rendezvous open for the others.
@@ -159,7 +159,7 @@ pub struct JoinOptions {
     pub node: String,
     /// Time limit for all ranks to arrive.
     pub timeout: Duration,
-    /// Becomes true when this process is asked to stop. Until all ranks have arrived, that ends the wait on
+    /// Becomes true when a stop of this process is requested. Until all ranks have arrived, that ends the wait on
     /// all ranks that have.
     pub stop: Option<Arc<AtomicBool>>,
     /// Time for which rank 0, once finished, keeps the rendezvous open for unfinished ranks, so that they
@@ -214,12 +214,12 @@ impl JoinOptions {
         self.shared_port.then_some(self.port)
     }
 
-    /// Returns whether this process was asked to stop.
+    /// Returns whether a stop of this process was requested.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// Waits between two attempts, unless this process is asked to stop.
+    /// Waits between two attempts, unless a stop is requested.
     pub(super) fn pause(&self, time: Duration) -> Result<(), JoinError> {
         let until = Instant::now() + time;
         loop {
@@ -319,7 +319,7 @@ pub enum JoinError {
         /// caller that claimed to be a missing rank.
         distrust: bool,
     },
-    /// A rank was asked to stop before all ranks had arrived.
+    /// A rank received a stop request before all ranks had arrived.
     #[error("rank {by} was asked to stop before all ranks had come")]
     Stopped {
         /// The rank that was asked.
