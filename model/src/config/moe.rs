@@ -25,14 +25,15 @@ pub enum BalanceOver {
 pub struct MoeConfig {
     /// Number of experts of a layer.
     pub experts: usize,
-    /// Experts that a token is sent to: those that the router finds most probable.
+    /// Number of experts that process each token: those that the router finds most probable.
     pub experts_per_token: usize,
-    /// Width inside an expert, `moe_intermediate_size` in transformers.
+    /// Width inside an expert; `moe_intermediate_size` in transformers.
     pub expert_d_ff: usize,
-    /// Width inside an expert that every token is sent to, if there is one (DeepSeekMoE, Dai et al., 2024).
+    /// Width inside the shared expert, which processes every token (DeepSeekMoE, Dai et al., 2024). Not set
+    /// means no shared expert.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_expert_d_ff: Option<usize>,
-    /// Whether the probabilities of a token's experts are divided by their sum.
+    /// If true, the probabilities of a token's experts are divided by their sum.
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
@@ -66,17 +67,17 @@ impl Default for MoeConfig {
 }
 
 impl MoeConfig {
-    /// Whether block `index` has experts.
+    /// Returns whether block `index` has experts.
     pub fn has_experts(&self, index: usize) -> bool {
         !self.dense_layers.contains(&index)
     }
 
-    /// How many of `layers` blocks have experts.
+    /// Returns how many of `layers` blocks have experts.
     pub fn layers_with_experts(&self, layers: usize) -> usize {
         (0..layers).filter(|index| self.has_experts(*index)).count()
     }
 
-    /// Checks that a model of `layers` blocks can have such experts.
+    /// Checks that a model of `layers` blocks can have these experts.
     pub(super) fn validate(&self, layers: usize) -> Result<(), ModelConfigError> {
         let sizes = [
             ("moe.experts", self.experts, MAX_EXPERTS),
@@ -96,5 +97,5 @@ impl MoeConfig {
     }
 }
 
-/// The most experts of a layer.
+/// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 65_536;

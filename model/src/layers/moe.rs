@@ -1,4 +1,4 @@
-//! A mixture of experts (Shazeer et al., 2017), as Qwen3-MoE and DeepSeekMoE have it.
+//! A mixture of experts (Shazeer et al., 2017), as in Qwen3-MoE and DeepSeekMoE.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
@@ -14,34 +14,34 @@ use crate::ops::{self, ExpertProjections, Residual, Routing};
 /// there is one.
 ///
 /// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most
-/// probable ones, and their results are added up, each times its probability, which `norm_topk_prob` divides
-/// by the sum of the chosen ones. There is no capacity: no token is dropped.
+/// probable experts. The layer sums their results, each times its probability, which `norm_topk_prob` divides
+/// by the sum of the chosen ones. There is no capacity limit: no token is dropped.
 ///
-/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a
+/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts per
 /// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
 /// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
 /// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged. With
 /// [`BalanceOver::AllLayers`], `f_e` and `P_e` are means over the tokens of all layers together, as in transformers'
 /// `load_balancing_loss_func`: then the loss that is logged for a layer is what it adds to those of the layers before.
 ///
-/// With `expert_bias` each expert has a bias that is added to its probability where experts are chosen, and
-/// nowhere else (Wang et al., 2024). After a step it is to move by a fixed rate towards more tokens for the
-/// experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the signs of
-/// load minus mean over all tokens of the step: an optimizer gives [`Moe::BIAS`] to a rule that goes by the sign
-/// alone.
+/// With `expert_bias` each expert has a bias that is added to its probability when experts are chosen, and
+/// nowhere else (Wang et al., 2024). After each step, it should move by a fixed rate, towards more tokens for
+/// the experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the
+/// signs of load minus mean over all tokens of the step: an optimizer should apply a rule that uses only the
+/// sign to [`Moe::BIAS`].
 #[derive(Module, Debug)]
 pub struct Moe {
     /// `[d_model, experts]`.
     pub router: Linear,
-    /// `[experts]`; added to the probabilities for the choice alone.
+    /// `[experts]`; added to the probabilities only to choose experts.
     pub router_bias: Option<Param<Tensor<1>>>,
     /// The experts that the router chooses from.
     pub experts: Experts,
-    /// The expert of every token.
+    /// The expert that processes every token.
     pub shared_expert: Option<SwiGlu>,
-    /// Experts of a token.
+    /// Number of experts per token.
     experts_per_token: usize,
-    /// Whether the probabilities of a token's experts are divided by their sum.
+    /// If true, the probabilities of a token's experts are divided by their sum.
     norm_topk_prob: bool,
     /// Weight of the balance loss of this layer.
     balance: f64,
@@ -67,8 +67,8 @@ impl Moe {
     /// The name of the experts' bias in this layer.
     pub const BIAS: &'static str = "router_bias";
 
-    /// The feed-forward layer of a block of a model with experts: a dense one in the blocks that
-    /// [`MoeConfig::dense_layers`] names.
+    /// Creates the feed-forward layer of a block of a model with experts: a dense layer in the blocks of
+    /// [`MoeConfig::dense_layers`].
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Moe {
         })
     }
 
-    /// A layer with experts.
+    /// Creates a layer with experts.
     pub fn new(init: LayerInit, moe: &MoeConfig) -> Self {
         let LayerInit { model, key, device, .. } = init;
         let shared_expert = moe.shared_expert_d_ff.map(|d_ff| {
@@ -108,8 +108,8 @@ impl Moe {
         }
     }
 
-    /// Adds what balances the experts to the training loss, and logs the load: `chosen` experts `[tokens, k]`,
-    /// and the `probabilities` `[tokens, experts]` of all.
+    /// Adds the balance loss or the bias update to the training loss, and logs the load. Takes the `chosen`
+    /// experts `[tokens, k]` and all `probabilities` `[tokens, experts]`.
     fn add_balance(&self, chosen: Tensor<2, Int>, probabilities: Tensor<2>, context: &Context) {
         if self.balance == 0.0 && self.router_bias.is_none() && !context.is_recording() {
             return;
@@ -208,7 +208,7 @@ impl Layer for Moe {
         }
     }
 
-    /// The router, the shared expert, and as many experts as a token is sent to.
+    /// Counts the router, the shared expert, and the experts of one token.
     fn active_parameters(&self) -> usize {
         let [experts, ..] = self.experts.gate_proj.lazy_shape().dims::<3>();
         let shared = self.shared_expert.as_ref().map_or(0, Layer::active_parameters);
@@ -226,6 +226,6 @@ fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> 
     product.clone() - product.detach()
 }
 
-/// A power of two. Times the share of a pass it is a normal number of f32 and bf16 still, and its square is
-/// nothing beside that of any gradient that trains.
+/// A power of two. Multiplied by the share of a pass, it is still a normal number of f32 and bf16, and its
+/// square is negligible compared with that of any useful gradient.
 const STEERING: f64 = 1.0 / (1u128 << 80) as f64;

@@ -1,4 +1,4 @@
-//! What a router of experts computes between its logits and the experts.
+//! The operations of a router of experts, from its logits to the experts' weights.
 
 use std::any::Any;
 use std::fmt;
@@ -14,32 +14,32 @@ use burn_backend::{AutodiffBackend, TensorMetadata, get_device_settings};
 
 use super::tape::{Tracked, record};
 
-/// The softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is in f32 where the logits are
-/// in half precision.
+/// Computes the softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is computed in
+/// f32 if the logits are in half precision.
 ///
-/// burn's own has other bits with autodiff than without, and a block that runs again in backward must have the
-/// bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
+/// burn's own softmax has different bits with and without autodiff, and a block that runs again in backward
+/// must have the bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
 pub fn router_softmax(logits: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::fused_router_softmax(logits.into_dispatch()))
 }
 
-/// The `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by their sum if
-/// they are to be `normalized`: `[tokens, k]`.
+/// Returns the `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by
+/// their sum if `normalized`: `[tokens, k]`.
 ///
-/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for those that
-/// are chosen, or `dw` if they are not normalized.
+/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for the
+/// chosen experts, or `dw` if they are not normalized.
 pub fn router_weights(probabilities: Tensor<2>, chosen: Tensor<2, Int>, normalized: bool) -> Tensor<2> {
     let (probabilities, chosen) = (probabilities.into_dispatch(), chosen.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_router_weights(probabilities, chosen, normalized))
 }
 
-/// How often each of the experts is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
+/// Returns how often each expert is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
 /// `[tokens, experts]` are those of the choice; there is no gradient.
 pub fn router_load(probabilities: Tensor<2>, chosen: Tensor<2, Int>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_load(probabilities.into_dispatch(), chosen.into_dispatch()))
 }
 
-/// The mean of each expert's `probabilities` `[tokens, experts]`: `[experts]`.
+/// Returns the mean of each expert's `probabilities` `[tokens, experts]`: `[experts]`.
 pub fn router_means(probabilities: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_means(probabilities.into_dispatch()))
 }
@@ -115,17 +115,17 @@ pub fn router_balance(means: Tensor<1>, load: Tensor<1>, sums: &RouterSums, laye
 /// The backends of the operations of a router.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RouterOp: Backend {
-    /// [`router_softmax`].
+    /// Computes [`router_softmax`].
     fn fused_router_softmax(logits: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// [`router_weights`].
+    /// Computes [`router_weights`].
     fn fused_router_weights(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
         normalized: bool,
     ) -> FloatTensor<Self>;
-    /// [`router_load`].
+    /// Computes [`router_load`].
     fn fused_router_load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self>;
-    /// [`router_means`].
+    /// Computes [`router_means`].
     fn fused_router_means(probabilities: FloatTensor<Self>) -> FloatTensor<Self>;
     /// [`router_balance`].
     fn fused_router_balance(
@@ -136,9 +136,9 @@ pub trait RouterOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The kernels of the operations of a router: in burn's operations, unless a backend has its own.
+/// The kernels of the operations of a router. By default, they use burn's operations.
 pub trait RouterKernels: Backend {
-    /// The probabilities.
+    /// Returns the probabilities.
     fn softmax_forward(logits: FloatTensor<Self>) -> FloatTensor<Self> {
         let logits = match logits.dtype() {
             DType::F16 | DType::BF16 => Self::float_cast(logits, FloatDType::F32),
@@ -149,7 +149,7 @@ pub trait RouterKernels: Backend {
         Self::float_div(powers.clone(), Self::float_sum_dim(powers, 1))
     }
 
-    /// The gradient of the logits, in `dtype`.
+    /// Returns the gradient of the logits, in `dtype`.
     fn softmax_backward(
         probabilities: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -160,7 +160,7 @@ pub trait RouterKernels: Backend {
         if gradient.dtype() == dtype { gradient } else { Self::float_cast(gradient, dtype.into()) }
     }
 
-    /// The weights.
+    /// Returns the weights.
     fn weights_forward(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
@@ -173,7 +173,7 @@ pub trait RouterKernels: Backend {
         Self::float_div(weights.clone(), Self::float_sum_dim(weights, 1))
     }
 
-    /// The gradient of the probabilities.
+    /// Returns the gradient of the probabilities.
     fn weights_backward(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
@@ -194,13 +194,13 @@ pub trait RouterKernels: Backend {
         Self::float_scatter(1, zeros, chosen, gradient, IndexingUpdateOp::Add)
     }
 
-    /// The choices of each expert.
+    /// Returns the number of choices of each expert.
     fn load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self> {
         let (device, dtype) = (probabilities.device(), FloatDType::F32);
         let settings = get_device_settings::<Self>(&device);
         let [_, experts] = probabilities.shape().dims();
         let count = chosen.shape().num_elements();
-        // Indices as floats, which are exact: the integers of two sources need not have one type.
+        // Indices as floats, which are exact: the integers of two sources need not have the same type.
         let indices = Self::int_arange(0..experts as i64, &device, settings.int_dtype);
         let indices = Self::float_reshape(Self::int_into_float(indices, dtype), Shape::new([1, experts]));
         let chosen = Self::float_reshape(Self::int_into_float(chosen, dtype), Shape::new([count, 1]));
@@ -211,13 +211,13 @@ pub trait RouterKernels: Backend {
         Self::float_reshape(Self::float_sum_dim(hits, 0), Shape::new([experts]))
     }
 
-    /// The means.
+    /// Returns the means.
     fn means_forward(probabilities: FloatTensor<Self>) -> FloatTensor<Self> {
         let [_, experts] = probabilities.shape().dims();
         Self::float_reshape(Self::float_mean_dim(probabilities, 0), Shape::new([experts]))
     }
 
-    /// The gradient of the probabilities of so many `tokens`.
+    /// Returns the gradient of the probabilities of `tokens` tokens.
     fn means_backward(gradient: FloatTensor<Self>, tokens: usize) -> FloatTensor<Self> {
         let [experts] = gradient.shape().dims();
         let share = Self::float_div_scalar(gradient, (tokens as f64).into());

@@ -1,4 +1,4 @@
-//! The mixture of experts as a layer: against plain burn, its balance loss, and its counts.
+//! The mixture of experts as a layer: comparison with plain burn, its balance loss, and its counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -40,8 +40,8 @@ pub fn layer(config: &ModelConfig) -> Moe {
     Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
 }
 
-/// The layer in plain burn: every token through every expert, weighted with 0 where it is not chosen. Experts are
-/// chosen with a `bias`, if there is one.
+/// Computes the layer in plain burn: every token through every expert, weighted with 0 if the expert is not
+/// chosen. Experts are chosen with a `bias`, if there is one.
 fn reference(config: &ModelConfig, bias: Option<[f32; 4]>, t: &[Tensor<1>]) -> Tensor<1> {
     let moe = config.moe.as_ref().expect("experts");
     let (d, ff, tokens) = (config.d_model, moe.expert_d_ff, BATCH * SEQ);
@@ -88,13 +88,13 @@ fn the_layer_matches_plain_burn() {
     }
 }
 
-/// A tensor off the tape, where `like` is.
+/// Creates a tensor off the tape, on the device of `like`.
 fn constant<const N: usize>(values: [f32; N], like: &Tensor<1>) -> Tensor<1> {
     let values: Tensor<1> = Tensor::from_data(values, &like.device());
     values.cast(like.dtype())
 }
 
-/// A bias changes the choice, and gets no gradient of what comes of it. Outside of training as well.
+/// A bias changes the choice, and gets no gradient from its result. This also holds outside of training.
 #[test]
 fn a_bias_counts_for_the_choice_alone() {
     let config = config(MoeConfig { expert_bias: true, ..experts() });
@@ -133,12 +133,13 @@ fn a_bias_is_steered_by_the_load() {
     let most = steering.iter().fold(0.0f64, |a, b| a.max(*b));
     assert!(most > 0.0);
     assert_close(&[largest], &[(most + 24.0) / 24.0], 1e-6, "the largest load over the mean");
-    // Nothing else has another gradient.
+    // No other gradient changes.
     let others: Vec<_> = with_bias.into_iter().filter(|gradient| !is_bias(&gradient)).collect();
     assert_eq!(others, gradient);
 }
 
-/// Loss of one batch, the gradients of the second block, and the largest load over the mean there.
+/// Returns the loss of one batch, the gradients of the second block, and the largest load over the mean
+/// there.
 fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     let config = config(moe);
     let device = Device::flex().autodiff();
@@ -158,7 +159,7 @@ fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     (values(loss)[0], gradient.1, values(load.value)[0])
 }
 
-/// Loss and gradient of one batch with this weight of the balance.
+/// Returns the loss and gradient of one batch with this weight of the balance loss.
 fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
     let (loss, gradients, _) = train(MoeConfig { router_aux_loss_coef, ..experts() });
     (loss, gradients.concat())
@@ -173,7 +174,7 @@ impl ModuleVisitor for Gradient<'_> {
     }
 }
 
-/// The loss of even load is `experts_per_token`; that of these random weights is a little more.
+/// The loss of an even load is `experts_per_token`; these random weights give slightly more.
 #[test]
 fn the_balance_loss_joins_the_training_loss_with_its_weight() {
     let (plain, gradient) = losses(0.0);

@@ -1,4 +1,4 @@
-//! What a router computes between its logits and the experts.
+//! The operations of a router of experts, from its logits to the experts' weights.
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::softmax};
 use kiln_model::ops::{
@@ -7,19 +7,19 @@ use kiln_model::ops::{
 
 use crate::ops_support::*;
 
-/// Tokens, experts, and experts of a token.
+/// Number of tokens, experts, and experts per token.
 pub type Sizes = [usize; 3];
 
 /// An odd number of tokens, and more than one block of them.
 pub const SIZES: [Sizes; 4] = [[1, 1, 1], [7, 4, 2], [23, 5, 3], [5000, 16, 4]];
 
-/// Experts of each token, none of which it has twice.
+/// Returns the experts of each token, distinct for each token.
 pub fn chosen([tokens, experts, k]: Sizes, device: &Device) -> Tensor<2, Int> {
     let choices = (0..tokens * k).map(|i| ((i / k * 3 + i % k) % experts) as i64).collect::<Vec<_>>();
     Tensor::from_data(TensorData::new(choices, [tokens, k]), device)
 }
 
-/// Probabilities, their choice and their means, by the operations or in plain burn.
+/// Returns probabilities, their choice and their means, computed by the operations or in plain burn.
 pub fn routed(sizes: Sizes, is_plain: bool, normalized: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let [tokens, experts, _] = sizes;
@@ -91,7 +91,7 @@ fn routing_is_sound() {
     }
 }
 
-/// As in transformers.
+/// The same dtype as in transformers.
 #[test]
 fn probabilities_of_half_precision_are_in_f32() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {
@@ -126,7 +126,7 @@ fn both_readers_of_a_fork_count() {
     };
     assert_matches(op(true), op(false), &[257, 257], 2e-6);
     assert_sound(op(true), &[23, 23]);
-    // A leaf, whose gradient burn adds up.
+    // A leaf, whose gradients burn adds up.
     let leaf = |t: &[Tensor<1>]| {
         let [a, b] = fork(t[0].clone());
         a.sin() + b.clone() * b

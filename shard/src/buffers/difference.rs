@@ -1,13 +1,13 @@
-//! How far two tensors are apart, element by element: for `kiln diff`.
+//! Element-by-element comparison of two tensors, for `kiln diff`.
 
-/// The comparison of two tensors of one shape, which are given part by part.
+/// The comparison of two tensors of equal shape, which are passed part by part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorDifference {
-    /// Sums of the squares of either.
+    /// Sum of squares of each tensor.
     squares: [f64; 2],
-    /// Of the squares of the differences.
+    /// Sum of squares of the differences.
     apart: f64,
-    /// Elements with other bits.
+    /// Number of elements with different bits.
     pub others: u64,
     /// Elements with other bits of which at least one is NaN or infinite.
     pub non_finite: u64,
@@ -16,10 +16,10 @@ pub struct TensorDifference {
     pub furthest: FurthestElements,
 }
 
-/// The element of two tensors that differs most.
+/// The element in which two tensors differ most.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FurthestElements {
-    /// Its number in the tensor.
+    /// Index of the element in the tensor.
     pub index: usize,
     /// Its two values.
     pub values: [f64; 2],
@@ -27,11 +27,11 @@ pub struct FurthestElements {
 }
 
 impl TensorDifference {
-    /// Compares elements of both from the number `first` on.
+    /// Compares elements of both tensors from index `first` on.
     ///
     /// # Panics
     ///
-    /// If one slice is longer.
+    /// If the slices differ in length.
     pub fn add(&mut self, first: usize, a: &[f32], b: &[f32]) {
         assert_eq!(a.len(), b.len(), "parts of two tensors");
         for (index, (a, b)) in (first..).zip(a.iter().zip(b)) {

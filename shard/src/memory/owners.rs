@@ -1,8 +1,8 @@
-//! Who holds the memory of a rank, for the moment at which there is no more.
+//! The owners of a rank's memory, for the report when memory is exhausted.
 //!
-//! A thread says what it allocates for with [`owned_by`]; what nobody claims are activations of the module
-//! that its rank is in ([`enter_module`]). Both go into the header of the block, so that it is known when it
-//! is freed.
+//! A thread declares the purpose of its allocations with [`owned_by`]; all other allocations count as
+//! activations of the current module of its rank ([`enter_module`]). Both are stored in the header of the
+//! block, so that they are known when it is freed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use super::changes;
 use crate::sync::lock;
 
-/// Ranks that can be told apart in one process; further ones share the last counter.
+/// Maximum number of ranks per process with separate counters; further ranks share the last counter.
 pub const MAX_RANKS: usize = 64;
 
-/// What memory is for.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryOwner {
-    /// Of modules, and whatever else nobody claims.
+    /// Activations of modules, and everything without another owner.
     Activations,
     /// f32 master weights.
     Weights,
@@ -28,7 +28,7 @@ pub enum MemoryOwner {
     OptimizerState,
     /// Gradients, whole or of a shard.
     Gradients,
-    /// Whole weights that were gathered.
+    /// Gathered whole weights.
     GatheredWeights,
 }
 
@@ -41,7 +41,7 @@ impl MemoryOwner {
         MemoryOwner::GatheredWeights,
     ];
 
-    /// The owner in words.
+    /// Returns the name of the owner.
     pub fn name(self) -> &'static str {
         ["activations", "weights", "optimizer state", "gradients", "gathered weights"][self as usize]
     }
@@ -54,25 +54,25 @@ pub(super) const NO_RANK: usize = MAX_RANKS;
 /// Modules that are told apart; those beyond share the last place.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
-/// The most that [`holders`] tells of.
+/// Maximum number of entries that [`holders`] returns.
 pub(super) const HOLDERS: usize = PLACES + OWNERS;
 
-/// Bytes by rank, owner and, of activations, module.
+/// Bytes by rank and owner and, for activations, by module.
 static BY_OWNER: [[AtomicUsize; OWNERS]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; OWNERS] }; MAX_RANKS + 1];
 static BY_PLACE: [[AtomicUsize; PLACES]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; PLACES] }; MAX_RANKS + 1];
-/// The module that each rank is in, and the pass.
+/// The current module of each rank, and the pass.
 static PLACE: [AtomicUsize; MAX_RANKS + 1] = [const { AtomicUsize::new(0) }; MAX_RANKS + 1];
 /// The names of the modules.
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Bytes of all ranks of this process, and the most that they may be.
+/// Bytes of all ranks of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
-/// The most that they were: what is free of it is in pages that the process has.
+/// The maximum of `TOTAL`: memory freed since then is in pages that the process has.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The most bytes of pages that this process may have.
+/// Maximum bytes of pages of this process.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 /// The function of [`on_failure`].
@@ -80,9 +80,9 @@ static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
 /// Whether a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
-/// Bytes from which an allocation waits while another thread reports that memory is exhausted.
+/// Minimum bytes of an allocation that waits while another thread reports that memory is exhausted.
 const WAITS_FROM: usize = 64 << 10;
-/// How long such an allocation waits: the report, with its files, should be out by then.
+/// Time that such an allocation waits: the report, with its files, should be written by then.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -107,29 +107,28 @@ pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// The rank that the calling thread works for is in the module at `index` of those that [`name_modules`] has
-/// named.
+/// Sets the current module of the calling thread's rank, as an index into the names of [`name_modules`].
 pub(crate) fn enter_module(index: usize) {
     PLACE[RANK.get()].store((index + 1).min(PLACES - 1), Ordering::Relaxed);
 }
 
-/// The names of modules, for [`limit`].
+/// Sets the names of modules, for [`limit`].
 pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
 /// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no
-/// lock and allocates nothing: it may be called in the handler of a signal.
+/// lock and allocates nothing, so it may be called in a signal handler.
 pub fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
     let place = PLACE[rank.min(MAX_RANKS - 1)].load(Ordering::Relaxed);
     let Ok(names) = NAMES.try_lock() else { return Ok(()) };
     place.checked_sub(1).and_then(|place| names.get(place)).map_or(Ok(()), |name| out.write_str(name))
 }
 
-/// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for
-/// more gets nothing: `told` is called with who holds how much, and ends the process.
+/// Limits this process, and its ranks together, to `bytes` of memory. If an allocation would exceed the
+/// limit, `told` is called with a report of all owners and their bytes, and must end the process.
 pub fn limit(bytes: usize, told: fn(&str)) {
-    // The first call decides what is called; a later one may change the limit.
+    // The function is set only by the first call; later calls may change the limit.
     let _ = EXHAUSTED.set(told);
     LIMIT.store(bytes, Ordering::Relaxed);
     RESIDENT_LIMIT.store(bytes, Ordering::Relaxed);
@@ -168,7 +167,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
     for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
-        // What other owners hold has no place.
+        // Memory of other owners has no place.
         let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
         held.push((Tag(rank | place << 32), bytes));
     }
@@ -178,7 +177,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     held.retain(|(_, bytes)| *bytes > 0);
 }
 
-/// The name of a place, which [`name_modules`] has given it.
+/// Returns the name of a place, as set by [`name_modules`].
 fn name_of(place: usize, names: &[String]) -> Option<&str> {
     match place {
         0 => None,
@@ -192,7 +191,7 @@ fn name_of(place: usize, names: &[String]) -> Option<&str> {
 pub(super) struct Tag(usize);
 
 impl Tag {
-    /// Of the calling thread, for blocks of `rank`.
+    /// Returns the tag of the calling thread, for blocks of `rank`.
     pub(super) fn here(rank: usize) -> Self {
         let owner = OWNER.try_with(Cell::get).unwrap_or(MemoryOwner::Activations) as usize;
         let place = if owner == 0 { PLACE[rank].load(Ordering::Relaxed) } else { 0 };
@@ -219,7 +218,7 @@ impl Tag {
         self.0 >> 32
     }
 
-    /// Whole weights that `rank` holds together with others.
+    /// Returns the tag of whole weights that `rank` shares with others.
     pub(super) fn gathered(rank: usize) -> Self {
         Tag(rank | (MemoryOwner::GatheredWeights as usize) << 16)
     }
@@ -228,7 +227,7 @@ impl Tag {
         MemoryOwner::ALL.get(self.owner()).copied().unwrap_or(MemoryOwner::Activations)
     }
 
-    /// The module that it belongs to, if it has one.
+    /// Returns the module of the block, if it has one.
     pub(super) fn module(self) -> Option<String> {
         name_of(self.place(), &lock(&NAMES)).map(str::to_owned)
     }
@@ -249,8 +248,8 @@ impl Tag {
     }
 }
 
-/// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before
-/// anything is locked.
+/// Calls the function passed to [`limit`], which ends the process, if `size` more bytes would exceed the
+/// limit. Called before anything is locked.
 pub(super) fn check_limit(size: usize) {
     let (asked, limit) = (TOTAL.load(Ordering::Relaxed).saturating_add(size), LIMIT.load(Ordering::Relaxed));
     let grows = asked.saturating_sub(MOST.load(Ordering::Relaxed));
@@ -259,16 +258,18 @@ pub(super) fn check_limit(size: usize) {
     }
 }
 
-/// Whether `size` more would be more pages than the process may have: what is counted is not all that it has.
+/// Returns whether `size` more bytes would need more pages than the process may have: it has more than the
+/// counted memory.
 #[cold]
 fn are_pages_short(size: usize) -> bool {
     resident().saturating_add(size) > RESIDENT_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Bytes of pages that this process has for itself; 0 where the system does not tell. Allocates nothing.
+/// Returns the bytes of pages private to this process, or 0 if the system does not report them. Allocates
+/// nothing.
 fn resident() -> usize {
     let mut text = [0u8; 128];
-    // SAFETY: the path ends with a zero, the buffer is as long as is said, and the descriptor is closed.
+    // SAFETY: the path is null-terminated, the buffer has the given length, and the descriptor is closed.
     let (length, page) = unsafe {
         let file = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if file < 0 {
@@ -286,19 +287,19 @@ fn resident() -> usize {
 
 #[cold]
 fn exhausted(size: usize) {
-    // What is allocated to tell of it is small, and must not lead here again.
+    // The allocations of the report are small, and must not lead here again.
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
     if IS_REPORTING.swap(true, Ordering::Relaxed) {
-        // Another thread reports it, and ends the process. What it needs for that is small. A tensor has to
+        // Another thread reports it, and ends the process. Its small allocations succeed; a tensor's must
         // wait, or the kernel would end the process first.
         let begun = Instant::now();
         while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
             thread::sleep(POLL);
         }
     } else {
-        // Once is enough, where the report does not end the process.
+        // Report only once, in case the report does not end the process.
         let limit = LIMIT.load(Ordering::Relaxed);
         if let Some(told) = EXHAUSTED.get().filter(|_| limit != usize::MAX) {
             told(&describe(size, limit));
@@ -309,7 +310,7 @@ fn exhausted(size: usize) {
     IS_TELLING.set(false);
 }
 
-/// Who holds how much, when `size` more would be above `limit`.
+/// Describes the owners and their bytes, when `size` more bytes would exceed `limit`.
 fn describe(size: usize, limit: usize) -> String {
     let mut text = String::new();
     // Writing into a String cannot fail.

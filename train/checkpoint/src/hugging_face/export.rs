@@ -1,4 +1,4 @@
-//! Any model that Kiln can open, in the layout of Hugging Face: what is behind `kiln export`.
+//! Export of any readable model to the layout of Hugging Face: the implementation of `kiln export`.
 
 use std::path::Path;
 
@@ -24,13 +24,13 @@ use crate::weights::{Watched, Weights as _};
 pub use super::writer::ExportDtype;
 
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
-/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the bytes of the
-/// weights, as f32.
+/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the
+/// bytes of the weights, as f32.
 ///
 /// # Errors
 ///
-/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the
-/// model has, when there is something at `out` already, and when the disk fails.
+/// If the model cannot be read, if a weight is not finite, if no architecture there has all features of the
+/// model, if `out` exists already, and if the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -73,7 +73,7 @@ pub fn export(
     Ok(out.commit()?)
 }
 
-/// All weights of the decoder, in its order, with their names there.
+/// Returns all weights of the decoder, in its order, with their names there.
 fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
     let mut items = Vec::new();
     for (name, shape) in parameter_shapes(&outline(source.model())?) {
@@ -89,7 +89,7 @@ fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
     Ok(items)
 }
 
-/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at least.
+/// Divides items into files, each as large as `most` bytes allow, with at least one weight.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<Vec<Item>> = Vec::new();
     let mut used = 0;
@@ -114,7 +114,7 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
     groups.into_iter().enumerate().map(|(index, group)| (name(index), group)).collect()
 }
 
-/// Ids that start and end a text: as the folder says, or else as the tokenizer does.
+/// Returns ids that start and end a text: from the folder, or else from the tokenizer.
 fn tokens_of(source: &ModelSource) -> Result<TokenIds, CheckpointError> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();

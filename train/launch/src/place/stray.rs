@@ -3,7 +3,8 @@
 use super::role::{Role, Source};
 use super::vars::{Lookup, MAX_RANKS};
 
-/// A number of ranks, the variable without which it means nothing, and what gives both.
+/// Variables with a number of ranks, the variables without which they mean nothing, and the launchers that
+/// set both.
 const SIZES: [(&str, &str, &str); 4] = [
     ("WORLD_SIZE", "RANK", "kiln launch or torchrun"),
     ("SLURM_NTASKS", "SLURM_PROCID", "srun"),
@@ -11,7 +12,7 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// What to say of a process that runs alone although its environment speaks of several ranks.
+/// Returns a remark about a process that runs alone although its environment implies several ranks.
 pub(super) fn remark(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;

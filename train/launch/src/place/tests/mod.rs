@@ -1,4 +1,4 @@
-//! Environments of launchers as they are found in the wild, and every way in which they can be wrong.
+//! Environments of real launchers, and every way in which they can be wrong.
 
 mod fuzz;
 mod nodes;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, Source, survey};
 
-/// An environment, written `A=1 B=2`.
+/// An environment, written as `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
 
 impl Env {
@@ -61,7 +61,7 @@ fn error(env: &str) -> String {
     }
 }
 
-/// rank/world, local/local world, node.
+/// Returns rank/world, local/local world, node.
 fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }
