@@ -46,11 +46,11 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Axis {
-    /// What it shows, with its unit.
+    /// Its quantity, with the unit.
     pub label: String,
-    /// How it is spaced.
+    /// Its spacing.
     pub scale: Scale,
-    /// Whether a linear axis begins at zero, so that lengths can be compared.
+    /// Starts a linear axis at zero, so that lengths can be compared.
     pub has_zero: bool,
 }
 
@@ -80,17 +80,17 @@ pub struct Curve {
     pub series: usize,
     /// Its points, from left to right. Those that are not finite leave a gap.
     pub points: Vec<(f64, f64)>,
-    /// Whether it is thin and pale, solid and without an entry in the legend, such as what another curve is the
+    /// Draws it thin, pale, solid and without an entry in the legend, such as the values that another curve is the
     /// average of.
     pub is_faint: bool,
-    /// Whether every point has a mark.
+    /// Marks every point.
     pub has_marks: bool,
 }
 
 /// Curves over a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
-    /// What is shown.
+    /// Its title.
     pub title: String,
     /// The same for those who do not see it, in a sentence or two.
     pub description: String,
@@ -103,7 +103,7 @@ pub struct Curves {
 }
 
 impl Curves {
-    /// Whether there is no point to draw.
+    /// Returns whether there is no point to draw.
     pub fn is_empty(&self) -> bool {
         self.curves.iter().all(|curve| self.stretches(curve).is_empty())
     }
@@ -198,7 +198,7 @@ fn power_of_ten(value: f64) -> String {
     if (1e-4..1e6).contains(&rounded) { format!("{rounded}") } else { format!("{rounded:e}") }
 }
 
-/// What is drawn, and its size.
+/// A finished plot and its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawing {
     title: String,
@@ -291,7 +291,7 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// A name as it stands in a plot: no control characters, and no more than `most` characters.
+/// A name for a plot: no control characters, and no more than `most` characters.
 fn label(text: &str, most: usize) -> String {
     let is_whole = text.chars().nth(most).is_none();
     let shown = text.chars().take(if is_whole { most } else { most.saturating_sub(1) });
@@ -328,7 +328,7 @@ fn mixed(colour: u32, ground: u32) -> u32 {
 }
 
 /// The exponential moving average of `values` over about `window` of them, without the bias of its start: the
-/// first average is the first value. Values that are not finite are passed over and have no average of their own.
+/// first average is the first value. Values that are not finite are skipped: their average is NaN.
 pub fn smoothed(values: &[f64], window: f64) -> Vec<f64> {
     let decay = 1.0 - 1.0 / window.max(1.0);
     let (mut sum, mut weight) = (0.0, 0.0);

@@ -132,7 +132,7 @@ struct Shown {
     title: &'static str,
     unit: &'static str,
     axis: fn(&str) -> Axis,
-    /// Whether the average is drawn over the values.
+    /// Draws the moving average over the values.
     is_noisy: bool,
 }
 
@@ -178,7 +178,7 @@ impl Shown {
                 strong.push(Curve { has_marks, ..curve(thinned(values, &line)) });
                 names.push(name.to_owned());
             }
-            // A run has the same look in all files.
+            // A run keeps its look from file to file.
             series += 1;
         });
         pale.append(&mut strong);

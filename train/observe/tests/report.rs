@@ -122,7 +122,7 @@ fn runs_are_compared() {
     let comparison = &data["answers"]["/api/comparison"];
     assert_eq!((&comparison["is_spread"], &comparison["other_keys"]), (&json!(true), &json!(["optim.lr"])));
     let [a, b, c] = ["a", "b", "c"].map(|name| compared(&data, name));
-    // Steps 5 to 40 are steady: their speeds are 100, 101, 102, 103 and 104, by turns.
+    // Steps 5 to 40 are steady: their speeds repeat 100, 101, 102, 103 and 104.
     assert_eq!(a["tokens_per_s"], json!({"lower": 101.0, "median": 102.0, "upper": 103.0}));
     assert_eq!(b["tokens_per_s"]["median"], 202.0);
     assert_eq!(

@@ -35,7 +35,7 @@ const REPORTING: [&str; 3] = ["log.", "sample.", "eval."];
 #[derive(Serialize)]
 struct Answer {
     runs: Vec<Compared>,
-    /// Whether the runs differ in how their state is spread over ranks. If so, speeds and losses are compared with
+    /// True if the runs spread their state over ranks differently. If so, speeds and losses are compared with
     /// those of the first run.
     is_spread: bool,
     /// Keys besides those by which the runs differ, if they are spread: losses need not be the same.
@@ -72,7 +72,7 @@ struct Compared {
     strategy: Option<String>,
     mesh: Option<String>,
     ranks: Option<u64>,
-    /// How its training losses compare with those of the first run.
+    /// A comparison of its training losses with those of the first run.
     losses: Option<String>,
     dtypes: Option<String>,
     seed: Option<String>,
@@ -84,7 +84,7 @@ struct Compared {
     host: Option<String>,
     /// SHA-256 of its training data.
     data: Option<String>,
-    /// What is not known of it, and why, in sentences.
+    /// Sentences about unknown facts, with the reason.
     missing: Vec<String>,
 }
 
@@ -313,7 +313,7 @@ fn spent(metrics: &Metrics) -> Option<Vec<(&'static str, f64)>> {
     is_recorded.then(|| means.into_iter().map(|(name, mean)| (name, mean.unwrap_or(0.0))).collect())
 }
 
-/// The object in a file, and the problem if there is none.
+/// The object in a file, or the reason why it cannot be read.
 fn json(path: &Path, most: u64) -> (Value, Option<String>) {
     let read = files::read(path, most).map_err(|error| match error.kind() {
         ErrorKind::NotFound => "the file is missing".to_owned(),
@@ -361,7 +361,7 @@ fn superseded(folder: &Path) -> Vec<String> {
     names
 }
 
-/// How the losses of two runs compare at the steps that both have logged.
+/// Compares the losses of two runs at the steps that both have logged.
 fn losses(first: &Run, other: &Run) -> String {
     let (Some(one), Some(two)) = (first.metrics().get("loss"), other.metrics().get("loss")) else {
         return "not recorded".to_owned();

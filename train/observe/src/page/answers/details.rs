@@ -9,7 +9,7 @@ use super::super::reduce::{Reduced, last_until, reduce};
 use super::super::watched::WatchedRun;
 use crate::run::{Event, Sample, Series};
 
-/// The part of a run's numbers that is asked for.
+/// The requested part of a run's numbers.
 #[derive(Debug)]
 pub(in super::super) struct SeriesQuery {
     /// Such as `loss`.
@@ -20,7 +20,7 @@ pub(in super::super) struct SeriesQuery {
     pub(in super::super) steps: (u64, u64),
     /// Points of each curve at most.
     pub(in super::super) points: usize,
-    /// Whether the axis of steps is logarithmic.
+    /// True if the axis of steps is logarithmic.
     pub(in super::super) is_log: bool,
 }
 
@@ -35,12 +35,12 @@ struct Curves {
 struct Curve {
     #[serde(flatten)]
     reduced: Reduced,
-    /// Where each step lies on the axis.
+    /// The place of each step on the axis.
     #[serde(skip_serializing_if = "Option::is_none")]
     over: Option<Vec<Option<f64>>>,
 }
 
-/// The curves of a run: `/api/series`. Keys that it does not have are left out.
+/// The curves of a run: `/api/series`. Unknown keys are skipped.
 pub(in super::super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> impl Serialize {
     let run = watched.read();
     let over = query.over.as_ref().map(|key| run.metrics().get(key));
@@ -160,7 +160,7 @@ struct Samples {
 struct Events {
     run: String,
     total: usize,
-    /// How many of all events there are of each kind.
+    /// Number of events by kind.
     kinds: BTreeMap<String, usize>,
     events: Vec<Event>,
     problems: Vec<String>,
@@ -195,7 +195,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The last look at a run, or why there is none: `/api/look`.
+/// The last look at a run, or the reason why it failed: `/api/look`.
 pub(in super::super) fn look(watched: &WatchedRun) -> impl Serialize {
     let (look, problem) = {
         let seen = watched.seen();
