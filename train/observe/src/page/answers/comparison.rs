@@ -233,7 +233,7 @@ impl Compared {
             && format != FORMAT
         {
             self.missing.push(format!(
-                "run.json has version {format}, and this build reads version {FORMAT}: some of its facts may be missing."
+                "run.json has version {format}, and this build reads {FORMAT}: some facts may be missing."
             ));
         }
         self.created = text(&identity, "created");
