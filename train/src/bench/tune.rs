@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kiln_model::{Decoder, Key};
-use kiln_observe::report::StrategyRow;
 use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
 
 use super::check_counts;
-use super::rounds::{Rounds, prepare};
+use super::rounds::{Rounds, StrategyRow, prepare};
 use super::ways::{Tried, Way};
 use crate::config::{self, Config};
 use crate::device;

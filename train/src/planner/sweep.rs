@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use kiln_observe::plot::{Axis, Curve, Curves, Ink, Scale, under_each_other};
+use kiln_observe::plot::{Axis, Curve, Curves, Scale, under_each_other};
 use serde::Serialize;
 
 use super::report::recommend;
@@ -142,7 +142,7 @@ fn drawing(points: &[Point]) -> String {
         plot("peak memory of a rank", "GiB", &|row| Some(row.peak_bytes as f64 / f64::from(1 << 30))),
     ];
     let drawn: Vec<_> =
-        plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0, Ink::File)).collect();
+        plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0)).collect();
     let (title, description) = ("kiln plan --sweep", "The best way to run, planned for more and more ranks.");
     under_each_other(title, description, &drawn).file("sweep")
 }

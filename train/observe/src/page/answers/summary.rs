@@ -1,7 +1,5 @@
 //! Every run in short: `/api/runs`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::Serialize;
 
 use super::super::watched::{Watched, WatchedRun};
@@ -71,9 +69,14 @@ pub(super) struct Summary {
     problems: Vec<String>,
 }
 
-/// All runs in short. `failures` are what of the server does not work, `orders` whether it takes them.
-pub(in super::super) fn runs(watched: &Watched, failures: Vec<String>, orders: bool) -> impl Serialize {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+/// All runs in short, at the time `now` in seconds since 1970. `failures` are the parts of the server that do not work,
+/// `orders` is whether it takes them.
+pub(in super::super) fn runs(
+    watched: &Watched,
+    now: f64,
+    failures: Vec<String>,
+    orders: bool,
+) -> impl Serialize {
     let runs = watched.runs().iter().map(|run| summary(run)).collect();
     All { now, runs, orders, problems: [failures, watched.problems()].concat() }
 }
