@@ -27,7 +27,7 @@
 # PEER_PYTHON is a Python with PyTorch (default python3), PACK another folder than target/pack. BUDGET is the number
 # of seconds that a call may take; the limits of its steps follow from it. HOST_MEMORY is the memory that 7b may use on
 # the host (default 112GiB). A call needs no network, and carries at most 64 MiB, the files of the repository
-# included. benches/fakecuda/rehearse.sh rehearses both calls without a GPU.
+# included. benches/standins/rehearse.sh rehearses both calls without a GPU.
 set -uo pipefail
 
 usage() {
@@ -73,9 +73,9 @@ binaries=(kiln kiln-bench it sharding nccl)
 # GPU they need no compiler then. Results mean nothing here.
 compile_kernels() (
     programs=$1 left=$(mktemp -d)
-    benches/fakecuda/setup.sh >/dev/null || exit 1
+    benches/standins/setup.sh >/dev/null || exit 1
     # shellcheck source=/dev/null
-    . "$target/fakecuda/env.sh"
+    . "$target/standins/env.sh"
     export XDG_CACHE_HOME=$2 KILN_TEST_DEVICE=cuda FAKE_CUDA_COPY_MIB=1
     config=(configs/debug.toml --set device.backend=cuda --set train.ranks=1 --set train.steps=2
         --set optim.warmup_steps=1 --set device.verify_kernels=false --set precision.compute=f32
@@ -125,7 +125,7 @@ if [ "$call" = pack ]; then
         compile_kernels "$parts/bin" "$PWD/$parts/cache" >"$parts/kernels.log" 2>&1 || true
         XDG_CACHE_HOME=$PWD/$parts/cache "$parts/bin/kiln" warmup --pack "$parts/kernels.tar"
         # For a machine without CUDA's headers, which NVRTC needs for everything that is not among these kernels.
-        cp -r "$target/fakecuda/python/nvidia/cu13/include" "$parts/python/nvidia/cu13/"
+        cp -r "$target/standins/python/nvidia/cu13/include" "$parts/python/nvidia/cu13/"
     fi
     # The programs share most of their code, which one stream with a window over all programs stores once.
     entries=(bin python)

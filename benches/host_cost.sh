@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a training step costs the host: launches, bytes and microseconds per step and per block, without a GPU.
-# Steps run under the stand-in for NVIDIA's driver (benches/fakecuda), whose kernels compute nothing, so the time
+# Steps run under the stand-in for NVIDIA's driver (benches/standins), whose kernels compute nothing, so the time
 # of a step is the host's.
 #
 #     benches/host_cost.sh                # presets 90m, 300m, 1b and 7b
@@ -32,7 +32,7 @@ profile=${KILN_GPU_PROFILE:-release}
 build=(--profile "$profile" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 cargo build --quiet "${build[@]}" --bin kiln-bench --bin kernels
 programs=$target/$profile
-benches/fakecuda/setup.sh
+benches/standins/setup.sh
 out=$target/host_cost
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -58,7 +58,7 @@ for preset in "${presets[@]}"; do
         folders+=("$folder")
         (
             # shellcheck source=/dev/null
-            . "$target/fakecuda/env.sh"
+            . "$target/standins/env.sh"
             # What matters is the width: nothing computes, and memory that is not touched costs nothing.
             export XDG_CACHE_HOME=$out/cache FAKE_CUDA_TRACE=$folder/trace.txt FAKE_CUDA_PTX_DIR=$folder
             "$programs/kiln-bench" step --config "configs/$preset.toml" --set device.backend=cuda \

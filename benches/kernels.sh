@@ -29,7 +29,7 @@ if [ $# = 0 ]; then
     set -- "$program" captured --ignored --test-threads=1
 fi
 
-benches/fakecuda/setup.sh
+benches/standins/setup.sh
 folders=()
 for capability in 8.0 9.0; do
     folder=$target/kernels/sm_${capability/./}
@@ -38,7 +38,7 @@ for capability in 8.0 9.0; do
     folder=$(cd "$folder" && pwd)
     (
         # shellcheck source=/dev/null
-        . "$target/fakecuda/env.sh"
+        . "$target/standins/env.sh"
         export FAKE_CUDA_CAPABILITY=$capability FAKE_CUDA_PTX_DIR=$folder FAKE_CUDA_TRACE=$folder/trace.txt
         "$@"
     )
@@ -47,4 +47,4 @@ done
 # What executes kernels without a GPU knows all of their instructions.
 find "${folders[@]}" -name '*.ptx' -exec "$target/release/ptx" {} +
 # shellcheck disable=SC2086
-"$table" --ptxas "$target/fakecuda/python/nvidia/cu13/bin/ptxas" ${KERNELS_ARGS:-} "${folders[@]}"
+"$table" --ptxas "$target/standins/python/nvidia/cu13/bin/ptxas" ${KERNELS_ARGS:-} "${folders[@]}"

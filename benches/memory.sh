@@ -8,7 +8,7 @@
 #     benches/memory.sh            # all configurations, some 10 minutes on two cores
 #     benches/memory.sh 300m       # those of some presets
 #
-# Steps run under the stand-in for NVIDIA's driver (benches/fakecuda): device memory is reserved and not touched.
+# Steps run under the stand-in for NVIDIA's driver (benches/standins): device memory is reserved and not touched.
 # Several ranks are threads that share the GPU, each with pages of its own. With shard.communicate_alone, a rank uses
 # NCCL, and no collective has run before the host waits at the end of a step: the host is as far ahead as possible.
 # Weights are zeros, so that nothing is drawn, and large copies are not made. A table in Markdown is printed; reports
@@ -27,7 +27,7 @@ target=${CARGO_TARGET_DIR:-target}
 profile=${KILN_GPU_PROFILE:-release}
 # One set of features for everything here, so that burn is built once.
 cargo build --profile "$profile" --workspace --features kiln-benches/cuda,kiln-benches/wgpu --bin kiln-bench
-benches/fakecuda/setup.sh
+benches/standins/setup.sh
 
 # Preset, ranks, micro-batches, sequences and tokens of each, GiB of the GPU (an H100's, and for 7b an H200's), and
 # settings.
@@ -54,6 +54,7 @@ configurations() {
 90m 2 1 8 512 80 shard.strategy=SHARD_GRAD_OP
 90m 2 1 8 512 80 shard.strategy=NO_SHARD
 90m 2 3 8 512 80 shard.strategy=FULL_SHARD shard.recompute=block
+90m 2 3 8 512 80 shard.strategy=FULL_SHARD shard.recompute=block shard.accumulate=unsharded
 90m 2 2 8 512 80 shard.strategy=SHARD_GRAD_OP precision.compute=f32
 90m 2 1 8 512 80 shard.strategy=FULL_SHARD shard.offload=true
 90m 4 1 8 512 80 shard.strategy=FULL_SHARD
@@ -88,7 +89,7 @@ while read -r preset ranks passes batch seq gib settings; do
     for setting in $settings; do more+=(--set "$setting"); done
     (
         # shellcheck source=/dev/null
-        . "$target/fakecuda/env.sh"
+        . "$target/standins/env.sh"
         export FAKE_CUDA_TRACE=$out/trace.txt FAKE_CUDA_MEMORY_GIB=$gib FAKE_CUDA_COPY_MIB=1 FAKE_CUDA_AHEAD=1
         "$target/$profile/kiln-bench" step --config "configs/$preset.toml" --steps 1 --warmup 2 --json \
             --set device.backend=cuda --set precision.compute=bf16 --set train.ranks="$ranks" --set model.init_std=0 \

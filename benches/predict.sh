@@ -29,8 +29,8 @@ cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 profile=${KILN_GPU_PROFILE:-release}
 cargo build --quiet --profile "$profile" --workspace --features kiln-benches/cuda,kiln-benches/wgpu --bin kernels
-benches/fakecuda/setup.sh >&2
-tools=$target/fakecuda/predict
+benches/standins/setup.sh >&2
+tools=$target/standins/predict
 if [ ! -e "$tools/.done" ]; then
     "${PYTHON:-python3}" -m pip install --quiet --disable-pip-version-check --no-deps \
         --root-user-action ignore --upgrade --target "$tools" \

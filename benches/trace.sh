@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 program=$(cargo test "${build[@]}" --test cli --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\/cli-[^"]*\)".*/\1/p')
-benches/fakecuda/setup.sh
+benches/standins/setup.sh
 # shellcheck source=/dev/null
-. "${CARGO_TARGET_DIR:-target}/fakecuda/env.sh"
+. "${CARGO_TARGET_DIR:-target}/standins/env.sh"
 exec "$program" "trace::${1:-}" --ignored --test-threads=1

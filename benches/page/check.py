@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ import urllib.parse
 
 from browser import Browser
 
-VIEWS = ["overview", "curves", "ranks", "timeline", "memory", "configuration", "text", "events"]
+VIEWS = ["overview", "curves", "ranks", "timeline", "memory", "results", "configuration", "text", "events"]
 SMALL = ["baseline-adamw", "long-context", "muon"]
 LARGE = "large-64-ranks"
 MOST_SECONDS = 2.0
@@ -250,6 +251,83 @@ def strangers(program, runs):
         browser.close()
 
 
+def write_sweep(folder):
+    """Twenty runs: one stopped early, one diverged, one of a single step."""
+    for number in range(20):
+        run = folder / f"sweep-{number:02}"
+        run.mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps({"kiln_run": 1, "build": "0.1.0", "device": "CPU"}))
+        strategy = "NO_SHARD" if number % 2 else "FULL_SHARD"
+        (run / "config.toml").write_text(f"[train]\nsteps = 400\nranks = 2\nseed = {number}\n[optim]\nlr = {(number + 1) * 1e-4:.4f}\n[shard]\nstrategy = \"{strategy}\"\n")
+        lines = []
+        for step in range(1, {1: 101, 3: 2}.get(number, 401)):
+            loss = None if number == 2 and step > 300 else 2 + (6 - number / 10) / step
+            lines.append({"step": step, "time": 1.76e9 + step, "loss": loss, "grad_norm": 1 / step, "lr": 1e-3, "tokens_per_s": 1000 + number + step % 5,
+                          "tokens": 1024 * step, "mfu": 0.4, "peak_bytes": 2**30 + number * 2**24, "step_s": 0.1, "data_s": 0.01, "forward_s": 0.02,
+                          "backward_s": 0.04, "optimizer_s": 0.01, "other_s": 0.0, "wait_s": 0.02})
+            if step % 100 == 0:
+                lines.append({"step": step, "val_loss": 2.1 + 5 / step})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "samples.jsonl").write_text(json.dumps({"step": 1, "prompt": "</script><script>document.title = 'obeyed'</script>", "text": "<b>bold</b>"}) + "\n")
+
+
+def reported(program, work, shots):
+    """A report is the page without a server: complete with twenty runs, and nothing is loaded."""
+    write_sweep(work / "sweep")
+    subprocess.run([os.path.abspath(program), "sweep", "--report", "report"], cwd=work, check=True)
+    base = (work / "report/report.html").absolute().as_uri()
+    browser = Browser()
+    browser.size(1280, 900)
+    ready(browser, f"{base}#/curves")
+    legend = "[...document.querySelector('.chart .legend').children].map((one) => one.textContent)"
+    names = browser.wait(legend)
+    all_names = [f"sweep-{number:02}" for number in range(20)]
+    check([name.split(" ")[0] for name in names] == all_names, f"the legend of a report has all of 20 runs: {len(names)}")
+    looks = browser.value("new Set([...document.querySelectorAll('.chart:first-child .legend .key')].map((key) => key.className + key.style.getPropertyValue('--key'))).size")
+    check(looks == 20, f"they look different: {looks}")
+
+    # Reads the values at the last step, which three runs have not reached or survived.
+    browser.value("document.querySelector('.chart .plot').focus()")
+    for key in ("Home", "End"):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+    browser.wait("document.querySelector('.chart .place').textContent === 'Step 400'")
+    values = dict(name.split(" ") for name in browser.value(legend))
+    ended = {name: value for name, value in values.items() if value == "–"}
+    check(sorted(ended) == ["sweep-01", "sweep-02", "sweep-03"], f"runs that ended earlier have no value at the last step: {sorted(ended)}")
+    check(values["sweep-00"] == f"{2 + 6 / 400:.4f}", f"the value of a run is that of its metrics: {values['sweep-00']}")
+    browser.value("document.querySelector('.chart details').open = true")
+    browser.wait("document.querySelectorAll('.chart details tbody tr').length === 20")
+    table = browser.value("[...document.querySelectorAll('.chart details tbody tr')].slice(0, 2).map((row) => row.lastChild.textContent)")
+    check(table == [f"{2 + 6 / 400:.4f}", "–"], f"a table of 20 runs has them as rows, without values that a run never reached: {table}")
+
+    ready(browser, f"{base}#/results")
+    rows = browser.wait("document.querySelectorAll('.panel:first-child tbody tr').length")
+    told = browser.value("document.querySelector('main').textContent")
+    check(rows == 20 and "not finite" in told and "recorded up to step 1 of 400" in told, "results name what diverged and what is missing")
+    check("the same bits at all" not in told and "differs from step 1 on" in told, "losses of strategies are compared")
+    ready(browser, f"{base}#/configuration")
+    heads = browser.wait("[...document.querySelectorAll('.panel:first-child thead th')].map((one) => one.textContent)")
+    check(heads == ["Run", "optim.lr", "shard.strategy", "train.seed"], f"settings of 20 runs are columns: {heads}")
+    ready(browser, f"{base}#/text")
+    check(browser.wait("document.title") == "Text · Kiln", "text of a run is not obeyed")
+    views = browser.value("[...document.querySelectorAll('nav a')].map((one) => one.textContent)")
+    check(views == ["Overview", "Curves", "Results", "Configuration", "Text", "Events"], f"runs that have ended have no ranks to show: {views}")
+    for width, theme in ((1280, "light"), (1920, "dark"), (390, "light")):
+        browser.size(width, 900, theme)
+        for view in ("overview", "curves", "results", "configuration", "text", "events"):
+            ready(browser, f"{base}#/{view}")
+            time.sleep(0.3)
+            wide = browser.value("document.documentElement.scrollWidth")
+            check(wide <= width, f"{view} of a report fits {width} px ({theme})")
+            if shots:
+                browser.screenshot(shots / f"report-{view}-{width}.png")
+    complaints, requests = browser.complaints(), browser.requests()
+    check(not complaints, f"the console of a report has no complaint {complaints or ''}")
+    outside = [url for url in requests if not url.startswith((base, "data:", "about:"))]
+    check(not outside, f"a report loads nothing {outside or ''}")
+    browser.close()
+
+
 def main():
     program, runs = sys.argv[1:3]
     shots = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
@@ -279,6 +357,7 @@ def main():
         promtool = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
         check(promtool.returncode == 0, f"promtool takes {text.count(bytes([10]))} lines of /metrics {promtool.stderr.decode() or promtool.stdout.decode()}")
     strangers(program, runs)
+    reported(program, pathlib.Path(runs).parent, None)
     print(f"{len(failures)} failed")
     sys.exit(bool(failures))
 

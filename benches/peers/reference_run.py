@@ -246,9 +246,16 @@ class Decoder(torch.nn.Module):
                 continue
             y, logits = self.experts(normed, layer)
             x = x + y
-            balance.append(balance_loss((logits,), moe["experts"], moe["experts_per_token"]))
+            balance.append(logits)
         x = self.norm(x, "norm")
-        balance = moe["router_aux_loss_coef"] * sum(balance) / len(balance) if balance else 0.0
+        if balance:
+            # As transformers: of all layers together; or of each layer, and the mean.
+            together = moe.get("router_aux_loss_over") == "all_layers"
+            parts = [tuple(balance)] if together else [(logits,) for logits in balance]
+            losses = [balance_loss(part, moe["experts"], moe["experts_per_token"]) for part in parts]
+            balance = moe["router_aux_loss_coef"] * sum(losses) / len(losses)
+        else:
+            balance = 0.0
         if self.model["tie_embeddings"]:
             return x @ self.weight("embed_tokens").T, balance
         return x @ self.weight("lm_head"), balance

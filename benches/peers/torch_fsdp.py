@@ -10,7 +10,8 @@
 The decoder is Kiln's (RMSNorm, RoPE, SwiGLU, grouped-query attention through SDPA), with random weights
 on random tokens; AdamW is PyTorch's fused one, and the gradient's norm is clipped to 1. One process
 trains as it is (`single`), several through FSDP2 (`fsdp` frees the weights of a block after forward,
-`shard_grad_op` keeps them until backward) or DDP (`ddp`). With --dtype bf16 computation is in bf16 and
+`shard_grad_op` keeps them until backward) or DDP (`ddp`). Gradients of micro-batches add up as
+--accumulate says, by default as in Kiln: FSDP2 reduces each (its default), DDP once per step. With --dtype bf16 computation is in bf16 and
 weights, moments and reductions are in f32: a mixed-precision policy under FSDP2, else autocast.
 
 A step is timed from zeroing the gradients until the device has done everything; of several ranks, the
@@ -71,6 +72,11 @@ def parse():
     add("--recompute", action="store_true", help="keep the input of a block only")
     add("--batch", type=int, default=4, help="sequences per step, over all ranks (default 4)")
     add("--micro-batch", type=int, help="sequences per pass of a rank (default all of a step)")
+    add(
+        "--accumulate",
+        choices=["sharded", "unsharded"],
+        help="reduce gradients in every micro-batch or once per step (default sharded under FSDP2)",
+    )
     add("--seq", type=int, default=256, help="tokens per sequence (default 256)")
     add("--steps", type=int, default=10, help="steps that are timed (default 10)")
     add("--warmup", type=int, default=2, help="steps before them, at least 1 (default 2)")
@@ -98,6 +104,8 @@ def parse():
     arguments.micro_batch = arguments.micro_batch or per_rank
     if per_rank % arguments.micro_batch:
         parser.error(f"--micro-batch {arguments.micro_batch} does not divide {per_rank}")
+    default = "sharded" if arguments.mode in ("fsdp", "shard_grad_op") else "unsharded"
+    arguments.accumulate = arguments.accumulate or default
     arguments.threads = arguments.threads or max((os.cpu_count() or 1) // arguments.ranks, 1)
     return arguments
 
@@ -366,11 +374,11 @@ def train(arguments, age):
         optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index, rows in enumerate(tokens):
-            last = index + 1 == passes
+            reduces = arguments.accumulate == "sharded" or index + 1 == passes
             if arguments.mode in ("fsdp", "shard_grad_op"):
-                model.set_requires_gradient_sync(last)
+                model.set_requires_gradient_sync(reduces)
             elif arguments.mode == "ddp":
-                model.require_backward_grad_sync = last
+                model.require_backward_grad_sync = reduces
             with torch.autocast(arguments.device, torch.bfloat16, enabled=autocast):
                 loss = loss_of(model(rows[:, :-1]), rows[:, 1:]) / passes
             loss.backward()
@@ -416,6 +424,7 @@ def train(arguments, age):
         "dtype": arguments.dtype,
         "compile": arguments.compile,
         "recompute": arguments.recompute,
+        "accumulate": arguments.accumulate,
         "ranks": ranks,
         "threads_per_rank": torch.get_num_threads(),
         "global_batch": arguments.batch,

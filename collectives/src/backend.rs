@@ -1,4 +1,4 @@
-//! What the backends of a process group implement, and what they are given.
+//! The trait that the backends of a process group implement, and the types it uses.
 
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
@@ -16,12 +16,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Called with the world rank, first thing on each worker thread.
+/// A callback that every worker thread runs first, with its world rank.
 #[derive(Clone)]
 pub struct WorkerStart(Arc<dyn Fn(usize) + Send + Sync>);
 
 impl WorkerStart {
-    /// Wraps the function to call.
+    /// Wraps `call`.
     pub fn new(call: impl Fn(usize) + Send + Sync + 'static) -> WorkerStart {
         WorkerStart(Arc::new(call))
     }
@@ -33,15 +33,16 @@ impl fmt::Debug for WorkerStart {
     }
 }
 
-/// Asks all ranks of a world what they are doing, and waits for their answers no longer than it is told.
+/// A function that asks all ranks of a world what they are doing and waits at most the given time for the
+/// answers.
 pub type AskAll = Arc<dyn Fn(Duration) -> Vec<Witness> + Send + Sync>;
 
-/// One rank's side of a group that can fail: it knows the cause, and tells the other ranks.
+/// One rank's side of a group that can fail: it knows the cause and informs the other ranks.
 pub trait GroupControl: Send + Sync {
-    /// The rank.
+    /// Returns the group, and this rank's place in it.
     fn identity(&self) -> &GroupRank;
 
-    /// Why the group has failed, if it has.
+    /// Returns why the group has failed, if it has.
     fn cause(&self, site: &CallSite) -> Option<CommError>;
 
     /// Fails the group on behalf of the caller, unless it has failed already; returns the cause.
@@ -53,57 +54,58 @@ pub trait GroupControl: Send + Sync {
     /// Fails all groups of the world, on all ranks.
     fn abort(&self, reason: &str);
 
-    /// Notes that this rank is held, or no longer, and tells the others.
+    /// Records whether this rank is held, and informs the other ranks.
     fn hold(&self, is_held: bool) {
         let shared = &self.identity().shared;
         shared.holds.set(shared.world_rank, is_held);
     }
 }
 
-/// What carries out the operations of one group on one rank. Dropping it, or [`Backend::leave`], leaves the
+/// The implementation of one rank's operations in one group. Dropping it, or [`Backend::leave`], leaves the
 /// group.
 pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;
 
-    /// As [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
+    /// True if all-gathers can share one output; see
+    /// [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
     const SHARES_GATHERS: bool = false;
 
-    /// Machine of each rank, as for [`Communicator::nodes`](crate::Communicator::nodes).
+    /// Returns the machine of each rank, as [`Communicator::nodes`](crate::Communicator::nodes) does.
     fn nodes(&self) -> Vec<usize>;
 
-    /// Notes that the caller has issued the operation at `site`. Called before the operation is queued.
+    /// Records that the caller has issued the operation at `site`. Called before the operation is queued.
     fn issued(&self, site: &CallSite, call: &Call);
 
-    /// What stands in the way of a call whose buffers are on a GPU. Only asked about such calls.
+    /// Returns why a call whose buffers are on a GPU cannot run, if it cannot. Only called for such calls.
     fn refuse_device(&self, _payload: &Payload) -> Option<ArgumentError> {
         Some(ArgumentError::NoDeviceTransport)
     }
 
-    /// Runs one operation, on the worker thread. Work for a GPU joins the queue of the thread that issued
-    /// the operation.
+    /// Runs one operation on the worker thread. Work for a GPU joins the queue of the thread that issued the
+    /// operation.
     fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError>;
 
-    /// Runs a split, on the worker thread. Returns this rank's backend of its new group, if it joins one.
+    /// Runs a split on the worker thread. Returns this rank's backend of its new group, if it joins one.
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<Self>, CommError>;
 
-    /// Notes that the worker thread has stopped, perhaps in the middle of an operation.
+    /// Records that the worker thread has stopped, perhaps in the middle of an operation.
     fn crash(&self, reason: &str);
 
-    /// Leaves the group. Interrupts an operation under way that needs other ranks.
+    /// Leaves the group. Interrupts a running operation that needs other ranks.
     fn leave(&self);
 
-    /// The verdict of all ranks together after a failure.
+    /// Returns the verdict that all ranks reached after a failure.
     fn verdict(&self) -> Option<Verdict>;
 
-    /// How to ask all ranks of the world what they are doing; `None` where that cannot be done from here. It may
-    /// outlive the backend.
+    /// Returns a function that asks all ranks of the world what they are doing, or `None` if this rank cannot
+    /// ask them. The function may outlive the backend.
     fn ask_all(&self) -> Option<AskAll> {
         None
     }
 }
 
-/// A rank of a group.
+/// One rank's membership in a group.
 pub struct GroupRank {
     /// Name of the group.
     pub name: Arc<str>,
@@ -111,46 +113,46 @@ pub struct GroupRank {
     pub rank: usize,
     /// World rank of each rank of the group.
     pub world_ranks: Vec<usize>,
-    /// What all groups of this rank share.
+    /// State that all groups of this rank share.
     pub shared: Arc<RankShared>,
 }
 
 impl GroupRank {
-    /// Names the call that has number `sequence` in the group.
+    /// Returns the site of the call with number `sequence` in the group.
     pub(crate) fn site(&self, sequence: u64, operation: Operation, label: Label) -> CallSite {
         CallSite { group: Arc::clone(&self.name), sequence, rank: self.rank, operation, label }
     }
 
-    /// An abort caused by this rank.
+    /// Returns an abort caused by this rank.
     pub(crate) fn abort(&self, reason: &str) -> Abort {
         let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
         Abort { group, rank: self.rank, world_rank: self.shared.world_rank, reason }
     }
 
-    /// The abort of the group's operations when this rank has left it.
+    /// Returns the abort with which the group's operations fail after this rank has left it.
     pub(crate) fn left(&self) -> Abort {
         self.abort(&format!("rank {} left the group", self.rank))
     }
 }
 
-/// What all groups of one rank share.
+/// State that all groups of one rank share.
 pub struct RankShared {
     /// Rank in the world.
     pub world_rank: usize,
     /// Number of ranks in the world.
     pub world_size: usize,
-    /// Name of this rank's machine, for people.
+    /// Name of this rank's machine, for messages.
     pub node: String,
     /// Flight recorder of all groups.
     pub recorder: Arc<Recorder>,
-    /// Which ranks are held; ranks of one process may share it.
+    /// The held ranks. Ranks of one process may share it.
     pub holds: Arc<Holds>,
-    /// Called first thing on each worker thread.
+    /// Callback that every worker thread runs first.
     pub on_worker_start: Option<WorkerStart>,
 }
 
 impl RankShared {
-    /// A rank whose flight recorder keeps `capacity` records.
+    /// Creates the state of a rank whose flight recorder keeps `capacity` records.
     pub(crate) fn new(
         world_rank: usize,
         world_size: usize,
@@ -163,14 +165,14 @@ impl RankShared {
         Arc::new(RankShared { world_rank, world_size, node, recorder, holds, on_worker_start })
     }
 
-    /// Says that the calling thread is a worker thread of this rank.
+    /// Registers the calling thread as a worker thread of this rank.
     pub(crate) fn start_worker(&self) {
         if let Some(WorkerStart(call)) = &self.on_worker_start {
             call(self.world_rank);
         }
     }
 
-    /// The flight recorder's contents with its last `records` records at most, without a verdict.
+    /// Returns the flight recorder's contents, with at most its last `records` records and without a verdict.
     pub(crate) fn flight(&self, backend: &str, records: usize) -> Flight {
         Flight {
             rank: self.world_rank,
@@ -187,15 +189,15 @@ impl RankShared {
         }
     }
 
-    /// [`RankShared::flight`] with the last records only, to be sent to another rank.
+    /// Returns [`RankShared::flight`] with few enough records to send to another rank.
     pub(crate) fn short_flight(&self, backend: &str) -> Box<Flight> {
-        /// Records that are sent.
+        /// Number of records to send.
         const RECORDS: usize = 64;
         Box::new(self.flight(backend, RECORDS))
     }
 }
 
-/// Numbers the machines of ranks, in the order of the first rank on each; `names` has one per rank.
+/// Numbers the machines of the ranks in order of their first rank. `names` has one entry per rank.
 pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let mut known: Vec<&str> = Vec::new();
     let number = |name| {
@@ -207,7 +209,7 @@ pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usiz
     names.map(number).collect()
 }
 
-/// The result of operations that fill no buffer.
+/// Returns the result of operations that fill no buffer.
 pub(crate) fn empty() -> Buffer {
     Buffer::zeros(DType::U8, 0)
 }

@@ -14,7 +14,8 @@ use cubecl::prelude::Client;
 #[cfg(feature = "cube")]
 use std::ops::Range;
 
-/// What buffers on the host are allocated in: one cache line. Its alignment is the alignment of every buffer.
+/// One cache line, the unit in which host buffers are allocated. Its alignment is the alignment of every
+/// buffer.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -25,13 +26,14 @@ thread_local! {
     static ALLOCATES_FOR_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the memory that the calling thread allocates right now is for all ranks of a group. An allocator
-/// that counts memory per rank asks this: such memory is not charged to the rank that happens to write it.
+/// Returns whether the memory that the calling thread is allocating belongs to all ranks of a group. An
+/// allocator that counts memory per rank checks this, so as not to charge such memory to the rank that
+/// happens to allocate it.
 pub fn allocates_for_all() -> bool {
     ALLOCATES_FOR_ALL.get()
 }
 
-/// The memory that the elements of a buffer are in.
+/// The memory that holds the elements of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Location {
@@ -50,40 +52,40 @@ impl fmt::Display for Location {
     }
 }
 
-/// Why a buffer could not be read.
+/// The reason why a buffer could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// It holds another element type.
+    /// The buffer holds another element type.
     #[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
     DType {
-        /// Type the buffer holds.
+        /// Type that the buffer holds.
         actual: DType,
-        /// Type the caller asked for.
+        /// Requested type.
         requested: DType,
         /// Number of elements in the buffer.
         len: usize,
     },
-    /// Its elements are in the memory of a GPU.
+    /// The elements are in the memory of a GPU.
     #[error("the {len} elements of {dtype} are on a GPU and cannot be read in place")]
     OnDevice {
-        /// Type the buffer holds.
+        /// Type that the buffer holds.
         dtype: DType,
         /// Number of elements in the buffer.
         len: usize,
     },
-    /// The GPU did not deliver its elements.
+    /// The GPU did not deliver the elements.
     #[error("cannot copy {len} elements of {dtype} from the GPU: {reason}")]
     Device {
-        /// Type the buffer holds.
+        /// Type that the buffer holds.
         dtype: DType,
         /// Number of elements in the buffer.
         len: usize,
-        /// What the GPU's runtime said.
+        /// The error of the GPU's runtime.
         reason: String,
     },
 }
 
-/// Flat, typed memory that is owned: on the host, aligned to 64 bytes, or on a GPU.
+/// Flat, typed, owned memory: on the host, aligned to 64 bytes, or on a GPU.
 ///
 /// `Clone` copies the contents; `Debug` prints the dtype and the length, never the contents.
 #[derive(Clone)]
@@ -97,18 +99,18 @@ pub struct Buffer {
 /// The memory behind a buffer. It has at least `len * dtype.size()` bytes.
 #[derive(Clone)]
 enum Storage {
-    /// Memory of the host. The tail of the last line is padding.
+    /// Host memory. The tail of the last line is padding.
     Host(Vec<Line>),
-    /// Memory of the host that several buffers read. A buffer that is written to copies it first.
+    /// Host memory that several buffers read. A buffer copies it before its first write.
     Shared(Arc<Vec<Line>>),
-    /// Memory of the host that will be allocated when it is needed.
+    /// Host memory that is allocated on first use.
     Unallocated,
     #[cfg(feature = "cube")]
     Device(DeviceMemory),
 }
 
 impl Buffer {
-    /// Makes a buffer of `len` zeros on the host.
+    /// Creates a buffer of `len` zeros on the host.
     ///
     /// The memory comes zeroed from the allocator, so large buffers cost nothing until used.
     ///
@@ -122,19 +124,18 @@ impl Buffer {
         Buffer { dtype, len, storage: Storage::Host(lines) }
     }
 
-    /// Makes a buffer of `len` elements on the host that has no memory yet. An all-gather among ranks that
-    /// share memory allocates it once for all of them. The first write by anyone else turns the buffer into
-    /// one of zeros.
+    /// Creates a buffer of `len` elements on the host without memory. An all-gather among ranks that share
+    /// memory allocates it once for all of them. Any other first write allocates the buffer and zeroes it.
     pub fn unallocated(dtype: DType, len: usize) -> Buffer {
         Buffer { dtype, len, storage: Storage::Unallocated }
     }
 
-    /// Whether the buffer has memory.
+    /// Returns whether the buffer has memory.
     pub fn is_allocated(&self) -> bool {
         !matches!(self.storage, Storage::Unallocated)
     }
 
-    /// Whether other buffers may read the same memory.
+    /// Returns whether other buffers may read the same memory.
     pub fn is_shared(&self) -> bool {
         matches!(self.storage, Storage::Shared(_))
     }
@@ -169,27 +170,27 @@ impl Buffer {
         buffer
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the buffer holds no element.
+    /// Returns whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Number of bytes of all elements, without padding.
+    /// Returns the number of bytes of all elements, without padding.
     pub fn size_in_bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
 
-    /// The memory that the elements are in.
+    /// Returns the memory that holds the elements.
     pub fn location(&self) -> Location {
         match &self.storage {
             #[cfg(feature = "cube")]
@@ -198,12 +199,12 @@ impl Buffer {
         }
     }
 
-    /// Whether the elements are in the host's memory.
+    /// Returns whether the elements are in the host's memory.
     pub fn is_on_host(&self) -> bool {
         self.location() == Location::Host
     }
 
-    /// Whether both buffers are on the host, or on the same GPU.
+    /// Returns whether both buffers are on the host, or on the same GPU.
     pub(crate) fn is_beside(&self, other: &Buffer) -> bool {
         match (&self.storage, &other.storage) {
             #[cfg(feature = "cube")]
@@ -214,7 +215,7 @@ impl Buffer {
         }
     }
 
-    /// Makes a buffer of `len` elements of the same type in the same memory. It holds zeros on the host and
+    /// Creates a buffer of `len` elements of the same type in the same memory. It holds zeros on the host and
     /// arbitrary values on a GPU, and has no memory if this one has none.
     pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
@@ -226,7 +227,7 @@ impl Buffer {
     }
 
     /// Copies the buffer and applies `change` to the bytes of the copy, on the host. The copy is in the same
-    /// memory as the buffer. For rare uses: all bytes of a GPU's buffer travel to the host and back.
+    /// memory as the buffer. Meant for rare uses: all bytes of a GPU's buffer travel to the host and back.
     ///
     /// # Errors
     ///
@@ -253,20 +254,20 @@ impl Buffer {
         }
     }
 
-    /// The elements as bytes in native order.
+    /// Returns the elements as bytes in native order.
     ///
     /// # Panics
     ///
-    /// If they are not on the host, or have no memory yet.
+    /// If the buffer is not on the host, or has no memory yet.
     pub fn as_bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(self.lines())[..self.size_in_bytes()]
     }
 
-    /// The elements as writable bytes in native order.
+    /// Returns the elements as writable bytes in native order.
     ///
     /// # Panics
     ///
-    /// If they are not on the host.
+    /// If the buffer is not on the host.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.size_in_bytes();
         match &mut self.storage {
@@ -283,7 +284,7 @@ impl Buffer {
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
-            // Replaced by memory of the buffer's own above.
+            // The code above has replaced these by memory that the buffer owns.
             Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }
@@ -292,21 +293,21 @@ impl Buffer {
         BufferError::OnDevice { dtype: self.dtype, len: self.len }
     }
 
-    /// The elements as a slice of `T`.
+    /// Returns the elements as a slice of `T`.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] if the buffer does not hold `T`, or not on the host.
+    /// [`BufferError`] if the elements are not of type `T`, or not on the host.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
         self.check::<T>()?;
         Ok(bytemuck::cast_slice(self.as_bytes()))
     }
 
-    /// The elements as a writable slice of `T`.
+    /// Returns the elements as a writable slice of `T`.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] if the buffer does not hold `T`, or not on the host.
+    /// [`BufferError`] if the elements are not of type `T`, or not on the host.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], BufferError> {
         self.check::<T>()?;
         Ok(bytemuck::cast_slice_mut(self.as_bytes_mut()))
@@ -335,17 +336,18 @@ impl fmt::Debug for Buffer {
 
 #[cfg(feature = "cube")]
 impl Buffer {
-    /// Makes a buffer of `len` elements in `memory`, which has room for them in whole words of 4 bytes.
+    /// Creates a buffer of `len` elements in `memory`, which must have room for them, rounded up to whole
+    /// words of 4 bytes.
     pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
         Buffer { dtype, len, storage: Storage::Device(memory) }
     }
 
-    /// Makes a buffer of `len` elements on the device of `client`, with arbitrary contents.
+    /// Creates a buffer of `len` elements on the device of `client`, with arbitrary contents.
     pub fn empty_on(client: &Client, dtype: DType, len: usize) -> Buffer {
         Buffer::from_device(dtype, len, DeviceMemory::empty(client, len * dtype.size()))
     }
 
-    /// The memory of the GPU that the elements are in; `None` if they are on the host.
+    /// Returns the GPU memory that holds the elements, or `None` if they are on the host.
     pub fn device(&self) -> Option<&DeviceMemory> {
         match &self.storage {
             Storage::Device(memory) => Some(memory),
@@ -353,11 +355,11 @@ impl Buffer {
         }
     }
 
-    /// Copies a buffer on the host to the device of `client`.
+    /// Copies a host buffer to the device of `client`.
     ///
     /// # Panics
     ///
-    /// If it is not on the host.
+    /// If the buffer is not on the host.
     pub fn to_device(&self, client: &Client) -> Buffer {
         let memory = DeviceMemory::upload(client, self.as_bytes().to_vec());
         Buffer::from_device(self.dtype, self.len, memory)
@@ -375,7 +377,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the elements of `range`, which starts with a whole word, to the host. Waits for the device.
+    /// Copies the elements of `range`, which starts at a word boundary, to the host. Waits for the device.
     ///
     /// # Errors
     ///
@@ -383,7 +385,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the range is not inside the buffer, or does not start with a word.
+    /// If the range is not inside the buffer, or does not start at a word boundary.
     pub fn range_to_host(&self, range: Range<usize>) -> Result<Buffer, BufferError> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         let (dtype, len, width) = (self.dtype, range.len(), self.dtype.size());

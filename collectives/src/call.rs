@@ -1,4 +1,4 @@
-//! One rank's call of an operation: the facts that all ranks must agree on, and the checks on them.
+//! One rank's call of an operation: the arguments that all ranks must agree on, and the checks on them.
 
 use crate::buffer::Location;
 use crate::dtype::DType;
@@ -27,10 +27,10 @@ impl fmt::Display for Argument {
     }
 }
 
-/// A wrong argument that one rank can recognize without the others.
+/// An invalid argument that one rank can detect without the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ArgumentError {
-    /// The buffer whose length follows from the other one has another length.
+    /// A buffer's length does not match the length of the other buffer.
     #[error("{buffer} has {actual} elements, needs {expected}")]
     Length {
         /// The buffer with the wrong length.
@@ -48,18 +48,18 @@ pub enum ArgumentError {
         /// Type of the output.
         output: DType,
     },
-    /// One of input and output is on the host, the other one on a GPU.
+    /// The input and the output are not both on the host or both on a GPU.
     #[error("input is on {input} but output is on {output}")]
     Location {
-        /// Where the input is.
+        /// Location of the input.
         input: Location,
-        /// Where the output is.
+        /// Location of the output.
         output: Location,
     },
     /// The buffers are on several GPUs, and this backend cannot move data between them.
     #[error("the buffers are on different GPUs")]
     OtherDevice,
-    /// The backend cannot move the memory of GPUs.
+    /// The backend cannot move GPU memory.
     #[error(
         "the buffers are on a GPU, and this backend has no transport for device memory (processes \
          need NCCL, which is the feature `cuda`; ranks as threads of one process need none)"
@@ -68,31 +68,31 @@ pub enum ArgumentError {
     /// The GPU has no arithmetic for the type.
     #[error("this GPU cannot sum {dtype}")]
     NoDeviceSum {
-        /// The type that was passed.
+        /// Type of the buffer.
         dtype: DType,
     },
     /// The root of a broadcast is not a rank of the group.
     #[error("root {root} is not a rank of a group of {world_size}")]
     Root {
-        /// The root that was passed.
+        /// Requested root.
         root: usize,
-        /// Ranks in the group.
+        /// Number of ranks in the group.
         world_size: usize,
     },
     /// The type can be moved but not summed.
     #[error("{dtype} cannot be summed")]
     NoSum {
-        /// The type that was passed.
+        /// Type of the buffer.
         dtype: DType,
     },
-    /// A planned group does not fit into the group it is split from.
+    /// The size of a planned group does not fit the group that is being split.
     #[error("cannot place rank {rank} of {world_size} in a group of {group_size}")]
     GroupSize {
         /// Rank in the group being split.
         rank: usize,
-        /// Ranks in the group being split.
+        /// Number of ranks in the group being split.
         world_size: usize,
-        /// Ranks the new group should have.
+        /// Planned number of ranks of the new group.
         group_size: usize,
     },
 }
@@ -104,7 +104,7 @@ pub(crate) struct SplitKey {
     pub(crate) key: i64,
 }
 
-/// One rank's call of one operation, as compared with those of the other ranks.
+/// One rank's call of one operation, as compared with the other ranks' calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
@@ -112,15 +112,16 @@ pub struct Call {
     pub operation: Operation,
     /// Element type; `u8` for operations without payload.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
+    /// Number of elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
+    /// otherwise.
     pub count: usize,
-    /// Where the buffers are; the host for operations without payload.
+    /// Location of the buffers; the host for operations without payload.
     pub location: Location,
     /// Root of a broadcast.
     pub root: Option<usize>,
-    /// What the operation is for.
+    /// Purpose of the operation.
     pub label: Label,
-    /// What the calling rank itself found wrong with its arguments.
+    /// The fault that the calling rank found in its own arguments.
     pub problem: Option<ArgumentError>,
     #[serde(rename = "place")]
     pub(crate) split_key: Option<SplitKey>,
@@ -150,13 +151,13 @@ impl Call {
         call
     }
 
-    /// Size of the full tensor in bytes.
+    /// Returns the size of the full tensor in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         // usize has at most 64 bits on every target Rust supports.
         (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Whether `self` and `other` can be calls of the same operation.
+    /// Returns whether `self` and `other` can be calls of the same operation.
     pub(crate) fn agrees_with(&self, other: &Call) -> bool {
         let same_scope = match (self.split_key, other.split_key) {
             // Ranks that end up in different groups may name them differently.
@@ -195,7 +196,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// The ranks of each new group of a split, in their new order, by color. `keys` are those of all ranks.
+/// Groups the ranks of a split by color, each group in its new order. `keys` has one entry per rank.
 pub(crate) fn partition(keys: impl Iterator<Item = Option<SplitKey>>) -> BTreeMap<u32, Vec<usize>> {
     let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
     for (rank, key) in keys.enumerate() {
@@ -210,13 +211,13 @@ pub(crate) fn partition(keys: impl Iterator<Item = Option<SplitKey>>) -> BTreeMa
     groups.into_iter().map(|(color, ranks)| (color, order(ranks))).collect()
 }
 
-/// If all ranks can make these `calls`, of one operation: the name and the ranks of each group that it makes,
-/// which are none unless it is a split.
+/// Returns the name and ranks of each group that the operation creates (none unless it is a split), or `None`
+/// if the `calls` do not match.
 pub(crate) fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
     if calls.iter().any(|call| call.problem.is_some()) {
         return None;
     }
-    // Splits compare names within a color only, so each color has its own reference.
+    // Splits compare names only within a color, so each color has its own reference.
     let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
     let agree = calls.iter().all(|call| {
         let color = call.split_key.and_then(|split| split.color);
@@ -227,7 +228,7 @@ pub(crate) fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
     agree.then(|| groups.map(named).collect())
 }
 
-/// Identifies one call of one rank.
+/// Identifies one call by one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
     /// Name of the group.
@@ -239,7 +240,7 @@ pub struct CallSite {
     pub rank: usize,
     /// Kind of operation.
     pub operation: Operation,
-    /// What the operation is for.
+    /// Purpose of the operation.
     pub label: Label,
 }
 
@@ -255,7 +256,7 @@ pub(crate) fn list_calls<'a>(calls: impl Iterator<Item = (usize, &'a Call)>) -> 
     list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text)
 }
 
-/// Lists what is said of each rank; `text` words it for as many ranks as it is said of.
+/// Groups the ranks that have an equal value and joins the groups' descriptions, which `text` formats.
 pub(crate) fn list_distinct<T: PartialEq>(
     said: impl IntoIterator<Item = (usize, T)>,
     text: impl for<'a> Fn(&'a T, usize) -> &'a str,
@@ -271,7 +272,7 @@ pub(crate) fn list_distinct<T: PartialEq>(
     distinct.iter().map(part).collect::<Vec<_>>().join("; ")
 }
 
-/// Such as `rank 2` or `ranks 0, 1, 3`.
+/// Formats ranks, such as `rank 2` or `ranks 0, 1, 3`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))

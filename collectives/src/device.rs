@@ -1,4 +1,4 @@
-//! Memory of a GPU as CubeCL manages it: on CUDA, or on whatever wgpu runs on.
+//! GPU memory as managed by CubeCL, on CUDA or any wgpu device.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use cubecl::server::Handle;
 
 use crate::kernels::{self, WORD};
 
-/// An allocation on a GPU, with the client whose queue it is used through. `Clone` copies the contents.
+/// An allocation on a GPU, and the client whose queue uses it. `Clone` copies the contents.
 pub struct DeviceMemory {
     client: Client,
     handle: Handle,
@@ -34,30 +34,31 @@ impl DeviceMemory {
         DeviceMemory::new(client.clone(), client.create(Bytes::from_bytes_vec(bytes)))
     }
 
-    /// Copies the bytes of `range` to the host and waits for the device. The copy is as long as `range`, or a
-    /// few bytes longer, because only whole words can be read.
+    /// Copies the bytes of `range` to the host and waits for the device. The copy may be a few bytes longer
+    /// than `range`, because only whole words can be read.
     ///
     /// # Errors
     ///
-    /// The reason in the words of the GPU's runtime.
+    /// The error message of the GPU's runtime.
     pub(crate) fn download(&self, range: Range<usize>) -> Result<Bytes, String> {
         let behind = self.handle.size_in_used() as usize - range.end.next_multiple_of(WORD);
         let part = self.handle.clone().offset_start(range.start as u64).offset_end(behind as u64);
         self.client.read_one(part).map_err(|error| error.to_string())
     }
 
-    /// The client whose queue the memory is used through.
+    /// Returns the client whose queue uses the memory.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// CubeCL's handle of the allocation. A clone of the handle refers to the same memory.
+    /// Returns CubeCL's handle of the allocation. A clone of the handle refers to the same memory.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Whether something else holds the allocation, such as a tensor that is a view of it. CubeCL's server holds a
-    /// new one once more while it places it: this waits until that is over, for at most 0.1 ms.
+    /// Returns whether anything else holds the allocation, such as a tensor that is a view of it. CubeCL's
+    /// server briefly holds a second handle of a new allocation while placing it; this method waits for that,
+    /// at most 0.1 ms.
     pub fn is_shared(&self) -> bool {
         const PATIENCE: Duration = Duration::from_micros(100);
         let begun = Instant::now();

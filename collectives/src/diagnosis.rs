@@ -1,4 +1,4 @@
-//! Why a run does not go on: compares the flight recorders of all ranks.
+//! Finds out why a run is stuck, by comparing the flight recorders of all ranks.
 
 mod lag;
 mod stuck;
@@ -17,16 +17,16 @@ use witness::{Moment, flight};
 impl Verdict {
     /// Compares the flights of the ranks; witness `i` is world rank `i`.
     ///
-    /// The verdict names ranks that are gone if there are any, else ranks that do not answer, else differing
-    /// calls, else missing ranks. A missing rank may itself wait in another group: the chain of waits is
-    /// followed to its end.
+    /// The verdict names ranks that are gone, if there are any, else silent ranks, else differing calls, else
+    /// missing ranks. A missing rank may itself wait in another group: the chain of waits is followed to its
+    /// end.
     pub fn of(witnesses: &[Witness]) -> Verdict {
         Verdict::about_stuck(witnesses, find_stuck(witnesses), Moment::Unknown)
     }
 
-    /// As [`Verdict::of`], when the wait of a rank for operation `sequence` of the group `group` of world
-    /// ranks `ranks` has just timed out. The verdict is about that operation and its cause, also if all ranks
-    /// have entered it in the meantime, or have finished it.
+    /// Like [`Verdict::of`], after a rank's wait for operation `sequence` of the group `group` of world ranks
+    /// `ranks` has timed out. The verdict is about that operation and its cause, even if all ranks have
+    /// entered or finished it in the meantime.
     pub fn of_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
         let at = Stuck { group: (group, ranks), sequence };
         let stuck = match at.missing(witnesses).is_empty() {
@@ -36,7 +36,7 @@ impl Verdict {
         Verdict::about_stuck(witnesses, Some(stuck), Moment::TimedOut)
     }
 
-    /// The verdict when `stuck` is the operation that ranks wait in.
+    /// Returns the verdict for ranks that wait in operation `stuck`.
     fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, moment: Moment) -> Verdict {
         let at = stuck.map_or_else(String::new, |stuck| {
             let waiting = stuck.waiting(witnesses);
@@ -95,8 +95,8 @@ impl Verdict {
         }
     }
 
-    /// The verdict on flights that were read from files. A verdict that the ranks found while they could
-    /// still ask each other is returned as it is.
+    /// Returns the verdict on flights read from files. If the ranks reached a verdict while they could still
+    /// ask each other, that verdict is returned unchanged.
     pub fn of_flights(flights: &[Flight]) -> Verdict {
         if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
             return verdict;
@@ -208,7 +208,7 @@ impl Stuck<'_> {
         }
     }
 
-    /// The culprits are the ranks that disagree with the majority, or all of them if there is none.
+    /// Blames the ranks that disagree with the majority, or all ranks if there is no majority.
     fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
         let ranks = || self.group.1.iter().copied().zip(calls);
         let known: Vec<(usize, &Call)> = ranks().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
@@ -226,7 +226,7 @@ impl Stuck<'_> {
     }
 }
 
-/// Whole seconds, so that ranks with nearly the same time share a sentence.
+/// Rounds to whole seconds, so that ranks with nearly the same time share a sentence.
 fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
 }

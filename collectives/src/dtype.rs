@@ -29,7 +29,7 @@ impl DType {
         }
     }
 
-    /// Whether reduce-scatter and all-reduce accept this type.
+    /// Returns whether reduce-scatter and all-reduce accept this type.
     pub const fn has_sum(self) -> bool {
         !matches!(self, DType::U8)
     }

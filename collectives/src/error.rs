@@ -1,4 +1,4 @@
-//! The errors of collectives, and why a group fails.
+//! The errors of collectives, and the causes of a group's failure.
 
 use crate::call::{ArgumentError, Call, CallSite, list_calls};
 use crate::label::text;
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a collective failed.
+/// The reason why a collective failed.
 ///
 /// Ranks are ranks of the group named next to them. Operations are numbered from 0 in their group, so an
 /// operation has the same number on every rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
-    /// This rank passed arguments that cannot work. The other ranks get [`CommError::Mismatch`] for the same
-    /// operation, unless their own arguments are wrong too.
+    /// This rank passed invalid arguments. The other ranks get [`CommError::Mismatch`] for the same
+    /// operation, unless their own arguments are invalid too.
     #[error("{site} on rank {}: {problem}; correct the arguments of this call", .site.rank)]
     Invalid {
         /// The call.
         site: CallSite,
-        /// What is wrong with the arguments.
+        /// The fault in the arguments.
         #[source]
         problem: ArgumentError,
     },
-    /// The ranks issued different operations. The group is failed from here on.
+    /// The ranks issued different operations. The group has failed and runs no further operations.
     #[error(
         "operation {sequence} of group \"{group}\" differs between ranks: {}; \
          make every rank issue the same operations in the same order",
         list_calls(.calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?))))
     )]
     Mismatch {
-        /// Group it was called on.
+        /// Group of the call.
         #[serde(with = "text")]
         group: Arc<str>,
         /// Number of the operation in the group.
@@ -43,14 +43,14 @@ pub enum CommError {
     /// rank.
     #[error("{site} timed out on rank {} after {waited:?}: {verdict}", .site.rank)]
     TimedOut {
-        /// The call whose wait ran out first.
+        /// The call whose wait timed out first.
         site: CallSite,
-        /// The limit that its rank passed to wait.
+        /// The limit that its rank passed to `wait`.
         waited: Duration,
-        /// Ranks that had not called the operation by then. If it is empty, the verdict says whether some
-        /// ranks were late or the transfer was too slow.
+        /// Ranks that had not called the operation by then. If empty, the verdict says whether some ranks
+        /// were late or the transfer was too slow.
         missing: Vec<usize>,
-        /// What the flight recorders of all ranks show, in world ranks.
+        /// The verdict from the flight recorders of all ranks, with world ranks.
         verdict: Box<Verdict>,
     },
     /// A rank gave up, left the group or died.
@@ -61,7 +61,7 @@ pub enum CommError {
     Aborted {
         /// The call that failed.
         site: CallSite,
-        /// Who caused it.
+        /// The rank that caused it.
         by: Abort,
     },
 }
@@ -69,19 +69,19 @@ pub enum CommError {
 /// The rank that ended a group, and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abort {
-    /// Group the abort came from.
+    /// Group in which the abort began.
     #[serde(with = "text")]
     pub group: Arc<str>,
     /// Rank in that group.
     pub rank: usize,
-    /// The same rank counted in the world that all groups were split from.
+    /// Its rank in the world that all groups were split from.
     pub world_rank: usize,
     /// Its reason.
     #[serde(with = "text")]
     pub reason: Arc<str>,
 }
 
-/// Why a group has failed. Every operation that it hits turns it into an error.
+/// The reason why a group has failed. Every affected operation turns it into an error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Cause {
     Abort(Abort),
@@ -90,10 +90,10 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// The error of the call at `site`. `problem` is what is wrong with that call's own arguments.
+    /// Returns the error of the call at `site`. `problem` is the fault in that call's own arguments.
     pub(crate) fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
         match (self, problem) {
-            // The other ranks have found this very call to differ from theirs.
+            // The other ranks have found that this call differs from theirs.
             (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem))
                 if *sequence == site.sequence =>
             {

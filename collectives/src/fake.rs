@@ -26,7 +26,7 @@ use std::time::Duration;
 ///
 /// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
 /// * reduce-scatter copies this rank's chunk of the input;
-/// * all-reduce and broadcast return the buffer as it is.
+/// * all-reduce and broadcast return the buffer unchanged.
 ///
 /// Arguments are checked as in a real world.
 pub struct FakeCommunicator {
@@ -40,7 +40,7 @@ pub struct FakeCommunicator {
 }
 
 impl FakeCommunicator {
-    /// Makes rank `rank` of a world of `world_size` ranks, named `"world"`.
+    /// Creates rank `rank` of a world of `world_size` ranks, named `"world"`.
     ///
     /// # Panics
     ///
@@ -52,7 +52,7 @@ impl FakeCommunicator {
     }
 
     fn join(name: &str, rank: usize, world_size: usize, shared: Arc<RankShared>) -> FakeCommunicator {
-        // The world ranks of the other ranks of a group are not known here.
+        // The world ranks of a group's other ranks are unknown here.
         let identity = GroupRank { name: name.into(), rank, world_ranks: (0..world_size).collect(), shared };
         FakeCommunicator {
             group: identity.shared.recorder.join(&identity.name, &identity.world_ranks),
@@ -63,12 +63,12 @@ impl FakeCommunicator {
         }
     }
 
-    /// Sets how many ranks the groups split off under a name have.
+    /// Sets the number of ranks of the groups that are split off under each name.
     ///
-    /// A split cannot know the colors that the other ranks pass. Without a size under its name, the new group
+    /// A split cannot know the colors that the other ranks pass. Without a size for its name, the new group
     /// has one rank. With size `n` of `w` ranks, this rank's number in the new group follows from its color:
-    /// groups of `n` consecutive ranks if `color == rank / n`, else groups of every `w / n`-th rank if
-    /// `color == rank % (w / n)`, else the key is the number. A split that fits none of these fails with
+    /// groups of `n` consecutive ranks if `color == rank / n`, else groups of every `w / n`-th rank if `color
+    /// == rank % (w / n)`, else the key is the number. A split that matches none of these fails with
     /// [`CommError::Invalid`].
     pub fn with_split_sizes(mut self, sizes: HashMap<String, usize>) -> FakeCommunicator {
         self.split_sizes = sizes;
@@ -112,7 +112,7 @@ impl FakeCommunicator {
         }))
     }
 
-    /// This rank's number in a new group of `size` ranks; see [`FakeCommunicator::with_split_sizes`].
+    /// Returns this rank's number in a new group of `size` ranks; see [`FakeCommunicator::with_split_sizes`].
     fn new_rank(&self, size: usize, color: u32, key: i64) -> Option<usize> {
         let rank = self.identity.rank;
         if size == 0 || size > self.world_size() {

@@ -1,4 +1,4 @@
-//! What one rank knows of its communication at one moment, in a form that can be sent and written to a file.
+//! A snapshot of one rank's communication, in a form that can be sent and written to a file.
 
 use crate::call::Call;
 use crate::dtype::DType;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a rank does besides communicating.
+/// A rank's activity other than communication.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Activity {
-    /// Such as `"data loading"` or `"backward"`.
+    /// Name, such as `"data loading"` or `"backward"`.
     pub name: String,
     /// Seconds since it began.
     pub seconds: f64,
@@ -28,7 +28,7 @@ pub struct Record {
     pub group: Arc<str>,
     /// Kind of operation.
     pub operation: Operation,
-    /// What the operation was for.
+    /// Purpose of the operation.
     pub label: Label,
     /// Element type.
     pub dtype: DType,
@@ -37,20 +37,20 @@ pub struct Record {
     /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
     /// invalid arguments.
     pub bytes_sent: u64,
-    /// When the caller issued it.
+    /// Time at which the caller issued it.
     #[serde(with = "seconds")]
     pub enqueued: Option<Duration>,
-    /// When it reached the head of its group's queue.
+    /// Time at which it reached the head of its group's queue.
     #[serde(with = "seconds")]
     pub started: Option<Duration>,
-    /// When it completed. Stays empty if it failed.
+    /// Time at which it completed. Stays empty if it failed.
     #[serde(with = "seconds")]
     pub finished: Option<Duration>,
 }
 
 impl Record {
-    /// How long it waited in its queue, and how long it ran from there on, waiting for other ranks included. Zero
-    /// where a time is not known.
+    /// Returns the time in the queue and the time from there to completion, which includes waiting for other
+    /// ranks. Zero if a time is unknown.
     pub(crate) fn times(&self) -> [Duration; 2] {
         let between = |from: Option<Duration>, to: Option<Duration>| {
             from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_sub(from))
@@ -59,7 +59,7 @@ impl Record {
     }
 }
 
-/// An operation that a rank has issued and that has not finished.
+/// An operation that a rank has issued and not finished.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pending {
     /// Number of the operation in its group.
@@ -79,7 +79,7 @@ pub struct GroupFlight {
     pub ranks: Vec<usize>,
     /// Number of operations issued so far; also the number of the next one.
     pub issued: u64,
-    /// Operations issued and not finished, in order.
+    /// Operations that were issued and have not finished, in order.
     pub pending: Vec<Pending>,
 }
 
@@ -98,18 +98,19 @@ pub struct Flight {
     pub node: String,
     /// Process id.
     pub process: u32,
-    /// What the rank was doing besides communicating.
+    /// The rank's activity other than communication.
     pub activity: Activity,
     /// Its groups, the world first.
     pub groups: Vec<GroupFlight>,
-    /// The verdict of all ranks together; `None` before anything went wrong.
+    /// The verdict of all ranks together; `None` unless something went wrong.
     pub verdict: Option<Verdict>,
     /// Its last operations, oldest first.
     pub records: Vec<Record>,
-    /// When this was taken, in seconds on the clock of `records`; 0 in files of builds that did not write it.
+    /// Time of the snapshot, in seconds on the clock of `records`; 0 in files of builds that did not write
+    /// it.
     #[serde(default)]
     pub clock: f64,
-    /// The last period in which its process did not run, where that is known.
+    /// The last period in which the process did not run, if known.
     #[serde(default)]
     pub stall: Option<Stall>,
 }
@@ -124,7 +125,7 @@ pub struct Stall {
 }
 
 impl Flight {
-    /// The flight `seconds` later if nothing happened until then.
+    /// Returns the flight as it will be in `seconds` if nothing happens.
     pub(crate) fn later(mut self, seconds: f64) -> Flight {
         self.clock += seconds;
         self.activity.seconds += seconds;
@@ -137,7 +138,7 @@ impl Flight {
     }
 }
 
-/// Times as seconds. Refuses values that no clock shows.
+/// Serializes times as seconds. Rejects values that no clock shows.
 mod seconds {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
     use std::time::Duration;

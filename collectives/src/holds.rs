@@ -1,12 +1,12 @@
-//! The time in which deadlines stand still, because somebody holds a rank to look into it.
+//! The time during which deadlines are suspended, because a rank is held for inspection.
 
 use crate::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Which ranks of the world are held, as one rank knows it, and for how long any was. Every wait adds the time
-/// to its limit.
+/// The held ranks of the world, as known to one rank, and the total time for which any rank was held. Every
+/// wait adds that time to its limit.
 #[derive(Debug, Default)]
 pub struct Holds(Mutex<State>);
 
@@ -14,14 +14,14 @@ pub struct Holds(Mutex<State>);
 struct State {
     /// World ranks that are held.
     held: BTreeSet<usize>,
-    /// Since when any is.
+    /// Time since which any rank is held.
     since: Option<Instant>,
-    /// How long any was before.
+    /// Total time of earlier holds.
     before: Duration,
 }
 
 impl Holds {
-    /// Notes that `rank` is held from now on, or no longer.
+    /// Records that `rank` is held, or released.
     pub(crate) fn set(&self, rank: usize, is_held: bool) {
         let mut state = lock(&self.0);
         if is_held {
@@ -37,12 +37,12 @@ impl Holds {
         }
     }
 
-    /// The world ranks that are held.
+    /// Returns the held world ranks.
     pub fn ranks(&self) -> Vec<usize> {
         lock(&self.0).held.iter().copied().collect()
     }
 
-    /// How long any rank was held up to now.
+    /// Returns the total time for which any rank was held so far.
     pub fn total(&self) -> Duration {
         let state = lock(&self.0);
         state.before + state.since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -67,7 +67,7 @@ mod tests {
         let total = holds.total();
         assert!(total >= first);
         assert_eq!(holds.total(), total);
-        // A rank that is not held is not let go.
+        // Releasing a rank that is not held has no effect.
         holds.set(2, false);
         assert_eq!((holds.ranks(), holds.total()), (vec![], total));
     }

@@ -1,4 +1,4 @@
-//! Kernels that copy and add in the memory of one GPU, on any runtime of CubeCL.
+//! Kernels that copy and add in the memory of one GPU, on any CubeCL runtime.
 //!
 //! The functions queue their kernels on the current [`StreamId`](cubecl_environment::stream::StreamId) and
 //! return at once. They divide buffers into blocks, because GPUs limit how much of a buffer a kernel may
@@ -15,16 +15,16 @@ use cubecl::server::Handle;
 /// Bytes of a word. Copies move words, since not all GPUs can address bytes.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Bytes of a block. A kernel binds these and a few more for alignment; WebGPU promises 128 MiB.
+/// Bytes of a block. A kernel binds one block and a few bytes more for alignment; WebGPU guarantees 128 MiB.
 const BLOCK: usize = 64 << 20;
 
-/// Alignment of the start of what a kernel binds, which every GPU accepts.
+/// Alignment of the start of a binding that every GPU accepts.
 const ALIGNMENT: usize = 256;
 
-/// Threads of a block of threads (CubeCL: units of a cube).
+/// Threads per block (CubeCL: units per cube).
 const UNITS: u32 = 256;
 
-/// Copies `bytes` of `from` to byte `at` of `to`. Bytes around them stay as they are.
+/// Copies `bytes` of `from` to byte `at` of `to`. The bytes around them stay unchanged.
 pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Handle, at: usize) {
     for start in bytes.clone().step_by(BLOCK) {
         let length = (bytes.end - start).min(BLOCK);
@@ -34,7 +34,7 @@ pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Han
         let whole = [from_start, to_start, length].iter().all(|bytes| bytes % WORD == 0);
         let words = (to_start % WORD + length).div_ceil(WORD);
         let (count, units) = grid(client, words);
-        // SAFETY: the windows hold the bytes, and no unit reads or writes beyond them.
+        // SAFETY: the windows contain the bytes, and no unit reads or writes beyond them.
         unsafe {
             copy_bytes::launch_unchecked(
                 client,
@@ -65,13 +65,13 @@ pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     for first in (0..len).step_by(block) {
         let count = (len - first).min(block);
         let (target, _) = window(output, first * size..(first + count) * size);
-        // The output itself holds the running sum if it is wide enough.
+        // If the output type is wide enough, the output itself holds the running sum.
         let total = if wide == size { target.clone() } else { client.empty(count * wide) };
         let (cubes, units) = grid(client, count);
         for (index, input) in inputs.iter().enumerate() {
             let begin = start + first;
             let (addend, offset) = window(input, begin * size..(begin + count) * size);
-            // SAFETY: both windows hold the elements, and no unit reads or writes beyond them.
+            // SAFETY: both windows contain the elements, and no unit reads or writes beyond them.
             unsafe {
                 add::launch_unchecked::<A, F>(
                     client,
@@ -101,7 +101,7 @@ pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     }
 }
 
-/// An aligned part of a buffer that holds `bytes`, and the offset at which they start in it.
+/// Returns an aligned part of a buffer that contains `bytes`, and the offset of `bytes` in it.
 fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     let used = handle.size_in_used() as usize;
     let start = bytes.start / ALIGNMENT * ALIGNMENT;
@@ -110,10 +110,10 @@ fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     (part, bytes.start - start)
 }
 
-/// Binds all elements of `size` bytes that `handle` has room for.
+/// Binds `handle` as elements of `size` bytes, as many as it has room for.
 fn argument(handle: Handle, size: usize) -> BufferArg {
     let count = (handle.size_in_used() as usize).div_ceil(size);
-    // SAFETY: the memory is allocated in whole words, so the last element is there.
+    // SAFETY: the memory is allocated in whole words, so the last element exists.
     unsafe { BufferArg::from_raw_parts(handle, count) }
 }
 
@@ -122,7 +122,8 @@ fn grid(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, elements, units), units)
 }
 
-/// Each unit fills one word of `to`. Positions are in bytes; `whole` says that all of them are whole words.
+/// Copies bytes; each unit fills one word of `to`. Positions are in bytes; `whole` says that all of them are
+/// multiples of a word.
 #[cube(launch_unchecked)]
 fn copy_bytes(
     from: &[u32],
@@ -143,8 +144,8 @@ fn copy_bytes(
         let low = begin.max(to_start);
         let high = end.min(to_start + length);
         if low < high {
-            // The position that the word's first byte comes from, plus one word, because that position
-            // may lie before the start.
+            // The source position of the word's first byte, plus one word, because that position may lie
+            // before the start.
             let source = from_start + end - to_start;
             let (index, shift) = (source / 4, 8 * (source % 4));
             let mut value = 0u32;

@@ -1,4 +1,4 @@
-//! Labels that say what a collective is for.
+//! Labels that describe the purpose of a collective.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -30,7 +30,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Says what a collective is for, in every record, error and log line.
+/// The purpose of a collective, used in every record, error and log line.
 ///
 /// Ranks compare the scope: ranks that pass different scopes to the same operation have diverged, and get
 /// [`CommError::Mismatch`](crate::CommError::Mismatch).
@@ -46,7 +46,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// Makes a label.
+    /// Creates a label.
     pub fn new(scope: impl Into<Arc<str>>, phase: Phase) -> Label {
         Label { scope: scope.into(), phase }
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Label {
     }
 }
 
-/// Serializes shared text as a plain string. Serde can do so itself, but only with a feature that this crate
+/// Serializes shared text as a plain string. Serde can do this too, but only with a feature that this crate
 /// does not need otherwise.
 pub(crate) mod text {
     use serde::{Deserialize, Deserializer, Serializer};

@@ -1,16 +1,16 @@
-//! How the ranks of a training run talk to each other.
+//! Communication between the ranks of a training run.
 //!
 //! Fully sharded data parallelism needs four collectives: all-gather (collects the shards of a parameter
 //! before use), reduce-scatter (sums gradients and leaves each rank its shard of the sum), all-reduce
 //! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate defines them as
 //! the trait [`Communicator`] and provides these backends:
 //!
-//! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
-//!   threads and overlap with the caller's compute.
+//! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker threads and
+//!   overlap with the caller's compute.
 //! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
-//!   authenticated, and traffic can be sealed ([`tcp::Seal`]). Ranks on one machine read each other's memory
-//!   where the system allows it.
-//! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
+//!   authenticated, and traffic can be encrypted ([`tcp::Seal`]). Ranks on one machine read each other's
+//!   memory where the system allows it.
+//! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process started by `mpirun`.
 //! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or of TCP processes, for buffers on
 //!   GPUs.
 //! * [`FakeCommunicator`]: one rank of a world of any size whose other ranks do not exist. It records what
@@ -35,24 +35,23 @@
 //! });
 //! ```
 //!
-//! # What every backend promises
+//! # What every backend guarantees
 //!
 //! * **Order.** Operations of one group run in the order they were issued; the n-th call of one rank belongs
 //!   to the same operation as the n-th call of every other rank. Different groups are independent.
-//! * **Agreement.** Operation, dtype, count, root and the label's scope are compared over all
-//!   ranks. A difference is [`CommError::Mismatch`] on every rank, not a hang.
-//! * **Bits.** Sums run in ascending rank order, whatever the timing. An all-reduce gives the
-//!   same bits as a reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in
-//!   `f32` and rounded once.
-//! * **Ownership.** When [`Work::wait`] returns, no rank reads the input any more and the
-//!   backend holds no reference to it: a unique `Arc<Buffer>` is unique again.
-//! * **Failure.** After a mismatch, a timeout or the loss of a rank the group is failed: every
-//!   pending and later operation returns the same cause. An operation that all ranks had
-//!   already entered still completes on all of them (between processes: as long as data arrives).
-//!   Other groups go on; call [`Communicator::abort`] to end all groups of the world. A timeout comes with a
-//!   [`Verdict`], which results from comparing the flight recorders of all ranks.
+//! * **Agreement.** Ranks compare operation, dtype, count, root and the label's scope. A difference is
+//!   [`CommError::Mismatch`] on every rank, not a hang.
+//! * **Bits.** Sums run in ascending rank order, regardless of timing. An all-reduce gives the same bits as a
+//!   reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in `f32` and rounded once.
+//! * **Ownership.** When [`Work::wait`] returns, no rank reads the input any more and the backend holds no
+//!   reference to it: a unique `Arc<Buffer>` is unique again.
+//! * **Failure.** A mismatch, a timeout or the loss of a rank fails the group: every pending and later
+//!   operation returns the same cause. An operation that all ranks had already entered still completes on all
+//!   of them (between processes: as long as data arrives). Other groups continue; call
+//!   [`Communicator::abort`] to end all groups of the world. A timeout includes a [`Verdict`], the result of
+//!   comparing the flight recorders of all ranks.
 //!
-//! NCCL keeps these promises with the exceptions that the module `nccl` lists.
+//! NCCL keeps these guarantees with the exceptions that the module `nccl` lists.
 
 // Launching a kernel is unsafe, and so is calling the driver.
 #![cfg_attr(not(feature = "cube"), forbid(unsafe_code))]

@@ -1,4 +1,4 @@
-//! The buffers of an operation, and the checks that one rank can make of them without the others.
+//! The buffers of an operation, and the checks that one rank can make without the others.
 
 use crate::buffer::Buffer;
 use crate::call::{Argument, ArgumentError, Call};
@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 /// The buffers of an operation.
 pub enum Payload {
-    /// Of an all-gather: this rank's chunk, and room for the chunks of all ranks.
+    /// This rank's chunk, and room for the chunks of all ranks.
     AllGather { input: Arc<Buffer>, output: Buffer },
-    /// Of a reduce-scatter: this rank's addend, and room for its chunk of the sum.
+    /// This rank's addend, and room for its chunk of the sum.
     ReduceScatter { input: Arc<Buffer>, output: Buffer },
-    /// Of an all-reduce: this rank's addend, then the sum.
+    /// This rank's addend, later the sum.
     AllReduce { buffer: Buffer },
-    /// Of a broadcast: the buffer of rank `root` is sent, those of the others are overwritten.
+    /// The buffer of rank `root` is sent; the buffers of the others are overwritten.
     Broadcast { buffer: Buffer, root: usize },
     /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
     /// of it.
@@ -22,7 +22,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// The call with these buffers, or a barrier, in a group of `world_size` ranks.
+    /// Returns the call with these buffers, or of a barrier, in a group of `world_size` ranks.
     pub(crate) fn call(&self, label: Label, world_size: usize) -> Call {
         let (operation, buffer, count, problem) = match self {
             Payload::AllGather { input, output } => {
@@ -51,7 +51,7 @@ impl Payload {
         call
     }
 
-    /// The buffer that the operation fills.
+    /// Returns the buffer that the operation fills.
     #[cfg(feature = "cuda")]
     pub(crate) fn output(&self) -> Option<&Buffer> {
         match self {

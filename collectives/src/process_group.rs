@@ -1,8 +1,8 @@
 //! A rank's membership in a group whose backend runs on a worker thread.
 //!
-//! Calls are numbered, recorded and queued. A worker thread runs them in order, so that communication
-//! overlaps with the caller's compute and groups do not wait for each other. The group's [`Backend`] carries
-//! out the operations.
+//! Calls are numbered, recorded and queued. A worker thread runs them in order, so communication overlaps
+//! with the caller's compute and groups do not wait for each other. The group's [`Backend`] implements the
+//! operations.
 
 use crate::backend::{Backend, empty};
 use crate::buffer::{Buffer, Location};
@@ -34,11 +34,11 @@ struct Job<B> {
     site: CallSite,
     call: Call,
     payload: Payload,
-    /// Of a split: takes this rank's backend of its new group.
+    /// For a split: receives this rank's backend of its new group.
     reply: Option<mpsc::Sender<B>>,
     record: RecordId,
     completer: Completer,
-    /// The stream that the caller's work for a GPU is queued on.
+    /// The stream on which the caller's GPU work is queued.
     #[cfg(feature = "cube")]
     stream: StreamId,
 }
@@ -77,7 +77,7 @@ pub struct ProcessGroup<B: Backend> {
     group: GroupId,
     queue: Mutex<Queue<B>>,
     worker: Option<JoinHandle<()>>,
-    /// What moves buffers on GPUs, in place of the worker.
+    /// Moves buffers on GPUs instead of the worker.
     #[cfg(feature = "cuda")]
     nccl: OnceLock<Nccl>,
 }
@@ -105,7 +105,7 @@ impl<B: Backend> ProcessGroup<B> {
         }
     }
 
-    /// What is wrong with a call whose buffers are on a GPU.
+    /// Returns why a call whose buffers are on a GPU cannot run, if it cannot.
     fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
         if let (Some(nccl), Some(output)) = (self.nccl.get(), payload.output()) {
@@ -135,7 +135,7 @@ impl<B: Backend> ProcessGroup<B> {
         let site = identity.site(sequence, call.operation, call.label.clone());
         self.backend.issued(&site, &call);
         let record = identity.shared.recorder.enqueued(self.group, sequence, &call, identity.rank);
-        // The worker tells the other ranks of arguments that are wrong on this rank alone.
+        // The worker informs the other ranks of arguments that are invalid on this rank alone.
         #[cfg(feature = "cuda")]
         if call.location == Location::Device
             && call.problem.is_none()
@@ -164,12 +164,12 @@ impl<B: Backend> ProcessGroup<B> {
 
 #[cfg(feature = "cuda")]
 impl<B: Backend> ProcessGroup<B> {
-    /// This rank's side of the group, for what runs its operations in place of the worker.
+    /// Returns this rank's side of the group, for a transport that runs its operations instead of the worker.
     pub(crate) fn control(&self) -> Arc<dyn crate::backend::GroupControl> {
         Arc::clone(&self.backend) as _
     }
 
-    /// Hands buffers on GPUs to `nccl` from now on. If the group has NCCL already, it keeps that and returns
+    /// Hands buffers on GPUs to `nccl` from now on. If the group already has NCCL, keeps it and returns
     /// `nccl`.
     pub(crate) fn set_nccl(&self, nccl: Nccl) -> Result<(), Nccl> {
         self.nccl.set(nccl)

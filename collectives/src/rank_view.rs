@@ -1,4 +1,4 @@
-//! A look at the ranks of a world from outside.
+//! A view of the ranks of a world from outside.
 
 use crate::backend::{AskAll, RankShared};
 use crate::diagnosis::Witness;
@@ -9,9 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sees what a rank is doing, and where that is possible what all ranks are doing, without taking part.
+/// Shows the current activity of a rank and, where possible, of all ranks, without taking part in their
+/// communication.
 ///
-/// It may outlive the communicator that it is of, which leaves its group all the same.
+/// It may outlive its communicator, which can leave its group regardless.
 #[derive(Clone)]
 pub struct RankView {
     shared: Arc<RankShared>,
@@ -24,40 +25,41 @@ impl RankView {
         RankView { shared, backend, ask_all }
     }
 
-    /// The rank in the world.
+    /// Returns the rank in the world.
     pub fn rank(&self) -> usize {
         self.shared.world_rank
     }
 
-    /// Number of ranks in the world.
+    /// Returns the number of ranks in the world.
     pub fn world_size(&self) -> usize {
         self.shared.world_size
     }
 
-    /// Which ranks of the world are held for somebody to look into them.
+    /// Returns the world ranks that are held for inspection.
     pub fn held(&self) -> Vec<usize> {
         self.shared.holds.ranks()
     }
 
-    /// The flight recorder of the rank.
+    /// Returns the flight recorder of the rank.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.shared.recorder
     }
 
-    /// The contents of the rank's flight recorder right now, with its last `records` operations at most and
-    /// without a verdict.
+    /// Returns the current contents of the rank's flight recorder, with at most its last `records` operations
+    /// and without a verdict.
     pub fn flight(&self, records: usize) -> Flight {
         self.shared.flight(self.backend, records)
     }
 
-    /// What the rank did in optimizer step `step`, or in the last one that has ended; `None` if that is not known,
-    /// or not any more.
+    /// Returns the rank's timeline of optimizer step `step`, or of the last completed step. `None` if it is
+    /// not known, or no longer kept.
     pub fn timeline(&self, step: Option<u64>) -> Option<StepTimeline> {
         self.shared.recorder.timeline(self.rank(), &self.shared.node, step)
     }
 
-    /// What is known of every rank of the world right now, in rank order. Ranks that do not answer within
-    /// `patience` are silent. `None` if the others cannot be asked from here: processes are asked by rank 0.
+    /// Returns the current state of every rank of the world, in rank order. Ranks that do not answer within
+    /// `patience` are silent. `None` if the other ranks cannot be asked from here; for processes, only rank 0
+    /// can ask.
     pub fn ask_all(&self, patience: Duration) -> Option<Vec<Witness>> {
         self.ask_all.as_ref().map(|ask| ask(patience))
     }

@@ -1,7 +1,7 @@
-//! What a rank has communicated: the last operations in detail, and totals of all of them.
+//! A record of a rank's communication: the last operations in detail, and totals of all operations.
 //!
-//! The records serve as a flight recorder: after a failure, the first record without a
-//! `finished` time is the operation the rank was stuck in.
+//! The records serve as a flight recorder: after a failure, the first record without a `finished` time is the
+//! operation the rank was stuck in.
 
 use crate::call::Call;
 use crate::flight::{Activity, GroupFlight, Pending, Record};
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 /// Number of records that a recorder keeps by default.
 pub const DEFAULT_CAPACITY: usize = 4096;
 
-/// Number of records that are kept while all of them are wanted.
+/// Number of records that are kept while all records are requested.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
-/// How often [`Recorder::write_now`] tries to lock the log. Other threads hold the lock for well below a
+/// Number of attempts of [`Recorder::write_now`] to lock the log. Other threads hold the lock for well below a
 /// microsecond.
 const LOCK_ATTEMPTS: usize = 10_000;
 
@@ -45,13 +45,13 @@ pub struct Total {
     pub bytes_sent: u64,
 }
 
-/// The flight recorder of one rank, over all its groups. An event costs one short lock.
+/// The flight recorder of one rank, for all its groups. An event costs one short lock.
 ///
 /// An operation counts from the moment it is issued, so counts do not depend on timing.
 #[derive(Debug)]
 pub struct Recorder {
     created: Instant,
-    /// The same on the clock that all processes of the machine share.
+    /// Time of creation on the clock that all processes of the machine share.
     created_monotonic: f64,
     capacity: usize,
     log: Mutex<Log>,
@@ -70,14 +70,14 @@ struct Log {
     totals: BTreeMap<TotalKey, (u64, u64)>,
     /// Groups that this rank has joined.
     groups: Vec<GroupLog>,
-    /// What the rank is doing besides communicating, and since when.
+    /// The rank's activity other than communication, and its start.
     activity: Option<(&'static str, Duration)>,
-    /// Whether no record is dropped.
+    /// True if no record is dropped.
     keeps_all: bool,
 }
 
 impl Log {
-    /// A record, unless it was dropped.
+    /// Returns a record, unless it was dropped.
     fn record_mut(&mut self, id: RecordId) -> Option<&mut Record> {
         let first = self.next - self.records.len() as u64;
         let index = usize::try_from(id.index.checked_sub(first)?).ok()?;
@@ -109,29 +109,33 @@ pub(crate) struct RecordId {
 }
 
 impl Recorder {
-    /// Makes a recorder that keeps the last `capacity` records. Totals are always kept.
+    /// Creates a recorder that keeps the last `capacity` records. Totals are always kept.
     pub fn new(capacity: usize) -> Recorder {
         Recorder {
             created: Instant::now(),
             created_monotonic: monotonic(),
             capacity,
-            log: Mutex::default(),
+            log: Mutex::new(Log {
+                // At once: memory that grows while a rank works would be taken for that of its tensors.
+                records: VecDeque::with_capacity(capacity.min(DEFAULT_CAPACITY) + 1),
+                ..Log::default()
+            }),
             timeline: Mutex::default(),
         }
     }
 
-    /// The last records, oldest first.
+    /// Returns the last records, oldest first.
     pub fn records(&self) -> Vec<Record> {
         self.last_records(usize::MAX)
     }
 
-    /// The last `count` records or fewer, oldest first.
+    /// Returns at most the last `count` records, oldest first.
     pub(crate) fn last_records(&self, count: usize) -> Vec<Record> {
         let log = lock(&self.log);
         log.records.iter().skip(log.records.len().saturating_sub(count)).cloned().collect()
     }
 
-    /// Totals since creation or the last reset, sorted by operation, scope, phase and group.
+    /// Returns the totals since creation or the last reset, sorted by operation, scope, phase and group.
     pub fn totals(&self) -> Vec<Total> {
         lock(&self.log)
             .totals
@@ -147,17 +151,18 @@ impl Recorder {
             .collect()
     }
 
-    /// Starts the totals from zero, for example at the start of a step. Keeps the records.
+    /// Resets the totals to zero, for example at the start of a step. Keeps the records.
     pub fn reset_totals(&self) {
         lock(&self.log).totals.clear();
     }
 
-    /// Bytes sent since creation or the last reset, over all groups.
+    /// Returns the bytes sent since creation or the last reset, over all groups.
     pub fn bytes_sent(&self) -> u64 {
         lock(&self.log).totals.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Number of calls of `operation` since creation or the last reset, in `phase` or in all.
+    /// Returns the number of calls of `operation` since creation or the last reset, in `phase` or in all
+    /// phases.
     pub fn count(&self, operation: Operation, phase: Option<Phase>) -> u64 {
         lock(&self.log)
             .totals
@@ -167,7 +172,7 @@ impl Recorder {
             .sum()
     }
 
-    /// Notes what the rank does from now on besides communicating, such as `"data loading"`. Verdicts name
+    /// Sets the rank's current activity other than communication, such as `"data loading"`. Verdicts name
     /// this activity when other ranks wait for this one.
     pub fn set_activity(&self, name: &'static str) {
         let now = self.created.elapsed();
@@ -175,29 +180,29 @@ impl Recorder {
         lock(&self.timeline).set_activity(name, now);
     }
 
-    /// Notes that the rank is in the module `unit` from now on, until the activity changes.
+    /// Records that the rank is in the module `unit` from now on, until the activity changes.
     pub fn enter_unit(&self, unit: &Arc<str>) {
         lock(&self.timeline).enter_unit(unit, self.created.elapsed());
     }
 
-    /// Notes that the rank's thread has waited for operation `sequence` of `group` since `start`.
+    /// Records that the rank's thread has waited for operation `sequence` of `group` since `start`.
     pub fn waited(&self, group: &Arc<str>, sequence: u64, start: Instant) {
         let start = start.saturating_duration_since(self.created);
         lock(&self.timeline).waited(group, sequence, start, self.created.elapsed());
     }
 
-    /// Notes that the rank was held for somebody to look into it, since `start`.
+    /// Records that the rank was held for inspection since `start`.
     pub fn was_held(&self, start: Instant) {
         let start = start.saturating_duration_since(self.created);
         lock(&self.timeline).held(start, self.created.elapsed());
     }
 
-    /// Notes that an optimizer step begins.
+    /// Records that an optimizer step begins.
     pub fn begin_step(&self, step: u64) {
         lock(&self.timeline).begin_step(step, self.created.elapsed());
     }
 
-    /// Lets spans have the bytes that `held_bytes` tells, which the rank's own thread calls.
+    /// Adds to each span the bytes that `held_bytes` returns; the rank's own thread calls it.
     pub fn count_bytes(&self, held_bytes: fn() -> u64) {
         lock(&self.timeline).count_bytes(held_bytes);
     }
@@ -208,18 +213,18 @@ impl Recorder {
         lock(&self.log).keeps_all = all;
     }
 
-    /// Where the time of the rank has gone since the recorder was made, by activity.
+    /// Returns the rank's time by activity since the recorder was created.
     pub fn times(&self) -> Vec<ActivityTime> {
         lock(&self.timeline).times(self.created.elapsed())
     }
 
-    /// Time in which the rank has waited for others since the recorder was made.
+    /// Returns the time that the rank has waited for others since the recorder was created.
     pub fn total_waited(&self) -> Duration {
         self.times().iter().map(|time| time.waited).sum()
     }
 
-    /// What the rank did in optimizer step `step`, or in the last one that has ended. `None` if it is not known, or
-    /// not any more.
+    /// Returns the rank's timeline of optimizer step `step`, or of the last completed step. `None` if it is
+    /// not known, or no longer kept.
     pub(crate) fn timeline(&self, rank: usize, node: &str, step: Option<u64>) -> Option<StepTimeline> {
         let now = self.created.elapsed();
         let (step, start, end, spans) = {
@@ -235,21 +240,21 @@ impl Recorder {
         Some(StepTimeline { rank, node: node.to_owned(), step, start, end, created, spans, records })
     }
 
-    /// The activity that the last [`Recorder::set_activity`] named.
+    /// Returns the activity set by the last [`Recorder::set_activity`].
     pub fn activity(&self) -> Activity {
         let now = self.created.elapsed();
         let (name, since) = lock(&self.log).activity.unwrap_or(("start", Duration::ZERO));
         Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
     }
 
-    /// Seconds since the recorder was made: the clock of its records.
+    /// Returns the seconds since the recorder was created: the clock of its records.
     pub(crate) fn clock(&self) -> f64 {
         self.created.elapsed().as_secs_f64()
     }
 
-    /// Writes the rank's activity and its last operation, such as `, in backward after
-    /// all_gather(layers.0)`. For signal handlers: it blocks on no lock and allocates nothing. It writes
-    /// nothing if another thread is changing the log.
+    /// Writes the rank's activity and its last operation, such as `, in backward after all_gather(layers.0)`.
+    /// For signal handlers: it blocks on no lock and allocates nothing. It writes nothing if another thread
+    /// is changing the log.
     pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let Some(log) = self.log_now() else { return Ok(()) };
         if let Some((activity, _)) = log.activity {
@@ -270,12 +275,12 @@ impl Recorder {
         }
     }
 
-    /// The name of the activity, for signal handlers, if no other thread is changing the log.
+    /// Returns the name of the activity, for signal handlers, if no other thread is changing the log.
     pub fn activity_now(&self) -> Option<&'static str> {
         self.log_now()?.activity.map(|(name, _)| name)
     }
 
-    /// The log, if another thread lets go of it at once.
+    /// Locks the log, if another thread releases it at once.
     fn log_now(&self) -> Option<MutexGuard<'_, Log>> {
         let attempt = || {
             std::hint::spin_loop();
@@ -284,7 +289,7 @@ impl Recorder {
         (0..LOCK_ATTEMPTS).find_map(|_| attempt())
     }
 
-    /// State of all groups this rank has joined.
+    /// Returns the state of all groups this rank has joined.
     pub(crate) fn groups(&self) -> Vec<GroupFlight> {
         let now = self.created.elapsed();
         let log = lock(&self.log);
@@ -302,7 +307,7 @@ impl Recorder {
         log.groups.iter().map(flight).collect()
     }
 
-    /// Adds a group that this rank has joined; `world_ranks` are those of its ranks.
+    /// Adds a group that this rank has joined; `world_ranks` has the world rank of each of its ranks.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
         let (name, world_ranks) = (Arc::clone(name), world_ranks.to_vec());
@@ -310,7 +315,7 @@ impl Recorder {
         GroupId(log.groups.len() - 1)
     }
 
-    /// Notes that `rank` of `group` issued `call`.
+    /// Records that `rank` of `group` issued `call`.
     pub(crate) fn enqueued(&self, group: GroupId, sequence: u64, call: &Call, rank: usize) -> RecordId {
         let now = self.created.elapsed();
         let mut log = lock(&self.log);
@@ -348,12 +353,12 @@ impl Recorder {
         id
     }
 
-    /// Notes that the operation reached the head of its queue.
+    /// Records that the operation reached the head of its queue.
     pub(crate) fn started(&self, id: RecordId) {
         self.update(id, |record, now| record.started = Some(now));
     }
 
-    /// Notes that the operation completed.
+    /// Records that the operation completed.
     pub(crate) fn finished(&self, id: RecordId) {
         self.update(id, |record, now| record.finished = Some(now));
         if tracing::enabled!(tracing::Level::TRACE) {
@@ -371,10 +376,10 @@ impl Recorder {
         }
     }
 
-    /// Logs an operation that has finished: its size, its times, and its bandwidth.
+    /// Logs a finished operation: its size, times and bandwidth.
     #[cold]
     fn trace(&self, id: RecordId) {
-        // The lock is let go of first: a line of the log asks the recorder what the rank is doing.
+        // The lock is released first: formatting a log line asks the recorder for the rank's activity.
         let Some(record) = lock(&self.log).record_mut(id).map(|record| record.clone()) else { return };
         let Record { sequence, group, operation, label, dtype, count, bytes_sent, .. } = &record;
         let [queued, ran] = record.times().map(|time| time.as_secs_f64());
@@ -391,7 +396,7 @@ impl Recorder {
     }
 }
 
-/// Seconds on the machine's monotonic clock; 0 where there is none.
+/// Returns seconds on the machine's monotonic clock, or 0 if there is none.
 fn monotonic() -> f64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0.0, |now| Duration::from(now).as_secs_f64())
 }

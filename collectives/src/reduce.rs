@@ -1,7 +1,7 @@
 //! Sums of buffers in ascending rank order.
 //!
 //! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends neither on timing
-//! nor on how the tensor is divided into chunks. The loops run over blocks so small that the running sum
+//! nor on how the tensor is divided into chunks. The loops run over blocks small enough that the running sum
 //! stays in the first-level cache while the inputs stream past. They are simple enough for the compiler to
 //! vectorise.
 
@@ -41,8 +41,8 @@ pub(crate) fn sum_into(
     sum_bytes(dtype, output.as_bytes_mut(), &inputs)
 }
 
-/// [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length and the
-/// alignment of `dtype`.
+/// Does the work of [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length
+/// and the alignment of `dtype`.
 pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), ArgumentError> {
     match dtype {
         DType::F64 => sum_as::<f64>(output, inputs, sum_plain),
@@ -54,8 +54,8 @@ pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Re
     Ok(())
 }
 
-/// The chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first ones have one
-/// element more if `len` is not divisible.
+/// Returns the chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first ones have
+/// one element more if `len` is not divisible.
 pub(crate) fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
     let (size, longer) = (len / world_size, len % world_size);
     let start = |rank: usize| rank * size + rank.min(longer);
@@ -67,7 +67,7 @@ fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T]
     sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
-/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps its sign.
+/// Starts from the first input instead of zero, so that a sum of negative zeros keeps its sign.
 fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
     let Some((first, rest)) = inputs.split_first() else {
         return;
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn half_types_round_once() {
-        // 2048 + 1 rounds back to 2048 in f16, so rounding after each addition loses both.
+        // In f16, 2048 + 1 rounds back to 2048, so rounding after each addition loses both ones.
         let values = [2048.0, 1.0, 1.0];
         let inputs: Vec<_> = values.map(|value| Arc::new(Buffer::from_slice(&[f16::from_f32(value)]))).into();
         let mut output = Buffer::zeros(DType::F16, 1);

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Locks `mutex`, also if a thread panicked while holding it.
+/// Locks `mutex`, even if a thread panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -18,7 +18,7 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
     thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// Data behind a lock, and the signal that it has changed.
+/// Data behind a lock, with a condition variable that signals its changes.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
     data: Mutex<T>,
@@ -34,14 +34,14 @@ impl<T> Monitor<T> {
         lock(&self.data)
     }
 
-    /// Changes the data and wakes all threads that wait.
+    /// Changes the data and wakes all waiting threads.
     pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
         self.notify();
         result
     }
 
-    /// Wakes all threads that wait.
+    /// Wakes all waiting threads.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }

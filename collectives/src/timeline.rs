@@ -1,11 +1,11 @@
-//! Where the time of a rank goes: what its own thread does, and what it waits for.
+//! A rank's use of its time: the activities of its thread, and its waits.
 //!
-//! A rank says what it does ([`Recorder::set_activity`](crate::Recorder::set_activity)) and which module it is in
-//! ([`Recorder::enter_unit`](crate::Recorder::enter_unit)); whoever waits for a collective says so
-//! ([`Recorder::waited`](crate::Recorder::waited)). Between two such moments lies a [`Span`]. The sums of a run are
-//! kept for ever, and the last spans for whoever looks.
+//! A rank reports its activity ([`Recorder::set_activity`](crate::Recorder::set_activity)), its current
+//! module ([`Recorder::enter_unit`](crate::Recorder::enter_unit)) and its waits for collectives
+//! ([`Recorder::waited`](crate::Recorder::waited)). Between two such moments lies a [`Span`]. The sums over a
+//! run are kept for ever; of the spans, only the last ones are kept for inspection.
 //!
-//! The thread of a rank whose tensors are on a GPU only queues work there: its spans are times of the host.
+//! The thread of a rank whose tensors are on a GPU only queues work there: its spans are host times.
 
 use crate::flight::Record;
 use serde::{Deserialize, Serialize};
@@ -13,39 +13,40 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The activity of a rank that is held for somebody to look into it.
+/// The activity of a rank that is held for inspection.
 pub const HELD: &str = "held";
 
-/// Number of spans that are kept: some steps of most models.
+/// Number of spans kept: a few steps of most models.
 const CAPACITY: usize = 4096;
 
-/// Number of spans that are kept while all of them are wanted, which is a bound for steps without end.
+/// Number of spans kept while all spans are requested, which bounds the memory of very long steps.
 const CAPACITY_OF_ALL: usize = 1 << 20;
 
-/// Starts of steps that are kept.
+/// Number of step starts kept.
 const STEPS: usize = 256;
 
-/// Waits below this leave no span of their own; the sums have them.
+/// Minimum wait that gets its own span. Shorter waits only count in the sums.
 const SHORT: Duration = Duration::from_micros(2);
 
-/// What a rank's own thread did for a while. Times count from the creation of its recorder, in seconds.
+/// A period of a rank's own thread in one activity. Times count from the creation of its recorder, in
+/// seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// Such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
+    /// Activity, such as `data loading`, `forward`, `backward`, `optimizer`, `checkpoint`.
     pub activity: String,
-    /// The module that it was in, such as `layers.3`; `None` outside of modules.
+    /// The current module, such as `layers.3`; `None` outside of modules.
     pub unit: Option<String>,
     /// The collective that it waited for, by group and number; `None` if it did not wait.
     pub waits_for: Option<(String, u64)>,
-    /// When it began.
+    /// Start time.
     pub start: f64,
-    /// When it ended.
+    /// End time.
     pub end: f64,
-    /// Bytes that the rank held at the end; 0 where nobody counts them.
+    /// Bytes that the rank held at the end; 0 if they are not counted.
     pub bytes: u64,
 }
 
-/// One step of one rank, from its beginning to the beginning of the next one.
+/// One step of one rank, from its start to the start of the next one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTimeline {
     /// Rank in the world.
@@ -54,30 +55,31 @@ pub struct StepTimeline {
     pub node: String,
     /// The optimizer step.
     pub step: u64,
-    /// When it began, as in [`Span`].
+    /// Start time, as in [`Span`].
     pub start: f64,
-    /// When it ended.
+    /// End time.
     pub end: f64,
-    /// When the recorder was made, in seconds on the machine's monotonic clock: aligns ranks of one machine.
+    /// Creation time of the recorder, in seconds on the machine's monotonic clock: aligns ranks of one
+    /// machine.
     pub created: f64,
-    /// What the rank's thread did, in order. The first ones may be missing in very long steps.
+    /// The spans of the rank's thread, in order. The first ones may be missing in very long steps.
     pub spans: Vec<Span>,
-    /// Its collectives that were issued in the step, in order.
+    /// Its collectives issued during the step, in order.
     pub records: Vec<Record>,
 }
 
-/// The time of a rank by what it was doing, since its recorder was made.
+/// The time of a rank in one activity, since its recorder was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActivityTime {
     /// The activity.
     pub activity: &'static str,
-    /// Its time, without waits.
+    /// Time without waits.
     pub busy: Duration,
-    /// Time in which it waited for other ranks.
+    /// Time waited for other ranks.
     pub waited: Duration,
 }
 
-/// A [`Span`] as it is kept.
+/// A [`Span`] in its stored form.
 #[derive(Debug)]
 struct Kept {
     activity: &'static str,
@@ -91,7 +93,7 @@ struct Kept {
 /// The spans of a rank.
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    /// What the rank is doing, since when, and where.
+    /// The rank's activity, its start, and the current module.
     activity: &'static str,
     unit: Option<Arc<str>>,
     since: Duration,
@@ -99,7 +101,7 @@ pub(crate) struct Timeline {
     spans: VecDeque<Kept>,
     steps: VecDeque<(u64, Duration)>,
     keeps_all: bool,
-    /// Tells what the calling thread's rank holds.
+    /// Returns the bytes held by the calling thread's rank.
     held_bytes: Option<fn() -> u64>,
 }
 
@@ -110,8 +112,9 @@ impl Default for Timeline {
             unit: None,
             since: Duration::ZERO,
             times: Vec::new(),
-            spans: VecDeque::new(),
-            steps: VecDeque::new(),
+            // At once: memory that grows while a rank works would be taken for that of its tensors.
+            spans: VecDeque::with_capacity(CAPACITY + 1),
+            steps: VecDeque::with_capacity(STEPS),
             keeps_all: false,
             held_bytes: None,
         }
@@ -127,26 +130,26 @@ impl Timeline {
         self.keeps_all = all;
     }
 
-    /// The rank does something else from `now` on.
+    /// Starts `activity` at `now`.
     pub(crate) fn set_activity(&mut self, activity: &'static str, now: Duration) {
         self.close(now, None);
         (self.activity, self.unit) = (activity, None);
     }
 
-    /// The rank enters a module.
+    /// Enters a module.
     pub(crate) fn enter_unit(&mut self, unit: &Arc<str>, now: Duration) {
         self.close(now, None);
         self.unit = Some(Arc::clone(unit));
     }
 
-    /// The rank has waited for a collective since `start`.
+    /// Records that the rank has waited for a collective since `start`.
     pub(crate) fn waited(&mut self, group: &Arc<str>, sequence: u64, start: Duration, now: Duration) {
-        // A wait lies within what was going on; clocks of other threads have no say here.
+        // A wait lies within the current span; the clocks of other threads must not extend it.
         let start = start.clamp(self.since, now);
         if now - start < SHORT {
             let time = self.time();
             time.waited += now - start;
-            // What is counted as waited must not count as busy as well.
+            // Waiting time must not count as busy as well.
             self.since += now - start;
             return;
         }
@@ -154,7 +157,7 @@ impl Timeline {
         self.close(now, Some((Arc::clone(group), sequence)));
     }
 
-    /// The rank was held from `start` on.
+    /// Records that the rank was held from `start` on.
     pub(crate) fn held(&mut self, start: Duration, now: Duration) {
         self.close(start.clamp(self.since, now), None);
         let activity = std::mem::replace(&mut self.activity, HELD);
@@ -171,7 +174,7 @@ impl Timeline {
         self.steps.push_back((step, now));
     }
 
-    /// The sums up to `now`, in the order in which activities first came.
+    /// Returns the sums up to `now`, in the order in which activities first occurred.
     pub(crate) fn times(&self, now: Duration) -> Vec<ActivityTime> {
         let mut times = self.times.clone();
         let busy = now.saturating_sub(self.since);
@@ -182,18 +185,18 @@ impl Timeline {
         times
     }
 
-    /// The beginning and end of the last step that has ended.
+    /// Returns the last step that has ended.
     pub(crate) fn last_step(&self) -> Option<u64> {
         self.steps.len().checked_sub(2).map(|index| self.steps[index].0)
     }
 
-    /// When `step` began and when the next one began, or `now` if there is none.
+    /// Returns the start of `step` and of the next step, or `now` if there is none.
     pub(crate) fn bounds(&self, step: u64, now: Duration) -> Option<(Duration, Duration)> {
         let at = self.steps.iter().rposition(|(known, _)| *known == step)?;
         Some((self.steps[at].1, self.steps.get(at + 1).map_or(now, |(_, start)| *start)))
     }
 
-    /// The spans that began from `start` to `end`.
+    /// Returns the spans that began between `start` and `end`.
     pub(crate) fn spans(&self, start: Duration, end: Duration) -> Vec<Span> {
         let within = |kept: &&Kept| kept.start >= start && kept.start < end;
         self.spans.iter().filter(within).map(Kept::span).collect()
@@ -257,7 +260,7 @@ mod tests {
         timeline.set_activity("forward", us(30));
         timeline.enter_unit(&Arc::from("layers.0"), us(40));
         timeline.waited(&group, 7, us(50), us(80));
-        // Too short for a span of its own.
+        // Too short for its own span.
         timeline.waited(&group, 8, us(89), us(90));
         timeline.set_activity("backward", us(100));
         timeline.begin_step(2, us(130));

@@ -11,13 +11,13 @@ pub enum Finding {
     Died,
     /// A rank exists but does not answer.
     Silent,
-    /// Ranks issued different operations under one number.
+    /// Ranks issued different operations under the same number.
     Mismatch,
     /// A rank never entered an operation that others wait in.
     Missing,
     /// A rank entered an operation so late that the wait of others had timed out.
     Late,
-    /// The process of a rank did not run while others waited for it, or all of them.
+    /// The process of a rank, or of all ranks, did not run while others waited for it.
     Stopped,
     /// All ranks are in the operation, but the transfer does not finish.
     Transfer,
@@ -25,14 +25,14 @@ pub enum Finding {
     Nothing,
 }
 
-/// Which ranks the others wait for, and in which operation.
+/// The ranks that the others wait for, and the operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Kind of failure.
     pub finding: Finding,
     /// World ranks to look at first.
     pub culprits: Vec<usize>,
-    /// One sentence for people.
+    /// One sentence for messages.
     pub text: String,
 }
 

@@ -9,12 +9,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a timed-out wait gives the backend to release its buffers.
+/// Time that a timed-out wait gives the backend to release its buffers.
 ///
 /// The backend stops as soon as it learns of the timeout, so it rarely needs that long.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a wait whose time is nearly up goes on before it looks again.
+/// Minimum time that a wait whose limit is nearly reached continues before it checks again.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
 /// An operation in flight, or its result.
@@ -25,7 +25,8 @@ pub struct Work(State);
 
 enum State {
     Ready(Result<Buffer, CommError>),
-    /// Queued on a GPU. Only `join` is left to do: it queues the caller's later work behind the operation.
+    /// Queued on a GPU. Only `join` remains to be called: it queues the caller's later work behind the
+    /// operation.
     #[cfg(feature = "cuda")]
     Queued {
         result: Buffer,
@@ -38,17 +39,18 @@ enum State {
 struct Pending {
     site: CallSite,
     control: Arc<dyn GroupControl>,
-    /// Where the worker leaves the result.
+    /// The place where the worker leaves the result.
     result: Monitor<Option<Result<Buffer, CommError>>>,
 }
 
 impl Work {
-    /// Work that is already done.
+    /// Returns work that is already done.
     pub fn ready(result: Result<Buffer, CommError>) -> Work {
         Work(State::Ready(result))
     }
 
-    /// Work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait for it.
+    /// Returns work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait
+    /// for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn queued(
         result: Buffer,
@@ -57,7 +59,7 @@ impl Work {
         Work(State::Queued { result, join: Box::new(join) })
     }
 
-    /// Work of the call at `site`, which [`Completer::complete`] finishes.
+    /// Returns the work of the call at `site`, which [`Completer::complete`] finishes.
     pub(crate) fn pending(site: CallSite, control: Arc<dyn GroupControl>) -> (Work, Completer) {
         let pending = Arc::new(Pending { site, control, result: Monitor::default() });
         (Work(State::Pending(Arc::clone(&pending))), Completer(Some(pending)))
@@ -66,13 +68,13 @@ impl Work {
     /// Waits for the operation and returns the buffer it filled.
     ///
     /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, nothing
-    /// waits on the host: there this holds for GPU work that the calling thread queues afterwards, and so
-    /// does the result.
+    /// waits on the host: both this guarantee and the result then hold for GPU work that the calling thread
+    /// queues afterwards.
     ///
     /// # Errors
     ///
-    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody can
-    /// know what the missing ranks would still do.
+    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because it is unknown
+    /// what the missing ranks would still do.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.0 {
             State::Ready(result) => result,
@@ -80,14 +82,14 @@ impl Work {
             State::Queued { result, join } => join().map(|()| result),
             State::Pending(pending) => pending.take(timeout).unwrap_or_else(|| {
                 let error = pending.control.time_out(&pending.site, timeout);
-                // The result no longer counts, but the input must be released before return.
+                // The result no longer matters, but the input must be released before returning.
                 let _ = pending.take(RELEASE_TIMEOUT);
                 Err(error)
             }),
         }
     }
 
-    /// The call that this is the work of, where waiting for it means waiting on the host.
+    /// Returns the call that this work belongs to, if waiting for it means waiting on the host.
     pub fn site(&self) -> Option<&CallSite> {
         match &self.0 {
             State::Pending(pending) => Some(&pending.site),
@@ -95,7 +97,7 @@ impl Work {
         }
     }
 
-    /// Whether [`Work::wait`] would return at once.
+    /// Returns whether [`Work::wait`] would return at once.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             State::Pending(pending) => pending.result.lock().is_some(),
@@ -111,7 +113,8 @@ impl fmt::Debug for Work {
 }
 
 impl Pending {
-    /// The result; `None` if it is not there after `timeout`, without the time in which a rank was held.
+    /// Returns the result, or `None` if there is none after `timeout`, which excludes the time in which a
+    /// rank was held.
     fn take(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
         let holds = &self.control.identity().shared.holds;
         let (start, held_before) = (Instant::now(), holds.total());
@@ -125,13 +128,13 @@ impl Pending {
             if left.is_zero() {
                 return None;
             }
-            // While a rank is held, what is left stays as it is.
+            // While a rank is held, the remaining time does not decrease.
             left = left.max(LEAST_WAIT);
         }
     }
 }
 
-/// Completes a [`Work`]. If it is dropped before, the work fails, so that nobody waits for ever.
+/// Completes a [`Work`]. If it is dropped before, the work fails, so that no wait lasts for ever.
 pub(crate) struct Completer(Option<Arc<Pending>>);
 
 impl Completer {

@@ -1,8 +1,8 @@
-//! What every communicator promises, checked on ranks as threads, with and without random delays,
-//! and, where it makes sense for a world without peers, on the fake backend.
+//! The guarantees of every communicator, checked on ranks as threads, with and without random delays, and,
+//! where it makes sense for a world without peers, on the fake backend.
 //!
-//! Each backend has a test binary of its own that runs the same checks: a module `backend` that
-//! makes worlds, and the checks from `conformance/`.
+//! Each backend has its own test binary that runs the same checks: a module `backend` that creates worlds,
+//! and the checks from `conformance/`.
 
 /// Ranks as threads.
 mod backend {

@@ -1,12 +1,12 @@
-//! What every communicator promises, on the MPI backend under a real `mpirun`.
+//! The guarantees of every communicator, on the MPI backend under a real `mpirun`.
 //!
 //!     cargo test --release -p kiln-collectives --features mpi --test conformance_mpi
 //!
-//! Without `mpirun` around it, this program starts itself under it with several numbers of
-//! processes, more than there are cores if need be. Each process runs the checks of the conformance
-//! suite for its own rank: a world of one member that has a rank among many.
+//! Without `mpirun`, this program starts itself under it with several numbers of processes, if necessary more
+//! than there are cores. Each process runs the checks of the conformance suite for its own rank: a world of
+//! one member that has a rank among many.
 
-/// Worlds of which this process has one member.
+/// Worlds with one member in this process.
 mod backend {
     use crate::support::{Settings, World, share};
     use kiln_collectives::mpi::{Mpi, MpiOptions};
@@ -57,7 +57,7 @@ use support::{World, label};
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 6, 8];
 
 fn main() -> ExitCode {
-    // `mpirun` of Open MPI, and of the others.
+    // The variables of Open MPI's `mpirun`, and of other implementations.
     let started = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| env::var_os(name).is_some());
     if started {
         check_all();
@@ -75,11 +75,11 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Runs this program under `mpirun`; says whether all processes succeeded.
+/// Runs this program under `mpirun`; returns whether all processes succeeded.
 fn start(processes: usize) -> bool {
     let program = env::current_exe().expect("a running program has a path");
     let status = Command::new("mpirun")
-        // It refuses both unless told otherwise; a test is welcome to them.
+        // By default, Open MPI refuses to run as root and to oversubscribe; both are fine for a test.
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
         .args(["--oversubscribe", "-n", &processes.to_string()])
         .arg(program)
@@ -93,7 +93,7 @@ fn start(processes: usize) -> bool {
     }
 }
 
-/// Every check that this number of processes allows, each in a world of its own.
+/// Runs every check that this number of processes allows, each in a separate world.
 fn check_all() {
     let mpi = Mpi::start().expect("MPI starts under mpirun");
     let size = mpi.world_size();
@@ -127,7 +127,7 @@ fn check_all() {
         6 => groups::check_split(&world()),
         _ => {}
     }
-    // Shuts MPI down; a static would live on.
+    // Shuts MPI down; a static is never dropped.
     *backend::MPI.lock().unwrap() = None;
 }
 

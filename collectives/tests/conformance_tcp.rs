@@ -1,5 +1,5 @@
-//! What every communicator promises, checked on ranks connected by TCP: with peer reads, and, in the worlds made
-//! with a delay seed, over sockets, directly or on the ring.
+//! The guarantees of every communicator, checked on ranks connected by TCP: with peer reads, and, in worlds
+//! created with a delay seed, over sockets, directly or on the ring.
 
 use kiln_collectives::tcp::Seal;
 

@@ -1,4 +1,4 @@
-//! As `conformance_tcp`, with all traffic encrypted.
+//! The checks of `conformance_tcp`, with all traffic encrypted.
 
 use kiln_collectives::tcp::Seal;
 

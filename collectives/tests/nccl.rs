@@ -1,5 +1,5 @@
-//! NCCL as a transport between GPUs: what can be seen without a GPU, and a world of one rank for machines
-//! that have one, or stand-ins for the driver and NCCL.
+//! NCCL as a transport between GPUs: behaviour that is visible without a GPU, and a world of one rank for
+//! machines with a GPU, or with stand-ins for the driver and NCCL.
 #![cfg(feature = "cuda")]
 
 use cubecl::{MemoryScope, prelude::Client};
@@ -12,6 +12,7 @@ use kiln_collectives::{
     ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Element, Finding, Label,
     LocalCommunicator, LocalGroup, Operation, Phase,
 };
+use kiln_testkit::{PATIENCE, output_of};
 use std::env;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -19,13 +20,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn label(scope: &str) -> Label {
     Label::new(scope, Phase::Forward)
 }
 
-/// One call of `attach` per rank; what each got.
+/// Calls `attach` on every rank and returns the errors.
 fn attach(world_size: usize, device: usize) -> Vec<NcclError> {
     thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(world_size)
@@ -36,7 +35,7 @@ fn attach(world_size: usize, device: usize) -> Vec<NcclError> {
     })
 }
 
-/// A world of one rank, with NCCL.
+/// Creates a world of one rank with NCCL.
 fn world_of_one(options: &NcclOptions) -> LocalCommunicator {
     let world = LocalGroup::new(1).remove(0);
     nccl::attach(&world, options).unwrap();
@@ -73,7 +72,7 @@ fn the_library_is_found_or_all_places_are_named() {
 }
 
 #[test]
-#[ignore = "needs NCCL, such as: PYTHONPATH=folder after pip install --target folder nvidia-nccl-cu12"]
+#[ignore = "needs the wheel nvidia-nccl-cu12 in PYTHONPATH: cargo test --release -p kiln-collectives --features cuda --test nccl -- --ignored wheel"]
 fn the_library_of_a_python_wheel_makes_ids_without_a_driver() {
     let found = nccl::installation().unwrap();
     println!("NCCL {} from {}", found.version, found.place);
@@ -114,7 +113,7 @@ fn check_world_of_one(member: &dyn Communicator) {
         check(member, &values.iter().map(|value| bf16::from_f64(*value)).collect::<Vec<bf16>>());
         check(member, &values.iter().map(|value| *value as i8 as u8).collect::<Vec<u8>>());
     }
-    // Buffers on the host go the old way, and barriers too.
+    // Buffers on the host go through the group's own transport, and so do barriers.
     let on_host = member.all_reduce(label("host"), Buffer::from_slice(&[3.0f32]));
     assert_eq!(on_host.wait(PATIENCE).unwrap().as_slice::<f32>().unwrap(), [3.0]);
     member.barrier(label("barrier")).wait(PATIENCE).unwrap();
@@ -133,7 +132,7 @@ fn a_world_of_one_and_its_parts() {
     check_world_of_one(part.as_ref());
 }
 
-/// What rank `rank` has: numbers that every type has exactly, and their sums as well.
+/// Returns the data of rank `rank`: numbers that every type represents exactly, and so are their sums.
 fn part<T: Element>(rank: usize, len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
     (0..len).map(|index| from(((rank + 1) * (index % 13)) as f32 - 20.0)).collect()
 }
@@ -151,7 +150,7 @@ fn check_ranks<T: Element + PartialEq + std::fmt::Debug>(
     let there = |values: &[T]| Buffer::from_slice(values).to_device(&client);
     let zeros = |len| Buffer::zeros(T::DTYPE, len).to_device(&client);
     let own = &all[rank];
-    // All are under way at once.
+    // All operations are in flight at once.
     let gather = member.all_gather(label("gather"), Arc::new(there(&own[..len])), zeros(len * size));
     let scatter = member.reduce_scatter(label("scatter"), Arc::new(there(own)), zeros(len));
     let reduce = member.all_reduce(label("reduce"), there(own));
@@ -167,7 +166,7 @@ fn check_ranks<T: Element + PartialEq + std::fmt::Debug>(
     assert_eq!(result(broadcast).as_slice::<T>().unwrap(), all[size - 1]);
 }
 
-/// What a rank that has this GPU moves, in the world and in pairs, the later rank first.
+/// Checks the transfers of a rank with this GPU, in the world and in pairs, the later rank first.
 fn check_rank(world: &dyn Communicator, device: usize) {
     let check = |member: &dyn Communicator| {
         for len in [1, 5, 30_001] {
@@ -177,7 +176,7 @@ fn check_rank(world: &dyn Communicator, device: usize) {
             let sum = |all: &[f16]| f16::from_f32(all.iter().map(|value| value.to_f32()).sum());
             check_ranks(member, device, len, f16::from_f32, sum);
         }
-        // A rank that leaves ends what others still wait for.
+        // A rank that leaves aborts operations that others still wait for.
         member.barrier(label("done")).wait(PATIENCE).unwrap();
     };
     check(world);
@@ -185,9 +184,9 @@ fn check_rank(world: &dyn Communicator, device: usize) {
     check(pair.as_ref());
 }
 
-/// As many ranks as there are GPUs, a thread and a GPU each.
+/// One rank per GPU, each a thread.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn threads_with_a_gpu_each() {
     let count = CudaRuntime::enumerate_all_devices().len();
     assert!(count >= 2, "{count} GPUs");
@@ -201,11 +200,11 @@ fn threads_with_a_gpu_each() {
     });
 }
 
-/// Runs `run(rank, world, client, next)` on two ranks, which are threads with a GPU each. `next` makes a rank wait for
-/// the other one, without a call in `world`, whose calls both ranks make in the same order.
+/// Runs `run(rank, world, client, next)` on two ranks, which are threads with a GPU each. `next` makes a rank
+/// wait for the other one without a call in `world`, whose calls both ranks make in the same order.
 fn on_two_ranks(run: impl Fn(usize, &dyn Communicator, &Client, &dyn Fn()) + Sync) {
     if env::var("FAKE_CUDA_ASYNC").is_ok_and(|seed| seed == "0") {
-        // A collective waits for the other rank in its call then.
+        // In that case a collective waits for the other rank inside its call.
         return;
     }
     thread::scope(|scope| {
@@ -216,17 +215,17 @@ fn on_two_ranks(run: impl Fn(usize, &dyn Communicator, &Client, &dyn Fn()) + Syn
                 let turns = world.split("turns", Some(0), 0).unwrap().unwrap();
                 let next = || drop(turns.barrier(label("turn")).wait(PATIENCE).unwrap());
                 run(rank, &world, &cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(rank)).client(), &next);
-                // A rank that leaves ends what others still wait for.
+                // A rank that leaves aborts operations that others still wait for.
                 next();
             });
         }
     });
 }
 
-/// A rank's shard in the tests of memory.
+/// Number of elements of a rank's shard in the memory tests.
 const SHARD: usize = 1 << 18;
 
-/// Doubles `shard` in each round, because both ranks send the same.
+/// Doubles `shard` in each round, because both ranks send the same data.
 fn double(world: &dyn Communicator, client: &Client, mut shard: Buffer, rounds: usize) -> Buffer {
     let empty = |len| Buffer::empty_on(client, DType::F32, len);
     for _ in 0..rounds {
@@ -238,22 +237,22 @@ fn double(world: &dyn Communicator, client: &Client, mut shard: Buffer, rounds: 
     shard
 }
 
-/// Bytes that CubeCL has in use for this thread, and those that it has from the driver.
+/// Returns the bytes that CubeCL uses for this thread, and the bytes that it has reserved from the driver.
 fn memory(client: &Client) -> (u64, u64) {
     let usage = client.memory_report(MemoryScope::CurrentStream).usage();
     (usage.bytes_in_use, usage.bytes_reserved)
 }
 
-/// Rank 1 joins only after rank 0 has queued all of its collectives, so the GPU of rank 0 runs none of them meanwhile.
-/// Each collective reuses the memory of earlier ones all the same.
+/// Rank 1 joins only after rank 0 has queued all of its collectives, so the GPU of rank 0 runs none of them
+/// meanwhile. Each collective reuses the memory of earlier ones nevertheless.
 #[test]
-#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
 fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
     const ROUNDS: usize = 20;
     on_two_ranks(|rank, world, client, next| {
         let value = rank as f32 + 1.0;
         let shard = Buffer::from_slice(&vec![value; SHARD]).to_device(client);
-        // Connects the ranks, and allocates.
+        // Connects the ranks, and allocates memory.
         let mut shard = double(world, client, shard, 1);
         assert!(shard.to_host().unwrap().as_slice::<f32>().unwrap() == vec![2.0 * value; SHARD]);
         for turn in 0..2 {
@@ -270,9 +269,10 @@ fn memory_is_reused_before_the_gpu_has_run_its_collectives() {
     });
 }
 
-/// As above, where one thread has allocated the input, and another thread calls the collective and waits for it.
+/// Like the test above, but one thread allocates the input, and another thread calls the collective and waits
+/// for it.
 #[test]
-#[ignore = "needs stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs stand-ins: benches/standins/execute.sh nccl"]
 fn memory_of_another_stream_is_reused_behind_the_collective() {
     on_two_ranks(|rank, world, client, next| {
         let input = || Buffer::from_slice(&vec![rank as f32 + 1.0; 2 * SHARD]).to_device(client);
@@ -289,7 +289,7 @@ fn memory_of_another_stream_is_reused_behind_the_collective() {
             if rank == turn {
                 let ((before, _), input) = (memory(client), input());
                 result = thread::scope(|scope| scope.spawn(|| scatter(input)).join()).ok();
-                // CubeCL holds what several streams use for a moment longer.
+                // CubeCL keeps memory that several streams use for a moment longer.
                 let is_free = |_| {
                     thread::sleep(Duration::from_millis(10));
                     memory(client).0 <= before
@@ -307,12 +307,12 @@ fn memory_of_another_stream_is_reused_behind_the_collective() {
     });
 }
 
-/// Says that a process is a rank: its number, how many there are, and where they meet.
+/// Marks a process as a rank: its number, the number of ranks, and where they meet.
 const RANK: &str = "NCCL_TEST_RANK";
 
-/// As many ranks as there are GPUs, a process and a GPU each.
+/// One rank per GPU, each a process.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn processes_with_a_gpu_each() {
     if let Ok(place) = env::var(RANK) {
         let numbers: Vec<usize> = place.split(' ').map(|number| number.parse().unwrap()).collect();
@@ -334,13 +334,13 @@ fn processes_with_a_gpu_each() {
         })
         .collect();
     for rank in ranks {
-        let output = rank.wait_with_output().unwrap();
+        let output = output_of(rank);
         assert!(output.status.success(), "{output:?}");
     }
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn what_is_done_is_no_longer_pending() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -349,7 +349,7 @@ fn what_is_done_is_no_longer_pending() {
         let sum = world.all_reduce(label("sum"), buffer).wait(PATIENCE).unwrap();
         assert_eq!(sum.to_host().unwrap().as_slice::<f32>().unwrap(), [0.0; 8]);
     }
-    // The thread that watches looks every few milliseconds; a limit only ends a failing test.
+    // The watcher thread polls every few milliseconds; a limit only ends a failing test.
     let pending = || world.flight().groups.iter().map(|group| group.pending.len()).sum::<usize>();
     for _ in 0..6000 {
         if pending() == 0 {
@@ -362,10 +362,10 @@ fn what_is_done_is_no_longer_pending() {
     assert!(last.finished >= last.started && last.started >= last.enqueued);
 }
 
-/// With the stand-in for NCCL whose first collective never ends, which `FAKE_NCCL_STALLS` asks it for, the
+/// With the stand-in for NCCL whose first collective never ends (requested through `FAKE_NCCL_STALLS`), the
 /// operation never ends.
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn an_operation_ends_or_times_out() {
     let is_stuck = env::var_os("FAKE_NCCL_STALLS").is_some();
     let mut options = NcclOptions::new(0);
@@ -405,7 +405,7 @@ fn an_operation_ends_or_times_out() {
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn an_abort_ends_it() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
@@ -418,14 +418,14 @@ fn an_abort_ends_it() {
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn threads_cannot_share_a_gpu_by_nccl() {
     let expected = NcclError::SharedDevice { ranks: vec![0, 1], index: 0 };
     assert_eq!(attach(2, 0), [expected.clone(), expected]);
 }
 
 #[test]
-#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh nccl"]
+#[ignore = "needs two GPUs and NCCL, or stand-ins: benches/standins/execute.sh nccl"]
 fn sums_of_bytes_are_refused() {
     let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();

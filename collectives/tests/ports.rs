@@ -1,16 +1,16 @@
-//! Ports that ranks are held to.
+//! Restricting the ports of ranks.
 
 use kiln_collectives::tcp::{self, JoinError, Ports};
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-/// A port that is free now. The system does not hand it out again soon.
+/// Returns a port that is free now. The system does not hand it out again soon.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// A range of ports that begins near one that is free now.
+/// Returns a range of ports that begins near a port that is free now.
 fn some_ports() -> Ports {
     let first = free_port().min(u16::MAX - 40);
     format!("{first}-{}", first + 40).parse().unwrap()

@@ -1,20 +1,18 @@
-//! Somebody between two ranks, who lets them meet and then changes what they say.
+//! An attacker between two ranks, who lets them connect and then changes their messages.
 
 use kiln_collectives::tcp::{JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
+use kiln_testkit::{PATIENCE, receive, wait_for};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// The machine of rank 0, as it says to the rendezvous, which tells all ranks.
 const NODE: &str = "the machine of rank 0";
 
-/// What becomes of bytes that a rank is to receive from the rendezvous once it has been let in.
+/// Modifies bytes that a rank is about to receive from the rendezvous after its handshake.
 type Change = fn(&mut Vec<u8>);
 
 fn options(rank: usize, port: u16, seal: Seal) -> JoinOptions {
@@ -31,7 +29,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// A frame, or a record with a `tag` of so many bytes: both begin with the length of their content.
+/// Reads a frame, or a record with a tag of `tag` bytes: both begin with the length of their content.
 fn read_message(from: &mut TcpStream, tag: usize) -> Vec<u8> {
     let mut length = [0; 4];
     from.read_exact(&mut length).unwrap();
@@ -45,23 +43,22 @@ fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
     to.write_all(&read_message(from, 0)).unwrap();
 }
 
-/// Stands between a rank and the rendezvous at `port`: passes the handshake on, and after that everything,
-/// with `change` made to the list of ranks, which is what the rendezvous says first, save for beats. Tells
-/// how many beats came before it.
+/// Stands between a rank and the rendezvous at `port`. Forwards the handshake unchanged, and then everything,
+/// with `change` applied to the list of ranks, which is the first message of the rendezvous other than beats.
+/// Reports how many beats came before it.
 fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, beats_before: &Sender<usize>) {
-    let mut rendezvous = loop {
-        if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
-            break stream;
-        }
-        thread::yield_now();
-    };
+    let connect = || TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string());
+    let mut rendezvous = wait_for("the rendezvous", connect);
+    for stream in [&rank, &rendezvous] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
     pass_frame(&mut rendezvous, &mut rank);
     pass_frame(&mut rank, &mut rendezvous);
     pass_frame(&mut rendezvous, &mut rank);
     let (mut from_rank, mut to_rendezvous) = (rank.try_clone().unwrap(), rendezvous.try_clone().unwrap());
     thread::scope(|scope| {
         scope.spawn(move || {
-            // Either may end first.
+            // Either direction may end first.
             let _ = std::io::copy(&mut from_rank, &mut to_rendezvous);
             let _ = to_rendezvous.shutdown(Shutdown::Both);
         });
@@ -73,7 +70,7 @@ fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, bea
         }
         beats_before.send(beats).unwrap();
         change(&mut list);
-        // The rank may hang up as soon as it notices.
+        // The rank may close the connection as soon as it notices.
         if rank.write_all(&list).is_ok() {
             let _ = std::io::copy(&mut rendezvous, &mut rank);
         }
@@ -81,8 +78,8 @@ fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, bea
     });
 }
 
-/// What rank 1 gets when it joins through somebody who makes `change`, what rank 0 gets, and the number of the
-/// message that was changed.
+/// Returns the results of rank 1, which joins through an attacker who applies `change`, and of rank 0, and
+/// the number of the message that was changed.
 fn join_through(seal: Seal, change: Change) -> ([Result<TcpCommunicator, JoinError>; 2], usize) {
     let between = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (port, other) = (free_port(), between.local_addr().unwrap().port());
@@ -93,11 +90,11 @@ fn join_through(seal: Seal, change: Change) -> ([Result<TcpCommunicator, JoinErr
             .spawn(move || stand_between(between.accept().unwrap().0, port, seal, change, &tell))
             .unwrap();
         let one = TcpCommunicator::join(options(1, other, seal));
-        ([one, zero.join().unwrap()], told.recv().unwrap())
+        ([one, zero.join().unwrap()], receive("the list of ranks", &told))
     })
 }
 
-/// Makes another machine of the one that rank 0 names, if it can be found.
+/// Changes the machine name that rank 0 sent, if it can be found.
 fn rename(bytes: &mut [u8]) {
     let name = NODE.as_bytes();
     let at = bytes.windows(name.len()).position(|window| window == name);

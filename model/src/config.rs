@@ -1,13 +1,13 @@
-//! The shape of a decoder, its presets, and what they cost.
+//! The shape of a decoder and its presets.
 
 mod moe;
 
-pub use moe::MoeConfig;
+pub use moe::{BalanceOver, MoeConfig};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which projections of attention have a bias.
+/// Biases of the projections of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionBias {
@@ -20,22 +20,22 @@ pub enum AttentionBias {
     All,
 }
 
-/// How rotary frequencies are stretched for contexts longer than the first training's.
+/// Stretching of the rotary frequencies for contexts longer than that of the first training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// All frequencies divided by `factor` (Chen et al., 2023).
+    /// Divides all frequencies by `factor` (Chen et al., 2023).
     Linear {
         /// At least 1.
         factor: f64,
     },
-    /// Low frequencies divided by `factor`, high ones kept, those between blended (Llama 3.1).
+    /// Divides low frequencies by `factor`, keeps high ones, and blends those between (Llama 3.1).
     Llama3 {
         /// At least 1.
         factor: f64,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched whole.
+        /// Wavelengths above `original_context / low_freq_factor` are stretched fully.
         low_freq_factor: f64,
-        /// Wavelengths below `original_context / high_freq_factor` stay.
+        /// Wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f64,
         /// Context of the first training, in tokens.
         original_context: usize,
@@ -43,7 +43,7 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// Checks that frequencies can be stretched like this.
+    /// Checks the parameters of the stretching.
     fn validate(self) -> Result<(), ModelConfigError> {
         let factor_in_range =
             |factor| in_range("rope_scaling.factor", factor, factor >= 1.0, "at least 1, and finite");
@@ -76,7 +76,7 @@ fn at_least_one(key: &'static str, value: usize) -> Result<(), ModelConfigError>
     if value > 0 { Ok(()) } else { Err(ModelConfigError::Zero { key }) }
 }
 
-/// Fails if a size is larger than `most`.
+/// Fails if a size is greater than `most`.
 fn at_most(key: &'static str, value: usize, most: usize) -> Result<(), ModelConfigError> {
     if value <= most { Ok(()) } else { Err(ModelConfigError::TooLarge { key, value, most }) }
 }
@@ -85,25 +85,25 @@ fn at_most(key: &'static str, value: usize, most: usize) -> Result<(), ModelConf
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Number of token ids the model knows.
+    /// Number of token ids.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub d_model: usize,
     /// Number of decoder blocks.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads (grouped-query attention, Ainslie et al., 2023); divides `heads`.
+    /// Number of key and value heads (grouped-query attention, Ainslie et al., 2023); must divide `heads`.
     pub kv_heads: usize,
-    /// Width of one head, if it is not `d_model / heads`.
+    /// Width of one head; `d_model / heads` if not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Width inside the feed-forward layer.
     pub d_ff: usize,
-    /// Whether the head reuses the embedding matrix.
+    /// If true, the head reuses the embedding matrix.
     pub tie_embeddings: bool,
-    /// Name of the block, if it is not the one of Llama, attention and then a feed-forward layer: that of
-    /// [`PARALLEL_RESIDUAL`], or of one that a program has added; see
+    /// Name of the block. Not set means the block of Llama: attention, then a feed-forward layer. Otherwise
+    /// [`PARALLEL_RESIDUAL`], or a block added by the program; see
     /// [`Layers::block`](crate::layers::Layers::block).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
@@ -113,32 +113,32 @@ pub struct ModelConfig {
     /// Name of the feed-forward layer.
     #[serde(default = "default_feed_forward")]
     pub feed_forward: String,
-    /// The experts of the feed-forward layer [`MOE`]; it has them, and no other layer.
+    /// The experts of the feed-forward layer [`MOE`]; required for it, and an error for any other layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
-    /// Settings of layers that a program has added; see
-    /// [`LayerInit::extra`](crate::layers::LayerInit::extra).
+    /// Settings of layers added by the program; see [`LayerInit::extra`](crate::layers::LayerInit::extra).
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// Positions that a position sees at most in attention, itself and those right before it: sliding-window
-    /// attention (Beltagy et al., 2020). All before it if there is none.
+    /// Maximum number of positions that a position attends to, itself and those right before it:
+    /// sliding-window attention (Beltagy et al., 2020). Not set means full attention to all earlier
+    /// positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
-    /// Which blocks have the window, a letter for each: `w` for a window, `f` for full attention. It is
-    /// repeated over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). All blocks if there is none
-    /// (Mistral).
+    /// Selects the blocks with the window, one letter per block: `w` for the window, `f` for full attention.
+    /// The pattern repeats over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). Not set means all
+    /// blocks (Mistral).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_pattern: Option<String>,
-    /// Which projections of attention have a bias.
+    /// Biases of the projections of attention.
     #[serde(default)]
     pub attention_bias: AttentionBias,
-    /// Whether the projections of the feed-forward layer have a bias.
+    /// If true, the projections of the feed-forward layer have a bias.
     #[serde(default)]
     pub feed_forward_bias: bool,
-    /// Whether queries and keys are normalised per head before they are rotated, as in Qwen3.
+    /// If true, queries and keys are normalised per head before they are rotated, as in Qwen3.
     #[serde(default)]
     pub qk_norm: bool,
-    /// Bound of the logits, which are `c · tanh(logits / c)` (Gemma 2); none if left out.
+    /// Bound `c` of the logits, which become `c · tanh(logits / c)` (Gemma 2). Not set means no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_softcap: Option<f64>,
     /// Probability of dropping an element after the embedding, attention and feed-forward.
@@ -150,11 +150,11 @@ pub struct ModelConfig {
     /// Stretching of the rotary frequencies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Added to the mean square in RMSNorm.
+    /// Value added to the mean square in RMSNorm.
     #[serde(default = "default_norm_eps")]
     pub norm_eps: f64,
-    /// Standard deviation of the initial weights; the two projections that write to the residual
-    /// stream are divided by `sqrt(2 * layers)` (GPT-2).
+    /// Standard deviation of the initial weights. For the two projections that write to the residual stream,
+    /// it is divided by `sqrt(2 * layers)` (GPT-2).
     #[serde(default = "default_init_std")]
     pub init_std: f64,
 }
@@ -163,16 +163,16 @@ pub struct ModelConfig {
 const WINDOWED: u8 = b'w';
 const FULL: u8 = b'f';
 
-/// The attention layer of Llama, which a configuration need not name.
+/// The attention layer of Llama, the default.
 pub const FULL_ATTENTION: &str = "full";
 
-/// The feed-forward layer of Llama, which a configuration need not name.
+/// The feed-forward layer of Llama, the default.
 pub const SWIGLU: &str = "swiglu";
 
-/// The block of GPT-J and PaLM, whose attention and feed-forward layer read the same input.
+/// The block of GPT-J and PaLM, whose attention and feed-forward layers read the same input.
 pub const PARALLEL_RESIDUAL: &str = "parallel_residual";
 
-/// The feed-forward layer that is a mixture of experts.
+/// The mixture-of-experts feed-forward layer.
 pub const MOE: &str = "moe";
 
 fn default_attention() -> String {
@@ -199,7 +199,7 @@ fn default_init_std() -> f64 {
     0.02
 }
 
-/// A [`ModelConfig`] that no model can have.
+/// The reason why a [`ModelConfig`] is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ModelConfigError {
     /// A size is zero.
@@ -208,14 +208,14 @@ pub enum ModelConfigError {
         /// Key in the `[model]` section.
         key: &'static str,
     },
-    /// A size is larger than that of any model.
+    /// A size is too large for any model.
     #[error("model.{key} = {value}: must be at most {most}")]
     TooLarge {
         /// Key in the `[model]` section.
         key: &'static str,
         /// Its value.
         value: usize,
-        /// The largest that is allowed.
+        /// Largest permitted value.
         most: usize,
     },
     /// One size does not divide another.
@@ -225,7 +225,7 @@ pub enum ModelConfigError {
         whole_value % part_value
     )]
     Indivisible {
-        /// Key of the size to be divided.
+        /// Key of the size that must be divisible.
         whole: &'static str,
         /// Its value.
         whole_value: usize,
@@ -234,20 +234,20 @@ pub enum ModelConfigError {
         /// Its value.
         part_value: usize,
     },
-    /// The width of a head is odd, so rotary pairs do not fit.
+    /// The width of a head is odd, so it cannot be divided into rotary pairs.
     #[error("{what} = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even")]
     OddHead {
-        /// The keys that the width comes from.
+        /// The keys that determine the width.
         what: &'static str,
         /// Width of one head.
         head_dim: usize,
     },
-    /// The pattern of windows is none, or there is no window for it.
+    /// The window pattern is invalid, or there is no window for it.
     #[error("model.window_pattern = \"{pattern}\": {problem}")]
     WindowPattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The fault in the pattern.
         problem: &'static str,
     },
     /// A value is outside its range.
@@ -257,7 +257,7 @@ pub enum ModelConfigError {
         key: &'static str,
         /// The offending value.
         value: f64,
-        /// What is allowed.
+        /// Permitted values.
         range: &'static str,
     },
     /// The mixture of experts has no sizes.
@@ -265,7 +265,7 @@ pub enum ModelConfigError {
         "model.feed_forward = \"moe\" needs the section [model.moe], which says how many experts there are"
     )]
     NoExperts,
-    /// Another feed-forward layer has sizes of experts.
+    /// A different feed-forward layer is configured with sizes of experts.
     #[error("[model.moe] is there, and model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
     UnusedExperts {
         /// The feed-forward layer.
@@ -273,18 +273,18 @@ pub enum ModelConfigError {
     },
 }
 
-/// Names of the built-in shapes, smallest first.
+/// Names of the presets, smallest first.
 pub const PRESETS: [&str; 5] = ["10m", "90m", "300m", "1b", "7b"];
 
-/// The most blocks of a model.
+/// Maximum number of blocks of a model.
 pub const MAX_LAYERS: usize = 4096;
 
-/// The largest width, vocabulary or number of heads. Products of sizes up to these bounds, such as the number
-/// of parameters of a model, fit into a `usize`.
+/// Maximum width, vocabulary or number of heads. Products of sizes up to these bounds, such as the number of
+/// parameters of a model, fit into a `usize`.
 pub const MAX_SIZE: usize = 10_000_000;
 
 impl ModelConfig {
-    /// The built-in shape called `name`, or `None`; [`PRESETS`] lists the names.
+    /// Returns the preset called `name`, or `None`; [`PRESETS`] lists the names.
     pub fn preset(name: &str) -> Option<Self> {
         // vocab, d_model, layers, heads, kv_heads, d_ff, tied
         let (vocab_size, d_model, layers, heads, kv_heads, d_ff, tie_embeddings) = match name {
@@ -323,20 +323,21 @@ impl ModelConfig {
         })
     }
 
-    /// Width of one head.
+    /// Returns the width of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
     }
 
-    /// Positions that a position sees at most in the attention of block `index`: itself and those right
-    /// before it. `None` if it sees all before it.
+    /// Returns the maximum number of positions that a position attends to in block `index`: itself and those
+    /// right before it. `None` for full attention.
     pub fn window_of(&self, index: usize) -> Option<usize> {
         let pattern = self.window_pattern.as_deref().unwrap_or_default().as_bytes();
         let is_full = !pattern.is_empty() && pattern[index % pattern.len()] == FULL;
         self.window.filter(|_| !is_full)
     }
 
-    /// The pattern by which block `index` is `windowed[index]`, as short as it can be; `None` if all are.
+    /// Returns the shortest pattern with which block `index` has a window if `windowed[index]`; `None` if all
+    /// blocks have one.
     pub fn window_pattern_of(windowed: &[bool]) -> Option<String> {
         let repeats = |length: &usize| windowed.iter().zip(&windowed[*length..]).all(|(a, b)| a == b);
         let shortest = (1..windowed.len()).find(repeats).unwrap_or(windowed.len());
@@ -345,12 +346,12 @@ impl ModelConfig {
         pattern.as_bytes().contains(&FULL).then_some(pattern)
     }
 
-    /// Standard deviation of the projections that write to the residual stream.
+    /// Returns the standard deviation of the projections that write to the residual stream.
     pub fn residual_std(&self) -> f64 {
         self.init_std / (2.0 * self.layers as f64).sqrt()
     }
 
-    /// Checks that a model of this shape can exist.
+    /// Checks that a model can have this shape.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
         let mut sizes = vec![
             ("vocab_size", self.vocab_size),

@@ -1,4 +1,4 @@
-//! The decoder, and its forward pass, which is written once for plain and for sharded modules.
+//! The decoder and its forward pass, which is written once for plain and for sharded modules.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -13,21 +13,21 @@ use crate::random::Key;
 /// A decoder-only language model.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token ids to the residual stream.
+    /// Maps token ids to the residual stream.
     pub embed: Embed,
     /// The blocks, in order.
     pub layers: Vec<AnyLayer>,
-    /// The residual stream to logits.
+    /// Maps the residual stream to logits.
     pub head: Head,
 }
 
 impl Decoder {
-    /// The decoder that `model` describes, with those of `layers` that it names. Weights are initialised when
-    /// first read, from `key` alone.
+    /// Creates the decoder that `model` describes, from the `layers` that it names. Weights are initialised
+    /// when first read, from `key` alone.
     ///
     /// # Errors
     ///
-    /// If there is no layer of such a name, or if it cannot be made.
+    /// If a named layer does not exist, or cannot be created.
     pub fn new(layers: &Layers, model: &ModelConfig, key: Key, device: &Device) -> Result<Self, LayerError> {
         let block = |index| layers.make_block(LayerInit::of_block(model, index, key, device));
         Ok(Decoder {
@@ -37,8 +37,8 @@ impl Decoder {
         })
     }
 
-    /// Number of parameters of the decoder that `model` describes; tied weights count once. No weight is
-    /// initialised.
+    /// Returns the number of parameters of the decoder that `model` describes; tied weights count once. No
+    /// weight is initialised.
     ///
     /// # Errors
     ///
@@ -47,29 +47,29 @@ impl Decoder {
         Ok(Decoder::new(layers, model, Key::new(0), &Device::flex())?.num_params())
     }
 
-    /// Floating-point operations of one training step per token: 6 for each parameter that a token multiplies
-    /// with, and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022). The input embedding
-    /// counts only if the head is tied to it, as torchtitan counts. No weight is initialised.
+    /// Returns the floating-point operations of one training step per token: 6 for each parameter that a
+    /// token multiplies with, and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022).
+    /// The input embedding counts only if the head is tied to it, as in torchtitan. No weight is initialised.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let blocks: f64 = self.layers.iter().map(|layer| layer.flops_per_token(seq_len)).sum();
         blocks + self.head_flops_per_token()
     }
 
-    /// Those of the head, in [`Decoder::flops_per_token`].
+    /// Returns the share of the head in [`Decoder::flops_per_token`].
     pub fn head_flops_per_token(&self) -> f64 {
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
         6.0 * (self.head.num_params() + tied) as f64
     }
 }
 
-/// A residual stream `[batch, seq, d_model]`, and the sum of the losses that layers have added to it, `[1]`.
+/// A residual stream `[batch, seq, d_model]`, and the sum of the losses added by layers, `[1]`.
 pub type WithLoss = (Tensor<3>, Option<Tensor<1>>);
 
 /// Provides the modules of a decoder to the forward pass, in its order and with their weights ready to use. A
 /// plain [`Decoder`] provides its own modules. A sharded decoder gathers the weights of a module first, and
 /// may run a block again in backward.
 pub trait Modules {
-    /// Number of blocks.
+    /// Returns the number of blocks.
     fn num_blocks(&self) -> usize;
 
     /// Runs `run` with the embedding.
@@ -77,7 +77,7 @@ pub trait Modules {
 
     /// Runs `run` with block `index` on the residual stream `x`. The result is the residual stream after the
     /// block, and the loss that the block adds to the training loss. `run` may be called again in backward:
-    /// it must depend on nothing but its arguments and its captures, and must capture no tensor that needs a
+    /// it must depend only on its arguments and its captures, and must not capture a tensor that needs a
     /// gradient.
     fn block(
         &self,
@@ -121,13 +121,14 @@ impl Modules for Decoder {
     }
 }
 
-/// The residual stream after the last block, `[batch, seq, d_model]`, of `tokens`, `[batch, seq]`.
+/// Returns the residual stream after the last block, `[batch, seq, d_model]`, for `tokens`, `[batch, seq]`.
 pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
     run_blocks(modules, tokens, context).0.0
 }
 
-/// [`hidden`], the losses that layers have added, and what they have recorded.
+/// Returns [`hidden`], the losses added by layers, and the values recorded by layers.
 fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> (WithLoss, Vec<Record>) {
+    let context = context.for_one_pass();
     let outer = context.at_module("embed").for_one_run();
     let mut x = modules.embed(|embed| outer.probe("output", embed.forward(tokens, &outer)));
     outer.record_activation(&x);
@@ -152,11 +153,11 @@ fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
     ((x, loss), records)
 }
 
-/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`; or the loss
-/// that the context has in its place ([`Context::with_token_loss`]). The caller
-/// divides by the global number of tokens through `scale`, so that the losses of ranks and micro-batches
-/// simply add up. A loss that a layer has added ([`Context::add_loss`]) counts as a mean over the tokens; a
-/// z-loss ([`Context::with_z_loss`]) is part of the sum.
+/// Returns `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`, as `[1]`;
+/// or the context's own loss ([`Context::with_token_loss`]). The caller divides by the global number of
+/// tokens through `scale`, so that the losses of ranks and micro-batches simply add up. A loss added by a
+/// layer ([`Context::add_loss`]) counts as a mean over the tokens; a z-loss ([`Context::with_z_loss`]) is
+/// part of the sum.
 pub fn loss<P: Modules>(
     modules: &P,
     tokens: Tensor<2, Int>,
@@ -183,7 +184,7 @@ pub fn loss<P: Modules>(
     let share = (batch * seq) as f64 * scale;
     if let Some(records) = context.records() {
         records.extend(recorded, share);
-        // It is a sum over the tokens, and has its share already.
+        // The loss is a sum over the tokens, so it already has its share.
         let head = outer.for_one_run();
         z_loss.into_iter().for_each(|z_loss| head.add_loss("z_loss", z_loss));
         records.extend(head.take_records(), 1.0);
@@ -194,17 +195,17 @@ pub fn loss<P: Modules>(
     }
 }
 
-/// Logits of every position: `[batch, seq, vocab_size]`.
+/// Returns the logits of every position, `[batch, seq, vocab_size]`.
 pub fn logits<P: Modules>(modules: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
     let x = hidden(modules, tokens, &Context::evaluation());
     modules.head(x, |head, tied, x| head.logits(x, tied))
 }
 
-/// Logits of the token after the last one: `[batch, vocab_size]`.
+/// Returns the logits of the token after the last one, `[batch, vocab_size]`.
 ///
 /// `tokens` `[batch, seq]` follow the tokens in `cache` and are added to it. `seq` is the length of the
 /// prompt in the first pass, and 1 in each pass that adds a token to the text. The head is computed for the
-/// last position only. The device must be one without autodiff.
+/// last position only. The device must not have autodiff.
 ///
 /// # Errors
 ///

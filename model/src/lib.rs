@@ -1,15 +1,15 @@
 //! The decoder-only language model that Kiln trains: single-device code, and nothing else.
 //!
-//! - [`config`]: the shape of a model, its presets, parameter and FLOP counts;
+//! - [`config`]: the shape of a model, and its presets;
 //! - [`layers`]: the layers, one file each;
 //! - [`decoder`]: the decoder and its forward pass, written once over [`decoder::Modules`];
-//! - [`meta`]: passes without values, for what they hold in memory;
+//! - [`meta`]: passes without values, which predict memory;
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
 //! - [`random`]: seeded, counter-based randomness;
-//! - [`Sampling`]: which token comes next;
-//! - [`verify`]: the kernels of the operations held against the references, on a device.
+//! - [`Sampling`]: choice of the next token;
+//! - [`verify`]: checks of the operations' kernels against the references, on a device.
 //!
-//! Nothing here knows a rank or a communicator: the sharding crate works on the modules from outside.
+//! Nothing here depends on ranks or communicators: the sharding crate works on the modules from outside.
 
 pub mod config;
 pub mod decoder;
@@ -21,8 +21,8 @@ mod sampling;
 pub mod verify;
 
 pub use config::{
-    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig, ModelConfigError, MoeConfig,
-    PARALLEL_RESIDUAL, PRESETS, RopeScaling, SWIGLU,
+    AttentionBias, BalanceOver, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig, ModelConfigError,
+    MoeConfig, PARALLEL_RESIDUAL, PRESETS, RopeScaling, SWIGLU,
 };
 pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer, LayerInit, Layers};

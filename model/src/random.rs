@@ -1,20 +1,20 @@
-//! Seeded, counter-based randomness: the n-th value of a stream is a function of `(key, n)` alone.
+//! Seeded, counter-based randomness: the n-th value of a stream is a function only of `(key, n)`.
 //!
 //! No generator has a state to advance, so a value does not depend on the rank, thread or micro-batch that
-//! asks for it, nor on earlier values. That makes the initial weights equal at every rank count and lets
+//! requests it, nor on earlier values. That makes the initial weights equal at every rank count and lets
 //! dropout masks be recomputed instead of stored. The design follows splittable keys as in JAX (Claessen and
 //! Pałka, 2013); the mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
 
 use rayon::prelude::*;
 
-/// Weyl increment of SplitMix64, by which counters are apart before they are mixed: 2^64 divided by the
-/// golden ratio, odd.
+/// Weyl increment of SplitMix64, the distance between consecutive counters before they are mixed: 2^64
+/// divided by the golden ratio, odd.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The factors of [`mix`].
 pub(crate) const FACTORS: [u64; 2] = [0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB];
 
-/// A bijective 64-bit mixer with full avalanche (SplitMix64's finaliser).
+/// Mixes 64 bits bijectively with full avalanche (SplitMix64's finaliser).
 #[inline(always)]
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(FACTORS[0]);
@@ -27,12 +27,12 @@ pub fn mix(mut z: u64) -> u64 {
 pub struct Key(u64);
 
 impl Key {
-    /// The root key of a seed.
+    /// Returns the root key of a seed.
     pub fn new(seed: u64) -> Self {
         Key(mix(seed.wrapping_add(GOLDEN)))
     }
 
-    /// The key of the stream called `name` below this one.
+    /// Returns the key of the stream called `name` below this one.
     pub fn fork(self, name: &str) -> Self {
         // FNV-1a folds the name; the mixer then spreads it over all bits.
         let folded = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
@@ -41,33 +41,33 @@ impl Key {
         Key(mix(self.0 ^ mix(folded)))
     }
 
-    /// The key of the stream numbered `index` below this one.
+    /// Returns the key of the stream numbered `index` below this one.
     pub fn fork_index(self, index: u64) -> Self {
         Key(mix(mix(self.0).wrapping_add(index.wrapping_mul(GOLDEN))))
     }
 
-    /// The bits that name this stream.
+    /// Returns the bits that name this stream.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The `counter`-th 64 random bits of this stream.
+    /// Returns the `counter`-th 64 random bits of this stream.
     #[inline(always)]
     pub fn at(self, counter: u64) -> u64 {
         mix(self.0.wrapping_add(counter.wrapping_mul(GOLDEN)))
     }
 
-    /// `count` ids below `end`, from the `first`-th on.
+    /// Returns `count` ids below `end`, from the `first`-th on.
     pub fn ids(self, first: u64, count: usize, end: u64) -> Vec<i32> {
         (first..).take(count).map(|counter| (self.at(counter) % end) as i32).collect()
     }
 
-    /// The `counter`-th uniform value in `[0, 1)` of this stream.
+    /// Returns the `counter`-th uniform value in `[0, 1)` of this stream.
     pub fn uniform(self, counter: u64) -> f64 {
         (self.at(counter) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// The `counter`-th standard normal value of this stream (Box–Muller).
+    /// Returns the `counter`-th standard normal value of this stream (Box–Muller).
     #[inline(always)]
     pub fn normal(self, counter: u64) -> f64 {
         let bits = self.at(counter);
@@ -76,10 +76,11 @@ impl Key {
         (-2.0 * ln(radius)).sqrt() * cos_of_turns(bits as u32)
     }
 
-    /// `count` normal values with the given standard deviation, in parallel on the current pool.
+    /// Returns `count` normal values with the given standard deviation, computed in parallel on the current
+    /// pool.
     pub fn normal_vec(self, count: usize, std: f64) -> Vec<f32> {
         const BLOCK: usize = 1 << 14;
-        // Zeros from the system cost nothing until they are read.
+        // Zeros from the system cost nothing until they are accessed.
         let mut values = vec![0.0; count];
         if std == 0.0 {
             return values;
@@ -92,8 +93,8 @@ impl Key {
     }
 }
 
-/// Writes normal values from the `first`-th on. It is not a closure: a long closure is compiled apart from
-/// its caller, and without this processor's vector instructions.
+/// Writes normal values from the `first`-th on. It is not a closure: a long closure is compiled separately
+/// from its caller, and without this processor's vector instructions.
 struct Normals<'a> {
     key: Key,
     first: u64,
@@ -115,9 +116,9 @@ impl pulp::NullaryFnOnce for Normals<'_> {
 // A model has as many initial weights as parameters, so these functions are written for loops that vectorise:
 // without branches, calls or tables.
 
-/// The natural logarithm of a positive normal number, within a few units in the last place.
+/// Computes the natural logarithm of a positive normal number, within a few units in the last place.
 ///
-/// Of `x = 2^n · m` with `m` between √½ and √2 it is `n · ln 2 + 2 · artanh((m − 1) / (m + 1))`, by the
+/// For `x = 2^n · m` with `m` between √½ and √2, it is `n · ln 2 + 2 · artanh((m − 1) / (m + 1))`, by the
 /// series of the inverse hyperbolic tangent.
 #[inline(always)]
 fn ln(x: f64) -> f64 {
@@ -128,7 +129,7 @@ fn ln(x: f64) -> f64 {
     const LN_2_HIGH: f64 = 0.693_145_751_953_125;
     const LN_2_LOW: f64 = 1.428_606_820_309_417e-6;
 
-    // Counted from √½, so that the exponent changes there.
+    // Relative to √½, so that the exponent changes there.
     let bits = x.to_bits().wrapping_add(ONE - SQRT_HALF);
     let n = f64::from((bits >> 52) as i32 - 1023);
     let m = f64::from_bits((bits & MANTISSA).wrapping_add(SQRT_HALF));
@@ -141,11 +142,11 @@ fn ln(x: f64) -> f64 {
     n * LN_2_HIGH + (2.0 * s + (2.0 * s * series + n * LN_2_LOW))
 }
 
-/// The cosine of `bits` parts in 2³² of a whole turn; exact reduction to an eighth of a turn, then the Taylor
-/// series of sine and cosine.
+/// Computes the cosine of `bits` parts in 2³² of a whole turn: exact reduction to an eighth of a turn, then
+/// the Taylor series of sine and cosine.
 #[inline(always)]
 fn cos_of_turns(bits: u32) -> f64 {
-    // To the nearest quarter: in whole numbers, since rounding down is a call on the plainest processors, and
+    // Rounded to the nearest quarter in integers: rounding down a float is a call on baseline processors, and
     // a loop with a call in it does not vectorise.
     let quarter = ((u64::from(bits) + (1 << 29)) >> 30) as i32;
     let turns = f64::from(bits) * (1.0 / 4_294_967_296.0);

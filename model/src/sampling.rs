@@ -1,33 +1,34 @@
-//! Which token comes next.
+//! Choice of the next token.
 
 use crate::Key;
 
-/// How tokens are chosen.
+/// Settings for choosing tokens.
 #[derive(Clone, Debug)]
 pub struct Sampling {
-    /// Tokens to generate, unless the text ends before.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
-    /// 0 takes the likeliest token; higher is more random. Finite, and not below 0.
+    /// 0 chooses the most probable token; higher values are more random. Must be finite and not negative.
     pub temperature: f64,
-    /// Only the likeliest so many tokens can be chosen; 0 for all.
+    /// Number of most probable tokens to choose from; 0 for all.
     pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability can be chosen (nucleus
-    /// sampling, Holtzman et al., 2020); 1 for all. Above 0, and at most 1.
+    /// Restricts the choice to the most probable tokens that together reach this probability (nucleus
+    /// sampling, Holtzman et al., 2020); 1 for all. Must be above 0, and at most 1.
     pub top_p: f64,
-    /// Names the random choices.
+    /// Key of the random choices.
     pub key: Key,
-    /// The model reads at most this many tokens at a time.
+    /// Maximum number of tokens that the model reads at a time.
     pub context_length: usize,
-    /// Tokens that end the text, besides the tokenizer's end of text.
+    /// Tokens that end the text, in addition to the tokenizer's end-of-text token.
     pub end_ids: Vec<u32>,
 }
 
 impl Sampling {
-    /// The id of the token that follows, given the logits of all tokens. `counter` numbers the
-    /// choice: it is a function of the key, the counter and the logits alone.
+    /// Returns the id of the next token, given the logits of all tokens. `counter` numbers the choice, which
+    /// is a function only of the key, the counter and the logits.
     ///
-    /// The temperature comes first, then top-k, then top-p on what is left, then the draw. Among
-    /// equal logits the lower id counts as likelier. NaN is less than all others; no logits at all give 0.
+    /// The temperature is applied first, then top-k, then top-p to the remaining tokens, then the draw. Among
+    /// equal logits the lower id counts as more probable. NaN is less than all others. The id is 0 for
+    /// an empty slice.
     pub fn choose(&self, logits: &[f32], counter: u64) -> u32 {
         let best = (0..logits.len())
             .fold(0, |best, id| if value(logits[id]) > value(logits[best]) { id } else { best });
@@ -50,12 +51,12 @@ impl Sampling {
         best as u32
     }
 
-    /// The first of `logits` that is not finite, where no token should be chosen.
+    /// Returns the first of `logits` that is not finite, in which case no token should be chosen.
     pub fn non_finite(logits: &[f32]) -> Option<f32> {
         logits.iter().copied().find(|logit| !logit.is_finite())
     }
 
-    /// The ids that can be chosen, in order.
+    /// Returns the ids that can be chosen, in order.
     fn kept(&self, logits: &[f32], weight: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let likelier = |a: &u32, b: &u32| {
@@ -81,7 +82,8 @@ impl Sampling {
     }
 }
 
-/// A logit as it is compared: NaN is less than all others, and the two zeros are equal.
+/// Returns a logit in the form used for comparisons: NaN is less than all others, and the two zeros are
+/// equal.
 fn value(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
 }
@@ -96,14 +98,14 @@ mod tests {
         Sampling { max_tokens, temperature, top_k, top_p, key, context_length, end_ids }
     }
 
-    /// Logits of the given probabilities.
+    /// Returns logits with the given probabilities.
     fn logits(probabilities: &[f64]) -> Vec<f32> {
         probabilities.iter().map(|p| p.ln() as f32 + 3.0).collect()
     }
 
     const DRAWS: u64 = 40_000;
 
-    /// How often each id is drawn.
+    /// Returns how often each id is drawn.
     fn shares(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
         let mut counts = vec![0u64; logits.len()];
         for counter in 0..DRAWS {
@@ -112,8 +114,8 @@ mod tests {
         counts.into_iter().map(|count| count as f64 / DRAWS as f64).collect()
     }
 
-    /// Fails unless the shares are the expected ones, up to four standard errors; what is expected
-    /// never must be drawn never.
+    /// Fails unless the shares are the expected ones, up to four standard errors; an id with probability 0
+    /// must never be drawn.
     #[track_caller]
     fn assert_shares(sampling: &Sampling, logits: &[f32], expected: &[f64]) {
         for (id, (share, p)) in shares(sampling, logits).iter().zip(expected).enumerate() {
@@ -156,10 +158,10 @@ mod tests {
         let four = [0.1, 0.4, 0.0, 0.25, 0.2].map(|p| p / 0.95);
         assert_shares(&sampling(1.0, 0, 0.86), &logits, &four);
         assert_shares(&sampling(1.0, 0, 0.96), &logits, &P);
-        // Of what top-k leaves, which has 0.4 / 0.65 = 0.62 in its first.
+        // Applied to the rest after top-k, whose first token has 0.4 / 0.65 = 0.62.
         assert_shares(&sampling(1.0, 2, 0.6), &logits, &one);
         assert_shares(&sampling(1.0, 2, 0.63), &logits, &two);
-        // After the temperature, at which the first has 0.4 of before and 0.31 now.
+        // Applied after the temperature, which changes the probability of the first token from 0.4 to 0.31.
         let total: f64 = P.iter().map(|p| p.sqrt()).sum();
         let (a, b) = (0.4f64.sqrt() / total, 0.25f64.sqrt() / total);
         assert!(a < 0.35 && a + b > 0.35);
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(sampling(0.0, 0, 1.0).choose(&[-1.0, 2.0, 2.0], 0), 1);
         assert_shares(&sampling(1.0, 2, 1.0), &equal, &[0.5, 0.5, 0.0, 0.0]);
         assert_shares(&sampling(1.0, 0, 0.7), &equal, &[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
-        // Among many, of which the last are likelier.
+        // Among many tokens, of which the last are more probable.
         let mut many = vec![0.0; 300];
         many[250..].fill(1.0);
         let drawn: Vec<_> = (0..2000).map(|counter| sampling(1.0, 60, 1.0).choose(&many, counter)).collect();

@@ -1,5 +1,5 @@
-//! Operations whose kernels are found to be wrong become plain. The set of these belongs to the process, so
-//! this test has one of its own.
+//! Operations whose kernels are found to be wrong become plain. The set of these operations belongs to the
+//! process, so this test has its own process.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use kiln_model::ops::{self, FusedOp};
@@ -15,11 +15,11 @@ fn an_operation_that_is_wrong_becomes_plain() {
     let shapes = Shapes { attention: vec![(64, Some(9))], experts: true };
     let dtypes = [FloatDType::F32, FloatDType::BF16];
     let findings = verify(&device, &dtypes, &shapes, None);
-    // All but the kernels for warpgroups, which a CPU has not.
+    // All except the kernels for warpgroups, which a CPU does not have.
     assert_eq!(findings.len(), 2 * (FusedOp::ALL.len() - 1));
     for finding in &findings {
         assert!(finding.is_right(), "{finding:?}");
-        // Half precision rounds; an error of nothing would mean that the reference was compared with itself.
+        // Half precision rounds; an error of zero would mean that the reference was compared with itself.
         let error = finding.error.expect("a finite error");
         assert!(finding.dtype == FloatDType::F32 || error > 0.0, "{finding:?}");
     }
@@ -35,7 +35,7 @@ fn an_operation_that_is_wrong_becomes_plain() {
 
     let findings = verify(&device, &dtypes, &shapes, Some(FusedOp::RmsNorm));
     let wrong: Vec<_> = findings.iter().filter(|finding| !finding.is_right()).collect();
-    // Both dtypes, and not what is made of it: that is computed with the plain form already.
+    // Both dtypes, and none of the operations that consist of it: they use the plain form already.
     assert_eq!(wrong.len(), 2, "{wrong:?}");
     for finding in wrong {
         assert_eq!((finding.op, finding.place.as_str()), (FusedOp::RmsNorm, "output"));
@@ -43,7 +43,7 @@ fn an_operation_that_is_wrong_becomes_plain() {
     }
     assert_eq!(values(ops::rms_norm(x, weight, 1e-5)), reference);
 
-    // And so with all of them: what is computed is right, forward and backward.
+    // The same with all operations plain: results are right, forward and backward.
     ops::use_plain(&FusedOp::ALL);
     let findings = verify(&device, &dtypes, &shapes, None);
     assert!(findings.iter().all(|finding| finding.is_right()), "{findings:?}");

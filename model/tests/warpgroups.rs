@@ -1,5 +1,5 @@
-//! Attention where its kernels for warpgroups are found to be wrong. The set of such operations belongs to
-//! the process, so this test has one of its own.
+//! Attention if its warpgroup kernels are found to be wrong. The set of such operations belongs to the
+//! process, so this test has its own process.
 #![cfg(feature = "cuda")]
 
 use burn::tensor::{Device, FloatDType};

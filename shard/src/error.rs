@@ -1,4 +1,4 @@
-//! What can go wrong in sharding.
+//! The errors of sharding.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use kiln_collectives::{BufferError, CommError, DType};
 
 use crate::mesh::MeshError;
 
-/// A failure of the sharding engine. Cheap to clone: the first one is kept and handed to whoever
-/// asks, since operations inside autodiff cannot return errors themselves.
+/// A failure of the sharding engine. Cheap to clone: the first failure is kept and returned to all later
+/// callers, because operations inside autodiff cannot return errors themselves.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ShardError {
     /// A collective failed.
@@ -37,12 +37,12 @@ pub enum ShardError {
     /// A dtype that the policy does not support.
     #[error("{what} = {dtype} is not supported here: use f32 or bf16")]
     UnsupportedDType {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
         /// Its value.
         dtype: DType,
     },
-    /// A rule of the optimizer that knows the host alone is to update weights on a GPU.
+    /// A host-only rule of the optimizer is selected for weights on a GPU.
     #[error(
         "the optimizer's rule `{rule}` works on the CPU alone, and weights are on a GPU: train on the CPU, or \
          set shard.offload = true"
@@ -51,12 +51,12 @@ pub enum ShardError {
         /// The rule.
         rule: String,
     },
-    /// A rule of the optimizer has made something else of a matrix than an update.
+    /// A rule of the optimizer has returned an invalid update for a matrix.
     #[error("the update of `{name}`: {reason}")]
     Update {
         /// Name of the parameter.
         name: String,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: String,
     },
     /// The optimizer cannot change weights that something else still reads.
@@ -78,7 +78,7 @@ pub enum ShardError {
         /// Name of the block's parameter group.
         group: String,
     },
-    /// There is no gradient to be replaced.
+    /// There is no gradient to replace.
     #[error(
         "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the \
          optimizer step, and none of parameters that are frozen"
@@ -87,7 +87,7 @@ pub enum ShardError {
         /// Name of the parameter.
         name: String,
     },
-    /// A parameter that was asked for is not in the layout.
+    /// A requested parameter is not in the layout.
     #[error("no parameter is called `{name}`")]
     UnknownParameter {
         /// The name.
@@ -100,31 +100,31 @@ pub enum ShardError {
         name: String,
         /// Its shape.
         shape: Vec<usize>,
-        /// Elements it has.
+        /// Number of its elements.
         expected: usize,
-        /// Elements given.
+        /// Number of elements passed.
         found: usize,
     },
-    /// A module's own initialisation gave values that cannot be sharded.
+    /// A module's own initialisation produced values that cannot be sharded.
     #[error("initial values of `{name}` cannot be read as f32: {reason}")]
     InitialValues {
         /// Name of the parameter.
         name: String,
-        /// What was wrong.
+        /// The fault in them.
         reason: String,
     },
-    /// A tensor that cannot be read.
+    /// A tensor cannot be read.
     #[error("values to be read: {reason}")]
     Unreadable {
-        /// What was wrong.
+        /// The reason.
         reason: String,
     },
-    /// A gradient arrived that the engine does not understand.
+    /// A gradient is invalid.
     #[error("gradient of `{name}`: {reason}")]
     Gradient {
         /// Name of the parameter.
         name: String,
-        /// What was wrong.
+        /// The fault in it.
         reason: String,
     },
 }

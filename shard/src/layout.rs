@@ -1,5 +1,5 @@
-//! Which parameter lies where. The layout is the only source of names, shapes and offsets for
-//! sharding, optimizer, clipping, checkpoints and planning.
+//! The places of parameters. The layout is the only source of names, shapes and offsets for sharding,
+//! optimizer, clipping, checkpoints and planning.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
 
-/// Parameters start at multiples of this many elements (512 bytes in f32), and so do shards.
+/// Parameters and shards start at multiples of this many elements (512 bytes in f32).
 pub const ALIGNMENT: usize = 128;
 
 /// One parameter inside its group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterLayout {
-    /// Full name, as in `layers.3.attention.q_proj.weight`.
+    /// Full name, such as `layers.3.attention.q_proj.weight`.
     pub name: String,
     /// Logical shape.
     pub shape: Vec<usize>,
@@ -24,18 +24,18 @@ pub struct ParameterLayout {
 }
 
 impl ParameterLayout {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Elements of the group's flat buffer that hold this parameter.
+    /// Returns the elements of the group's flat buffer that contain this parameter.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.numel()
     }
 
-    /// The elements of this parameter that lie in `shard`, counted from the start of the shard and
-    /// from the start of the parameter; both empty if there are none.
+    /// Returns the elements of this parameter that lie in `shard`, counted from the start of the shard and
+    /// from the start of the parameter; both are empty if there are none.
     pub fn held_by(&self, shard: &Range<usize>) -> (Range<usize>, Range<usize>) {
         let range = self.range();
         let start = range.start.max(shard.start);
@@ -50,14 +50,14 @@ impl ParameterLayout {
 /// A parameter group: one flat buffer of parameters that are gathered and reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParamGroupLayout {
-    /// Name for logs and records, as in `layers.3`.
+    /// Name for logs and records, such as `layers.3`.
     pub name: String,
-    /// Whether its parameters are trained; a module that mixes both has two groups.
+    /// True if its parameters are trained; a module that mixes both has two groups.
     pub trainable: bool,
     /// The parameters, in the order of their offsets.
     pub parameters: Vec<ParameterLayout>,
-    /// Elements of one chunk: the flat buffer is one chunk per rank long under every strategy, so
-    /// that sums over chunks have the same bits under every strategy.
+    /// Number of elements per chunk. The flat buffer has one chunk per rank under every strategy, so that
+    /// sums over chunks have the same bits under every strategy.
     pub chunk: usize,
     /// Number of chunks: the world size.
     pub chunks: usize,
@@ -89,35 +89,35 @@ impl ParamGroupLayout {
         }
     }
 
-    /// Elements of the flat buffer, padding included.
+    /// Returns the number of elements of the flat buffer, including padding.
     pub fn padded_numel(&self) -> usize {
         self.chunk * self.chunks
     }
 
-    /// Elements that belong to a parameter.
+    /// Returns the number of elements that belong to a parameter.
     pub fn numel(&self) -> usize {
         self.parameters.iter().map(ParameterLayout::numel).sum()
     }
 
-    /// Elements of the flat buffer that `rank` of `mesh` holds.
+    /// Returns the elements of the flat buffer that `rank` of `mesh` holds.
     pub fn shard_range(&self, mesh: &Mesh, rank: usize) -> Range<usize> {
         let shard_numel = self.padded_numel() / mesh.shard_size();
         let start = mesh.shard_index(rank) * shard_numel;
         start..start + shard_numel
     }
 
-    /// Which of the chunks `rank` of `mesh` writes, so that each is written once: its own one in a
+    /// Returns the chunk that `rank` of `mesh` writes, so that each chunk is written once: its own chunk in a
     /// mesh without replicas, else one of those that it holds.
     pub fn own_chunk(mesh: &Mesh, rank: usize) -> usize {
         mesh.shard_index(rank) * mesh.replicate_size() + mesh.replicate_index(rank)
     }
 
-    /// Elements of the flat buffer that chunk `index` holds.
+    /// Returns the elements of the flat buffer in chunk `index`.
     pub fn chunk_range(&self, index: usize) -> Range<usize> {
         index * self.chunk..(index + 1) * self.chunk
     }
 
-    /// Elements of the flat buffer that belong to no parameter: alignment and padding.
+    /// Returns the elements of the flat buffer that belong to no parameter: alignment and padding.
     pub fn gaps(&self) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut end = 0;
@@ -141,19 +141,20 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// All parameters, in the order of the forward pass.
+    /// Returns all parameters, in the order of the forward pass.
     pub fn parameters(&self) -> impl Iterator<Item = (&ParamGroupLayout, &ParameterLayout)> {
         self.groups.iter().flat_map(|group| group.parameters.iter().map(move |parameter| (group, parameter)))
     }
 
-    /// Number of elements over all parameters.
+    /// Returns the number of elements of all parameters.
     pub fn num_parameters(&self) -> usize {
         self.groups.iter().map(ParamGroupLayout::numel).sum()
     }
 }
 
-/// Full names and shapes of the float parameters of `module`, in the order of its traversal. A name is
-/// `prefix` plus the path of fields in the module; the arm of an enum is no part of it. Initialises nothing.
+/// Returns full names and shapes of the float parameters of `module`, in the order of its traversal. A name
+/// is `prefix` plus the path of fields in the module; variants of enums are not part of it. Initialises
+/// nothing.
 pub fn parameters_of<M: Module>(module: &M, prefix: &str) -> Vec<(String, Vec<usize>)> {
     let mut found = Parameters { prefix, path: Vec::new(), parameters: Vec::new() };
     module.visit(&mut found);
@@ -166,7 +167,7 @@ struct Parameters<'a> {
     parameters: Vec<(String, Vec<usize>)>,
 }
 
-/// Whether the children of a module have names: fields of a struct have, arms of an enum have not.
+/// Returns whether the children of a module have names: fields of a struct do, variants of an enum do not.
 fn is_named(container_type: &str) -> bool {
     !container_type.starts_with("Enum:")
 }

@@ -53,5 +53,5 @@ pub use optim::{
 #[cfg(feature = "cube")]
 pub use optim::{DeviceRule, DeviceShard, HalfDType};
 pub use param_group::StateKind;
-pub use policy::{Policy, Recompute, Reshard};
+pub use policy::{Accumulate, Policy, Recompute, Reshard};
 pub use sharded_module::{OrderToken, ShardOptions, ShardedModule, Unsharded};

@@ -1,4 +1,4 @@
-//! Strategies, and how ranks are arranged for them.
+//! Strategies, and the arrangement of ranks for them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use schemars::JsonSchema;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// How parameters, gradients and optimizer state are spread over ranks. Written in capitals, as in
-/// `FULL_SHARD`; read in any case, also with hyphens.
+/// Distribution of parameters, gradients and optimizer state over ranks. Written in capitals, as in
+/// `FULL_SHARD`; parsing ignores case and accepts hyphens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, JsonSchema)]
 #[schemars(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Strategy {
-    /// Everything sharded over all ranks; weights are freed again after their forward (ZeRO-3).
+    /// Shard everything over all ranks; free weights after their forward (ZeRO-3).
     #[default]
     FullShard,
-    /// Everything sharded at rest; weights stay gathered from forward to backward (ZeRO-2).
+    /// Shard everything at rest; keep weights gathered from forward to backward (ZeRO-2).
     ShardGradOp,
-    /// Everything replicated; gradients are all-reduced (DDP).
+    /// Replicate everything; all-reduce gradients (DDP).
     NoShard,
     /// `FULL_SHARD` inside a group of ranks, replicated across groups (HSDP).
     HybridShard,
@@ -26,7 +26,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Every strategy, in the order in which tables show them.
+    /// Every strategy, in the order of tables.
     pub const ALL: [Strategy; 5] = [
         Strategy::FullShard,
         Strategy::ShardGradOp,
@@ -35,16 +35,16 @@ impl Strategy {
         Strategy::HybridShardGradOp,
     ];
 
-    /// The names of [`Strategy::ALL`], which has the strategies as they are declared.
+    /// The names of [`Strategy::ALL`], which lists the strategies in the order of their declaration.
     const NAMES: [&str; 5] =
         ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
 
-    /// Whether the strategy has a replica axis of its own.
+    /// Returns whether the strategy has a separate replica axis.
     pub fn is_hybrid(self) -> bool {
         matches!(self, Strategy::HybridShard | Strategy::HybridShardGradOp)
     }
 
-    /// Whether a block's weights are freed after its forward unless told otherwise.
+    /// Returns the default of whether a block's weights are freed after its forward.
     pub(crate) fn reshards_after_forward(self) -> bool {
         matches!(self, Strategy::FullShard | Strategy::HybridShard)
     }
@@ -56,7 +56,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A text that names no strategy.
+/// The error for a text that is not the name of a strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("use one of {}", Strategy::NAMES.join(", "))]
 pub struct UnknownStrategy;
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Strategy {
     }
 }
 
-/// A mesh that cannot be laid out.
+/// The reason why a mesh is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// There are no ranks.
@@ -96,24 +96,24 @@ pub enum MeshError {
          divisor of {world_size})"
     )]
     MissingShardSize {
-        /// The strategy that asked.
+        /// The strategy.
         strategy: Strategy,
-        /// Ranks in total.
+        /// Total number of ranks.
         world_size: usize,
     },
-    /// The groups do not fill the ranks.
+    /// The groups do not divide the ranks evenly.
     #[error(
         "shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / \
          {shard_size} leaves {}; use a divisor of {world_size}",
         world_size % (*shard_size).max(1)
     )]
     Indivisible {
-        /// Ranks in one shard group.
+        /// Number of ranks per shard group.
         shard_size: usize,
-        /// Ranks in total.
+        /// Total number of ranks.
         world_size: usize,
     },
-    /// A group size that contradicts the strategy.
+    /// The group size contradicts the strategy.
     #[error(
         "shard.shard_size = {shard_size} contradicts {strategy}, which always uses {expected} here: leave \
          shard.shard_size out, or use HYBRID_SHARD"
@@ -121,7 +121,7 @@ pub enum MeshError {
     Contradiction {
         /// The strategy.
         strategy: Strategy,
-        /// The size that was asked for.
+        /// Requested size.
         shard_size: usize,
         /// The only size the strategy allows.
         expected: usize,
@@ -134,7 +134,7 @@ pub enum MeshError {
         nodes.len()
     )]
     UnevenNodes {
-        /// The strategy that asked.
+        /// The strategy.
         strategy: Strategy,
         /// Machine of each rank.
         nodes: Vec<usize>,
@@ -147,14 +147,14 @@ pub enum MeshError {
         nodes.len()
     )]
     InterleavedNodes {
-        /// The strategy that asked.
+        /// The strategy.
         strategy: Strategy,
         /// Machine of each rank.
         nodes: Vec<usize>,
     },
 }
 
-/// Such as `machine 0: ranks 0-3; machine 1: ranks 4-5, 7`.
+/// Formats machines, such as `machine 0: ranks 0-3; machine 1: ranks 4-5, 7`.
 fn list_machines(nodes: &[usize]) -> String {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     let parts: Vec<_> = (0..machines)
@@ -175,8 +175,8 @@ fn list_machines(nodes: &[usize]) -> String {
     parts.join("; ")
 }
 
-/// Ranks as a matrix, `arange(world).view(replicate, shard)`: ranks of one row hold the shards of
-/// one copy of the model, ranks of one column hold the same shard.
+/// Ranks as a matrix, `arange(world).view(replicate, shard)`: ranks of one row hold the shards of one copy of
+/// the model, ranks of one column hold the same shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mesh {
     replicate: usize,
@@ -184,8 +184,8 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Arranges `world_size` ranks for `strategy`. `shard_size` is the length of a row and needed
-    /// by the hybrid strategies only.
+    /// Arranges `world_size` ranks for `strategy`. `shard_size` is the length of a row and needed only by the
+    /// hybrid strategies.
     pub fn new(strategy: Strategy, world_size: usize, shard_size: Option<usize>) -> Result<Self, MeshError> {
         if world_size == 0 {
             return Err(MeshError::Empty);
@@ -209,9 +209,9 @@ impl Mesh {
         Ok(Mesh { replicate: world_size / shard, shard })
     }
 
-    /// The size of a shard group when every machine is one, which keeps gathers inside machines:
-    /// the ranks of one machine. `nodes` has the machine of each rank, as
-    /// [`Communicator::nodes`](kiln_collectives::Communicator::nodes) numbers them.
+    /// Returns the size of a shard group if every machine is one group, which keeps gathers inside machines:
+    /// the number of ranks per machine. `nodes` has the machine of each rank, as numbered by
+    /// [`Communicator::nodes`](kiln_collectives::Communicator::nodes).
     ///
     /// # Errors
     ///
@@ -228,27 +228,27 @@ impl Mesh {
         if size == 0 { Err(MeshError::Empty) } else { Ok(size) }
     }
 
-    /// Ranks in total.
+    /// Returns the total number of ranks.
     pub fn world_size(&self) -> usize {
         self.replicate * self.shard
     }
 
-    /// Ranks that share one copy of the model.
+    /// Returns the number of ranks that share one copy of the model.
     pub fn shard_size(&self) -> usize {
         self.shard
     }
 
-    /// Copies of the model.
+    /// Returns the number of copies of the model.
     pub fn replicate_size(&self) -> usize {
         self.replicate
     }
 
-    /// Which copy of the model `rank` belongs to.
+    /// Returns the copy of the model that `rank` belongs to.
     pub fn replicate_index(&self, rank: usize) -> usize {
         rank / self.shard
     }
 
-    /// Which shard of the model `rank` holds.
+    /// Returns the shard of the model that `rank` holds.
     pub fn shard_index(&self, rank: usize) -> usize {
         rank % self.shard
     }

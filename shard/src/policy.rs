@@ -22,6 +22,39 @@ pub enum Reshard {
     Never,
 }
 
+/// The form in which the gradients of a step's micro-batches add up. The two values round differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Accumulate {
+    /// As shards: every micro-batch is reduced, and a rank adds its shard to the sum (FSDP2's default).
+    #[default]
+    Sharded,
+    /// As whole gradients on every rank, which are reduced once per step (FSDP2's
+    /// `set_requires_gradient_sync(False)`). This sends fewer bytes, and keeps 4 bytes of each parameter on each rank
+    /// from one micro-batch to the next.
+    Unsharded,
+}
+
+/// The value that a configuration gives.
+impl fmt::Display for Accumulate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Accumulate::Sharded => "sharded",
+            Accumulate::Unsharded => "unsharded",
+        })
+    }
+}
+
+impl Accumulate {
+    /// Returns the default under `strategy`: sharded, except for `NO_SHARD`, whose shards are whole.
+    pub fn of_strategy(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::NoShard => Accumulate::Unsharded,
+            _ => Accumulate::Sharded,
+        }
+    }
+}
+
 /// What is computed again in backward instead of kept from forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -52,6 +85,8 @@ pub struct Policy {
     pub reshard: Reshard,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// The form in which gradients of micro-batches add up.
+    pub accumulate: Accumulate,
     /// Dtype of gathered weights and of computation. Masters and the optimizer's slots are always f32.
     pub compute_dtype: DType,
     /// Dtype in which gradients are summed over ranks. Accumulation is always f32.
@@ -75,6 +110,7 @@ impl Default for Policy {
             strategy: Strategy::FullShard,
             reshard: Reshard::Default,
             recompute: Recompute::None,
+            accumulate: Accumulate::Sharded,
             compute_dtype: DType::F32,
             reduce_dtype: DType::F32,
             offload: false,
@@ -88,6 +124,12 @@ impl Policy {
     /// Whether the shard group of `world_size` ranks has one rank that communicates nevertheless.
     pub fn shards_alone(&self, world_size: usize) -> bool {
         self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
+    }
+
+    /// Returns true if a backward reduces gradients: that of the `last` micro-batch of a step, or every one. A rank
+    /// that does not `communicate` adds the gradients of all micro-batches in place.
+    pub fn reduces(&self, last: bool, communicates: bool) -> bool {
+        last || (communicates && self.accumulate == Accumulate::Sharded)
     }
 
     /// Whether a module is resharded after its forward. `by_default` is the module's own

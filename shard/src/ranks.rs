@@ -1,7 +1,7 @@
 //! Ranks as threads of one process, or one rank as a process, each with its own compute pool.
 //!
-//! Gathers, matrix products and other ranks must not fight for one pool, so every rank computes in
-//! a pool of its own, and its communication thread and pool are counted as its memory.
+//! Gathers, matrix products and other ranks must not compete for one pool, so every rank computes in a
+//! separate pool, and the memory of its communication thread and pool is counted for the rank.
 
 use std::any::Any;
 use std::error::Error;
@@ -18,7 +18,7 @@ use crate::sync::lock;
 
 /// An error of one rank.
 pub trait RankError: std::fmt::Display + Send {
-    /// Whether it only says that another rank failed. Such errors are not reported as the cause.
+    /// Returns whether it only reports that another rank failed. Such errors are not reported as the cause.
     fn is_consequence(&self) -> bool;
 }
 
@@ -28,17 +28,17 @@ impl RankError for ShardError {
     }
 }
 
-/// Of a loop that has errors of several libraries.
+/// For a loop with errors of several libraries.
 impl RankError for Box<dyn Error + Send + Sync> {
     fn is_consequence(&self) -> bool {
         self.downcast_ref().is_some_and(|error: &ShardError| error.is_consequence())
     }
 }
 
-/// Why a run of several ranks failed.
+/// The reason why a run of several ranks failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RanksError<E> {
-    /// A rank returned an error; the earliest one is kept that no other rank caused.
+    /// A rank returned an error; the earliest error that no other rank caused is kept.
     #[error("rank {rank}: {error}")]
     Failed {
         /// The rank that failed first.
@@ -51,7 +51,7 @@ pub enum RanksError<E> {
     Panicked {
         /// The rank that panicked first.
         rank: usize,
-        /// What it said.
+        /// The panic message.
         message: String,
     },
     /// A rank's threads could not be started.
@@ -59,7 +59,7 @@ pub enum RanksError<E> {
     Spawn {
         /// The rank.
         rank: usize,
-        /// The system's reason.
+        /// The system's error.
         reason: String,
     },
 }
@@ -69,7 +69,7 @@ impl<E: RankError> RanksError<E> {
         matches!(self, RanksError::Failed { error, .. } if error.is_consequence())
     }
 
-    /// What the rank tells the other ranks, which know its number.
+    /// Returns the message to the other ranks, which know the rank's number.
     fn message(&self) -> String {
         match self {
             RanksError::Failed { error, .. } => error.to_string(),
@@ -79,8 +79,8 @@ impl<E: RankError> RanksError<E> {
     }
 }
 
-/// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and
-/// returns the results in rank order. When one rank fails, the others are told and end as well.
+/// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and returns the
+/// results in rank order. When one rank fails, the others are informed and end as well.
 pub fn run_ranks<T, E, F>(world_size: usize, threads: usize, body: F) -> Result<Vec<T>, RanksError<E>>
 where
     T: Send,
@@ -94,7 +94,7 @@ where
     run_ranks_on(LocalGroup::with_options(world_size, options), threads, body)
 }
 
-/// [`run_ranks`] on communicators made elsewhere, one per rank.
+/// Runs [`run_ranks`] on existing communicators, one per rank.
 pub fn run_ranks_on<C, T, E, F>(
     communicators: Vec<C>,
     threads: usize,
@@ -111,7 +111,7 @@ where
 }
 
 /// Runs `body(communicator)` as the one rank of this process, with `threads` compute threads. When it fails,
-/// the other ranks are told, wherever they are.
+/// the other ranks are informed, wherever they are.
 pub fn run_rank<T, E, F>(
     communicator: Arc<dyn Communicator>,
     threads: usize,
@@ -122,7 +122,7 @@ where
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    // On a thread of its own, so that the caller stays bound to the rank it was.
+    // On a separate thread, so that the caller stays bound to its previous rank.
     match run_all(vec![communicator.clone()], threads, body)?.pop() {
         Some(result) => Ok(result),
         None => unreachable!("invariant: a rank without a result has failed"),
@@ -141,7 +141,7 @@ where
 {
     // In the order in which they happened.
     let failures: Mutex<Vec<RanksError<E>>> = Mutex::default();
-    // The other ranks are told afterwards, so that their failures come later.
+    // The other ranks are informed afterwards, so that their failures come later.
     let fail = |failure: RanksError<E>, communicator: &dyn Communicator| {
         let message = failure.message();
         lock(&failures).push(failure);
@@ -196,7 +196,8 @@ where
         .map_err(|error| RanksError::Failed { rank, error })
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+/// Returns the message of a panic, or `without a message` if its payload is not text.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

@@ -1,4 +1,4 @@
-//! A module whose weights are there only while it runs.
+//! A module whose weights are in memory only while it runs.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::param_group::{ParamGroup, ParamGroups, Use};
 use crate::policy::Recompute;
 use crate::tape::{BlockOutput, Body, Run, WeightRef, at_input, at_output, gather, order_token, recompute};
 
-/// How a module is sharded.
+/// Sharding options of a module.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardOptions {
-    /// Whether the strategy may free the weights between forward and backward. `false` for the last
-    /// module, which backward needs at once, and for one that forward uses twice.
+    /// True if the strategy may free the weights between forward and backward. `false` for the last module,
+    /// which backward needs at once, and for a module that forward uses twice.
     pub reshard_after_forward: bool,
-    /// Whether backward reads the weights' values (an embedding's does not).
+    /// True if backward reads the weights' values (an embedding's backward does not).
     pub unshard_in_backward: bool,
 }
 
@@ -40,16 +40,16 @@ impl<M> Clone for ShardedModule<M> {
 }
 
 struct Inner<M> {
-    /// The module with empty tensors in place of its parameters.
+    /// The module with empty tensors instead of its parameters.
     template: M,
-    /// Where each float parameter lies, in the order in which a [`ModuleMapper`] meets them.
+    /// The place of each float parameter, in the order in which a [`ModuleMapper`] visits them.
     places: Vec<ParameterPlace>,
-    /// One group for the trainable and one for the frozen parameters, where there are any.
+    /// One group for the trainable and one for the frozen parameters, if there are any.
     groups: ParamGroups,
     context: Arc<CommContext>,
 }
 
-/// Where a parameter lies among the groups of its module.
+/// The place of a parameter among the groups of its module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ParameterPlace {
     /// Index among the module's groups.
@@ -58,20 +58,20 @@ pub(crate) struct ParameterPlace {
     pub(crate) parameter: usize,
 }
 
-/// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is
-/// read at this token has its gradient when backward comes to the token. Nothing reads its values.
+/// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is read
+/// with this token has its gradient when backward reaches the token. Its values are never read.
 pub struct OrderToken {
     trainable: Tensor<1>,
-    /// Frozen weights hang off a constant, so that no gradient of theirs is computed.
+    /// Frozen weights depend on a constant, so that their gradient is not computed.
     frozen: Tensor<1>,
     direction: Direction,
-    /// The position of the module whose input this token is a child of, if backward leaves that module
-    /// there; see [`ShardedModule::enter`].
+    /// The position of the module whose input this token is a child of, if backward leaves that module there;
+    /// see [`ShardedModule::enter`].
     entered: Option<usize>,
 }
 
 impl OrderToken {
-    /// A token for a module that has no differentiable input, such as an embedding.
+    /// Creates a token for a module without differentiable input, such as an embedding.
     pub(crate) fn root(device: &Device) -> Self {
         let frozen = Tensor::empty([1], device);
         let trainable =
@@ -79,7 +79,7 @@ impl OrderToken {
         OrderToken { trainable, frozen, direction: Direction::Forward, entered: None }
     }
 
-    /// A token for a module that reads `x`.
+    /// Creates a token for a module that reads `x`.
     pub fn from_input<const D: usize>(x: &Tensor<D>) -> Self {
         let device = x.device();
         if !x.is_tracked() {
@@ -93,7 +93,7 @@ impl OrderToken {
         }
     }
 
-    /// A token below this one, where backward is done with `groups`.
+    /// Creates a token below this one, at which backward leaves `groups`.
     fn leaving(&self, groups: &[Arc<ParamGroup>]) -> Self {
         OrderToken {
             trainable: order_token(&self.trainable, groups.to_vec()),
@@ -112,7 +112,7 @@ impl OrderToken {
     }
 }
 
-/// A module with its weights in memory; derefs to it. Dropping it frees the weights, unless the
+/// A module with its weights in memory; dereferences to the module. Dropping it frees the weights, unless the
 /// policy keeps them for backward.
 pub struct Unsharded<M> {
     module: Option<M>,
@@ -120,15 +120,15 @@ pub struct Unsharded<M> {
     after: After,
 }
 
-/// What becomes of weights when the module that reads them is dropped.
+/// The handling of weights when the module that reads them is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// The policy decides, in forward.
+    /// In forward, as determined by the policy.
     Forward {
-        /// Whether burn's tape may hold them until backward.
+        /// True if burn's tape may hold them until backward.
         tape: bool,
     },
-    /// Backward frees them when it leaves the module.
+    /// In backward, which frees them when it leaves the module.
     Backward,
 }
 
@@ -145,7 +145,7 @@ impl<M> Deref for Unsharded<M> {
 
 impl<M> Drop for Unsharded<M> {
     fn drop(&mut self) {
-        // The module's tensors are views: they must go before the weights can.
+        // The module's tensors are views: they must be dropped before the weights.
         self.module = None;
         if let After::Forward { tape } = self.after {
             self.groups.iter().for_each(|group| group.reshard_after_forward(tape));
@@ -163,13 +163,13 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         ShardedModule { inner: Arc::new(Inner { template, places, groups, context }) }
     }
 
-    /// `x`, and the token for this module to read its weights with: backward is done with the module when
-    /// it comes to `x`, on every rank at the same place among its collectives, whatever the batch has
-    /// reached of the module.
+    /// Returns `x`, and the token with which this module reads its weights. Backward leaves the module when
+    /// it reaches `x`: on every rank at the same place among its collectives, no matter which parameters the
+    /// batch has reached.
     pub fn enter<const D: usize>(&self, x: Tensor<D>) -> (Tensor<D>, OrderToken) {
         let (groups, entered) = (self.inner.groups.clone(), self.position());
         if !x.is_tracked() {
-            // Nothing before this module is trained, so backward ends at the token.
+            // No earlier module is trained, so backward ends at the token.
             let token = OrderToken::root(&x.device()).leaving(&groups);
             return (x, OrderToken { entered, ..token });
         }
@@ -178,9 +178,10 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         (x, token)
     }
 
-    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless the token
-    /// is that of [`ShardedModule::enter`], backward is done with the module when it has the gradients of the
-    /// weights that the batch has reached; on a rank where it has reached none, at its end.
+    /// Returns the module with its weights in memory. If `token` is on the tape, so are the weights. With a
+    /// token of [`ShardedModule::enter`], backward leaves the module at its input. With other tokens, it
+    /// leaves the module when it has the gradients of the weights that the batch has reached or, on a rank
+    /// where the batch has reached none, at the end of backward.
     pub fn unshard(&self, token: &OrderToken) -> Unsharded<M> {
         let after = After::Forward { tape: token.is_tracked() };
         if !token.is_tracked() {
@@ -194,13 +195,13 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         }
     }
 
-    /// `run(module, x)` with the weights in memory, run again in backward if the policy recomputes
-    /// blocks: `x` `[batch, seq, d_model]` to the same shape, and a loss `[1]` that the module adds.
-    /// `run` must depend on nothing but its arguments and what it captured. Tensors that leave it in
-    /// another way are not differentiated where blocks are recomputed.
+    /// Computes `run(module, x)` with the weights in memory, and again in backward if the policy recomputes
+    /// blocks. It maps `x` `[batch, seq, d_model]` to the same shape, and to a loss `[1]` that the module
+    /// adds. `run` must depend only on its arguments and its captures. Tensors that leave it in any other way
+    /// are not differentiated if blocks are recomputed.
     ///
-    /// Where they are, captured tensors must need no gradient: backward would not reach them.
-    /// Otherwise [`Engine::check`](crate::Engine::check) returns [`ShardError::Captured`].
+    /// In that case, captured tensors must not need a gradient: backward would not reach them. Otherwise
+    /// [`Engine::check`](crate::Engine::check) returns [`ShardError::Captured`].
     pub fn run(
         &self,
         x: Tensor<3>,
@@ -223,14 +224,14 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         (at_output(y, &token.trainable, self.inner.groups.clone(), goes_on), loss)
     }
 
-    /// [`ShardedModule::run`] in forward, and again in backward.
+    /// Computes [`ShardedModule::run`] in forward, and again in backward.
     fn run_twice(
         &self,
         x: Tensor<3>,
         token: &OrderToken,
         run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
     ) -> BlockOutput {
-        // Announced here, where the forward pass is; the second run adopts it.
+        // Opened here, in the forward pass; the second run adopts it.
         self.open_use();
         let sharded = self.clone();
         let body = Body::new(move |x, pass| {
@@ -245,7 +246,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
                         sharded.inner.context.fail(ShardError::Captured { group });
                         return (x, None);
                     }
-                    // A captured constant may be one of the tape's device.
+                    // A captured constant may be a tensor of the tape's device.
                     (y.without_autodiff(), loss.map(Tensor::without_autodiff))
                 }
                 Run::Again => run(&sharded.materialize(&token.in_backward(), After::Backward), x),
@@ -254,7 +255,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         recompute(x, token.trainable.clone(), body)
     }
 
-    /// The place of its first group in the forward order.
+    /// Returns the position of its first group in the forward order.
     fn position(&self) -> Option<usize> {
         self.inner.groups.first().map(|group| group.options.position)
     }
@@ -279,7 +280,7 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
     }
 }
 
-/// Replaces the placeholders of a template by gathered weights.
+/// Replaces the placeholders of a template with gathered weights.
 struct Weights<'a> {
     token: &'a OrderToken,
     places: std::slice::Iter<'a, ParameterPlace>,

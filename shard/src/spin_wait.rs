@@ -1,20 +1,20 @@
 //! Compute threads that stay awake between the kernels of a pass.
 //!
 //! A step on a CPU is thousands of short parallel loops with a little serial work between them. A thread of a
-//! rayon pool goes to sleep after some ten microseconds without work, and to wake it takes longer than many
+//! rayon pool goes to sleep after about ten microseconds without work, and waking it takes longer than many
 //! of these gaps. So the other threads of a rank's pool watch for work as long as parameter groups are used
-//! one after the other, as OpenMP's threads do; soon after the last one they sleep like any others.
+//! one after the other, as OpenMP's threads do; soon after the last use they sleep as usual.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a thread watches for work in vain.
+/// Time that a thread watches for work before it sleeps.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Pauses between two looks: less than a microsecond, and kind to a sibling thread of the same core.
+/// Pauses between two polls: less than a microsecond, and considerate of a sibling thread on the same core.
 const PAUSES: usize = 16;
 
-/// Which threads of the pool of one rank are watching.
+/// The watching threads of one rank's pool.
 #[derive(Default)]
 pub(crate) struct SpinWait {
     watching: Arc<[Watch]>,
@@ -24,14 +24,14 @@ pub(crate) struct SpinWait {
 struct Watch(AtomicBool);
 
 impl SpinWait {
-    /// For a pool of as many threads as the calling thread's has.
+    /// Creates the state for the calling thread's pool.
     pub(crate) fn new() -> Self {
         let threads = rayon::current_num_threads();
         SpinWait { watching: (0..threads).map(|_| Watch::default()).collect() }
     }
 
-    /// Has the other threads of the pool watch for work, unless they do already. To be called by the thread
-    /// that work comes from, between two parallel loops.
+    /// Makes the other threads of the pool watch for work, unless they already do. Must be called by the
+    /// thread that submits the work, between two parallel loops.
     pub(crate) fn keep(&self) {
         let Some(caller) = rayon::current_thread_index() else { return };
         let watches = |(thread, watch): (usize, &Watch)| thread == caller || watch.is_on();
@@ -51,7 +51,7 @@ impl Watch {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Does what work there is, until there has been none for a while.
+    /// Runs available work, until there has been none for some time.
     fn run(&self) {
         if self.0.swap(true, Ordering::Relaxed) {
             return;
@@ -75,6 +75,8 @@ impl Watch {
 mod tests {
     use std::sync::mpsc;
 
+    use kiln_testkit::wait_until;
+
     use super::*;
 
     #[test]
@@ -85,7 +87,7 @@ mod tests {
             for _ in 0..2 {
                 spin_wait.keep();
                 spin_wait.keep();
-                // Both are done by threads that watch: this one waits here and does nothing.
+                // Watching threads do both: this thread waits here and does nothing.
                 let (done, results) = mpsc::channel();
                 for i in 0..2 {
                     let done = done.clone();
@@ -95,9 +97,7 @@ mod tests {
                 seen.sort_unstable();
                 assert_eq!(seen, [0, 1]);
                 // No sleep for ordering: they stop by themselves, however long it takes.
-                while spin_wait.watching.iter().any(Watch::is_on) {
-                    std::thread::yield_now();
-                }
+                wait_until("the end of the watch", || !spin_wait.watching.iter().any(Watch::is_on));
             }
         });
     }

@@ -12,6 +12,7 @@ use burn::tensor::{Int, Tensor, activation::softmax};
 use kiln::process::CountingAllocator;
 use kiln::registry::Registry;
 use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear};
+use kiln_model::meta::{MetaTape, MetaTensor};
 use serde::Deserialize;
 
 #[global_allocator]
@@ -99,6 +100,17 @@ impl Layer for Alibi {
         let weights = softmax(scores, 3).reshape([batch, self.heads * seq, filled]);
         let mixed = weights.matmul(v).reshape([batch, self.heads, seq, head_dim]).swap_dims(1, 2);
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * head_dim]))
+    }
+
+    /// The products of `forward`, and the softmax between them.
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let ([_, width], [_, head_dim]) =
+            (self.q_proj.weight.lazy_shape().dims(), self.k_proj.weight.lazy_shape().dims());
+        let (q, k, v) =
+            (tape.linear(x.clone(), width), tape.linear(x.clone(), head_dim), tape.linear(x, head_dim));
+        let scores = tape.product(q, k, self.heads * tape.batch().seq_len as usize);
+        let mixed = tape.product(tape.softmax(scores), v, width);
+        tape.linear(mixed, self.o_proj.weight.lazy_shape().dims::<2>()[1])
     }
 
     /// Also 12 for each value of a query and each position, as built-in attention counts them.

@@ -45,14 +45,8 @@ fn make(out: &Path) -> Result<(), Box<dyn Error>> {
         writeln!(file, "{}", serde_json::json!({ "text": document(number) }))?;
     }
     file.into_inner()?.sync_all()?;
-    let options = PrepareOptions {
-        inputs: vec![text],
-        out: out.to_owned(),
-        tokenizer: TokenizerSource::Train { vocab_size: 300 },
-        validation_fraction: 0.05,
-        limit: None,
-        seed: 0,
-    };
+    let tokenizer = TokenizerSource::Train { vocab_size: 300 };
+    let options = PrepareOptions::new(vec![text], out.to_owned(), tokenizer);
     let info = data::prepare(&options, &mut |_| ())?;
     println!("{} holds {} tokens: train with --set data.path={0}", out.display(), info.train.tokens);
     Ok(())

@@ -7,6 +7,7 @@
 //!     PLANTED=rope $P train configs/debug.toml --out runs/bad $S
 //!     $P diff runs/good runs/bad
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ use kiln_model::layers::{
 };
 use kiln_model::ops::{RotaryFrequencies, causal_attention, rotary};
 use kiln_shard::{Rule, Settings, ShardRun, UpdateStep};
+use rustix::process::{Resource, Rlimit};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -77,6 +79,30 @@ impl Layer for Attention {
     }
 }
 
+/// Panics if `PLANTED` is `exhausted:BYTES`, with so many bytes left to the thread and no more to be had.
+#[allow(unsafe_code)]
+fn exhaust() {
+    let planted = std::env::var("PLANTED").unwrap_or_default();
+    let Some(left) = planted.strip_prefix("exhausted:").and_then(|left| left.parse::<usize>().ok()) else {
+        return;
+    };
+    let used = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = used.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let current = Some(pages * rustix::param::page_size() as u64);
+    let _ = rustix::process::setrlimit(Resource::As, Rlimit { current, maximum: None });
+    // Not by way of the global allocator, which would notice.
+    let block = |bytes: usize| Layout::from_size_align(bytes.max(16), 16).unwrap_or(Layout::new::<u128>());
+    // SAFETY: no layout is empty, and the one block that is freed came from there with its layout.
+    unsafe {
+        let kept = System.alloc(block(left));
+        (4..21).rev().for_each(|size| while !System.alloc(block(1 << size)).is_null() {});
+        if !kept.is_null() {
+            System.dealloc(kept, block(left));
+        }
+    }
+    panic!("without memory");
+}
+
 /// SwiGLU with a gain.
 #[derive(Module, Debug)]
 struct FeedForward {
@@ -88,6 +114,8 @@ struct FeedForward {
 }
 
 thread_local! {
+    /// Updates of this thread: a state of the optimizer that no checkpoint has.
+    static UPDATES: Cell<u32> = const { Cell::new(0) };
     /// Passes of this thread: what a mask must not depend on.
     static PASSES: Cell<usize> = const { Cell::new(0) };
 }
@@ -113,6 +141,9 @@ impl Layer for FeedForward {
         let gain = gain.clone().mul_scalar(twice) - gain.detach().mul_scalar(twice - 1.0);
         let y = self.inner.forward(x.clone(), context) * gain.unsqueeze::<3>();
         let y = y + (x.clone() - x.detach()).mul_scalar(stray);
+        if self.index == 1 {
+            exhaust();
+        }
         let passes = PASSES.with(|passes| passes.replace(passes.get() + 1));
         if is_planted("mask") && (passes / 2).is_multiple_of(2) { y.mul_scalar(0.9) } else { y }
     }
@@ -122,6 +153,7 @@ impl Layer for FeedForward {
 fn loss(_: LossInit) -> Result<TokenLoss, ConfigError> {
     Ok(TokenLoss::new(|logits: Tensor<2>, targets| {
         let [tokens, _] = logits.dims();
+        assert!(!is_planted("loss_panics") || tokens > 2, "fewer than three tokens");
         let loss = log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).neg().squeeze_dim::<1>(1);
         if !is_planted("counted_twice") {
             return loss;
@@ -153,7 +185,9 @@ impl Rule for Momentum {
 
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>) {
         let ShardRun { weights, gradient, mut slots, settings } = run;
-        let stays = if is_planted("momentum") { 0.8 } else { 0.9 };
+        let updates = UPDATES.with(|updates| updates.replace(updates.get() + 1));
+        let hidden = if is_planted("hidden_state") { 0.01 * (updates % 16) as f32 } else { 0.0 };
+        let stays = hidden + if is_planted("momentum") { 0.8 } else { 0.9 };
         let rate = (step.learning_rate * settings.learning_rate) as f32;
         let (kept, clip) = (settings.kept(step.learning_rate), step.gradient_factor as f32);
         for ((weight, gradient), momentum) in weights.iter_mut().zip(gradient).zip(slots[0].iter_mut()) {

@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use kiln_model::Layers;
-
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
 use crate::export::ExportMetricsArgs;
@@ -26,9 +25,8 @@ const MAX_PARTS: usize = 1 << 16;
 /// What to convert, and to what.
 #[derive(Args, Clone, Debug)]
 pub struct ConvertArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// Folder to create.
     #[arg(long)]
     out: PathBuf,
@@ -68,7 +66,7 @@ impl ConvertArgs {
                 return Err(TrainError::usage(problem));
             }
         };
-        let checkpoint = Checkpoint::open(&self.checkpoint)?;
+        let checkpoint = Checkpoint::open(self.checkpoint.path())?;
         counted("converting", |meter| convert_counted(&checkpoint, &self.out, format, ranks, meter))?;
         let (from, out) = (checkpoint.manifest().format, self.out.display());
         Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
@@ -91,9 +89,8 @@ const GB: f64 = 1e9;
 pub struct ExportArgs {
     #[command(subcommand)]
     what: Option<Exported>,
-    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
-    #[arg(long, required = true)]
-    checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// Folder to create.
     #[arg(long, required = true)]
     out: Option<PathBuf>,
@@ -108,7 +105,7 @@ pub struct ExportArgs {
 /// What else there is to export than a model.
 #[derive(Clone, Debug, Subcommand)]
 enum Exported {
-    /// Write the metrics of runs as CSV, for TensorBoard, or for Weights & Biases.
+    /// Export the metrics of runs as CSV or to TensorBoard.
     Metrics(ExportMetricsArgs),
 }
 
@@ -120,16 +117,16 @@ impl ExportArgs {
             say(&args.run()?);
             return Ok(());
         }
-        let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
-            return Err(TrainError::usage("--checkpoint and --out are needed"));
-        };
+        // The argument parser insists on it.
+        let out = out.unwrap_or_default();
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(TrainError::usage(problem));
         }
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        let source = ModelSource::open_with(&checkpoint, &Layers::default())?;
+        // Nothing is computed: what the layout there cannot express is refused below, in every program.
+        let source = ModelSource::open(checkpoint.path())?;
         counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
         Ok(())

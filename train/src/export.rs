@@ -7,7 +7,7 @@ use clap::Args;
 use kiln_observe::export::{self, ExportError};
 
 use crate::error::{Result, TrainError};
-use crate::metrics::write_beside;
+use crate::named;
 
 /// Arguments of `kiln export metrics`.
 #[derive(Args, Clone, Debug)]
@@ -53,11 +53,14 @@ impl ExportMetricsArgs {
 /// Writes the metrics of `runs` to `to`, or hands them out to be printed.
 fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
     let mut table = export::csv(runs)?;
-    if to == Path::new("-") {
+    if to == Path::new("-") || named::is_standard_output(to) {
         table.truncate(table.trim_end().len());
         return Ok(table);
     }
-    write_beside(to, table.as_bytes()).map_err(TrainError::io("write", to))?;
+    // Its first line names the columns.
+    let is_table =
+        |start: &[u8]| [&b"step,time"[..], b"run,step,time"].iter().any(|head| start.starts_with(head));
+    named::write(to, table.as_bytes(), "table of `kiln export metrics`", is_table)?;
     Ok(format!("exported to {}", to.display()))
 }
 

@@ -32,6 +32,7 @@
 
 pub mod bench;
 mod check;
+mod checkpoint_arg;
 pub mod cli;
 pub mod config;
 pub mod convert;
@@ -53,6 +54,7 @@ pub mod links;
 pub mod logged;
 pub mod losses;
 pub mod metrics;
+mod named;
 pub mod optimizers;
 pub mod planner;
 pub mod prepared;

@@ -7,7 +7,7 @@ use kiln_collectives::Operation;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::metrics::write_beside;
+use kiln_storage::durable::write_named;
 
 /// The version of the file that this build reads and writes.
 const VERSION: u64 = 1;
@@ -91,14 +91,14 @@ impl Links {
         }
     }
 
-    /// Writes it to `path`, as a whole or not at all.
+    /// Writes the links to `path`: a regular file as a whole or not at all.
     ///
     /// # Errors
     ///
     /// If that cannot be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string_pretty(self)?;
-        write_beside(path, format!("{text}\n").as_bytes())
+        write_named(path, format!("{text}\n").as_bytes(), "file of links", |start| start.starts_with(b"{"))
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use kiln_model::layers::TokenLoss;
+use kiln_shard::ranks::panic_message;
 use serde::de::DeserializeOwned;
 
 use crate::config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
@@ -83,13 +85,21 @@ impl Losses {
     ///
     /// # Errors
     ///
-    /// As for [`Losses::find`], and when it does not return a value per token.
+    /// As for [`Losses::find`], and when it does not return a value per token, or panics.
     pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
         let Some(loss) = self.find(section)? else { return Ok(None) };
         let tokens = 2;
         let device = Device::flex();
         let logits = Tensor::zeros([tokens, vocab_size], &device);
-        let shape = loss.of(logits, Tensor::zeros([tokens], &device)).dims();
+        // Code of the program, which may not have thought of this batch.
+        let probe = || loss.of(logits, Tensor::zeros([tokens], &device)).dims();
+        let shape = panic::catch_unwind(AssertUnwindSafe(probe)).map_err(|panic| {
+            ConfigError::invalid(format!(
+                "loss.kind = \"{}\" panics for {tokens} tokens with {vocab_size} logits each: {}",
+                section.kind,
+                panic_message(&*panic)
+            ))
+        })?;
         if shape != [tokens] {
             return Err(ConfigError::invalid(format!(
                 "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?}, and not one loss for each, [{tokens}]",
@@ -128,6 +138,10 @@ mod tests {
         let section = toml::from_str("kind = 'summed'").expect("a section");
         let said = summed.make(&section, 4).expect_err("refused").to_string();
         assert!(said.contains("for 2 tokens it returns [1]"), "{said}");
+        let broken = Losses::default().with("broken", |_| Ok(TokenLoss::new(|_, _| panic!("no {}", "idea"))));
+        let said = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
+        let said = said.expect_err("refused").to_string();
+        assert!(said.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{said}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use kiln_collectives::{ActivityTime, HELD};
 use kiln_observe::tensorboard::{Histogram, TensorBoard};
 use kiln_shard::ValueHistogram;
-use kiln_storage::Lines;
+use kiln_storage::{LineReader, Lines};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -45,8 +45,9 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Model FLOP/s over the device's peak.
-    pub mfu: f64,
+    /// Model FLOP/s over the device's peak; `None` where the peak is not known well, for the whole start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// The most bytes any rank has held since the start, of the memory that it computes with: see
     /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
@@ -209,7 +210,8 @@ impl Reporter {
 
     /// Reports a step: always to the bar, and to file and console when `log` says so.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
-        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, peak_bytes, step_s, .. } = *metrics;
+        let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, tflops, peak_bytes, step_s, .. } =
+            *metrics;
         self.trend.add(loss);
         let left = self.steps.saturating_sub(step);
         let left = self.remaining.after(self.begun.elapsed(), step_s, left);
@@ -225,6 +227,7 @@ impl Reporter {
             step_s,
             tokens_per_s,
             mfu,
+            flops: 1e12 * tflops,
             peak_bytes,
             wait,
             left,
@@ -354,19 +357,26 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     struct Line {
         step: u64,
     }
-    let text = match files::read(path, u64::MAX) {
-        Ok(text) => text,
+    let mut lines = match LineReader::open(path) {
+        Ok(lines) => lines,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
     let stays = |line: &[u8]| serde_json::from_slice::<Line>(line).is_ok_and(|l| l.step <= done);
     let (mut kept, mut rest) = (Vec::new(), Vec::new());
-    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+    let mut is_whole = true;
+    while let Some(line) = lines.next_line()? {
+        let whole = line.strip_suffix(b"\n");
+        is_whole = whole.is_some();
+        let line = whole.unwrap_or(line);
+        if line.is_empty() {
+            continue;
+        }
         let to = if stays(line) { &mut kept } else { &mut rest };
         to.extend_from_slice(line);
         to.push(b'\n');
     }
-    if rest.is_empty() && (text.is_empty() || text.ends_with(b"\n")) {
+    if rest.is_empty() && is_whole {
         return Ok(false);
     }
     // First there, then no longer here: at no moment is a line in neither.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 
-use crate::config::DataSection;
+use crate::config::{BadLines, DataSection};
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified};
 use crate::error::Result;
 use crate::metrics::say;
@@ -38,6 +38,32 @@ pub(crate) struct PrepareArgs {
     /// file; those without text do not count.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
+    /// Whether documents start with the token that starts a text: auto (as the tokenizer's post-processor says),
+    /// true or false.
+    #[arg(long, value_name = "BOS", default_value = "auto", value_parser = parse_bos)]
+    bos: Bos,
+    /// Token that ends a document [default: the one that the tokenizer and the files beside it name].
+    #[arg(long, value_name = "TOKEN", allow_hyphen_values = true)]
+    end_of_text: Option<String>,
+    /// Turn spellings of special tokens in the text into these tokens, for texts of chats.
+    #[arg(long)]
+    special_tokens: bool,
+    /// What happens to lines of .jsonl files that cannot be used.
+    #[arg(long, value_name = "WHAT", default_value = "error")]
+    bad_lines: BadLines,
+}
+
+/// Whether documents start with a token; `None` if the tokenizer decides.
+#[derive(Clone, Copy)]
+struct Bos(Option<bool>);
+
+fn parse_bos(text: &str) -> Result<Bos, String> {
+    match text {
+        "auto" => Ok(Bos(None)),
+        "true" => Ok(Bos(Some(true))),
+        "false" => Ok(Bos(Some(false))),
+        _ => Err("expected auto, true or false".to_owned()),
+    }
 }
 
 /// Arguments of `kiln data verify`.
@@ -68,13 +94,16 @@ impl PrepareArgs {
                 vocab_size: vocab_size.unwrap_or_default(),
             },
         };
+        let inputs = self.input.iter().map(PathBuf::from).collect();
         let options = PrepareOptions {
-            inputs: self.input.iter().map(PathBuf::from).collect(),
-            out: self.out,
-            tokenizer,
             validation_fraction: self.validation_fraction,
             seed: self.seed,
             limit: self.limit,
+            bos: self.bos.0,
+            end_of_text: self.end_of_text,
+            special_tokens: self.special_tokens,
+            skip_bad_lines: self.bad_lines == BadLines::Skip,
+            ..PrepareOptions::new(inputs, self.out, tokenizer)
         };
         prepare(&options, &stop_on_signals())?;
         Ok(())
@@ -102,13 +131,15 @@ pub fn open(
     if section.text.is_empty() {
         return DataInfo::load(&section.path);
     }
+    let tokenizer = TokenizerSource::Train { vocab_size: section.vocab_size };
     let options = PrepareOptions {
-        inputs: section.text.clone(),
-        out: section.path.clone(),
-        tokenizer: TokenizerSource::Train { vocab_size: section.vocab_size },
         validation_fraction: section.validation_fraction,
         seed,
-        limit: None,
+        bos: section.bos.given(),
+        end_of_text: section.end_of_text.clone(),
+        special_tokens: section.special_tokens,
+        skip_bad_lines: section.bad_lines == BadLines::Skip,
+        ..PrepareOptions::new(section.text.clone(), section.path.clone(), tokenizer)
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {

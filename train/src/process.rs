@@ -17,8 +17,9 @@
 //! What of it is missing, [`crate::run::train`] says once. A program that ends with [`output::finish`] also
 //! says there what a full disk did not take of its log.
 
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use kiln_shard::memory;
 
@@ -37,8 +38,8 @@ pub use memory::CountingAllocator;
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a
-///   second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
+/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM or
+///   SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process; what is known of them stays in
 ///   `crash` in the run folder.
@@ -57,17 +58,50 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
 ///
 /// As for [`start`].
 pub fn begin() -> Result<(), LogLevelError> {
+    memory::on_failure(kiln_process::allocation_failed);
     kiln_process::begin(facts())
+}
+
+/// The name of this program on a command line, set once it is known to have the commands of `kiln`.
+static COMMAND: OnceLock<String> = OnceLock::new();
+
+/// From now on, [`command`] names this program: it has the commands of `kiln`.
+pub(crate) fn has_commands() {
+    COMMAND.get_or_init(|| {
+        let called = std::env::args_os().next().unwrap_or_default();
+        // One that is found by way of PATH, or started by `kiln launch` by its whole path.
+        match Path::new(&called).file_name().is_none_or(|name| name == "kiln") {
+            true => "kiln".to_owned(),
+            false => quoted(Path::new(&called)),
+        }
+    });
+}
+
+/// The name of this program on a command line, if it has the commands of `kiln`.
+pub(crate) fn command() -> Option<&'static str> {
+    COMMAND.get().map(String::as_str)
+}
+
+/// A path, quoted for a shell if necessary.
+pub(crate) fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
 /// What the engine and this program know of a process.
 fn facts() -> Facts {
-    let (rank_of_thread, write_module_of) = (memory::bound_rank, memory::write_module_of);
-    Facts { rank_of_thread, write_module_of, version: version() }
+    Facts {
+        rank_of_thread: memory::bound_rank,
+        write_module_of: memory::write_module_of,
+        write_holders: memory::write_holders,
+        version: version(),
+    }
 }
 
 /// From now on, crashes of this process leave what is known of them in the folder of their run.
 pub(crate) fn keep_crashes() {
+    memory::on_failure(kiln_process::allocation_failed);
     kiln_process::keep_crashes(facts());
 }
 

@@ -1,13 +1,15 @@
-//! `kiln report`: pages about runs.
+//! `kiln report`: the page of runs as a file.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kiln_observe::report::{self, Document};
-use kiln_observe::run::{Run, find_runs};
+use kiln_observe::report::{self, Report, ReportError};
+use kiln_observe::run::find_runs;
 
+use crate::debug::look_at_runs;
 use crate::error::{Result, TrainError};
 use crate::version::version;
+use crate::watch::timelines_at_runs;
 
 /// Arguments of `kiln report`.
 #[derive(Args)]
@@ -15,19 +17,18 @@ pub(crate) struct ReportArgs {
     /// Folders of runs, or folders of such folders.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// New or empty folder for report.html, report.md and the plots.
+    /// New or empty folder for report.html and its curves as SVG.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
 impl ReportArgs {
-    /// Writes the report; returns what to say.
+    /// Writes the report; returns the message about it.
     pub(crate) fn run(self) -> Result<String> {
         check_place(&self.out, "--out")?;
-        let folders = find_runs(&self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
-        let runs: std::result::Result<Vec<_>, _> = folders.iter().map(|folder| Run::open(folder)).collect();
-        let runs = runs.map_err(|error| TrainError::usage(error.to_string()))?;
-        write(&report::of_runs(&runs, version()), &self.out, "--out")
+        // A path without a run ends the command, while a server waits for its run.
+        let runs = find_runs(&self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
+        write(Report::of_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()), &self.out, "--out")
     }
 }
 
@@ -36,9 +37,13 @@ pub(crate) fn check_place(place: &Path, flag: &'static str) -> Result<()> {
     report::check_place(place, flag).map_err(|error| TrainError::usage(error.to_string()))
 }
 
-/// Writes `document` to the place that `flag` names; returns what to say.
-pub(crate) fn write(document: &Document, place: &Path, flag: &'static str) -> Result<String> {
-    report::write(document, place, flag).map_err(|error| TrainError::usage(error.to_string()))?;
-    let page = |name: &str| place.join(name).display().to_string();
-    Ok(format!("the report is in {} and {}", page("report.html"), page("report.md")))
+/// Writes `report` to the place that `flag` names; returns the message about it.
+pub(crate) fn write(
+    report: std::result::Result<Report, ReportError>,
+    place: &Path,
+    flag: &'static str,
+) -> Result<String> {
+    let written = report.and_then(|report| report.write(place, flag));
+    written.map_err(|error| TrainError::usage(error.to_string()))?;
+    Ok(format!("the report is in {}", place.join("report.html").display()))
 }

@@ -17,6 +17,8 @@ use crate::config::{self, Config, ModelSection};
 use crate::data::{self, DataInfo, Tokenizer};
 use crate::device::{self, KernelCounts, ResolvedDevice};
 use crate::error::{Result, TrainError};
+#[cfg(feature = "cuda")]
+use crate::named;
 use crate::place::{self, Role};
 use crate::process::output::{ProgressLine, say};
 use crate::registry::Registry;
@@ -266,7 +268,8 @@ fn with_vocabulary(mut config: Config) -> Result<Config> {
 
 #[cfg(feature = "cuda")]
 fn pack(archive: &Path) -> Result<()> {
-    let kernels = device::pack(archive).map_err(TrainError::io("pack the compiled kernels into", archive))?;
+    named::check(archive)?;
+    let kernels = device::pack(archive).map_err(named::refused("pack the compiled kernels into", archive))?;
     say(&format!("packed {} into {}", number_of(kernels, "kernel"), archive.display()));
     Ok(())
 }

@@ -85,10 +85,14 @@ pub(crate) fn serve(
     let names = env::var(NAMES).unwrap_or_default();
     let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
     let look_at = look_at_runs();
-    let timelines_at: Option<TimelinesAt> =
-        Some(Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string())));
+    let timelines_at = Some(timelines_at_runs());
     let tell: Option<Tell> = control.then(|| {
         Arc::new(|out: &Path, line: &str| ask::tell(out, line).map_err(|error| error.to_string())) as Tell
     });
     page::serve(ServeOptions { address, paths, token, names, look_at, timelines_at, tell })
+}
+
+/// Reads the last step of the ranks of runs.
+pub(crate) fn timelines_at_runs() -> TimelinesAt {
+    Arc::new(|out| ask::timelines(out).map_err(|error| error.to_string()))
 }

@@ -2,6 +2,7 @@
 //! around a corner, retired words stay retired, and documents name files that there are. These are the
 //! rules of CONTRIBUTING.md that a program can check.
 
+mod every_test;
 mod modules;
 mod way;
 mod words;
@@ -113,4 +114,56 @@ fn the_template_crate_is_built_like_the_workspace() {
     let shared = workspace.lines().find(|line| line.starts_with("burn = ")).expect("the workspace's burn");
     let features = |line: &str| line.replace(", \"autodiff\"", "");
     assert_eq!(features(burn), features(shared), "its burn is not that of the workspace");
+}
+
+/// The packages of the workspace.
+fn packages() -> Vec<PathBuf> {
+    let root = root();
+    let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members =
+        workspace.split_once("members = [").and_then(|(_, rest)| rest.split_once(']')).expect("members").0;
+    members
+        .lines()
+        .filter_map(|line| Some(root.join(line.trim().strip_prefix('"')?.split_once('"')?.0)))
+        .collect()
+}
+
+#[test]
+fn every_test_is_run_or_says_how() {
+    let mut wrong = Vec::new();
+    for package in packages() {
+        let (run, left_out) = every_test::of_package(&package);
+        let name = |test: &every_test::Test| format!("{}: {}", from_root(&package), test.name);
+        wrong.extend(left_out.iter().map(|test| format!("{}: its target has test = false", name(test))));
+        wrong.extend(run.iter().filter_map(|test| {
+            let reason = test.ignored.as_ref().filter(|reason| !every_test::says_how(reason, &root()))?;
+            Some(format!("{}: #[ignore = \"{reason}\"] has no command that runs it", name(test)))
+        }));
+    }
+    assert!(wrong.is_empty(), "{} tests are not run:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn the_list_of_a_step_is_read() {
+    let text = "    Finished `release` profile\n     Running unittests src/lib.rs (target/release/deps/kiln_shard-0f)\n\
+                a::tests::one: test\n\n1 test, 0 benchmarks\n     Running `tests/cli/main.rs` (/t/deps/cli-ab12)\n\
+                two: test\nthree: benchmark\n";
+    let expected = [("cli", "two"), ("kiln_shard", "a::tests::one")];
+    let expected = expected.map(|(target, name)| (target.to_owned(), name.to_owned()));
+    assert_eq!(every_test::listed(text).into_iter().collect::<Vec<_>>(), expected);
+}
+
+/// With the lists of all steps of `.ci/run` in the file that `KILN_TESTS_LISTED` names.
+#[test]
+#[ignore = "needs lists of what the steps run: .ci/run"]
+fn every_test_is_in_a_step() {
+    let file = std::env::var("KILN_TESTS_LISTED").expect("KILN_TESTS_LISTED names the file");
+    let listed = every_test::listed(&fs::read_to_string(file).unwrap());
+    let tests: Vec<_> = packages().iter().flat_map(|package| every_test::of_package(package).0).collect();
+    let is_missing = |test: &&every_test::Test| {
+        test.ignored.is_none() && !listed.contains(&(test.target.clone(), test.name.clone()))
+    };
+    let missing: Vec<_> =
+        tests.iter().filter(is_missing).map(|test| format!("{}: {}", test.target, test.name)).collect();
+    assert!(missing.is_empty(), "{} tests in no step of .ci/run:\n{}", missing.len(), missing.join("\n"));
 }

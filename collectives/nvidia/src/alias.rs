@@ -1,14 +1,14 @@
-//! A second name for a library that is loaded, under which some of its functions may be others.
+//! A second name for a loaded library, under which some of its functions may be replaced.
 //!
-//! cudarc asks the loader for `libnccl.so`. NCCL calls itself `libnccl.so.2`, and its Python package has
-//! no file of the other name; nor can a running process add to the folders that the loader searches. But
-//! the loader takes a library that is loaded already if it calls itself what is asked for, and looks for
-//! symbols in what that library depends on. So a shared object with nothing in it but its own name and
-//! the name of the library that it needs stands for that library. It is made in memory: an ELF header,
-//! what to load, and the dynamic section (System V ABI, chapters 4 and 5).
+//! cudarc asks the loader for `libnccl.so`. NCCL calls itself `libnccl.so.2`, and its Python package has no
+//! file of the other name; nor can a running process add to the folders that the loader searches. But the
+//! loader accepts a library that is already loaded if its soname is the requested name, and searches the
+//! libraries that it depends on for symbols. So a shared object with nothing in it but its soname and the
+//! name of a needed library stands for that library. It is built in memory: an ELF header, program headers,
+//! and the dynamic section (System V ABI, chapters 4 and 5).
 //!
-//! Symbols of its own come before those of that library. They are functions of this program, by their
-//! absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
+//! Its own symbols take precedence over those of the library. They are functions of this program, given by
+//! their absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later uses unchanged).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,42 +23,43 @@ const SEGMENT: usize = 56;
 const ENTRY: usize = 16;
 const SYMBOL: usize = 24;
 
-/// Pages of any size that Linux has on these machines.
+/// A multiple of every page size that Linux uses on these machines.
 const ALIGNMENT: u64 = 0x10000;
 
 /// The ELF number of the machine that this program is for.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// A function that takes the place of one of a library: its name there, and its address.
+/// A replacement for a function of a library: its name there, and its address.
 pub type Instead = (&'static str, usize);
 
-/// Makes the loader give out `library`, which is loaded and calls itself that, under the name `alias`, with
-/// the functions of `instead` in place of its own. Nothing may be loaded under that name yet.
+/// Makes the loader return `library`, a loaded library with that soname, under the name `alias`, with the
+/// functions of `instead` instead of its own. No library may be loaded under the name `alias` yet.
 ///
 /// # Errors
 ///
-/// The system's or the loader's reason.
+/// The error of the system or of the loader.
 pub(crate) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Result<()> {
     let mut file = File::from(memfd_create(alias, MFdFlags::MFD_CLOEXEC)?);
     file.write_all(&shared_object(library, alias, instead))?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     // SAFETY: the object has no code, so loading it runs none. `library` is loaded already.
     let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    // Kept until the process ends: the name must stay, and the loader knows the object by its file's number.
+    // Kept until the process ends: the name must stay valid, and the loader identifies the object by the
+    // inode of its file.
     std::mem::forget((loaded.map_err(io::Error::other)?, file));
     Ok(())
 }
 
-/// A shared object named `alias` that needs `library` and has the symbols of `instead`.
+/// Builds a shared object named `alias` that needs `library` and has the symbols of `instead`.
 fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
     const SEGMENTS: usize = 3;
     const ENTRIES: usize = 8;
     let dynamic = HEADER + SEGMENTS * SEGMENT;
     let symbols = dynamic + ENTRIES * ENTRY;
-    // Beside the symbol that every table starts with.
+    // One more for the null symbol at the start of every table.
     let count = 1 + instead.len();
     let hash = symbols + count * SYMBOL;
-    // Two lengths, one bucket, a chain; what follows has bytes.
+    // Two lengths, one bucket, a chain; the strings follow.
     let strings = hash + (3 + count) * 4;
     let mut names = format!("\0{library}\0{alias}\0");
     let mut offsets = Vec::new();
@@ -87,7 +88,7 @@ fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
         half(&mut elf, value as u16);
     }
 
-    // Everything as data that the loader may write; the dynamic section; a stack that is not executed.
+    // One writable data segment for everything; the dynamic section; a non-executable stack.
     let (load, dynamic_type, stack) = (1, 2, 0x6474_e551);
     let read_write = 6;
     for (kind, offset, length, alignment) in [
@@ -139,11 +140,11 @@ fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
 mod tests {
     use libloading::Library;
 
-    /// The loader knows `libm` under a name that no file has, and finds its functions.
+    /// The loader finds `libm` and its functions under a name that no file has.
     #[test]
     fn a_library_is_found_under_its_second_name() {
         let alias = "libkiln-second-name.so";
-        // SAFETY: opening a library of the system by its name, and one that is not there.
+        // SAFETY: opens a library of the system by its name, and a library that does not exist.
         let (original, absent) = unsafe { (Library::new("libm.so.6"), Library::new(alias)) };
         let original = original.expect("the C library's mathematics");
         assert!(absent.is_err());
@@ -167,11 +168,11 @@ mod tests {
         of / 4.0
     }
 
-    /// Some functions are others under the second name, and the rest are the library's.
+    /// Some functions are replaced under the second name, and the rest are the library's.
     #[test]
     fn functions_take_the_place_of_those_of_the_library() {
         let alias = "libkiln-other-functions.so";
-        // SAFETY: opening a library of the system by its name.
+        // SAFETY: opens a library of the system by its name.
         let original = unsafe { Library::new("libm.so.6") }.expect("mathematics");
         let instead = [("cbrt", third as *const () as usize), ("sqrt", fourth as *const () as usize)];
         super::give("libm.so.6", alias, &instead).expect("a second name");

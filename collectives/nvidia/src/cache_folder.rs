@@ -1,11 +1,11 @@
-//! Where this user's caches are.
+//! The location of the user's caches.
 
 use std::path::PathBuf;
 
 use crate::places::Lookup;
 
-/// Kiln's folder for caches, as the XDG Base Directory Specification has it: `$XDG_CACHE_HOME/kiln`, or
-/// `~/.cache/kiln`. `None` where neither is known.
+/// Returns Kiln's cache folder according to the XDG Base Directory Specification: `$XDG_CACHE_HOME/kiln`, or
+/// `~/.cache/kiln`. `None` if neither is known.
 pub fn cache_folder(lookup: &Lookup) -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let base = lookup("XDG_CACHE_HOME").filter(absolute);

@@ -1,16 +1,17 @@
-//! Kernels that NVRTC has compiled, kept in the user's cache folder for later processes.
+//! A cache, in the user's cache folder, of the kernels that NVRTC has compiled.
 //!
-//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. Its own
-//! cache would be a database of one writer, with its engine; files ([`kernel_files`](crate::kernel_files)) need
-//! neither, and processes of any number of machines can share them. CubeCL finds the functions here instead of
-//! NVRTC's (`alias`): kernels in the folder are handed out without compiling, and others are compiled by NVRTC
-//! and put there. Whatever goes wrong with the folder, kernels are compiled.
+//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. CubeCL's
+//! own cache would be a database with a single writer, and its engine; files
+//! ([`kernel_files`](crate::kernel_files)) need neither, and processes on any number of machines can share
+//! them. CubeCL finds the functions of this module instead of NVRTC's (`alias`): kernels in the folder are
+//! returned without compiling, and NVRTC compiles the others, which are then added. If anything is wrong with
+//! the folder, kernels are simply compiled.
 //!
-//! For a real architecture, which CubeCL names, NVRTC makes PTX and machine code (a cubin), and CubeCL asks for
-//! the PTX. The driver would compile that once more, which takes it about as long as NVRTC. So CubeCL gets the
-//! cubin where it asks for PTX: `cuModuleLoadData` takes either. The first cubin of a process is loaded on
-//! trial; where the driver refuses it, as the stand-in for a driver does that executes PTX, kernels are handed
-//! out as PTX.
+//! For a real architecture, which CubeCL requests, NVRTC creates PTX and machine code (a cubin), and CubeCL
+//! asks for the PTX. The driver would compile the PTX again, which takes it about as long as NVRTC. So CubeCL
+//! gets the cubin when it asks for PTX: `cuModuleLoadData` accepts either. The first cubin of a process is
+//! loaded as a test. If the driver refuses it, as the stand-in for a driver that executes PTX does, kernels
+//! are returned as PTX.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -33,13 +34,13 @@ use crate::places::{Lookup, environment};
 /// NVRTC's code for success.
 pub(crate) const SUCCESS: c_int = 0;
 
-/// NVRTC's code for an error that is not the caller's.
+/// NVRTC's code for an internal error.
 const INTERNAL_ERROR: c_int = 11;
 
 /// The cache of this process, once it is in place.
 static CACHE: OnceLock<Cache> = OnceLock::new();
 
-/// NVRTC's own functions; the types are those of its header, with numbers instead of enumerations.
+/// NVRTC's own functions; the types match its header, with numbers instead of enumerations.
 pub(crate) struct Compiler {
     pub(crate) create: Create,
     pub(crate) compile: Compile,
@@ -63,37 +64,37 @@ type Content = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut nvrtcProgram) -> c_int;
 
-/// The two functions by which NVRTC hands out something that it has made: its size, then its bytes.
+/// The two functions with which NVRTC returns an output: its size, then its bytes.
 #[derive(Clone, Copy)]
 struct Getter {
     size: Size,
     content: Content,
 }
 
-/// Kernels that this process has taken from the folder, those that NVRTC has compiled, and the nanoseconds that
-/// compiling took.
+/// Number of kernels that this process has read from the folder, number of kernels that NVRTC has compiled,
+/// and the nanoseconds spent on compiling.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static COMPILED: AtomicU64 = AtomicU64::new(0);
 static COMPILING: AtomicU64 = AtomicU64::new(0);
 
-/// Kernels of a process.
+/// The kernels of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Kernels taken from the folder.
     pub taken: u64,
-    /// Kernels that NVRTC has compiled.
+    /// Kernels compiled by NVRTC.
     pub compiled: u64,
-    /// Time that compiling took, of all threads together.
+    /// Total compile time of all threads.
     pub compiling: Duration,
 }
 
 struct Cache {
     compiler: Compiler,
-    /// `None` if there is no folder to keep kernels in.
+    /// `None` if there is no folder for kernels.
     kept: Option<Kept>,
-    /// Programs of NVRTC by their addresses.
+    /// NVRTC's programs by their addresses.
     programs: Mutex<HashMap<usize, Program>>,
-    /// Answer of the driver to the first cubin of this process.
+    /// The driver's answer to the first cubin of this process.
     loads_cubins: OnceLock<bool>,
 }
 
@@ -104,8 +105,8 @@ enum Program {
     Compiled(Vec<u8>),
 }
 
-/// The functions that are to be found instead of those of `library`, which is NVRTC, and loaded. None after
-/// the first call.
+/// Returns the functions that replace those of `library`, which is NVRTC and loaded. None after the first
+/// call.
 pub(crate) fn instead_of(library: &str) -> Vec<Instead> {
     // SAFETY: `library` is NVRTC.
     let Ok((compiler, name)) = (unsafe { Compiler::of(library) }) else { return Vec::new() };
@@ -128,12 +129,12 @@ pub(crate) fn compiler() -> Option<&'static Compiler> {
     CACHE.get().map(|cache| &cache.compiler)
 }
 
-/// The folder of kernels: `kernels` in Kiln's cache folder, if there is one.
+/// Returns the folder of kernels: `kernels` in Kiln's cache folder, if there is one.
 pub fn folder(lookup: &Lookup) -> Option<PathBuf> {
     Some(cache_folder(lookup)?.join("kernels"))
 }
 
-/// [`folder`], to keep something there.
+/// Returns [`folder`], for writing.
 ///
 /// # Errors
 ///
@@ -147,7 +148,7 @@ pub fn folder_to_keep() -> std::io::Result<PathBuf> {
     })
 }
 
-/// The kernels of this process so far.
+/// Returns the kernels of this process so far.
 pub fn counts() -> Counts {
     Counts {
         taken: TAKEN.load(Ordering::Relaxed),
@@ -156,7 +157,7 @@ pub fn counts() -> Counts {
     }
 }
 
-/// A line for people: where kernels are kept, and how many there are.
+/// Describes in one line where kernels are kept, and their number.
 pub fn describe() -> String {
     let Some(folder) = folder(&environment) else {
         return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"
@@ -174,15 +175,15 @@ pub fn describe() -> String {
 }
 
 impl Compiler {
-    /// The functions of the NVRTC that is loaded as `library`, and its version.
+    /// Looks up the functions of the NVRTC that is loaded as `library`, and its version.
     ///
     /// # Safety
     ///
-    /// `library` is the name of NVRTC.
+    /// `library` must be the name of NVRTC.
     unsafe fn of(library: &str) -> Result<(Self, String), libloading::Error> {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
-        // SAFETY: the caller's promise; the types are those of NVRTC's header, and the numbers outlive the
-        // call. The library stays loaded for the rest of the process's life.
+        // SAFETY: guaranteed by the caller; the types match NVRTC's header, and the numbers outlive the call.
+        // The library stays loaded for the rest of the process's life.
         let compiler = unsafe {
             let library = Library::new(library)?;
             library.get::<Version>("nvrtcVersion")?(&mut major, &mut minor);
@@ -203,27 +204,27 @@ impl Compiler {
         Ok((compiler, format!("NVRTC {major}.{minor}")))
     }
 
-    /// NVRTC's log of compiling `program`.
+    /// Returns NVRTC's log of compiling `program`.
     ///
     /// # Safety
     ///
-    /// It is NVRTC's.
+    /// `program` must be NVRTC's.
     pub(crate) unsafe fn log(&self, program: nvrtcProgram) -> Option<String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let text = unsafe { self.log.of(program) }?;
         Some(String::from_utf8_lossy(&text).trim_end_matches(['\0', '\n']).to_owned())
     }
 }
 
 impl Getter {
-    /// The bytes that NVRTC has made of `program`; `None` if it has made none of this kind.
+    /// Returns NVRTC's output for `program`, or `None` if there is no output of this kind.
     ///
     /// # Safety
     ///
-    /// It is NVRTC's, and compiled.
+    /// `program` must be NVRTC's, and compiled.
     unsafe fn of(self, program: nvrtcProgram) -> Option<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: the caller's promise; NVRTC writes a number, and then as many bytes as it has said.
+        // SAFETY: guaranteed by the caller; NVRTC writes a number, and then that many bytes.
         unsafe {
             if (self.size)(program, &mut size) != SUCCESS || size == 0 {
                 return None;
@@ -239,24 +240,25 @@ impl Cache {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel that is kept as `file`, in the form that the driver loads.
+    /// Reads the kernel stored as `file`, in the form that the driver loads.
     fn read(&self, kept: &Kept, file: &Path) -> Option<Vec<u8>> {
         let are_refused = self.loads_cubins.get() == Some(&false);
         let cubin = if are_refused { None } else { kept.read(file, Form::Cubin) };
         cubin.filter(|cubin| self.loads(cubin)).or_else(|| kept.read(file, Form::Ptx))
     }
 
-    /// The kernel that NVRTC has compiled, in the form that the driver loads; kept as `file`.
+    /// Returns the kernel that NVRTC has compiled, in the form that the driver loads, and stores it as
+    /// `file`.
     ///
     /// # Safety
     ///
-    /// `program` is NVRTC's, and compiled.
+    /// `program` must be NVRTC's, and compiled.
     unsafe fn compiled(&self, program: nvrtcProgram, file: Option<&(&Kept, PathBuf)>) -> Option<Vec<u8>> {
         let keep = |form, kernel: &[u8]| file.iter().for_each(|(kept, file)| kept.write(file, form, kernel));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (cubin, ptx) = unsafe { (self.compiler.cubin.of(program), self.compiler.ptx.of(program)) };
         if let Some(cubin) = cubin {
-            // Even where this driver refuses it: folders are carried to other machines.
+            // Stored even if this driver refuses it: folders are copied to other machines.
             keep(Form::Cubin, &cubin);
             if self.loads(&cubin) {
                 return Some(cubin);
@@ -267,19 +269,19 @@ impl Cache {
         Some(ptx)
     }
 
-    /// Returns whether the driver loads cubins. The first one is loaded on trial.
+    /// Returns whether the driver loads cubins. The first one is loaded as a test.
     fn loads(&self, cubin: &[u8]) -> bool {
         if let Some(loads) = self.loads_cubins.get() {
             return *loads;
         }
         let mut module = ptr::null_mut();
-        // SAFETY: the cubin is whole and names its own size; the module is unloaded before it is used. The
-        // driver is there, since CubeCL compiles kernels for its GPU.
+        // SAFETY: the cubin is complete and contains its own size; the module is unloaded without being used.
+        // The driver is present, since CubeCL compiles kernels for its GPU.
         let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
         match result {
             // SAFETY: the module was loaded just now.
             CUresult::CUDA_SUCCESS => drop(unsafe { sys::cuModuleUnload(module) }),
-            // Without a context, the driver says nothing about cubins.
+            // Without a context, the driver reveals nothing about cubins.
             CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => return false,
             refused => tracing::debug!("the driver loads no cubins ({refused:?}); it gets PTX"),
         }
@@ -287,7 +289,7 @@ impl Cache {
     }
 }
 
-/// As `nvrtcCreateProgram`.
+/// Replaces `nvrtcCreateProgram`.
 unsafe extern "C" fn create_program(
     program: *mut nvrtcProgram,
     source: *const c_char,
@@ -297,10 +299,10 @@ unsafe extern "C" fn create_program(
     names: *const *const c_char,
 ) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
-    // SAFETY: what the caller promises NVRTC: text that ends with a zero, and room for a program.
+    // SAFETY: guaranteed by NVRTC's caller: null-terminated text, and room for a program.
     unsafe {
         let code = (cache.compiler.create)(program, source, name, count, headers, names);
-        // Headers of its own are not in what a file is named after.
+        // File names do not cover headers that are passed in memory.
         if code == SUCCESS && count == 0 && !source.is_null() {
             let source = CStr::from_ptr(source).to_bytes().to_vec();
             cache.programs().insert(*program as usize, Program::Source(source));
@@ -309,7 +311,7 @@ unsafe extern "C" fn create_program(
     }
 }
 
-/// As `nvrtcCompileProgram`, which is not called for what is in the folder.
+/// Replaces `nvrtcCompileProgram`, which is not called for kernels in the folder.
 unsafe extern "C" fn compile_program(
     program: nvrtcProgram,
     count: c_int,
@@ -317,7 +319,7 @@ unsafe extern "C" fn compile_program(
 ) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
     let known = cache.programs().remove(&(program as usize));
-    // SAFETY: what the caller promises NVRTC: its program, and as many texts as it says.
+    // SAFETY: guaranteed by NVRTC's caller: its program, and `count` options.
     unsafe {
         let Some(Program::Source(source)) = known else {
             return compile(cache, program, count, options);
@@ -341,7 +343,7 @@ unsafe extern "C" fn compile_program(
     }
 }
 
-/// Lets NVRTC compile, and counts it.
+/// Compiles with NVRTC, and counts it.
 ///
 /// # Safety
 ///
@@ -353,7 +355,7 @@ unsafe fn compile(
     options: *const *const c_char,
 ) -> c_int {
     let begun = Instant::now();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let code = unsafe { (cache.compiler.compile)(program, count, options) };
     COMPILED.fetch_add(1, Ordering::Relaxed);
     let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -361,10 +363,10 @@ unsafe fn compile(
     code
 }
 
-/// As `nvrtcGetPTXSize`.
+/// Replaces `nvrtcGetPTXSize`.
 unsafe extern "C" fn get_ptx_size(program: nvrtcProgram, size: *mut usize) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
-    // SAFETY: what the caller promises NVRTC: its program, and room for a number.
+    // SAFETY: guaranteed by NVRTC's caller: its program, and room for a number.
     unsafe {
         if let Some(Program::Compiled(kernel)) = cache.programs().get(&(program as usize)) {
             *size = kernel.len();
@@ -374,10 +376,10 @@ unsafe extern "C" fn get_ptx_size(program: nvrtcProgram, size: *mut usize) -> c_
     }
 }
 
-/// As `nvrtcGetPTX`.
+/// Replaces `nvrtcGetPTX`.
 unsafe extern "C" fn get_ptx(program: nvrtcProgram, to: *mut c_char) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
-    // SAFETY: what the caller promises NVRTC: its program, and room for as many bytes as were said.
+    // SAFETY: guaranteed by NVRTC's caller: its program, and room for the number of bytes reported before.
     unsafe {
         if let Some(Program::Compiled(kernel)) = cache.programs().get(&(program as usize)) {
             ptr::copy_nonoverlapping(kernel.as_ptr(), to.cast(), kernel.len());
@@ -387,10 +389,10 @@ unsafe extern "C" fn get_ptx(program: nvrtcProgram, to: *mut c_char) -> c_int {
     }
 }
 
-/// As `nvrtcDestroyProgram`.
+/// Replaces `nvrtcDestroyProgram`.
 unsafe extern "C" fn destroy_program(program: *mut nvrtcProgram) -> c_int {
     let Some(cache) = CACHE.get() else { return INTERNAL_ERROR };
-    // SAFETY: what the caller promises NVRTC: its program.
+    // SAFETY: guaranteed by NVRTC's caller: its program.
     unsafe {
         cache.programs().remove(&(*program as usize));
         (cache.compiler.destroy)(program)
@@ -408,7 +410,7 @@ mod tests {
         };
         assert_eq!(place(Some("/c"), Some("/h")), Some("/c/kiln/kernels".into()));
         assert_eq!(place(None, Some("/h")), Some("/h/.cache/kiln/kernels".into()));
-        // The specification has relative paths ignored.
+        // The specification requires relative paths to be ignored.
         assert_eq!(place(Some("c"), Some("/h")), Some("/h/.cache/kiln/kernels".into()));
         assert_eq!(place(None, None), None);
     }

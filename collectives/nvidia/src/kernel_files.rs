@@ -1,11 +1,12 @@
-//! The files that compiled kernels are kept in.
+//! Files of compiled kernels.
 //!
-//! A file is named after all that its content follows from: the source, the options, and the versions of NVRTC
-//! and of CUDA's headers, wherever these are. Versions rather than files, so that kernels serve a machine whose
-//! NVRTC came from another package. CubeCL numbers some variables of a source in the order of a hash table,
-//! another one in every process; so variables are renumbered here in their order. A file is written under a
-//! temporary name and renamed, and carries its own checksum. So processes may read and write at the same time,
-//! a stale file is never asked for, and a damaged one counts as missing.
+//! A file name is derived from everything that determines its content: the source, the options, and the
+//! versions of NVRTC and of CUDA's headers, wherever these are. Versions instead of files, so that kernels
+//! also serve a machine whose NVRTC came from another package. CubeCL numbers some variables of a source in
+//! the order of a hash table, which differs between processes; so variables are renumbered here in the order
+//! of their appearance. A file is written under a temporary name and renamed, and contains its own checksum.
+//! So processes may read and write concurrently, a stale file is never requested, and a damaged one counts as
+//! missing.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,10 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-/// Part of every name: the way in which files are named and filled.
+/// Part of every name: the version of the naming scheme and the file format.
 const FORMAT: &str = "3";
 
-/// Bytes of the checksum that a file begins with.
+/// Bytes of the checksum at the start of a file.
 const CHECKSUM: usize = 32;
 
 /// The form of a compiled kernel.
@@ -27,15 +28,15 @@ const CHECKSUM: usize = 32;
 pub enum Form {
     /// Machine code, which the driver loads without compiling.
     Cubin,
-    /// PTX, which the driver compiles once more.
+    /// PTX, which the driver compiles again.
     Ptx,
 }
 
 impl Form {
-    /// Best first.
+    /// All forms, best first.
     pub const ALL: [Form; 2] = [Form::Cubin, Form::Ptx];
 
-    /// The extension of files with kernels of this form.
+    /// Returns the extension of files with kernels of this form.
     pub fn extension(self) -> &'static str {
         match self {
             Form::Cubin => "cubin",
@@ -44,23 +45,24 @@ impl Form {
     }
 }
 
-/// The option that names a folder of headers.
+/// The option that sets a folder of headers.
 const INCLUDE: &[u8] = b"--include-path=";
 
-/// The kernel in a file's `content`; `None` if the file is damaged.
+/// Returns the kernel in a file's `content`, or `None` if the file is damaged.
 pub fn kernel_of(content: &[u8]) -> Option<&[u8]> {
     let (checksum, kernel) = content.split_at_checked(CHECKSUM)?;
     (checksum == &Sha256::digest(kernel)[..]).then_some(kernel)
 }
 
-/// The form of the kernel in a file called `name`; `None` if no kernel is in a file of that name.
+/// Returns the form of the kernel in a file called `name`, or `None` if the name is not that of a kernel
+/// file.
 pub fn form_of(name: &str) -> Option<Form> {
     let (digest, extension) = name.split_once('.')?;
     let form = Form::ALL.into_iter().find(|form| form.extension() == extension)?;
     (digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(form)
 }
 
-/// The folder of kernels, for one compiler.
+/// The folder of kernels of one compiler.
 pub struct Kept {
     folder: PathBuf,
     /// NVRTC and its version.
@@ -70,12 +72,12 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Kernels in `folder`, which need not exist, of the compiler `compiler`.
+    /// Uses `folder`, which need not exist, for kernels of the compiler `compiler`.
     pub fn new(folder: PathBuf, compiler: String) -> Self {
         Kept { folder, compiler, is_writable: AtomicBool::new(true) }
     }
 
-    /// The file, without its extension, for `source` compiled with `options`.
+    /// Returns the path, without extension, for `source` compiled with `options`.
     pub fn file(&self, source: &[u8], options: &[&[u8]]) -> PathBuf {
         let mut name = Sha256::new();
         let mut add = |part: &[u8]| {
@@ -87,7 +89,7 @@ impl Kept {
         for option in options {
             match option.strip_prefix(INCLUDE) {
                 None => add(option),
-                // Headers may be elsewhere on another machine.
+                // Headers may be in another place on another machine.
                 Some(folder) => {
                     add(INCLUDE);
                     add(version_of_headers(Path::new(&*String::from_utf8_lossy(folder))).as_bytes());
@@ -98,12 +100,12 @@ impl Kept {
         self.folder.join(format!("{:x}", name.finalize()))
     }
 
-    /// The kernel of `file` in this form; `None` if it is missing or damaged.
+    /// Reads the kernel of `file` in this form; returns `None` if it is missing or damaged.
     pub fn read(&self, file: &Path, form: Form) -> Option<Vec<u8>> {
         Some(kernel_of(&fs::read(file.with_extension(form.extension())).ok()?)?.to_vec())
     }
 
-    /// Keeps `kernel` as `file`, if the folder can be written.
+    /// Stores `kernel` as `file`, if the folder is writable.
     pub fn write(&self, file: &Path, form: Form, kernel: &[u8]) {
         if !self.is_writable.load(Ordering::Relaxed) {
             return;
@@ -111,14 +113,15 @@ impl Kept {
         let content = [&Sha256::digest(kernel)[..], kernel].concat();
         let file = file.with_extension(form.extension());
         if let Err(error) = self.replace(&file, &content) {
-            // Once is enough; the next process compiles again.
+            // Do not try again; the next process compiles again.
             self.is_writable.store(false, Ordering::Relaxed);
             let folder = self.folder.display();
             tracing::debug!("compiled kernels are not kept: writing to {folder} failed: {error}");
         }
     }
 
-    /// Puts `content` in place as a whole. A crash of the machine may leave a damaged file, which is replaced then.
+    /// Replaces the file atomically. A crash of the machine may leave a damaged file, which is replaced
+    /// later.
     fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         let mut temporary = NamedTempFile::new_in(&self.folder)?;
@@ -128,11 +131,11 @@ impl Kept {
     }
 }
 
-/// The version of CUDA's headers in `folder`, as in `13000`; empty if the folder has none.
+/// Returns the version of CUDA's headers in `folder`, such as `13000`; empty if the folder has none.
 fn version_of_headers(folder: &Path) -> String {
     const NAME: &str = "#define CUDART_VERSION";
     let mut start = Vec::new();
-    // It stands in the first lines of a long file.
+    // The version is in the first lines of a long file.
     if let Ok(file) = File::open(folder.join("cuda_runtime_api.h")) {
         let _ = file.take(32 << 10).read_to_end(&mut start);
     }
@@ -141,8 +144,8 @@ fn version_of_headers(folder: &Path) -> String {
     version.map_or_else(String::new, |version| version.trim().to_owned())
 }
 
-/// `source` with its variables, which are called `v` and a number, numbered in the order in which they come.
-/// Sources that become the same differ in the names of variables alone.
+/// Renumbers the variables of `source`, which are called `v` and a number, in the order of their appearance.
+/// Sources with equal results differ only in the names of variables.
 fn renumbered(source: &[u8]) -> Vec<u8> {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let is_variable = |word: &[u8]| {
@@ -152,7 +155,7 @@ fn renumbered(source: &[u8]) -> Vec<u8> {
     };
     let mut numbers = HashMap::new();
     let mut renumbered = Vec::with_capacity(source.len());
-    // Words, and what is between them.
+    // Words, and the text between them.
     for part in source.chunk_by(|a, b| is_word(a) == is_word(b)) {
         if is_variable(part) {
             let next = numbers.len();
@@ -189,9 +192,9 @@ mod tests {
         assert_eq!(kept.read(&file, Form::Ptx), None);
         kept.write(&file, Form::Ptx, b"ptx");
         assert_eq!(kept.read(&kept.file(b"source", &options), Form::Ptx).as_deref(), Some(&b"ptx"[..]));
-        // One form is not the other.
+        // The other form is missing.
         assert_eq!(kept.read(&file, Form::Cubin), None);
-        // Anything else has another name.
+        // A different compiler, source or option leads to another name.
         let newer = Kept::new(kept.folder.clone(), "13.1".to_owned());
         let others = [
             kept.file(b"source2", &options),
@@ -202,7 +205,7 @@ mod tests {
         write_headers(folder.path(), "13010");
         assert!(others.into_iter().chain([kept.file(b"source", &options)]).all(|o| o != file));
 
-        // The same headers at another place are the same.
+        // The same headers in another folder lead to the same name.
         let here = kept.file(b"source", &options);
         let moved = tempfile::tempdir().expect("a folder");
         write_headers(moved.path(), "13010");
@@ -246,14 +249,14 @@ mod tests {
         }
         kept.write(&file, Form::Cubin, b"a kernel");
         assert_eq!(kept.read(&file, Form::Cubin).as_deref(), Some(&b"a kernel"[..]));
-        // No temporary file is left.
+        // No temporary file remains.
         assert_eq!(fs::read_dir(&kept.folder).expect("the folder").count(), 1);
     }
 
     #[test]
     fn a_folder_that_cannot_be_written_costs_nothing_else() {
         let folder = tempfile::tempdir().expect("a folder");
-        // A file where the folder would be.
+        // A file in the place of the folder.
         fs::write(folder.path().join("a"), "a file").expect("a file");
         let kept = kept(folder.path());
         let file = kept.file(b"source", &[]);

@@ -1,9 +1,8 @@
-//! NVIDIA's libraries: where they are, how they are loaded, and a cache of the kernels that NVRTC compiles.
+//! NVIDIA's libraries: their locations, loading them, and a cache of the kernels that NVRTC compiles.
 //!
-//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, `libraries` loads
-//! a library so that cudarc and CubeCL find it, `nvrtc` loads the compiler, and `kernel_cache` keeps its
-//! kernels for later processes. Any program that calls [`prepare_compiler`] has that cache, tests
-//! included.
+//! [`Places`] lists the folders that may have libraries and headers. With feature `cuda`, `libraries` loads a
+//! library so that cudarc and CubeCL find it, `nvrtc` loads the compiler, and `kernel_cache` keeps its
+//! kernels for later processes. Any program that calls [`prepare_compiler`] uses that cache, including tests.
 
 #[cfg(feature = "cuda")]
 mod alias;
@@ -24,7 +23,7 @@ pub use places::reason;
 pub use places::{Lookup, Places, environment};
 
 /// Loads NVRTC with its cache of kernels, for programs that find their GPU by themselves, such as tests of
-/// kernels. Does nothing without feature `cuda`, or where there is no NVRTC.
+/// kernels. Does nothing without feature `cuda`, or if there is no NVRTC.
 pub fn prepare_compiler() {
     #[cfg(feature = "cuda")]
     {

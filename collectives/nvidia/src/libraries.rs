@@ -1,9 +1,9 @@
-//! Loading NVIDIA's libraries so that cudarc and CubeCL find them.
+//! Loads NVIDIA's libraries so that cudarc and CubeCL find them.
 //!
-//! cudarc and CubeCL ask the loader by name. The loader knows `LD_LIBRARY_PATH` and the system's folders,
-//! but not those of the CUDA toolkit or of Python packages. So a library is first asked for by name, as
-//! they will; failing that, it is looked for in the other folders and loaded from there by its path. From
-//! then on the loader knows it by the name that it has inside, which is one of those that they ask for.
+//! cudarc and CubeCL ask the loader by name. The loader knows `LD_LIBRARY_PATH` and the system's folders, but
+//! not the folders of the CUDA toolkit or of Python packages. So a library is first requested by the same
+//! names; failing that, it is searched for in the other folders and loaded from there by its path. From then
+//! on the loader knows it by its soname, which is one of the names that they ask for.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,31 +20,32 @@ pub const HEADERS: [&str; 5] =
 
 /// A library to look for.
 pub struct Wanted {
-    /// What cudarc asks for, as in `nvrtc`.
+    /// The name that cudarc asks for, such as `nvrtc`.
     pub stem: &'static str,
-    /// File names, the best first.
+    /// File names, best first.
     pub files: Vec<&'static str>,
-    /// What cudarc and CubeCL are to find in place of its own functions, once it is loaded by this name.
+    /// Returns the functions that cudarc and CubeCL find instead of the library's own, once it is loaded by
+    /// the given name.
     pub instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
-/// What was looked for in vain.
+/// A library that was not found.
 pub struct Missing {
     /// Names of its file.
     pub names: String,
-    /// Where it was looked for.
+    /// Places that were searched.
     pub places: String,
-    /// What was found, and why it is of no use.
+    /// Files that were found, and why they are unusable.
     pub failures: Vec<String>,
 }
 
-/// Loads a library, for as long as the process lives, so that cudarc and CubeCL will find it; returns where
-/// it is.
+/// Loads a library for the rest of the process's life, so that cudarc and CubeCL will find it; returns its
+/// path.
 pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // As cudarc will, and then by the other names that the loader may know. A name by which a library has
-    // been asked for is taken: where functions of ours are to be found first, cudarc's names come last.
+    // First the way cudarc will ask, and then by the other names that the loader may know. A name by which a
+    // library has been requested is taken: if functions are to be replaced, cudarc's names come last.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),
@@ -54,7 +55,7 @@ pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let by_name = by_name.into_iter().map(|name| (PathBuf::from(name), false));
     for (name, exists) in by_name.chain(by_path.map(|path| (path, true))) {
         if let Err(error) = open(&name) {
-            // That a name is unknown to the loader is the rule; that a file cannot be loaded is not.
+            // A name unknown to the loader is normal; a file that cannot be loaded is an error.
             if exists {
                 failures.push(error);
             }
@@ -69,7 +70,7 @@ pub fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     Err(Missing { names, places, failures })
 }
 
-/// Makes sure that a library which is loaded is found under one of the names that cudarc asks for.
+/// Makes a loaded library available under one of the names that cudarc asks for.
 fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     let is_known = || asked.iter().any(|name| open(Path::new(name)).is_ok());
     let Some(alias) = asked.first() else { return Ok(()) };
@@ -98,7 +99,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
 
 /// Loads a library for the rest of the process's life.
 pub(crate) fn open(name: &Path) -> Result<(), String> {
-    // SAFETY: this runs the initialisers of libraries by NVIDIA, as cudarc and CubeCL would.
+    // SAFETY: this runs the initialisers of NVIDIA's libraries, as cudarc and CubeCL would.
     match unsafe { Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
             std::mem::forget(library);
@@ -108,7 +109,7 @@ pub(crate) fn open(name: &Path) -> Result<(), String> {
     }
 }
 
-/// The file that a loaded library came from, as the kernel knows it.
+/// Returns the file that a loaded library came from, according to `/proc/self/maps`.
 pub fn loaded_from(stem: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let prefix = format!("lib{stem}.so");

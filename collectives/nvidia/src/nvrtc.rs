@@ -1,8 +1,8 @@
 //! NVRTC, NVIDIA's compiler of kernels.
 //!
-//! NVRTC opens a second library, `libnvrtc-builtins`, by its bare name when it compiles its first kernel, and
-//! has no run path to find it. Loaded from a Python package or from a toolkit that the loader does not know,
-//! NVRTC therefore compiles nothing. The loader hands out libraries that are loaded already, so the second
+//! When NVRTC compiles its first kernel, it opens a second library, `libnvrtc-builtins`, by its bare name,
+//! and has no run path to find it. Loaded from a Python package or from a toolkit that the loader does not
+//! know, NVRTC therefore cannot compile. The loader returns libraries that are already loaded, so the second
 //! library is loaded first.
 
 use std::ffi::{c_char, c_int};
@@ -15,10 +15,10 @@ use crate::kernel_cache::{self, Compiler, SUCCESS};
 use crate::libraries::{self, Missing, Wanted};
 use crate::places::{Places, environment};
 
-/// NVRTC, loaded.
+/// The loaded NVRTC library.
 #[derive(Clone, Debug)]
 pub struct Nvrtc {
-    /// Its file.
+    /// Path of its file.
     pub path: PathBuf,
     /// Major and minor version.
     pub version: Option<(u32, u32)>,
@@ -29,7 +29,7 @@ pub struct Nvrtc {
 ///
 /// # Errors
 ///
-/// Where it was looked for, or why what was found cannot compile.
+/// The places that were searched, or the reason why the NVRTC that was found cannot compile.
 pub fn load(files: Vec<&'static str>) -> Result<Nvrtc, Missing> {
     let places = Places::of_libraries(&environment);
     let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
@@ -52,24 +52,24 @@ pub fn load(files: Vec<&'static str>) -> Result<Nvrtc, Missing> {
     Ok(Nvrtc { path, version: Some((major.unsigned_abs(), minor.unsigned_abs())) })
 }
 
-/// Makes the loader know `builtins` by its bare name, from the folder of NVRTC's file if need be.
+/// Makes the loader know `builtins` by its bare name, if necessary from the folder of NVRTC's file.
 fn load_builtins(builtins: &str, nvrtc: &Path) -> bool {
     let is_known = || libraries::open(Path::new(builtins)).is_ok();
     if is_known() {
         return true;
     }
-    // The file may be a link into the folder that has both.
+    // The file may be a link into the folder that has both libraries.
     let real = nvrtc.canonicalize().ok();
     let folders = [Some(nvrtc), real.as_deref()].into_iter().flatten().filter_map(Path::parent);
     folders.into_iter().any(|folder| libraries::open(&folder.join(builtins)).is_ok()) && is_known()
 }
 
-/// Compiles a kernel of a few lines, past the cache. `headers` is a folder of CUDA's headers that the kernel
-/// includes; `None` for a kernel without headers.
+/// Compiles a kernel of a few lines, bypassing the cache. `headers` is a folder of CUDA's headers that the
+/// kernel includes; `None` for a kernel without headers.
 ///
 /// # Errors
 ///
-/// NVRTC's log, or that NVRTC is not loaded.
+/// NVRTC's log, or the fact that NVRTC is not loaded.
 pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let Some(compiler) = kernel_cache::compiler() else {
         return Err("NVRTC is not loaded".to_owned());
@@ -81,17 +81,17 @@ pub fn try_compiling(headers: Option<&Path>) -> Result<(), String> {
     let source = format!("{includes}extern \"C\" __global__ void nothing() {{}}\n\0");
     let folders = headers.into_iter().flat_map(|root| [root.to_owned(), root.join("cccl")]);
     let folders = folders.map(|folder| format!("--include-path={}\0", folder.display()));
-    // The lowest that has all of these headers' instructions; as CubeCL, a real architecture.
+    // The lowest architecture with all instructions of these headers; a real one, as CubeCL requests.
     let options: Vec<_> = ["--gpu-architecture=sm_80\0".to_owned()].into_iter().chain(folders).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr().cast::<c_char>()).collect();
     compile(compiler, &source, &options)
 }
 
-/// `source` and `options` end with a zero.
+/// Compiles `source` with `options`, which are null-terminated.
 fn compile(compiler: &Compiler, source: &str, options: &[*const c_char]) -> Result<(), String> {
     let mut program = ptr::null_mut();
-    // SAFETY: the functions are NVRTC's; the texts end with zeros and outlive the calls, and there is room
-    // for what NVRTC writes.
+    // SAFETY: the functions are NVRTC's; the texts are null-terminated and outlive the calls, and there is
+    // room for NVRTC's output.
     unsafe {
         let source = source.as_ptr().cast();
         let created = (compiler.create)(&mut program, source, ptr::null(), 0, ptr::null(), ptr::null());

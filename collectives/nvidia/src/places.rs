@@ -1,61 +1,60 @@
-//! The finder of NVIDIA's libraries and headers: the folders that may have them, besides those that the
-//! system's loader knows.
+//! Finds folders with NVIDIA's libraries and headers, in addition to those that the system's loader knows.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders to look in, besides those of the system's loader.
+/// Folders to search, in addition to those of the system's loader.
 pub struct Places {
-    /// Each place with its name for people and its folders.
+    /// Each place with its display name and its folders.
     places: Vec<(String, Vec<PathBuf>)>,
 }
 
 /// Folders of the driver's libraries on WSL, and in containers that mount them, if the loader does not know
-/// of these.
+/// them.
 const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", MOUNTED];
 
 /// The folder where Google's containers and others mount NVIDIA's libraries.
 const MOUNTED: &str = "/usr/local/nvidia/lib64";
 
-/// Where the CUDA toolkit is if no variable says.
+/// Default locations of the CUDA toolkit.
 const TOOLKITS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
 
-/// Folders of a toolkit that have libraries.
+/// Library folders of a toolkit.
 const TOOLKIT_LIBRARIES: [&str; 3] = ["lib64", "lib", "targets/x86_64-linux/lib"];
 
-/// Looks up a variable of the environment.
+/// Looks up an environment variable.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<PathBuf> + 'a;
 
-/// Looks up a variable of this process; an empty one counts as not set.
+/// Looks up an environment variable of this process; an empty one counts as unset.
 pub fn environment(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 impl Places {
-    /// Folders that may have the driver's library.
+    /// Returns the folders that may have the driver's library.
     pub fn of_driver() -> Self {
         let place = |folder: &str| (folder.to_owned(), vec![PathBuf::from(folder)]);
         Places { places: DRIVER_FOLDERS.into_iter().map(place).collect() }
     }
 
-    /// Folders that may have the libraries of the CUDA toolkit.
+    /// Returns the folders that may have the libraries of the CUDA toolkit.
     pub fn of_libraries(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"]).with_mounted()
     }
 
-    /// Folders that may have NCCL.
+    /// Returns the folders that may have NCCL.
     pub fn of_nccl(lookup: &Lookup) -> Self {
         Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"]).with_mounted()
     }
 
-    /// Folders that may have a folder `include` with CUDA's headers.
+    /// Returns the folders that may have a folder `include` with CUDA's headers.
     pub fn of_headers(lookup: &Lookup) -> Self {
         Self::new(lookup, &["", "targets/x86_64-linux"], "", &["CUDA_PATH"])
     }
 
-    /// `in_toolkit` are folders of a toolkit, `in_package` is the folder of a Python package, and `toolkits`
-    /// are variables that lead to a toolkit.
+    /// Lists the places. `in_toolkit` are folders of a toolkit, `in_package` is the folder of a Python
+    /// package, and `toolkits` are the variables that may contain the path of a toolkit.
     fn new(lookup: &Lookup, in_toolkit: &[&str], in_package: &str, toolkits: &[&str]) -> Self {
         let toolkit = |root: &Path| in_toolkit.iter().map(|folder| below(root, folder)).collect();
         let named = |name: &str, folders: &dyn Fn(&Path) -> Vec<PathBuf>| match lookup(name) {
@@ -87,24 +86,24 @@ impl Places {
         self
     }
 
-    /// All folders, in order.
+    /// Returns all folders, in order.
     pub fn folders(&self) -> impl Iterator<Item = &Path> {
         self.places.iter().flat_map(|(_, folders)| folders).map(PathBuf::as_path)
     }
 
-    /// Existing files with one of `names`, the best place first.
+    /// Returns existing files with one of `names`, from the best place first.
     pub fn files(&self, names: &[&str]) -> impl Iterator<Item = PathBuf> {
         let files = self.folders().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         files.filter(|path| path.exists())
     }
 
-    /// The names of the places, for people.
+    /// Returns the names of the places, for messages.
     pub fn names(&self) -> String {
         let names: Vec<_> = self.places.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     }
 
-    /// As [`Places::names`], after the folders of the system's loader.
+    /// Returns [`Places::names`], after the folders of the system's loader.
     pub fn names_with_loader(&self) -> String {
         let loader = match environment("LD_LIBRARY_PATH") {
             Some(path) => format!("the loader's folders (LD_LIBRARY_PATH={})", path.display()),
@@ -114,9 +113,9 @@ impl Places {
     }
 }
 
-/// The place of the installation that has `program`, the first on PATH: `folders` of the folder above its
-/// `bin`, and of those above the `bin` of what it links to. The `python3` of a virtual environment is a link
-/// in the environment's `bin`, and may itself be linked to from elsewhere, so each step counts.
+/// Returns the place of the installation with the first `program` on PATH: `folders` of the folder above its
+/// `bin`, and of those above the `bin` of each link target. The `python3` of a virtual environment is a link
+/// in the environment's `bin`, and may itself be the target of a link, so each step counts.
 fn on_path(
     lookup: &Lookup,
     program: &str,
@@ -131,14 +130,14 @@ fn on_path(
     let mut file = Some(found.clone());
     while let Some(at) = file.filter(|_| roots.len() < LINKS) {
         roots.extend(at.parent().and_then(Path::parent).map(Path::to_owned));
-        // A relative link starts from the folder that has it.
+        // A relative link starts from the folder that contains it.
         file = fs::read_link(&at).ok().and_then(|link| Some(at.parent()?.join(link)));
     }
     roots.dedup();
     (found.display().to_string(), roots.iter().flat_map(|root| folders(root)).collect())
 }
 
-/// Links from a program on PATH that are followed.
+/// Maximum number of links followed from a program on PATH.
 const LINKS: usize = 8;
 
 /// The subfolder `folder` of `root`, or `root` itself if the name is empty.
@@ -146,7 +145,7 @@ fn below(root: &Path, folder: &str) -> PathBuf {
     if folder.is_empty() { root.to_owned() } else { root.join(folder) }
 }
 
-/// The folders of packages of all Python versions below `root`.
+/// Returns the package folders of all Python versions below `root`.
 fn sites(root: &Path) -> impl Iterator<Item = PathBuf> {
     let is_python = |folder: &PathBuf| {
         folder.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python3"))
@@ -155,7 +154,7 @@ fn sites(root: &Path) -> impl Iterator<Item = PathBuf> {
     pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|site| python.join(site)))
 }
 
-/// The entries of a folder, sorted by name; none if it cannot be read.
+/// Returns the entries of a folder, sorted by name; none if it cannot be read.
 fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -163,7 +162,7 @@ fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     paths.into_iter()
 }
 
-/// Why a library could not be loaded, in the words of the system's loader, which name the file.
+/// Returns the system loader's reason why a library could not be loaded, which names the file.
 #[cfg(feature = "cuda")]
 pub fn reason(error: &libloading::Error) -> String {
     use std::error::Error;
@@ -175,8 +174,7 @@ pub fn reason(error: &libloading::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Every variable leads to the folders that its kind of installation has, in the order in which
-    /// they are told.
+    /// Every variable leads to the folders of its kind of installation, in the documented order.
     #[test]
     fn variables_lead_to_folders() {
         let root = std::env::temp_dir().join(format!("kiln-nvidia-{}", std::process::id()));
@@ -216,7 +214,7 @@ mod tests {
         assert_eq!(found(Places::of_nccl(&lookup)), expected);
         assert_eq!(found(Places::of_libraries(&lookup)), expected[1..]);
 
-        // Of the files, only those that exist; a folder of Perl is none of Python.
+        // Only existing files are returned, and a folder of Perl is not one of Python.
         let file = |folder: &str| {
             let folder = root.join(folder);
             fs::create_dir_all(&folder).expect("a folder");
@@ -234,7 +232,7 @@ mod tests {
         assert!(headers.folders().any(|folder| folder == root.join("cuda")));
         assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
 
-        // A program on PATH: its own folder, and those that it links to.
+        // A program on PATH: its own folder, and the folders that it links to.
         let venv = root.join("opt/venv");
         fs::create_dir_all(venv.join("bin")).expect("a folder");
         fs::create_dir_all(root.join("usr/bin")).expect("a folder");

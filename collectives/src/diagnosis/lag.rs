@@ -1,4 +1,4 @@
-//! Which rank the others wait for again and again.
+//! Finds a rank that the others keep waiting for.
 
 use super::witness::{Witness, flight};
 use crate::flight::{Flight, Record};
@@ -9,41 +9,40 @@ use std::collections::BTreeMap;
 pub struct Lag {
     /// The rank in the world.
     pub rank: usize,
-    /// Number of operations that it came so late to that it counts.
+    /// Number of operations for which it was late enough to count.
     pub late: usize,
-    /// Number of operations that were looked at.
+    /// Number of operations examined.
     pub operations: usize,
-    /// Seconds by which the operations would have ended sooner, all of them together, if it had come with the
-    /// others.
+    /// Seconds that all operations together would have saved if this rank had arrived with the others.
     pub seconds: f64,
-    /// The same as a share of the time that the operations and the work between them took.
+    /// `seconds` as a share of the time that the operations and the work between them took.
     pub share: f64,
 }
 
-/// A rank is reported if it costs this share of the time or more.
+/// Minimum share of the time that a reported rank costs.
 const LEAST_SHARE: f64 = 0.25;
 
-/// And this many times what any other rank costs: where all are late by turns, the machine is busy.
+/// Minimum ratio of its cost to that of any other rank. If all ranks are late in turn, the machine is busy.
 const LEAST_RATIO: f64 = 4.0;
 
-/// And if the operations took this many seconds: for less, a busy machine may have kept any rank waiting.
+/// Minimum time of the operations in seconds. In less time, a busy machine may delay any rank.
 const LEAST_TIME: f64 = 1.0;
 
-/// And if it was late this often: once may be a save, or a file that was read.
+/// Minimum number of late arrivals. One alone may be due to a save or a file read.
 const LEAST_OFTEN: usize = 3;
 
-/// An operation counts if the rank was late by this share of the time or more.
+/// Minimum lateness that counts, as a share of the time.
 const LEAST_LATE: f64 = 0.005;
 
-/// An operation: name and world ranks of its group, and its number there.
+/// Identifies an operation: name and world ranks of its group, and its number there.
 type Operation<'a> = (&'a str, &'a [usize], u64);
 
-/// How long an operation took from the moment at which a rank was ready for it.
+/// Returns the time that an operation took after a rank was ready for it.
 fn seconds(record: &Record) -> Option<f64> {
     Some(record.finished?.checked_sub(record.started?)?.as_secs_f64())
 }
 
-/// The time that the records of a rank are about.
+/// Returns the time span covered by a rank's records.
 fn span(flight: &Flight) -> Option<f64> {
     let first = flight.records.iter().find_map(|record| record.started)?;
     let last = flight.records.iter().filter_map(|record| record.finished).max()?;
@@ -51,9 +50,10 @@ fn span(flight: &Flight) -> Option<f64> {
 }
 
 impl Lag {
-    /// The rank that the others wait for again and again, if there is one; witness `i` is world rank `i`.
+    /// Returns the rank that the others keep waiting for, if there is one; witness `i` is world rank `i`.
     ///
-    /// An operation ends for all ranks at about the same time, so the rank that it took the shortest came last.
+    /// An operation ends on all ranks at about the same time, so the rank that spent the least time in it
+    /// arrived last.
     pub fn find(witnesses: &[Witness]) -> Option<Lag> {
         let flights = || (0..witnesses.len()).filter_map(|rank| flight(witnesses, rank));
         let time = flights().filter_map(span).fold(f64::INFINITY, f64::min);

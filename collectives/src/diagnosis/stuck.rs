@@ -1,4 +1,4 @@
-//! The operation that ranks wait in, as the flights of the ranks show it.
+//! Finds the operation that ranks are stuck in, from the ranks' flights.
 
 use super::witness::{GroupKey, Witness, flight, view};
 use crate::call::Call;
@@ -13,7 +13,7 @@ pub(super) struct Stuck<'a> {
 }
 
 impl<'a> Stuck<'a> {
-    /// The pending call of each rank, by rank in the group.
+    /// Returns the pending call of each rank, by rank in the group.
     pub(super) fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
         self.group
             .1
@@ -26,14 +26,14 @@ impl<'a> Stuck<'a> {
             .collect()
     }
 
-    /// World ranks that are in the operation.
+    /// Returns the world ranks that are in the operation.
     pub(super) fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
         let calls = self.calls(witnesses);
         let ranks = self.group.1.iter().zip(calls);
         ranks.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
     }
 
-    /// World ranks that answered and have not issued the operation.
+    /// Returns the world ranks that answered and have not issued the operation.
     pub(super) fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
         let has_not = |rank: &&usize| {
             flight(witnesses, **rank).is_some()
@@ -42,18 +42,18 @@ impl<'a> Stuck<'a> {
         self.group.1.iter().filter(has_not).copied().collect()
     }
 
-    /// The record that `rank` has of the operation, whether it has finished or not.
+    /// Returns `rank`'s record of the operation, finished or not.
     pub(super) fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
         let records = flight(witnesses, rank)?.records.iter();
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Seconds since each rank has entered the operation; `None` unless that is known of all.
+    /// Returns the seconds since each rank entered the operation, or `None` unless they are known of all ranks.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }
 
-    /// Seconds since `rank` has entered the operation, if that is known.
+    /// Returns the seconds since `rank` entered the operation, if known.
     fn age(&self, witnesses: &[Witness], rank: usize) -> Option<f64> {
         let pending = &view(witnesses, rank, self.group)?.pending;
         let pending = pending.iter().find(|pending| pending.sequence == self.sequence);
@@ -65,8 +65,8 @@ impl<'a> Stuck<'a> {
         pending.map(|pending| pending.seconds).or_else(recorded)
     }
 
-    /// World ranks that entered so late that the first rank had waited for them for more than half of its
-    /// time, and the seconds by which the last of them came after the first rank.
+    /// Returns the world ranks that the first rank had waited for during more than half of its time, and the
+    /// seconds between the first and the last arrival.
     pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ages = self.ages(witnesses)?;
         let age = |(_, age): &(usize, f64)| *age;
@@ -77,8 +77,8 @@ impl<'a> Stuck<'a> {
         (!late.is_empty()).then_some((late, longest - shortest))
     }
 
-    /// World ranks whose processes did not run for more than half of the time that the first rank has waited,
-    /// and the longest of these stalls in seconds.
+    /// Returns the world ranks whose processes did not run for more than half of the first rank's waiting
+    /// time, and the longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ranks = || self.group.1.iter().copied();
         let longest = ranks().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
@@ -91,7 +91,7 @@ impl<'a> Stuck<'a> {
         (!ranks.is_empty()).then(|| (ranks, seconds.into_iter().fold(0.0, f64::max)))
     }
 
-    /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
+    /// Names the operation, such as `#1085 all_gather(block 7)`, with its group unless that is the world.
     pub(super) fn name(&self, witnesses: &[Witness]) -> String {
         let pending = self.calls(witnesses).into_iter().flatten().next();
         let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
@@ -101,7 +101,7 @@ impl<'a> Stuck<'a> {
         format!("#{} {call}{}", self.sequence, self.group_suffix())
     }
 
-    /// Such as ` of group "shard"`; nothing for the world.
+    /// Returns a suffix such as ` of group "shard"`; empty for the world.
     pub(super) fn group_suffix(&self) -> String {
         match self.group.0 {
             "world" => String::new(),
@@ -110,7 +110,7 @@ impl<'a> Stuck<'a> {
     }
 }
 
-/// The operation at the end of the chain that begins with the oldest wait.
+/// Finds the operation at the end of the chain that begins with the oldest wait.
 pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
     let heads = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
     Some(follow(witnesses, oldest_first(heads).next()?))
@@ -118,7 +118,7 @@ pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
 
 /// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
 pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
-    // Later operations of a group wait for the first that any rank is still in.
+    // Later operations of a group wait for its first unfinished operation.
     let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
     loop {
         current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
@@ -136,7 +136,7 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
     }
 }
 
-/// The first pending operation of each group of a rank, with the seconds it has been waiting.
+/// Returns the first pending operation of each group of a rank, with the seconds it has been waiting.
 pub(super) fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
     let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
     groups.iter().filter_map(|group| {

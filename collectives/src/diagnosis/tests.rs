@@ -15,7 +15,8 @@ fn gather(scope: &str) -> Call {
     payload.call(Label::new(scope, Phase::Forward), 4)
 }
 
-/// A rank whose groups have each issued so much and wait in the last, if it says so.
+/// Returns a rank that is in `doing`. `groups` lists name, ranks, number of issued operations, and the call
+/// that waits as the last of them, if any.
 fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]) -> Witness {
     let group = |(name, ranks, issued, waits): &(&str, &[usize], u64, Option<Call>)| {
         let pending = waits.iter().map(|call| Pending {
@@ -45,8 +46,8 @@ fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]
     }))
 }
 
-/// A rank that has entered operation 1085 of the world `age` seconds ago, or finished it since then and waits
-/// in `next`.
+/// Returns a rank that entered operation 1085 of the world `age` seconds ago and is still in it, or has
+/// finished it and waits in `next`.
 fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     let issued = if next.is_some() { 1087 } else { 1086 };
     let call = next.clone().unwrap_or_else(|| gather("block.7"));
@@ -58,7 +59,7 @@ fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
     Witness::Answered(flight)
 }
 
-/// What a rank recorded of an operation of the world for which it was ready at `ready`.
+/// Returns a rank's record of an operation of the world for which it was ready at `ready`.
 fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record {
     Record {
         sequence,
@@ -74,7 +75,7 @@ fn record(sequence: u64, ready: Duration, finished: Option<Duration>) -> Record 
     }
 }
 
-/// Rank 0 has waited in vain for 61 s for operation 1085 of the world.
+/// Checks the verdict on operation 1085 of the world, for which rank 0 has waited in vain for 61 s.
 #[track_caller]
 fn check_wait(witnesses: &[Witness], finding: Finding, culprits: &[usize], text: &str) {
     let verdict = Verdict::of_wait(witnesses, "world", WORLD, 1085);
@@ -109,7 +110,8 @@ fn a_rank_that_never_entered_is_named_with_what_it_does() {
 
 #[test]
 fn the_chain_of_waits_is_followed_to_its_end() {
-    // 0 waits for 1 in the world; 1 waits for 3 in its shard group; 3 is in the optimizer.
+    // Rank 0 waits for rank 1 in the world; rank 1 waits for rank 3 in its shard group; rank 3 is in the
+    // optimizer.
     let shard: &[usize] = &[1, 3];
     let shard_of = |issued, call| ("shard", shard, issued, call);
     let world = |issued, call| ("world", WORLD, issued, call);
@@ -178,17 +180,17 @@ fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
     check(&[fine(0), fine(1), fine(2), fine(3)], Finding::Nothing, &[], "no rank waits for another");
 }
 
-/// It comes between the moment when another rank gives up and the moment when it is asked.
+/// The late rank arrives after another rank has given up and before that rank asks.
 #[test]
 fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
     let text = "rank 2 entered #1085 all_gather(block.7) 61 s late; ranks 0, 1, 3 had waited for it: look at \
                 what it did before, or allow more time with comm.timeout_s";
     let entered_all = [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
     check_wait(&entered_all, Finding::Late, &[2], text);
-    // Who does not know of the wait takes it for the network's fault.
+    // Without knowledge of the wait, the network seems to be at fault.
     assert_eq!(Verdict::of(&entered_all).finding, Finding::Transfer);
-    // The operation has come to its end after all. The others are in the next one, for which rank 0, which
-    // has given up, will not come; that is no fault of rank 0.
+    // The operation has finished after all. The other ranks are in the next operation, where they wait for
+    // rank 0, which has given up; rank 0 is not to blame for that.
     let gone_on = |index, age| entered(index, age, Some(gather("block.8")));
     let given_up = {
         let Witness::Answered(mut flight) = entered(0, 61.0, None) else { unreachable!() };
@@ -208,8 +210,8 @@ fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
     );
 }
 
-/// Rank 2 came to the operation when its process was continued, and has answered then. Rank 0 had answered
-/// two seconds earlier.
+/// Rank 2 entered the operation when its process was continued, and then answered. Rank 0 had answered two
+/// seconds earlier.
 #[test]
 fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
     let earlier = |index| match entered(index, 10.0, None) {
@@ -225,7 +227,7 @@ fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
     );
 }
 
-/// Stopped with their launcher, and continued a minute later.
+/// The processes were stopped with their launcher, and continued a minute later.
 #[test]
 fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
     let stopped = |witness: Witness, seconds: f64, ago: f64| {
@@ -242,7 +244,7 @@ fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
         WORLD,
         &format!("the processes of ranks 0, 1, 2, 3 {text}"),
     );
-    // One that had not come to the operation is no more to blame than the others.
+    // A rank that had not entered the operation is no more to blame than the others.
     let missing = rank(2, "data loading", &[("world", WORLD, 1085, None)]);
     check_wait(
         &[all(0), all(1), stopped(missing, 60.0, 0.2), all(3)],
@@ -250,7 +252,7 @@ fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
         WORLD,
         &format!("the processes of ranks 0, 1, 2, 3 {text}"),
     );
-    // Only one of them.
+    // Only one process was stopped.
     let in_time = |index| entered(index, 12.0, None);
     let one = stopped(entered(2, 0.1, None), 11.0, 0.1);
     check_wait(
@@ -260,7 +262,7 @@ fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
         "the process of rank 2 did not run for about 11 s, in which #1085 all_gather(block.7) was to be done: it was \
          stopped, as by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
     );
-    // Neither a short time nor one long ago explains a wait.
+    // Neither a short stall nor an old one explains a wait.
     for (seconds, ago) in [(5.0, 0.2), (60.0, 30.0)] {
         let witness = |index| stopped(entered(index, 12.0, None), seconds, ago);
         let verdict = Verdict::of_wait(&[0, 1, 2, 3].map(witness), "world", WORLD, 1085);
@@ -270,7 +272,7 @@ fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
 
 #[test]
 fn a_wait_is_judged_by_its_own_operation() {
-    // All came in time, so the transfer is slow, wherever the others are now.
+    // All ranks entered in time, so the transfer is slow, wherever the ranks are now.
     check_wait(
         &[
             entered(0, 61.0, None),
@@ -283,7 +285,7 @@ fn a_wait_is_judged_by_its_own_operation() {
         "all ranks entered #1085 all_gather(block.7), but the transfer did not finish in time: look at the \
          network, or allow more time with comm.timeout_s",
     );
-    // Who has not come at all goes before who came late.
+    // A missing rank takes precedence over a late one.
     let missing = rank(3, "data loading", &[("world", WORLD, 1085, None)]);
     check_wait(
         &[entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), missing],
@@ -336,7 +338,8 @@ fn a_wait_is_told_before_it_times_out() {
     assert_eq!(Wait::longest(&[0, 1, 2, 3].map(backward)).seconds, 0.0);
 }
 
-/// A rank that was ready for each of 20 operations so many milliseconds before it ended; 100 lie between two.
+/// Returns a rank that was ready for each of 20 operations, which end every 100 ms, `milliseconds` before its
+/// end.
 fn ready_before(index: usize, milliseconds: impl Fn(u64) -> u64) -> Witness {
     let Witness::Answered(mut flight) = waiting(index) else { unreachable!() };
     flight.records = (0..20)
@@ -359,12 +362,12 @@ fn a_rank_that_the_others_wait_for_again_and_again_lags() {
     // Late once, as after a save.
     let once = ready_before(1, |sequence| if sequence == 7 { 1 } else { 60 });
     assert_eq!(Lag::find(&[quick(0), once, quick(2), quick(3)]), None);
-    // Late by turns, as on a busy machine.
+    // Late in turn, as on a busy machine.
     let in_turn = |index: u64| {
         ready_before(index as usize, move |sequence| if sequence % 4 == index { 10 } else { 60 })
     };
     assert_eq!(Lag::find(&[0, 1, 2, 3].map(in_turn)), None);
     assert_eq!(Lag::find(&[0, 1, 2, 3].map(waiting)), None);
-    // Of an operation that one rank says nothing of, nobody knows who was last.
+    // If one rank has no records of the operations, the last to arrive is unknown.
     assert_eq!(Lag::find(&[quick(0), ready_before(1, |_| 10), quick(2), Witness::Halted]), None);
 }

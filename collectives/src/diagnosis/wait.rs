@@ -1,20 +1,21 @@
-//! Who waits for whom at this moment, before any deadline has passed.
+//! Current waits between ranks, before any deadline has passed.
 
 use super::stuck::{find_stuck, heads_of};
 use super::witness::{Moment, Witness, flight, view};
 use crate::verdict::Verdict;
 
-/// What ranks wait for at a moment at which they may still go on.
+/// The longest current wait, which may still end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wait {
-    /// Seconds since the first of the ranks that wait has issued what it waits for; 0 if none waits.
+    /// Seconds since the first waiting rank issued its operation; 0 if no rank waits.
     pub seconds: f64,
     /// The verdict if the wait does not end.
     pub verdict: Verdict,
 }
 
 impl Wait {
-    /// The longest wait of all ranks; witness `i` is world rank `i`, and all are of about the same moment.
+    /// Returns the longest wait of all ranks. Witness `i` is world rank `i`, and all witnesses date from
+    /// about the same moment.
     pub fn longest(witnesses: &[Witness]) -> Wait {
         let waits = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
         let seconds = waits.map(|(seconds, _)| seconds).fold(0.0, f64::max);
@@ -23,8 +24,8 @@ impl Wait {
     }
 }
 
-/// World ranks that `rank` waits for, ascending: they have not issued what it is in, or say nothing. Witness `i`
-/// is world rank `i`.
+/// Returns the world ranks that `rank` waits for, in ascending order: those that have not issued its
+/// operation, or did not answer. Witness `i` is world rank `i`.
 pub fn waits_for(witnesses: &[Witness], rank: usize) -> Vec<usize> {
     let mut awaited: Vec<usize> = heads_of(witnesses, rank)
         .flat_map(|(_, stuck)| {

@@ -1,19 +1,19 @@
-//! What is known of each rank when something goes wrong.
+//! Information about each rank when something goes wrong.
 
 use crate::flight::{Flight, GroupFlight};
 
-/// What is known of the time at which flights were taken.
+/// The circumstances in which flights were taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// Nothing: the flights were found in files, or each is of another moment.
+    /// Unknown: the flights were read from files, or taken at different times.
     Unknown,
     /// The ranks were asked after a wait had timed out.
     TimedOut,
-    /// The ranks were asked while they may still go on.
+    /// The ranks were asked while they may still continue.
     SoFar,
 }
 
-/// What is known of one rank.
+/// The information about one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Witness {
     /// The rank answered.
@@ -23,11 +23,11 @@ pub enum Witness {
         /// Seconds since its last message.
         seconds: f64,
     },
-    /// Its machine says that the process of the rank is stopped.
+    /// The rank's machine reports that its process is stopped.
     Halted,
     /// The rank is gone.
     Gone {
-        /// Such as `"died: its connection closed without a goodbye"`.
+        /// Reason, such as `"died: its connection closed without a goodbye"`.
         reason: String,
     },
 }
@@ -35,7 +35,7 @@ pub enum Witness {
 /// A group's name and world ranks, which identify it on every rank.
 pub(super) type GroupKey<'a> = (&'a str, &'a [usize]);
 
-/// The flight of a rank, if it answered.
+/// Returns the flight of a rank, if it answered.
 pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     match witnesses.get(rank)? {
         Witness::Answered(flight) => Some(flight),
@@ -43,7 +43,7 @@ pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     }
 }
 
-/// A rank's view of a group, if it answered and is in the group.
+/// Returns a rank's view of a group, if the rank answered and is in the group.
 pub(super) fn view<'a>(
     witnesses: &'a [Witness],
     rank: usize,

@@ -24,15 +24,15 @@ use std::time::Duration;
 /// Settings of a [`LocalGroup`].
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
-    /// Seed of random delays before and during each operation, for tests that nothing depends on timing.
-    /// Default none: no delays.
+    /// Seed of random delays before and during each operation, for tests that results do not depend on
+    /// timing. Default none: no delays.
     pub random_delay_seed: Option<u64>,
     /// Upper limit of one random delay. Default 1 ms.
     pub max_delay: Duration,
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Called with the world rank first thing on each worker thread, also on those of groups split off later.
-    /// Lets memory accounting bind threads to ranks. Default nothing.
+    /// Callback that every worker thread runs first, with its world rank, including the workers of groups
+    /// split off later. Lets memory accounting bind threads to ranks. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -47,18 +47,18 @@ impl Default for LocalOptions {
     }
 }
 
-/// Makes worlds whose ranks are threads of this process.
+/// Creates worlds whose ranks are threads of this process.
 #[derive(Debug)]
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Makes a world of `world_size` ranks named `"world"`, one communicator each, in rank order.
+    /// Creates a world of `world_size` ranks named `"world"`, one communicator each, in rank order.
     #[allow(clippy::new_ret_no_self)] // A group is its ranks.
     pub fn new(world_size: usize) -> Vec<LocalCommunicator> {
         LocalGroup::with_options(world_size, LocalOptions::default())
     }
 
-    /// Makes a world with `options`.
+    /// Creates a world with `options`.
     pub fn with_options(world_size: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
         let holds = Arc::<Holds>::default();
         let shared = |rank| {
@@ -150,7 +150,7 @@ impl Backend for LocalBackend {
         let exchange = Exchange { group: self.group(), site };
         exchange.delay_entry();
         let (deposit, target) = divide(payload, site.rank);
-        // A deposit must have been written before the peers read it.
+        // The GPU must have finished writing a deposit before the peers read it.
         #[cfg(feature = "cube")]
         if let Some(memory) = deposit.as_ref().and_then(|deposit| deposit.device())
             && let Err(reason) = device::synchronize(memory)
@@ -160,7 +160,7 @@ impl Backend for LocalBackend {
         self.group().enter(site, call, deposit)?;
         let result = exchange.run(target);
         if let Err(error) = &result {
-            // Arguments were checked, so this is a bug here; the peers must not wait for this rank.
+            // The arguments were checked, so this is a bug; the peers must not wait for this rank.
             self.crash(&error.to_string());
         }
         self.group().close(site);

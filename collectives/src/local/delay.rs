@@ -1,4 +1,4 @@
-//! Random delays, with which tests find out whether anything depends on timing.
+//! Random delays, with which tests reveal dependencies on timing.
 
 use crate::call::CallSite;
 use std::hash::{DefaultHasher, Hash, Hasher};

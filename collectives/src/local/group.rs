@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What the ranks of a group share.
+/// The state that the ranks of a group share.
 pub(super) struct Group {
     pub(super) name: Arc<str>,
     /// World rank of each rank of this group.
     pub(super) world_ranks: Vec<usize>,
     pub(super) world: Arc<World>,
     state: Arc<GroupState>,
-    /// By the number of a split: each rank's membership in its new group, until it takes it.
+    /// Each rank's membership in its new group, until the rank takes it, by the number of the split.
     memberships: Mutex<BTreeMap<u64, Vec<Option<Membership>>>>,
 }
 
@@ -40,25 +40,25 @@ impl Group {
     }
 
     /// Fails operations that not all ranks have entered. The first cause wins, except that an abort of the
-    /// world goes before its consequences: ranks that know of it leave their groups before it has reached
-    /// the others.
+    /// world takes precedence over its consequences: ranks that know of it leave their groups before it has
+    /// reached the others.
     pub(super) fn fail(&self, abort: Abort) {
         let abort = self.world.aborted().unwrap_or(abort);
         self.state.update(|state| state.fail(abort));
     }
 
-    /// Why no further operation can start.
+    /// Returns why no further operation can start, if none can.
     pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
         self.state.lock().failure.as_ref().map(|failure| failure.error(site, None))
     }
 
-    /// Notes that the worker of `rank` has stopped, perhaps in the middle of an operation.
+    /// Records that the worker of `rank` has stopped, perhaps in the middle of an operation.
     pub(super) fn crash(&self, rank: usize, reason: &str) {
         self.state.lock().crashed.get_or_insert(rank);
         self.fail(self.abort_by(rank, reason));
     }
 
-    /// Notes that `rank` has issued operation `sequence`.
+    /// Records that `rank` has issued operation `sequence`.
     pub(super) fn issued(&self, rank: usize, sequence: u64) {
         self.state.lock().issued[rank] = sequence + 1;
     }
@@ -82,10 +82,10 @@ impl Group {
         drop(self.state.wait_until(self.state.lock(), time, |state| state.failure.is_some()));
     }
 
-    /// First round: posts this rank's call and input, and waits until all ranks have.
+    /// First round: posts this rank's call and input, and waits until all ranks have posted theirs.
     ///
-    /// After `Ok`, all ranks are in and the caller must go through all rounds up to [`Group::close`], or call
-    /// [`Group::crash`].
+    /// After `Ok`, all ranks have entered and the caller must complete all rounds up to [`Group::close`], or
+    /// call [`Group::crash`].
     pub(super) fn enter(
         &self,
         site: &CallSite,
@@ -106,8 +106,9 @@ impl Group {
             self.state.notify();
         }
         loop {
-            // An operation that runs goes before a failure: all ranks must take part in it, even if the group
-            // has failed since. One that does not run yet can no longer start after a failure.
+            // A running operation takes precedence over a failure: all ranks must take part in it, even if
+            // the group has failed since. An operation that is not running yet can no longer start after a
+            // failure.
             if state.operations.get(&sequence).is_some_and(|operation| operation.runs) {
                 return Ok(());
             }
@@ -122,7 +123,7 @@ impl Group {
         }
     }
 
-    /// Compares the calls of all ranks. Only ever called on a group that has not failed.
+    /// Compares the calls of all ranks. Only called on a group that has not failed.
     fn decide(&self, state: &mut State, sequence: u64) {
         let Some(operation) = state.operations.get_mut(&sequence) else { return };
         let calls: Vec<Call> = operation.calls.iter().flatten().cloned().collect();
@@ -148,8 +149,8 @@ impl Group {
 
     /// Later rounds: posts a buffer and waits until all ranks have arrived at `round`.
     ///
-    /// Ignores a failure of the group: the operation is under way on all ranks, and each of them is at work
-    /// or has crashed.
+    /// Ignores a failure of the group: the operation is running on all ranks, and each of them is still
+    /// working or has crashed.
     pub(super) fn arrive(
         &self,
         site: &CallSite,
@@ -178,7 +179,7 @@ impl Group {
         }
     }
 
-    /// The buffers deposited in `round`, in rank order. Drop them before the next round.
+    /// Returns the buffers deposited in `round`, in rank order. Drop them before the next round.
     pub(super) fn deposits(&self, site: &CallSite, round: usize) -> Vec<Arc<Buffer>> {
         let state = self.state.lock();
         let operation = state.operations.get(&site.sequence);
@@ -186,7 +187,7 @@ impl Group {
         deposits.iter().flatten().cloned().collect()
     }
 
-    /// Takes back what this rank deposited in `round`. Unique once a later round is complete.
+    /// Takes back this rank's deposit of `round`. It is unique once a later round is complete.
     pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
         let mut state = self.state.lock();
         let deposits: &mut Deposits = &mut state.operations.get_mut(&site.sequence)?.deposits[round];
@@ -198,8 +199,8 @@ impl Group {
         lock(&self.memberships).get_mut(&site.sequence)?[site.rank].take()
     }
 
-    /// Leaves the operation; the last rank removes it. Drops the input that this rank had deposited; a result
-    /// that it has made for all stays until all have left.
+    /// Leaves the operation; the last rank removes it. Drops the input that this rank deposited; a result
+    /// that it made for all ranks stays until all have left.
     pub(super) fn close(&self, site: &CallSite) {
         let mut state = self.state.lock();
         if let Some(operation) = state.operations.get_mut(&site.sequence) {

@@ -6,13 +6,13 @@ use crate::error::{Abort, Cause};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the ranks of a group share.
+/// The state that the ranks of a group share.
 pub(super) struct State {
-    /// Operations that some ranks have entered and not all have left; at most two.
+    /// Operations that at least one rank has entered and not all have left; at most two.
     pub(super) operations: BTreeMap<u64, Operation>,
     /// Number of operations that each rank has issued.
     pub(super) issued: Vec<u64>,
-    /// Why no further operation can start.
+    /// Reason why no further operation can start.
     pub(super) failure: Option<Cause>,
     /// A rank whose worker stopped in the middle of an operation.
     pub(super) crashed: Option<usize>,
@@ -34,19 +34,19 @@ pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
 
 /// One operation of a group, while its ranks take part in it.
 ///
-/// It runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank goes
-/// on before all have arrived. A rank that arrives at a round has stopped reading the deposits of the round
-/// before, so their owners may take them back.
+/// It runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank
+/// continues before all have arrived. A rank that arrives at a round has stopped reading the deposits of the
+/// previous round, so their owners may take them back.
 pub(super) struct Operation {
     /// The call of each rank, once it has entered.
     pub(super) calls: Vec<Option<Call>>,
     /// Deposits of the first round (inputs) and of the second (partial results).
     pub(super) deposits: [Deposits; 2],
-    /// All ranks have entered, and their calls agree. This never changes back, so that all ranks act alike
+    /// True once all ranks have entered and their calls agree. It stays true, so that all ranks act alike
     /// whatever happens meanwhile.
     pub(super) runs: bool,
     /// Arrivals so far, over all ranks and rounds. No rank is ever a round ahead, so round `k` is complete
-    /// when this reaches `(k + 1) * world size`.
+    /// when the number reaches `(k + 1) * world size`.
     pub(super) arrivals: usize,
     /// Number of ranks that have left the operation.
     pub(super) closed: usize,

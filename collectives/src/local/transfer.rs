@@ -1,4 +1,4 @@
-//! How data moves between threads: every rank copies or sums straight from the buffers of its peers.
+//! Transfers between threads: every rank copies or sums straight from the buffers of its peers.
 
 #[cfg(feature = "cube")]
 use super::device;
@@ -34,12 +34,12 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// The error of a transfer that this rank cannot do.
+    /// Returns the error of a transfer that this rank cannot carry out.
     fn failed(&self, reason: &str) -> CommError {
         CommError::Aborted { site: self.site.clone(), by: self.group.abort_by(self.site.rank, reason) }
     }
 
-    /// The random delay at one `point` of the operation, if there are random delays.
+    /// Returns the random delay at one `point` of the operation, if random delays are enabled.
     fn delay(&self, point: u64) -> Option<Duration> {
         let delay = self.group.world.delay.as_ref();
         delay.map(|delay| delay.draw(self.group.world_ranks[self.site.rank], self.site, point))
@@ -59,24 +59,24 @@ impl Exchange<'_> {
         }
     }
 
-    /// The buffers that the peers have deposited in `round`.
+    /// Returns the buffers that the peers deposited in `round`.
     fn deposits(&self, round: usize) -> Vec<Arc<Buffer>> {
         self.group.deposits(self.site, round)
     }
 
-    /// Takes back what this rank has deposited in the first round, which no peer reads any more.
+    /// Takes back this rank's deposit of the first round, which no peer reads any more.
     fn take_back(&self) -> Buffer {
         self.group.take_back(self.site, 0).map_or_else(empty, Arc::unwrap_or_clone)
     }
 
-    /// Waits until all ranks have arrived at `round`, the last use of the deposits before it.
+    /// Waits until all ranks have arrived at `round` and stopped using the deposits of the previous one.
     fn arrive(&self, round: usize, deposit: Option<Arc<Buffer>>) -> Result<(), CommError> {
         self.delay_transfer(round as u64 + 1);
         self.group.arrive(self.site, round, deposit)
     }
 
-    /// Moves the data, once this rank's buffer has been deposited; `target` is the buffer that it fills. All
-    /// other ranks of the group do the same now.
+    /// Moves the data once this rank's buffer is deposited; `target` is the buffer to fill. All other ranks
+    /// of the group do the same concurrently.
     pub(super) fn run(&self, target: Option<Buffer>) -> Result<Buffer, CommError> {
         self.delay_transfer(1);
         match (self.site.operation, target) {
@@ -102,7 +102,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// All-gather into memory that all ranks read. One rank writes it; the ranks take turns.
+    /// All-gather into memory that all ranks read. One rank writes it; the ranks take turns at that.
     fn share(&self, output: &Buffer) -> Result<Buffer, CommError> {
         let leads = self.site.sequence % self.group.world_size() as u64 == self.site.rank as u64;
         let whole = leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &self.deposits(0))));
@@ -133,7 +133,7 @@ impl Exchange<'_> {
         Ok(buffer)
     }
 
-    /// Writes the deposits of `round` one after another into `output`.
+    /// Concatenates the deposits of `round` in `output`.
     fn copy_chunks(&self, output: &mut Buffer, round: usize) -> Result<(), CommError> {
         let inputs = self.deposits(round);
         #[cfg(feature = "cube")]

@@ -1,4 +1,4 @@
-//! The world that the groups of threads descend from. An abort reaches all its groups.
+//! The world that the groups of threads descend from. An abort affects all its groups.
 
 use super::delay::Delay;
 use super::state;
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 /// Name of the backend.
 pub(super) const BACKEND: &str = "local";
 
-/// The state of a group, which its ranks wait on.
+/// The state of a group, on which its ranks wait.
 pub(super) type GroupState = Monitor<state::State>;
 
-/// What all groups of one world share.
+/// The state that all groups of one world share.
 #[derive(Default)]
 pub(super) struct World {
-    /// All ranks of the world. Their recorders tell which rank holds up which.
+    /// All ranks of the world. Their recorders show which rank delays which.
     pub(super) ranks: Vec<Arc<RankShared>>,
     /// Random delays of every operation, if any.
     pub(super) delay: Option<Delay>,
@@ -57,19 +57,19 @@ impl World {
         state.groups.retain(|known| known.strong_count() > 0);
         state.groups.push(Arc::downgrade(group));
         let abort = state.abort.clone();
-        // No group is locked while the world is, because splits lock them in the other order.
+        // The lock order is group before world, because splits take them in that order.
         drop(state);
         if let Some(abort) = abort {
             group.update(|state| state.fail(abort));
         }
     }
 
-    /// Why the world was aborted, if it was.
+    /// Returns why the world was aborted, if it was.
     pub(super) fn aborted(&self) -> Option<Abort> {
         lock(&self.state).abort.clone()
     }
 
-    /// Fails all groups, and those still to be made. The first abort wins.
+    /// Fails all existing and future groups. The first abort wins.
     pub(super) fn abort(&self, abort: Abort) {
         let mut state = lock(&self.state);
         let abort = state.abort.get_or_insert(abort).clone();

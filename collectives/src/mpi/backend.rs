@@ -29,7 +29,7 @@ impl MpiBackend {
         MpiBackend { group, left: AtomicBool::new(false), runtime }
     }
 
-    /// Moves the data. All other ranks of the group do the same now.
+    /// Moves the data. All other ranks of the group do the same concurrently.
     fn transfer(&self, site: &CallSite, payload: Payload) -> Result<Buffer, CommError> {
         match payload {
             Payload::AllGather { input, mut output } => {
@@ -66,7 +66,7 @@ impl MpiBackend {
         }
     }
 
-    /// The other ranks, beginning after `rank`, so that not all ranks send to the same one first.
+    /// Returns the other ranks, beginning after `rank`, so that not all ranks send to the same peer first.
     fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let size = self.group.world_size();
         (1..size).map(move |step| (rank + step) % size)
@@ -89,8 +89,8 @@ impl MpiBackend {
         exchange(&self.group, &sends, receives);
     }
 
-    /// Sets `output` to this rank's chunk of the sum of all inputs. `lengths` are those of all chunks, in
-    /// elements. Adds in the order of ranks.
+    /// Sets `output` to this rank's chunk of the sum of all inputs, added in rank order. `lengths` has the
+    /// length of each chunk, in elements.
     fn reduce(
         &self,
         input: &Buffer,
@@ -163,7 +163,7 @@ impl Backend for MpiBackend {
         self.group.enter(site, call.problem)?;
         let result = self.transfer(site, payload);
         if let Err(error) = &result {
-            // Arguments were checked, so this is a bug here; the peers must not wait for us.
+            // The arguments were checked, so this is a bug; the peers must not wait for this rank.
             self.crash(&error.to_string());
         }
         result

@@ -1,15 +1,15 @@
-//! How long to wait between two looks at something that MPI does not notify us of.
+//! Backoff for polling when MPI gives no notification.
 
 use std::thread;
 use std::time::Duration;
 
-/// Looks that only let other threads run, before the first sleep.
+/// Polls that only yield to other threads, before the first sleep.
 const EAGER: u32 = 64;
 
-/// First sleep; doubles from look to look.
+/// First sleep; doubles with each poll.
 const SHORTEST: Duration = Duration::from_micros(20);
 
-/// Waits that grow from nothing to a limit.
+/// Waits that grow from zero to a limit.
 pub(super) struct Backoff {
     looks: u32,
     limit: Duration,
@@ -30,7 +30,7 @@ impl Backoff {
         match self.looks.checked_sub(EAGER) {
             None => thread::yield_now(),
             Some(sleeps) => {
-                // Doubling beyond 2^16 times the shortest makes no difference to any limit.
+                // More than 16 doublings make no difference to any limit.
                 let sleep = SHORTEST.saturating_mul(1 << sleeps.min(16));
                 thread::park_timeout(sleep.min(self.limit));
             }

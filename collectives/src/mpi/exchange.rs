@@ -8,21 +8,20 @@ use ::mpi::traits::{Communicator, Destination, Source};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Most bytes of one message: MPI counts with a C int.
+/// Maximum bytes of one message: MPI counts with a C int.
 const LIMIT: usize = 1 << 30;
 
-/// Longest pause between two looks at a transfer.
+/// Longest pause between polls of a transfer.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// How long a transfer may go on after its group has failed. It normally ends by itself, because all ranks
-/// take part in it.
+/// Time that a transfer may continue after its group has failed. It normally ends by itself, because all
+/// ranks take part in it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Sends and receives at the same time, and returns when all messages have arrived. Ranks are those of the
-/// group.
+/// Sends and receives concurrently, and returns when all messages have arrived. Ranks are ranks of the group.
 ///
 /// MPI cannot return a buffer that it is sending from. So if the group fails and the transfer still does not
-/// end, for example because a process is stopped, this ends the job.
+/// end, for example because a process is stopped, this function ends the job.
 pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
     let world = SimpleCommunicator::world();
     // World ranks come from MPI, so they fit.
@@ -60,7 +59,8 @@ pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(u
 fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
     let verdict = group.world.verdict();
     let verdict = verdict.map_or_else(|| "the group has failed".into(), |v| v.to_string());
-    // The call cannot return an error, because MPI still uses the buffers. Say why before the end.
+    // The function cannot return an error, because MPI still uses the buffers. Report the reason before the
+    // job ends.
     let _ = writeln!(
         std::io::stderr(),
         "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \

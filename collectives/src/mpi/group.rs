@@ -1,4 +1,4 @@
-//! A rank's view of a group. On the group's first rank, it also decides for all ranks.
+//! One rank's view of a group. On the group's first rank, it also decides for all ranks.
 
 use super::message::{Failure, Message, NewGroup, Notice, Number};
 use super::outbox::Outbox;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a rank whose wait has timed out gives the first rank to tell all ranks.
+/// Time that a rank whose wait has timed out gives the first rank to inform all ranks.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// A group of processes, seen from one of them.
@@ -26,7 +26,7 @@ pub(super) struct Group {
 
 #[derive(Default)]
 struct State {
-    /// Operations that may run and have not begun yet, with the groups that they make.
+    /// Operations that may run and have not begun, with the groups that they create.
     decided: BTreeMap<u64, Vec<NewGroup>>,
     failure: Option<Failure>,
     /// On the first rank: calls of operations that not all ranks have issued, by rank.
@@ -34,7 +34,7 @@ struct State {
 }
 
 impl Group {
-    /// Makes a group that this process is in.
+    /// Creates a group that contains this process.
     pub(super) fn new(
         number: Number,
         name: &str,
@@ -43,7 +43,7 @@ impl Group {
         outbox: &Arc<Outbox>,
         world: Arc<World>,
     ) -> Arc<Group> {
-        // Groups are made of the ranks that joined them, this one among them.
+        // A group consists of the ranks that joined it, so this rank is among them.
         let rank = world_ranks.iter().position(|rank| *rank == outbox.rank).unwrap_or_default();
         let identity = GroupRank { name: name.into(), rank, world_ranks, shared: Arc::clone(shared) };
         Arc::new(Group { number, identity, world, outbox: Arc::clone(outbox), state: Monitor::default() })
@@ -53,7 +53,7 @@ impl Group {
         self.identity.world_ranks.len()
     }
 
-    /// Tells the first rank of the group, which may be this one.
+    /// Sends `notice` to the first rank of the group, which may be this one.
     pub(super) fn tell_first(&self, notice: Notice) {
         if self.identity.rank == 0 {
             self.receive(notice);
@@ -63,7 +63,7 @@ impl Group {
         }
     }
 
-    /// Acts on a message about this group.
+    /// Handles a message about this group.
     pub(super) fn receive(&self, notice: Notice) {
         self.state.update(|state| match notice {
             Notice::Called { sequence, rank, call } => self.called(state, sequence, rank, call),
@@ -76,7 +76,7 @@ impl Group {
         });
     }
 
-    /// On the first rank: notes a call, and decides once every rank has called.
+    /// On the first rank: records a call, and decides once every rank has called.
     fn called(&self, state: &mut State, sequence: u64, rank: usize, call: Call) {
         if state.failure.is_some() {
             return;
@@ -104,14 +104,14 @@ impl Group {
     }
 
     /// On the first rank: fails the group for all ranks. The first cause wins, except that an abort of the
-    /// world goes before its consequences.
+    /// world takes precedence over its consequences.
     fn fail(&self, state: &mut State, failure: Failure) {
         if state.failure.is_some() {
             return;
         }
         let mut failure = self.world.aborted().unwrap_or(failure);
         if let Cause::Error(CommError::TimedOut { site, missing, .. }) = &mut failure.cause {
-            // An operation that is not listed here has been issued by every rank.
+            // An operation that is not in this map has been issued by every rank.
             *missing = match state.calls.get(&site.sequence) {
                 Some(calls) => (0..calls.len()).filter(|rank| calls[*rank].is_none()).collect(),
                 None => Vec::new(),
@@ -123,8 +123,8 @@ impl Group {
         state.failure = Some(failure);
     }
 
-    /// Tells the other ranks. Called with the state locked, so that all ranks hear of events in the same
-    /// order.
+    /// Sends `notice` to the other ranks. Called with the state locked, so that all ranks learn of events in
+    /// the same order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
         for rank in self.identity.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
@@ -132,7 +132,7 @@ impl Group {
         }
     }
 
-    /// Waits until the operation may run on all ranks; returns the groups that it makes.
+    /// Waits until the operation may run on all ranks; returns the groups that it creates.
     pub(super) fn enter(
         &self,
         site: &CallSite,
@@ -140,7 +140,7 @@ impl Group {
     ) -> Result<Vec<NewGroup>, CommError> {
         let mut state = self.state.lock();
         loop {
-            // A decision goes before a failure: all ranks act on it.
+            // A decision takes precedence over a failure: all ranks act on it.
             if let Some(groups) = state.decided.remove(&site.sequence) {
                 return Ok(groups);
             }
@@ -151,13 +151,13 @@ impl Group {
         }
     }
 
-    /// Why the group has failed, if it has.
+    /// Returns why the group has failed, if it has.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.state.lock().failure.clone()
     }
 
     /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
-    /// is what the flight recorders of all ranks show.
+    /// is the result of comparing the flight recorders of all ranks.
     pub(super) fn time_out(&self, site: &CallSite, waited: Duration, verdict: Verdict) -> CommError {
         let timed_out = |verdict| {
             let (site, missing, verdict) = (site.clone(), Vec::new(), Box::new(verdict));
@@ -181,8 +181,8 @@ impl Group {
         error
     }
 
-    /// Fails the group for this rank's `cause`; an abort of the world that this rank knows of wins. Returns
-    /// the cause that counts.
+    /// Fails the group with this rank's `cause`, unless this rank knows of an abort of the world. Returns the
+    /// cause that applies.
     pub(super) fn give_up(&self, cause: Cause) -> Cause {
         let failure = self.world.aborted().unwrap_or(Failure { cause, everywhere: false });
         self.tell_first(Notice::Trouble(failure.clone()));

@@ -1,4 +1,4 @@
-//! Where messages from other processes arrive, and how they reach the groups that they are about.
+//! Receives messages from other processes and hands them to the groups that they concern.
 
 use super::group::Group;
 use super::message::{Failure, Message, Notice, Number};
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a question waits for answers.
+/// Time that a question waits for answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The groups of one process, and what others have said about them.
+/// The groups of one process, and messages about groups that it has not created yet.
 ///
-/// A group may be locked while the inbox is, never the other way round: messages are handed to groups with
-/// the inbox locked, so that they arrive in order.
+/// A group may be locked while the inbox is locked, never the other way round: messages are handed to groups
+/// with the inbox locked, so that they arrive in order.
 pub(super) struct Inbox {
     pub(super) outbox: Arc<Outbox>,
     requests_made: AtomicU64,
@@ -36,9 +36,9 @@ struct State {
     goodbyes: usize,
 }
 
-/// What is known of a group's number.
+/// The state of a group's number.
 enum Entry {
-    /// Other ranks have made the group already; their messages wait until this one has.
+    /// Other ranks have created the group already; their messages wait until this rank has, too.
     Early(Vec<Notice>),
     Open(Weak<Group>),
     /// This process has left it.
@@ -50,14 +50,14 @@ impl Inbox {
         Inbox { outbox, requests_made: AtomicU64::new(0), state: Monitor::default() }
     }
 
-    /// Lets messages reach `group`, beginning with those that came early.
+    /// Delivers messages to `group`, beginning with those that arrived early.
     pub(super) fn register(&self, group: &Arc<Group>) {
         let mut state = self.state.lock();
         state.worlds.insert(group.world.number, Arc::downgrade(&group.world));
         if let Some(abort) = state.early_aborts.remove(&group.world.number) {
             group.world.learn(&abort);
         }
-        // Under the lock, and before the messages that came early: an abort from now on finds the group.
+        // Checked under the lock, and before the early messages: an abort from now on reaches the group.
         if let (0, Some(abort)) = (group.identity.rank, group.world.aborted()) {
             group.receive(Notice::Trouble(abort));
         }
@@ -69,12 +69,12 @@ impl Inbox {
         }
     }
 
-    /// Forgets a group. Messages about it that still come are ignored.
+    /// Forgets a group. Later messages about it are ignored.
     pub(super) fn close(&self, number: Number) {
         self.state.lock().groups.insert(number, Entry::Closed);
     }
 
-    /// Takes a message from another process.
+    /// Handles a message from another process.
     pub(super) fn dispatch(&self, message: Message) {
         let mut state = self.state.lock();
         match message {
@@ -147,7 +147,7 @@ impl Inbox {
         Verdict::of_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
-    /// Says goodbye and waits until all other processes have: until then they may need this one.
+    /// Says goodbye and waits until all other processes have done so: until then they may need this process.
     pub(super) fn part(&self) {
         self.outbox.post_to_others(&Message::Goodbye);
         let mut state = self.state.lock();
@@ -159,8 +159,8 @@ impl Inbox {
     }
 }
 
-/// Fails the groups of a world whose first rank this process is. Groups with another first rank hear of it
-/// from that one.
+/// Fails the groups of a world whose first rank is this process. Other groups learn of it from their own
+/// first rank.
 fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };

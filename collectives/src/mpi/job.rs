@@ -1,4 +1,4 @@
-//! A process's part in an MPI job, and the worlds that it joins.
+//! A process's membership in an MPI job, and the worlds that it joins.
 
 use super::backend::MpiBackend;
 use super::group::Group;
@@ -22,7 +22,7 @@ pub type MpiCommunicator = ProcessGroup<MpiBackend>;
 pub struct MpiOptions {
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
-    /// Called with the world rank first thing on each worker thread. Default nothing.
+    /// Callback that every worker thread runs first, with its world rank. Default none.
     pub on_worker_start: Option<WorkerStart>,
 }
 
@@ -32,13 +32,13 @@ impl Default for MpiOptions {
     }
 }
 
-/// A process's part in an MPI job. MPI is shut down when the last clone and the last communicator are
+/// A process's membership in an MPI job. MPI is shut down when the last clone and the last communicator are
 /// dropped. Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
 #[derive(Clone)]
 pub struct Mpi(Arc<Runtime>);
 
 impl Mpi {
-    /// Starts MPI. All processes of the job must do so.
+    /// Starts MPI. All processes of the job must call it.
     ///
     /// # Errors
     ///
@@ -47,19 +47,19 @@ impl Mpi {
         Ok(Mpi(Arc::new(Runtime::start()?)))
     }
 
-    /// Rank of this process.
+    /// Returns the rank of this process.
     pub fn rank(&self) -> usize {
         self.0.inbox.outbox.rank
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub fn world_size(&self) -> usize {
         self.0.inbox.outbox.size()
     }
 
-    /// Leaves the job after a failure without waiting for the other processes, which may never come. Messages
-    /// that were posted are still sent, and MPI is not shut down. The communicators are of no use afterwards.
-    /// This process has to end with an error, at which `mpirun` ends the others.
+    /// Leaves the job after a failure without waiting for the other processes, which may never arrive. Posted
+    /// messages are still sent, and MPI is not shut down. The communicators are unusable afterwards. This
+    /// process must end with an error, upon which `mpirun` ends the others.
     pub fn give_up(&self) {
         self.0.give_up();
     }

@@ -1,15 +1,15 @@
-//! The messages of the processes to each other, besides the data.
+//! The messages between processes, other than data.
 
 use crate::call::Call;
 use crate::error::Cause;
 use crate::flight::Flight;
 use serde::{Deserialize, Serialize};
 
-/// Number of a group: the same on all its ranks, and no other group has it. It is also the MPI tag of the
+/// Number of a group: the same on all its ranks, and unique to the group. It is also the MPI tag of the
 /// group's data; 0 is the tag of messages.
 pub(super) type Number = i32;
 
-/// A group that a split makes.
+/// A group that a split creates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct NewGroup {
     pub(super) number: Number,
@@ -19,13 +19,13 @@ pub(super) struct NewGroup {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// About one group: from one of its ranks to the first one, or back.
+    /// Concerns one group: from one of its ranks to the first one, or back.
     Group { number: Number, notice: Notice },
     /// All groups of a world fail.
     Abort { world: Number, failure: Failure },
     /// Asks for the receiver's flight recorder of this world.
     Question { request: u64, world: Number, from: usize },
-    /// The answer; `None` from a process that is not in the world.
+    /// Answers a question; `None` from a process that is not in the world.
     Answer { request: u64, rank: usize, flight: Option<Box<Flight>> },
     /// The sender's last message.
     Goodbye,
@@ -35,20 +35,20 @@ pub(super) enum Message {
 pub(super) enum Notice {
     /// To the first rank: the sender has issued this call.
     Called { sequence: u64, rank: usize, call: Call },
-    /// To the first rank: this group cannot go on.
+    /// To the first rank: this group cannot continue.
     Trouble(Failure),
-    /// From the first rank: all ranks have issued this operation, and their calls agree. A split makes
+    /// From the first rank: all ranks have issued this operation, and their calls agree. A split creates
     /// `groups`.
     Run { sequence: u64, groups: Vec<NewGroup> },
     /// From the first rank: the group has failed, and no further operation will run.
     Failed(Failure),
 }
 
-/// Why a group has failed.
+/// The reason why a group has failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) cause: Cause,
-    /// Whether it fails all groups of the world.
+    /// True if all groups of the world fail.
     pub(super) everywhere: bool,
 }
 

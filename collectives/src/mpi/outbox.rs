@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread::Thread;
 
-/// An encoded message, and the rank that it is for.
+/// A receiver's rank and an encoded message.
 pub(super) type Letter = (usize, Vec<u8>);
 
 /// Posts messages to the thread that sends them, and numbers worlds and groups.
@@ -15,9 +15,9 @@ pub(super) struct Outbox {
     pub(super) rank: usize,
     /// Machine of each process.
     pub(super) node_names: Vec<String>,
-    /// To the thread that sends; `None` once the outbox is closed.
+    /// Channel to the sending thread; `None` once the outbox is closed.
     letters: Mutex<Option<mpsc::Sender<Letter>>>,
-    /// The thread that listens, which is woken when answers are to be expected.
+    /// The listening thread, which is woken when answers are expected.
     listener: OnceLock<Thread>,
     worlds_made: AtomicI32,
     groups_made: AtomicI32,
@@ -35,40 +35,40 @@ impl Outbox {
         }
     }
 
-    /// Names the thread that listens for messages of other processes.
+    /// Sets the thread that listens for messages of other processes.
     pub(super) fn set_listener(&self, thread: Thread) {
-        // Set once, right after the start.
+        // Called only once, right after the start.
         let _ = self.listener.set(thread);
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub(super) fn size(&self) -> usize {
         self.node_names.len()
     }
 
-    /// Number of the next world. It is even, and the same on all processes, which make worlds in the same
-    /// order.
+    /// Returns the number of the next world. It is even, and the same on all processes, which create worlds
+    /// in the same order.
     pub(super) fn next_world(&self) -> Number {
         2 * (self.worlds_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Number of the next group whose first rank is this process. It is odd, and no other group has it.
+    /// Returns the number of the next group whose first rank is this process. It is odd and unique.
     pub(super) fn next_group(&self) -> Number {
         // Process numbers are C ints in MPI.
         let (rank, size) = (self.rank as i32, self.size() as i32);
         2 * (self.groups_made.fetch_add(1, Ordering::Relaxed) * size + rank) + 1
     }
 
-    /// Sends a message to another process. Messages of one process to another keep their order.
+    /// Sends a message to another process. Messages from one process to another keep their order.
     pub(super) fn post(&self, to: usize, message: &Message) {
         match message.encode() {
             Ok(bytes) => {
                 if let Some(letters) = &*lock(&self.letters) {
-                    // The sender ends with the process only.
+                    // The sending thread only ends with the process.
                     let _ = letters.send((to, bytes));
                 }
             }
-            // Our own types can all be encoded; if not, the peers run into their time-out.
+            // All message types can be encoded; if encoding fails nevertheless, the peers time out.
             Err(error) => tracing::error!("a message to rank {to} cannot be encoded: {error}"),
         }
         if let Some(listener) = self.listener.get() {
@@ -82,7 +82,7 @@ impl Outbox {
         }
     }
 
-    /// Takes no more messages; the sending thread ends once it has sent those before.
+    /// Stops accepting messages; the sending thread ends once it has sent all earlier ones.
     pub(super) fn close(&self) {
         *lock(&self.letters) = None;
     }

@@ -1,4 +1,4 @@
-//! MPI's start and end, and the two threads that messages need.
+//! MPI's start and shutdown, and the two message threads.
 
 use super::backoff::Backoff;
 use super::inbox::Inbox;
@@ -16,25 +16,25 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Tag of messages; data has the number of its group.
+/// Tag of messages; the tag of data is the number of its group.
 const MESSAGES: i32 = 0;
 
-/// Longest pause between two looks for messages, while none is expected.
+/// Longest pause between polls while no message is expected.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Bytes of a machine's name that the other processes are told.
+/// Maximum bytes of a machine's name sent to the other processes.
 const NAME: usize = 256;
 
-/// Longest wait for threads that may be stuck in MPI, when a process ends after a failure.
+/// Maximum wait for threads that may be stuck in MPI, when a process ends after a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why MPI could not be started.
+/// The reason why MPI could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum MpiError {
-    /// MPI can be started once per process only.
+    /// MPI can be started only once per process.
     #[error("MPI has been started in this process before; keep the first `Mpi` and clone it")]
     Started,
-    /// The library does not let several threads communicate at once.
+    /// The library does not let several threads communicate concurrently.
     #[error(
         "this MPI library grants thread level {granted}, Kiln needs Multiple; use one that is built \
          with support for threads"
@@ -55,7 +55,7 @@ pub(super) struct Runtime {
     running: Mutex<Option<Running>>,
 }
 
-/// What exists while MPI runs.
+/// The state while MPI runs.
 struct Running {
     done: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -85,8 +85,8 @@ impl Runtime {
         Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
     }
 
-    /// Sends the messages that were posted and stops, without waiting for other processes. MPI is not shut
-    /// down, because that would wait for them.
+    /// Sends the posted messages and stops without waiting for other processes. MPI is not shut down, because
+    /// that would wait for them.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
         self.inbox.outbox.close();
@@ -114,7 +114,7 @@ impl Drop for Runtime {
         self.inbox.part();
         running.tell_end();
         for thread in running.threads {
-            // A panic there has been printed; there is nobody left to tell.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
         drop(running.universe);
@@ -123,7 +123,7 @@ impl Drop for Runtime {
 
 /// Collects the name of each process's machine.
 fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
-    // Without a name a process counts as a machine of its own.
+    // A process without a machine name counts as a separate machine.
     let name = processor_name().unwrap_or_else(|_| format!("rank {}", world.rank()));
     let mut own = [0u8; NAME];
     let length = name.len().min(NAME);
@@ -133,8 +133,8 @@ fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     all.chunks(NAME).map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()).collect()
 }
 
-/// Sends letters one after another. None of them waits for long, because every process has a thread that
-/// listens.
+/// Sends messages one after another. None of them waits for long, because every process has a listening
+/// thread.
 fn send(letters: &mpsc::Receiver<Letter>) {
     let world = SimpleCommunicator::world();
     for (to, bytes) in letters {
@@ -143,7 +143,7 @@ fn send(letters: &mpsc::Receiver<Letter>) {
     }
 }
 
-/// Hands every message that arrives to `inbox`, until `done`.
+/// Hands every arriving message to `inbox`, until `done`.
 fn listen(inbox: &Inbox, done: &AtomicBool) {
     let world = SimpleCommunicator::world();
     let mut backoff = Backoff::new(PAUSE);
@@ -156,7 +156,7 @@ fn listen(inbox: &Inbox, done: &AtomicBool) {
         let (bytes, _) = found.matched_receive_vec::<u8>();
         match Message::decode(&bytes) {
             Ok(message) => inbox.dispatch(message),
-            // Only another version of this program sends such a thing.
+            // Only a different version of this program sends invalid messages.
             Err(error) => tracing::error!("a message that is none has come: {error}"),
         }
     }

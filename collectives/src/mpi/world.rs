@@ -1,4 +1,4 @@
-//! What the groups of one world share on one rank.
+//! The state that the groups of one world share on one rank.
 
 use super::message::{Failure, Number};
 use crate::backend::RankShared;
@@ -29,12 +29,13 @@ impl World {
         World { number, shared: Arc::downgrade(shared), state: Mutex::default() }
     }
 
-    /// This rank's flight recorder with its last records; `None` once the rank has left all groups.
+    /// Returns this rank's flight recorder with its last records, or `None` once the rank has left all
+    /// groups.
     pub(super) fn flight(&self) -> Option<Box<Flight>> {
         Some(self.shared.upgrade()?.short_flight(BACKEND))
     }
 
-    /// Notes an abort of the world, or the verdict of a time-out. The first abort and verdict stay.
+    /// Records an abort of the world, or the verdict of a time-out. The first of each stays.
     pub(super) fn learn(&self, failure: &Failure) {
         let mut state = lock(&self.state);
         if failure.everywhere {
@@ -45,12 +46,12 @@ impl World {
         }
     }
 
-    /// Why the world was aborted, if it was.
+    /// Returns why the world was aborted, if it was.
     pub(super) fn aborted(&self) -> Option<Failure> {
         lock(&self.state).abort.clone()
     }
 
-    /// The verdict of the first time-out.
+    /// Returns the verdict of the first time-out.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         lock(&self.state).verdict.clone()
     }

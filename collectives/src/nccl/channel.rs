@@ -1,4 +1,4 @@
-//! A rank's NCCL communicator, how operations are queued on the GPU, and those that are under way.
+//! A rank's NCCL communicator: how operations are queued on the GPU, and the queued operations.
 
 #![allow(unsafe_code)]
 
@@ -24,20 +24,20 @@ pub(super) struct Plan {
     pub(super) output: BufferBinding,
 }
 
-/// One communicator, shared by the callers, CubeCL's thread and the watching thread.
+/// One communicator, shared by the callers, CubeCL's thread and the watcher thread.
 pub(super) struct Channel {
     pub(super) gpu: Arc<Gpu>,
     /// `None` once it is aborted. Locked for each use, because NCCL's handles are not thread-safe.
     pub(super) comm: Mutex<Option<Comm>>,
     pub(super) stream: Stream,
-    /// Events of operations that are done, for later operations.
+    /// Events of completed operations, for reuse.
     pub(super) spare: Arc<Mutex<Vec<Events>>>,
     pub(super) in_flight: Monitor<InFlight>,
     pub(super) control: Arc<dyn GroupControl>,
 }
 
 impl Channel {
-    /// What NCCL says about the communicator.
+    /// Returns the state that NCCL reports for the communicator.
     pub(super) fn state(&self) -> Result<i32, NcclError> {
         let library = &self.gpu.library;
         let state = match &*lock(&self.comm) {
@@ -48,8 +48,8 @@ impl Channel {
         Ok(state)
     }
 
-    /// Frees the communicator of a rank that leaves, on which no operation is under way. Finalizes it first,
-    /// for as long as `is_sound` says that the group has not failed, and for `timeout` at most.
+    /// Frees the communicator of a rank that leaves while no operation is running. Finalizes it first, for as
+    /// long as `is_sound` returns true (the group has not failed), and for `timeout` at most.
     pub(super) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
         let library = &self.gpu.library;
         match &*lock(&self.comm) {
@@ -65,7 +65,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Ends operations under way. Later uses fail.
+    /// Ends running operations. Later uses fail.
     pub(super) fn abort(&self) {
         let comm = lock(&self.comm).take();
         if let Some(comm) = comm {
@@ -106,11 +106,11 @@ impl Channel {
             events.ready.make_wait(stream).map_err(driver("cuStreamWaitEvent"))?;
         }
         match &*lock(&self.comm) {
-            // SAFETY: the call was checked for lengths, and `Progress` holds both buffers.
+            // SAFETY: the lengths were checked for this call, and `Progress` holds both buffers.
             Some(comm) => unsafe { gpu.library.launch(comm, launch, from, to, stream)? },
             None => return Err(NcclError::aborted()),
         }
-        // The first operations connect ranks in the background, and are queued only then.
+        // The first operations connect ranks in the background, and are queued only afterwards.
         wait_for_nccl(gpu.limit, "an operation of NCCL", || self.state())?;
         // SAFETY: as above.
         unsafe { events.done.record(stream) }.map_err(driver("cuEventRecord"))?;
@@ -129,7 +129,7 @@ impl Channel {
     ) -> Result<(), NcclError> {
         self.gpu.enter()?;
         let stage = lock(&progress.stage);
-        // NCCL may still write to the memory of an operation that failed.
+        // After a failure, NCCL may still write to the operation's memory.
         let Stage::Running(events) = &*stage else { return Ok(()) };
         let mut buffers = lock(&progress.buffers);
         let mut waiting = vec![caller];
@@ -156,28 +156,28 @@ fn server_error(error: ServerError) -> NcclError {
     NcclError::Driver { call: "CubeCL", reason: error.to_string() }
 }
 
-/// Operations under way, oldest first.
+/// Operations in flight, oldest first.
 #[derive(Default)]
 pub(super) struct InFlight {
     pub(super) queue: VecDeque<QueuedOperation>,
-    /// The last operation that is done. Errors name it when no operation is under way.
+    /// The last completed operation. Errors name it when no operation is in flight.
     pub(super) last: Option<CallSite>,
-    /// The rank leaves the group.
+    /// True once the rank is leaving the group.
     pub(super) closing: bool,
 }
 
-/// An operation that is queued on the GPU or on its way there.
+/// An operation that is queued on the GPU or is being queued.
 pub(super) struct QueuedOperation {
     pub(super) site: CallSite,
     pub(super) record: RecordId,
     pub(super) issued: Instant,
-    /// How long ranks had been held by then.
+    /// Total time for which ranks had been held at that moment.
     pub(super) held_before: Duration,
     pub(super) progress: Arc<Progress>,
 }
 
-/// The stage and the memory of an operation, shared by the threads that work on it. Dropping it gives the
-/// operation's events back for later operations.
+/// The stage and the memory of an operation, shared by the threads that work on it. Dropping it returns the
+/// operation's events for reuse.
 pub(super) struct Progress {
     pub(super) stage: Mutex<Stage>,
     /// The operation's input and output. Holding them keeps their memory from being freed, reused or moved.
@@ -205,12 +205,12 @@ impl Drop for Progress {
     }
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 pub(super) enum Stage {
     /// Submitted to CubeCL's thread.
     Queued,
     /// Queued on the GPU.
     Running(Events),
-    /// It could not be queued on the GPU, for this reason.
+    /// It could not be queued on the GPU, for the reason given.
     Failed(String),
 }

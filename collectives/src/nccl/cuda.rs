@@ -1,4 +1,4 @@
-//! What NCCL needs of CUDA's driver and CubeCL does not provide: a stream of its own, and events.
+//! Parts of CUDA's driver that NCCL needs and CubeCL does not provide: a separate stream, and events.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ impl Context {
         cudarc::driver::result::init().map_err(driver("cuInit"))?;
         let device = device::get(i32::try_from(index).unwrap_or(i32::MAX));
         let device = device.map_err(driver("cuDeviceGet"))?;
-        // SAFETY: the device is one the driver has just named.
+        // SAFETY: the driver has just returned this device.
         let context = unsafe { primary_ctx::retain(device) };
         let context = context.map_err(driver("cuDevicePrimaryCtxRetain"))?;
         Ok(Context { device, context })
@@ -40,7 +40,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once. There is nothing to do about an error.
+        // SAFETY: retained once. An error cannot be handled here.
         let _ = unsafe { primary_ctx::release(self.device) };
     }
 }
@@ -54,7 +54,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Makes a stream of the highest priority, so that transfers get their few cores of the GPU beside
+    /// Creates a stream of the highest priority, so that transfers get their few cores of the GPU alongside
     /// compute. It does not synchronize with the default stream. Needs a current context.
     pub(super) fn new() -> Result<Stream, DriverError> {
         let (_, greatest) = stream::get_priority_range()?;
@@ -68,7 +68,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this is its last use. The driver completes pending work first.
+        // SAFETY: created by `new`, and this is its last use. The driver completes pending work first.
         let _ = unsafe { stream::destroy(self.0) };
     }
 }
@@ -80,7 +80,7 @@ pub(super) struct Event(CUevent);
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Needs a current context.
+    /// Creates an event. Needs a current context.
     pub(super) fn new() -> Result<Event, DriverError> {
         event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
@@ -89,15 +89,15 @@ impl Event {
     ///
     /// # Safety
     ///
-    /// The stream is alive.
+    /// The stream must be alive.
     pub(super) unsafe fn record(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the event is alive, and so is the stream, says the caller.
+        // SAFETY: the event is alive, and the caller guarantees that the stream is.
         unsafe { event::record(self.0, stream) }
     }
 
-    /// As [`Event::record`], on a stream that is alive because it is borrowed.
+    /// Like [`Event::record`], for a stream that is alive because it is borrowed.
     pub(super) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
-        // SAFETY: the stream is alive as long as it can be borrowed.
+        // SAFETY: the stream is alive while it is borrowed.
         unsafe { self.record(stream.raw()) }
     }
 
@@ -105,14 +105,14 @@ impl Event {
     ///
     /// # Safety
     ///
-    /// The stream is alive.
+    /// The stream must be alive.
     pub(super) unsafe fn make_wait(&self, stream: CUstream) -> Result<(), DriverError> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event is alive, and so is the stream, says the caller.
+        // SAFETY: the event is alive, and the caller guarantees that the stream is.
         unsafe { stream::wait_event(stream, self.0, flags) }
     }
 
-    /// Whether the stream has reached the event.
+    /// Returns whether the stream has reached the event.
     pub(super) fn has_passed(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.0) } {
@@ -125,19 +125,19 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this is its last use.
+        // SAFETY: created by `new`, and this is its last use.
         let _ = unsafe { event::destroy(self.0) };
     }
 }
 
-/// The events of one operation: `ready` when its buffers may be used, `done` when it has run.
+/// The events of one operation: `ready` when its buffers may be used, `done` when it has completed.
 pub(super) struct Events {
     pub(super) ready: Event,
     pub(super) done: Event,
 }
 
 impl Events {
-    /// Needs a current context.
+    /// Creates both events. Needs a current context.
     pub(super) fn new() -> Result<Events, DriverError> {
         Ok(Events { ready: Event::new()?, done: Event::new()? })
     }

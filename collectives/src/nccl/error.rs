@@ -1,11 +1,11 @@
-//! Why NCCL cannot be used.
+//! Reasons why NCCL cannot be used.
 
 use crate::call::list_ranks;
 use crate::error::CommError;
 use cudarc::driver::result::DriverError;
 use std::time::Duration;
 
-/// Why NCCL cannot be used.
+/// The reason why NCCL cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NcclError {
     /// There is no driver for NVIDIA GPUs, or no GPU.
@@ -14,12 +14,12 @@ pub enum NcclError {
          GPUs; install NVIDIA's driver, or choose another backend"
     )]
     NoDriver,
-    /// The machine has fewer GPUs.
+    /// The GPU's number is out of range.
     #[error("there is no GPU {index}: the driver names {count}, counted from 0")]
     NoDevice {
-        /// The number that was asked for.
+        /// Requested number.
         index: usize,
-        /// How many GPUs the machine has.
+        /// Number of GPUs of the machine.
         count: usize,
     },
     /// NCCL's library was not found.
@@ -28,11 +28,11 @@ pub enum NcclError {
          brings it"
     )]
     NoLibrary {
-        /// Names of its file.
+        /// File names that were searched for.
         names: String,
-        /// The places that were searched.
+        /// Places that were searched.
         places: String,
-        /// The loader's reason for each file that was tried.
+        /// The loader's error for each file that was tried.
         tried: String,
     },
     /// The library that was found is not NCCL, or is too old.
@@ -46,29 +46,29 @@ pub enum NcclError {
     /// A call of the driver or of CubeCL failed.
     #[error("{call} failed: {reason}")]
     Driver {
-        /// What was called.
+        /// The function.
         call: &'static str,
-        /// The reason in the words of what was called.
+        /// Its error message.
         reason: String,
     },
     /// A call of NCCL failed.
     #[error("{call} of NCCL {version} returned {code}: {text}")]
     Call {
-        /// What was called.
+        /// The function.
         call: &'static str,
         /// NCCL's code.
         code: i32,
         /// NCCL's version.
         version: String,
-        /// The reason in NCCL's words.
+        /// NCCL's error message.
         text: String,
     },
-    /// Work that NCCL does in the background did not end in time.
+    /// Background work of NCCL did not finish in time.
     #[error("{what} took longer than {waited:?}")]
     TimedOut {
-        /// What was waited for.
+        /// The work.
         what: &'static str,
-        /// For how long.
+        /// Time that was waited.
         waited: Duration,
     },
     /// Other ranks cannot use NCCL.
@@ -77,7 +77,7 @@ pub enum NcclError {
         /// Ranks of the group.
         ranks: Vec<usize>,
     },
-    /// Ranks of one process share a GPU, which NCCL cannot do.
+    /// Several threads of one process share a GPU, which NCCL does not support.
     #[error(
         "{} are threads of one process and share GPU {index}: give each a GPU of its own, or leave \
          NCCL out",
@@ -89,10 +89,10 @@ pub enum NcclError {
         /// The GPU.
         index: usize,
     },
-    /// The group has NCCL already.
+    /// NCCL is already attached to the group.
     #[error("NCCL has been added to this group before: `attach` is called once")]
     Attached,
-    /// The ranks could not agree over the group that NCCL was to be added to.
+    /// The ranks could not agree, through the group, to attach NCCL to it.
     #[error(transparent)]
     Group(#[from] CommError),
 }
@@ -102,7 +102,7 @@ impl NcclError {
         NcclError::Driver { call, reason: format!("{error:?}") }
     }
 
-    /// The communicator has been aborted, so nothing can be done with it.
+    /// Returns the error for a communicator that has been aborted and is unusable.
     pub(super) fn aborted() -> NcclError {
         let reason = "the communicator has been aborted".to_owned();
         NcclError::Driver { call: "NCCL", reason }

@@ -1,4 +1,4 @@
-//! A rank's GPU, which CubeCL runs, and how ranks connect their GPUs by NCCL.
+//! A rank's GPU, which CubeCL runs, and how ranks connect their GPUs through NCCL.
 
 use super::cuda::Context;
 use super::error::NcclError;
@@ -17,28 +17,28 @@ use std::time::{Duration, Instant};
 /// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Number of looks at NCCL that follow each other without a pause. NCCL takes some tens of microseconds to
-/// queue an operation, and the one thread that launches everything waits for that.
+/// Number of polls of NCCL without a pause between them. NCCL takes some tens of microseconds to queue an
+/// operation, and the one thread that launches everything waits for that.
 const SPINS: usize = 200;
 
-/// How long a look is followed by no more than a yield to other threads, such as NCCL's own.
+/// Time during which a poll only yields to other threads, such as NCCL's own.
 const YIELDING: Duration = Duration::from_micros(100);
 
-/// Pause between two looks at what takes longer, such as connecting.
+/// Pause between polls of slower work, such as connecting.
 const POLL: Duration = Duration::from_micros(200);
 
-/// What all communicators of a rank share.
+/// The state that all communicators of a rank share.
 pub(super) struct Gpu {
     pub(super) library: Library,
     pub(super) context: Context,
     pub(super) device: DeviceHandle<Server>,
     pub(super) id: DeviceId,
-    /// How long an operation may take.
+    /// Time limit of an operation.
     pub(super) limit: Duration,
 }
 
 impl Gpu {
-    /// Runs `task` on CubeCL's thread, after all that was submitted before, and waits for it.
+    /// Runs `task` on CubeCL's thread, after everything submitted before, and waits for it.
     pub(super) fn on_thread<R: Send>(
         &self,
         task: impl FnOnce() -> Result<R, NcclError> + Send,
@@ -53,15 +53,15 @@ impl Gpu {
         })
     }
 
-    /// Makes the GPU's context the current one of this thread.
+    /// Makes the GPU's context current on this thread.
     pub(super) fn enter(&self) -> Result<(), NcclError> {
         self.context.enter().map_err(|error| NcclError::driver("cuCtxSetCurrent", error))
     }
 
-    /// Connects all ranks of `group` by an id that its first rank makes.
+    /// Connects all ranks of `group` with an id that its first rank creates.
     pub(super) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
-        // An id of zeros tells the others that the first rank has none, so that they do not wait for it.
+        // An id of zeros means that the first rank has none, so that the others do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
         let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
         let sent = work.wait(timeout)?;
@@ -93,7 +93,7 @@ impl Gpu {
     }
 }
 
-/// Waits until `state` returns success: until NCCL has finished what it does in the background.
+/// Waits until `state` returns success, that is, until NCCL has finished its background work.
 pub(super) fn wait_for_nccl(
     timeout: Duration,
     what: &'static str,

@@ -1,4 +1,4 @@
-//! How the ranks of a group agree to use NCCL.
+//! The agreement of a group's ranks to use NCCL.
 
 use super::cuda::Context;
 use super::error::NcclError;
@@ -23,16 +23,16 @@ use std::time::Duration;
 /// Settings of [`attach`].
 #[derive(Clone, Debug)]
 pub struct NcclOptions {
-    /// Number of the GPU among those that CUDA names.
+    /// Number of the GPU, in CUDA's numbering.
     pub device: usize,
-    /// How long the ranks may take to meet. Default 5 minutes.
+    /// Time limit for the ranks to connect. Default 5 minutes.
     pub connect_timeout: Duration,
-    /// How long an operation may take, from the call to its end on the GPU. Default 10 minutes.
+    /// Time limit of an operation, from the call to its end on the GPU. Default 10 minutes.
     pub timeout: Duration,
 }
 
 impl NcclOptions {
-    /// The defaults, on this GPU.
+    /// Returns the defaults for GPU `device`.
     pub fn new(device: usize) -> NcclOptions {
         NcclOptions { device, connect_timeout: Duration::from_secs(300), timeout: Duration::from_secs(600) }
     }
@@ -43,19 +43,19 @@ pub trait ControlBackend: Backend {}
 
 impl ControlBackend for TcpBackend {}
 
-/// For a world of one rank, or of threads with a GPU each.
+/// Serves a world of one rank, or of threads with a GPU each.
 impl ControlBackend for LocalBackend {}
 
-/// Bytes of what a rank tells the others about itself: whether it is ready, its process and its GPU.
+/// Bytes that a rank sends about itself: whether it is ready, its process and its GPU.
 const IDENTITY: usize = 9;
 
-/// Adds NCCL to a group. From now on its buffers may be on a GPU, and so may those of groups split off it.
-/// Collective: every rank of `group` calls it, once.
+/// Adds NCCL to a group. From now on its buffers may be on a GPU, and so may the buffers of groups split from
+/// it. Collective: every rank of `group` must call it once.
 ///
 /// # Errors
 ///
-/// [`NcclError`] on every rank if one cannot use NCCL; on that rank with the reason. After
-/// [`NcclOptions::connect_timeout`] at the latest. The group itself goes on without NCCL.
+/// [`NcclError`] on every rank if one cannot use NCCL, with the reason on that rank. Returned after
+/// [`NcclOptions::connect_timeout`] at the latest. The group itself continues without NCCL.
 pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
     let prepared = prepare(options);
@@ -81,7 +81,7 @@ pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions)
     group.set_nccl(nccl).map_err(|_| NcclError::Attached)
 }
 
-/// Finds the library and the GPU: all that this rank can do without the others.
+/// Finds the library and the GPU: the preparation that needs no other ranks.
 fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     let count = CudaRuntime::enumerate_all_devices().len();
     if count == 0 {
@@ -98,7 +98,7 @@ fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     Ok(Gpu { library, context, device, id, limit: options.timeout })
 }
 
-/// Tells all ranks whether this one is ready and which GPU it has; returns what all ranks said.
+/// Informs all ranks whether this one is ready and which GPU it has; returns the answers of all ranks.
 fn exchange_identities(
     group: &dyn Communicator,
     is_ready: bool,

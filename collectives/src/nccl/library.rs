@@ -1,8 +1,8 @@
-//! Finding NCCL's library and calling it.
+//! Finds NCCL's library and calls it.
 //!
-//! The types are those that cudarc declares. Its loader is not used: it takes no path, and it asks the system
-//! for names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels
-//! contain no link to it under another name.
+//! The types are declared by cudarc. Its loader is not used: it accepts no path, and it asks the system for
+//! names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels contain
+//! no link to it under another name.
 
 #![allow(unsafe_code)]
 
@@ -18,17 +18,17 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Names of the library, best first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// The NCCL that [`installation`] has found.
+/// An NCCL library found by [`installation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installation {
-    /// The file, or its name if the system's loader knows where it is.
+    /// The file, or its name if the system's loader knows its location.
     pub place: String,
-    /// Such as `2.28.9`.
+    /// Version, such as `2.28.9`.
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and lets it make an id by which ranks connect. That needs
-/// neither a GPU nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and lets it create an id with which ranks connect. That
+/// needs neither a GPU nor a driver.
 ///
 /// # Errors
 ///
@@ -40,14 +40,14 @@ pub fn installation() -> Result<Installation, NcclError> {
     Ok(Installation { place: library.place, version })
 }
 
-/// What NCCL's functions return. It is a number and no enum, because a code that this program does not know
-/// would be undefined behaviour in an enum.
+/// The result type of NCCL's functions. It is a number and not an enum, because an unknown code would be
+/// undefined behaviour in an enum.
 pub(super) type Code = c_int;
 
-/// All went well.
+/// Success.
 pub(super) const SUCCESS: Code = 0;
 
-/// The call goes on in the background.
+/// The call continues in the background.
 pub(super) const IN_PROGRESS: Code = 7;
 
 /// A function of NCCL that sums.
@@ -61,15 +61,15 @@ type Reduce = unsafe extern "C" fn(
     CUstream,
 ) -> Code;
 
-/// NCCL, loaded: the functions that Kiln calls.
+/// The functions of the loaded NCCL library that Kiln calls.
 pub(super) struct Library {
-    /// Where it was found.
+    /// Location of the library.
     pub(super) place: String,
     version: c_int,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
     init_rank_config:
         unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code,
-    /// Missing before NCCL 2.18.
+    /// Absent before NCCL 2.18.
     split: Option<unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code>,
     get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
     finalize: unsafe extern "C" fn(ncclComm_t) -> Code,
@@ -89,7 +89,7 @@ pub(super) struct Library {
         ncclComm_t,
         CUstream,
     ) -> Code,
-    /// Never unloaded: NCCL has threads of its own.
+    /// Never unloaded, because NCCL runs threads.
     _loaded: &'static Loaded,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Library {
 pub(super) struct Launch {
     pub(super) kind: Kind,
     pub(super) dtype: ncclDataType_t,
-    /// Elements of the shard, or of the buffer.
+    /// Number of elements of the shard, or of the buffer.
     pub(super) count: usize,
 }
 
@@ -113,7 +113,7 @@ impl Library {
     pub(super) fn find() -> Result<Library, NcclError> {
         let (mut tried, places) = (Vec::new(), Places::of_nccl(&environment));
         for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
-            // SAFETY: NCCL's library runs nothing of note when it is loaded.
+            // SAFETY: loading NCCL's library runs no code of concern.
             match unsafe { Loaded::new(&path) } {
                 Ok(loaded) => return Library::bind(Box::leak(Box::new(loaded)), &path),
                 Err(error) => tried.push(reason(&error)),
@@ -125,9 +125,9 @@ impl Library {
 
     fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
         let place = path.display().to_string();
-        /// Gets a function by its name.
+        /// Looks up a function by its name.
         fn symbol<F: Copy>(loaded: &'static Loaded, place: &str, name: &'static str) -> Result<F, NcclError> {
-            // SAFETY: the types in `Library` are those of NCCL's header.
+            // SAFETY: the types in `Library` match NCCL's header.
             match unsafe { loaded.get::<F>(name.as_bytes()) } {
                 Ok(function) => Ok(*function),
                 Err(_) => Err(NcclError::NoSymbol { place: place.to_owned(), name }),
@@ -156,12 +156,12 @@ impl Library {
         })
     }
 
-    /// Such as `2.28.9`.
+    /// Returns the version, such as `2.28.9`.
     pub(super) fn version(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
-    /// Makes an id by which the ranks of a new group connect.
+    /// Creates an id with which the ranks of a new group connect.
     pub(super) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: it writes one id.
@@ -170,7 +170,7 @@ impl Library {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Whether communicators can be split, or the ranks of a new group have to connect anew.
+    /// Returns whether communicators can be split. Otherwise the ranks of a new group must connect anew.
     pub(super) fn can_split(&self) -> bool {
         self.split.is_some()
     }
@@ -192,7 +192,7 @@ impl Library {
         NcclError::Call { call, code: SUCCESS, version, text }
     }
 
-    /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Only if
+    /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Requires
     /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
     pub(super) fn split(&self, comm: &Comm, color: Option<usize>, key: usize) -> Result<Promise, NcclError> {
         let Some(split) = self.split else {
@@ -208,7 +208,7 @@ impl Library {
         Ok(promise)
     }
 
-    /// The state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
+    /// Returns the state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
     pub(super) fn state(&self, comm: &Comm) -> Code {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; it writes one number.
@@ -216,31 +216,31 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to complete what a communicator has sent. It is complete once [`Library::state`] is
-    /// [`SUCCESS`].
+    /// Starts to flush a communicator's operations. It is finished once [`Library::state`] is [`SUCCESS`].
     pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
         self.check("ncclCommFinalize", code)
     }
 
-    /// Frees a communicator that is finalized.
+    /// Frees a finalized communicator.
     pub(super) fn destroy(&self, comm: Comm) {
-        // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
+        // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.destroy)(comm.0) };
     }
 
-    /// Ends all operations under way and frees the communicator.
+    /// Ends all running operations and frees the communicator.
     pub(super) fn abort(&self, comm: Comm) {
-        // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
+        // SAFETY: the communicator is alive, and this is its last use. The result does not matter.
         unsafe { (self.abort)(comm.0) };
     }
 
-    /// Queues an operation that reads the memory at `from` and writes that at `to`.
+    /// Queues an operation that reads the memory at `from` and writes the memory at `to`.
     ///
     /// # Safety
     ///
-    /// Both are device memory of the size that `launch` implies, and remain so until the operation is done.
+    /// Both must be device memory of the size that `launch` implies, and stay allocated until the operation
+    /// is done.
     pub(super) unsafe fn launch(
         &self,
         comm: &Comm,
@@ -251,7 +251,7 @@ impl Library {
     ) -> Result<(), NcclError> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
         let (count, dtype, sum) = (launch.count, launch.dtype, ncclRedOp_t::ncclSum);
-        // SAFETY: the caller's promise about the memory; communicator and stream are alive.
+        // SAFETY: the caller guarantees the memory; communicator and stream are alive.
         let (name, code) = unsafe {
             match launch.kind {
                 Kind::AllGather => {
@@ -271,13 +271,13 @@ impl Library {
         self.check(name, code)
     }
 
-    /// An error unless the call is done or goes on in the background.
+    /// Returns an error unless the call has succeeded or continues in the background.
     pub(super) fn check(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL returns a string of its own, or null. Without a communicator it returns the last error
-        // of all communicators.
+        // SAFETY: NCCL returns a static string, or null. Without a communicator it returns the last error of
+        // all communicators.
         let text = unsafe {
             let text = (self.last_error)(std::ptr::null_mut());
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
@@ -287,13 +287,14 @@ impl Library {
     }
 }
 
-/// A communicator of NCCL.
+/// An NCCL communicator.
 pub(super) struct Comm(ncclComm_t);
 
-// SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+// SAFETY: NCCL's communicators may be used from any thread, one at a time.
 unsafe impl Send for Comm {}
 
-/// Where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any time.
+/// The place where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any
+/// time.
 pub(super) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
@@ -308,17 +309,17 @@ impl Promise {
     }
 }
 
-/// NCCL counts ranks and colors in C's `int`; there are never more of them.
+/// Converts a number of ranks or a color to C's `int`, in which NCCL counts them. They always fit.
 fn int(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// The version of NCCL whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, where earlier
-/// ones have padding: a library reads it unless the caller says that it is older.
+/// The NCCL version whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, where earlier
+/// versions have padding: the library reads it unless the caller declares an older version.
 const CONFIG_VERSION: u32 = 23_000;
 
-/// A configuration in which nothing blocks and all else is up to NCCL. Older libraries read fewer of the
-/// fields. Every field is named, so that this does not compile once cudarc declares another one: then
+/// Returns a non-blocking configuration that leaves everything else to NCCL. Older libraries read fewer of
+/// the fields. Every field is named, so that this does not compile once cudarc declares another one: then
 /// [`CONFIG_VERSION`] has to follow.
 fn config() -> ncclConfig_t {
     const UNSET: c_int = c_int::MIN;
@@ -350,8 +351,8 @@ fn config() -> ncclConfig_t {
 mod tests {
     use super::*;
 
-    /// NCCL 2.30.5 and later have a field in the padding behind the last one here, and read it unless the
-    /// version says that it is not there.
+    /// NCCL 2.30.5 and later have a field in the padding after the last field here, and read it unless the
+    /// version is older.
     #[test]
     fn padding_is_no_field() {
         let end = std::mem::offset_of!(ncclConfig_t, maxP2pPeers) + size_of::<c_int>();

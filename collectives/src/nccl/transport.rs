@@ -24,18 +24,18 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// NCCL on one rank of a group: it moves buffers on GPUs. The group stays in charge: it numbers and records
+/// NCCL on one rank of a group; it moves buffers on GPUs. The group stays in charge: it numbers and records
 /// the calls, and after a failure it finds the cause together with the other ranks. NCCL runs the operations.
 pub(crate) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// This rank's new group of a split.
+/// This rank's new group after a split.
 pub(crate) type SplitGroup<'a> = (Arc<dyn GroupControl>, &'a dyn Communicator);
 
 impl Nccl {
-    /// Name of the backend of a group that has NCCL.
+    /// Name of the backend of a group with NCCL.
     pub(crate) const NAME: &'static str = "nccl";
 
     /// Takes over a connected communicator.
@@ -70,7 +70,7 @@ impl Nccl {
         }
     }
 
-    /// Splits the communicator; returns that of this rank's new group.
+    /// Splits the communicator; returns the communicator of this rank's new group.
     fn split_comm(
         &self,
         new_group: Option<&SplitGroup<'_>>,
@@ -80,7 +80,7 @@ impl Nccl {
         if !gpu.library.can_split() {
             return new_group.map(|(_, group)| gpu.connect(*group, timeout)).transpose();
         }
-        // No other new group of the split has the same first rank.
+        // Each new group of the split has a different first rank.
         let color = new_group.map(|(control, _)| control.identity().world_ranks[0]);
         let key = new_group.map_or(0, |(_, group)| group.rank());
         let promise = gpu.on_thread(|| match &*lock(&channel.comm) {
@@ -98,7 +98,7 @@ impl Nccl {
         }
     }
 
-    /// What is wrong with `output`, which is on a GPU; the input is on the same GPU.
+    /// Returns why NCCL cannot process `output`, which is on the same GPU as the input, if it cannot.
     pub(crate) fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
         let here = ServiceId::of::<Server>(self.channel.gpu.id);
         let is_here = output.device().is_some_and(|memory| memory.client().service_id() == here);
@@ -113,7 +113,7 @@ impl Nccl {
             return Work::ready(Err(error));
         }
         let Some((plan, result)) = plan(payload) else {
-            // Calls are checked before.
+            // Calls are checked earlier.
             return Work::ready(Err(CommError::Invalid { site, problem: ArgumentError::NoDeviceTransport }));
         };
         let progress = Arc::new(Progress::new(&plan, &channel.spare));
@@ -131,7 +131,7 @@ impl Nccl {
             launching.control.identity().shared.recorder.started(record);
             report.set(launching.launch(server, caller, &plan));
         });
-        // Work that any thread submits later comes after this.
+        // Work that any thread submits later runs after this operation.
         channel.gpu.device.flush_queue();
 
         let channel = Arc::clone(channel);
@@ -151,8 +151,8 @@ impl Nccl {
         })
     }
 
-    /// Splits the communicator like the group, and returns that of this rank's new group. Every rank of the
-    /// group calls it, also a rank without a new group.
+    /// Splits the communicator like the group, and returns the transport of this rank's new group. Every rank
+    /// of the group calls it, even a rank without a new group.
     pub(crate) fn split(
         &self,
         site: &CallSite,
@@ -171,11 +171,11 @@ impl Nccl {
         })
     }
 
-    /// Ends operations under way and releases the GPU.
+    /// Ends running operations and releases the GPU.
     pub(crate) fn close(&self) {
         self.channel.in_flight.update(|in_flight| in_flight.closing = true);
         if let Some(watcher) = lock(&self.watcher).take() {
-            // A panic of the watcher has been printed; there is nothing else to do about it.
+            // A panic of the watcher has been printed already.
             let _ = watcher.join();
         }
     }
@@ -187,7 +187,7 @@ impl Drop for Nccl {
     }
 }
 
-/// Notes the outcome of a launch, also if it panics.
+/// Records the outcome of a launch, even if it panics.
 struct Report(Option<Arc<Progress>>);
 
 impl Report {
@@ -210,7 +210,7 @@ impl Drop for Report {
     }
 }
 
-/// The operation that NCCL is to run, and the buffer that it fills.
+/// Returns the operation for NCCL to run, and the buffer that it fills.
 fn plan(payload: Payload) -> Option<(Plan, Buffer)> {
     let (kind, input, output) = match payload {
         Payload::AllGather { input, output } => (Kind::AllGather, Some(input), output),

@@ -1,5 +1,5 @@
-//! The thread that watches the operations of a communicator: it releases those that are done, and ends those
-//! that are stuck.
+//! The thread that watches the operations of a communicator: it releases completed operations and aborts
+//! stuck ones.
 
 use super::channel::{Channel, InFlight, Stage};
 use super::cuda::Event;
@@ -7,16 +7,16 @@ use crate::sync::lock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks while operations are under way.
+/// Pause between polls while operations are in flight.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// Pause between two looks while none is.
+/// Pause between polls while none are.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// How long a rank that leaves waits for operations under way.
+/// Time that a leaving rank waits for operations in flight.
 const PARTING: Duration = Duration::from_secs(5);
 
-/// How long the GPU may take to stop aborted operations.
+/// Time limit for the GPU to stop aborted operations.
 const STOPPING: Duration = Duration::from_secs(10);
 
 /// Watches until the group fails or the rank leaves. Then it finalizes the communicator if the rank leaves
@@ -50,13 +50,13 @@ pub(super) fn run(channel: &Channel) {
     release(channel);
 }
 
-/// Whether the group is known to have failed.
+/// Returns whether the group is known to have failed.
 fn has_failed(channel: &Channel) -> bool {
     let last = channel.in_flight.lock().last.clone();
     last.is_some_and(|site| channel.control.cause(&site).is_some())
 }
 
-/// Looks once. Returns false when the group has failed.
+/// Polls once. Returns false if the group has failed.
 fn look(channel: &Channel) -> bool {
     let trouble = retire(channel).and_then(|()| channel.state().map_err(|error| error.to_string()));
     let oldest = {
@@ -87,7 +87,7 @@ fn look(channel: &Channel) -> bool {
     true
 }
 
-/// Releases the operations that are done.
+/// Releases completed operations.
 fn retire(channel: &Channel) -> Result<(), String> {
     loop {
         let mut in_flight = channel.in_flight.lock();

@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A rank that is a process of its own, connected to the others by TCP.
+/// A rank that is a separate process, connected to the others by TCP.
 pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 
 /// The backend of one rank of a group of processes.
@@ -50,7 +50,7 @@ impl TcpBackend {
         TcpBackend { world, group, identity, wire: Mutex::new(wire), ring }
     }
 
-    /// Lets the rendezvous find the cause why the call at `site` cannot go on.
+    /// Asks the rendezvous for the reason why the call at `site` cannot continue.
     fn report(&self, site: &CallSite, kind: TroubleKind) -> Cause {
         self.world.control.report(Trouble { group: self.group.clone(), site: site.clone(), kind })
     }
@@ -65,7 +65,7 @@ impl TcpBackend {
             Stop::Mismatch => self.report(site, TroubleKind::Mismatch),
             Stop::Lost { peer, left, reason } => self.report(site, TroubleKind::Lost { peer, left, reason }),
             Stop::Failed => self.failure().unwrap_or_else(|| {
-                // Only if the system cannot wait for sockets any more.
+                // Only happens if the system cannot poll sockets any more.
                 let abort = self.identity.abort("it cannot wait for its connections");
                 self.world.control.abort(abort.clone());
                 self.failure().unwrap_or(Cause::Abort(abort))
@@ -106,7 +106,7 @@ impl TcpBackend {
         }
     }
 
-    /// Fails a call before it enters the operation, if the group has failed or its arguments are wrong.
+    /// Fails a call before it enters the operation, if the group has failed or the arguments are invalid.
     fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
         // This rank has not entered the operation, so it cannot have completed on any rank.
         if let Some(cause) = self.failure() {
@@ -123,7 +123,7 @@ impl TcpBackend {
         wire.begin(site.sequence, digest(call, self.ring));
         let mut transfer = Transfer { wire: &mut wire, rank: site.rank, ring: false };
         let Some(SplitKey { color, key }) = call.split_key else { return Err(Stop::Mismatch) };
-        // No color is a number that no color can be.
+        // `u64::MAX` means no color; colors have 32 bits.
         let words = [color.map_or(u64::MAX, u64::from), key as u64, hash(&call.label.scope)];
         let own: [u8; REQUEST] = bytemuck::cast(words.map(u64::to_le));
         let chunks = equal_chunks(REQUEST, self.group.ranks.len());
@@ -228,14 +228,14 @@ fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
     number_nodes(group.ranks.iter().map(|rank| world.ranks[*rank].node.as_str()))
 }
 
-/// Whether direct transfers would send the same bytes more than once over a link between machines. That is so
-/// if there are several machines, and several ranks on one of them.
+/// Returns whether direct transfers would send the same bytes more than once over a link between machines.
+/// That is so if there are several machines, and several ranks on one of them.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines
 }
 
-/// Bytes of what ranks exchange in a split: color, key and a hash of the name.
+/// Bytes that a rank contributes to a split: color, key and a hash of the name.
 const REQUEST: usize = 24;
 
 /// Hashes everything that ranks must agree on before data moves.
@@ -245,7 +245,7 @@ fn digest(call: &Call, ring: bool) -> u64 {
     hash(&(call.operation, call.dtype, call.count, call.location, call.root, scope, ring))
 }
 
-/// The same in every process of a job.
+/// Hashes `value`, with the same result in every process of a job.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

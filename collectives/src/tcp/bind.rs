@@ -1,14 +1,14 @@
-//! Opening the port of the rendezvous: the one that all ranks are told, or one near it.
+//! Opens the port of the rendezvous: the port that all ranks are given, or one near it.
 
 use super::options::{JoinError, JoinOptions, PAUSE};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Ports tried after a port that belongs to another program.
+/// Number of ports tried after a port that belongs to another program.
 const SHARED_PORT_TRIES: u16 = 16;
 
-/// How long a rank tries to open a port that an earlier run may be about to release.
+/// Time for which a rank retries a port that an earlier run may be about to release.
 pub(super) const BIND_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the first free port of those that the other ranks try.
@@ -43,7 +43,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports_of_rendezvous(options) {
         for host in hosts {
-            // A name may resolve to an address that only other machines know this one by.
+            // A name may resolve to an address by which only other machines know this one.
             let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrNotAvailable => {
                     TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
@@ -59,7 +59,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     Err(failure)
 }
 
-/// The ports that the rendezvous may listen at.
+/// Returns the ports at which the rendezvous may listen.
 pub(super) fn ports_of_rendezvous(options: &JoinOptions) -> Vec<u16> {
     if options.shared_port {
         (1..=SHARED_PORT_TRIES).filter_map(|offset| options.port.checked_add(offset)).collect()
@@ -68,7 +68,7 @@ pub(super) fn ports_of_rendezvous(options: &JoinOptions) -> Vec<u16> {
     }
 }
 
-/// The addresses of a host, each once.
+/// Returns the distinct addresses of a host.
 pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     for address in (host, port).to_socket_addrs()? {
@@ -83,7 +83,7 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 mod tests {
     use super::*;
 
-    /// As in a restart, when the former life has not ended yet.
+    /// As in a restart, when the previous process of the run has not ended yet.
     #[test]
     fn ports_that_are_given_back_are_waited_for() {
         let options = JoinOptions::new(1, 2, "127.0.0.1", 1);
@@ -94,7 +94,7 @@ mod tests {
             None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
         });
         listened.unwrap().unwrap();
-        // Not for other reasons, and not for ever.
+        // Other errors are not retried, and neither are taken ports for ever.
         for (kind, patience) in
             [(io::ErrorKind::PermissionDenied, patience), (io::ErrorKind::AddrInUse, Duration::ZERO)]
         {

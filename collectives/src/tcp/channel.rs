@@ -6,14 +6,14 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// A connection after its handshake. Its two halves may go to different threads.
+/// A connection after its handshake. Different threads may use its two halves.
 pub(super) struct Channel {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
 }
 
 impl Channel {
-    /// `keys` are the key for what this side sends and the key for what it receives.
+    /// Creates a channel. `keys` are this side's sending key and receiving key.
     pub(super) fn new(stream: Arc<TcpStream>, seal: Seal, keys: [&Key; 2]) -> Channel {
         let [sending, receiving] = keys;
         Channel {
@@ -26,7 +26,7 @@ impl Channel {
         }
     }
 
-    /// The connection itself, for its settings.
+    /// Returns the underlying connection, for its settings.
     pub(super) fn stream(&self) -> &Arc<TcpStream> {
         &self.reader.stream
     }
@@ -63,7 +63,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Sends a whole message, or gives it up after the socket's time limit. A sealed connection takes no
+    /// Sends a whole message, or gives up after the socket's time limit. A sealed connection accepts no
     /// messages after that, because part of a record may have been sent.
     pub(super) fn deliver(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_broken {

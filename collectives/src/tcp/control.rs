@@ -1,5 +1,5 @@
-//! A rank's side of the rendezvous: it says that it is alive, answers questions, and learns when a group or
-//! the world has failed.
+//! A rank's side of the rendezvous: it sends heartbeats, answers questions, and learns when a group or the
+//! world has failed.
 
 use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, FrameError, MESSAGE_LIMIT};
@@ -21,21 +21,21 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for the rendezvous to find the cause of a trouble: it asks the others for
-/// at most twice [`GRACE`], once about a lost connection and once about this.
+/// Time that a rank waits for the rendezvous to find the cause of a trouble. The rendezvous asks the other
+/// ranks for at most twice [`GRACE`]: once about a lost connection and once about this trouble.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// How long the rendezvous may be silent before it counts as gone. It sends a message once per [`HEARTBEAT`].
+/// Silence of the rendezvous after which it counts as gone. It sends a message once per [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// How long a rank that is asked about an operation waits for its own caller to issue it.
+/// Time that a rank, asked about an operation, waits for its own caller to issue it.
 const ISSUE_WAIT: Duration = Duration::from_secs(1);
 
 /// One rank's connection to the rendezvous, shared by all its groups.
 pub(super) struct Control {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
-    /// On rank 0. Dropped last: the others may still need it.
+    /// The rendezvous, on rank 0. Dropped last: the other ranks may still need it.
     rendezvous: Option<Rendezvous>,
 }
 
@@ -45,25 +45,25 @@ struct Inner {
     writer: Mutex<Writer>,
     /// Notified when a group or the world fails, and when the rank leaves.
     state: Monitor<State>,
-    /// The caller has issued an operation.
+    /// Notified when the caller has issued an operation.
     issued: Condvar,
 }
 
 struct State {
-    /// The first failure of all, of the world or of a group.
+    /// The first failure of the world or of any group.
     first: Option<Cause>,
     world: Option<Cause>,
     groups: HashMap<GroupNumber, Cause>,
     /// Workers to wake when their group fails.
     wakers: Vec<(GroupNumber, Weak<Waker>)>,
     heard: Instant,
-    /// Watches the thread that says that this rank is alive.
+    /// Monitors the heartbeat thread.
     stalls: StallDetector,
     closing: bool,
 }
 
 impl Control {
-    /// Takes over a connection on which this rank has just been told the session.
+    /// Takes over a connection on which this rank has just received the session.
     pub(super) fn start(
         channel: Channel,
         shared: Arc<RankShared>,
@@ -105,13 +105,13 @@ impl Control {
         }
     }
 
-    /// Why `group` can no longer be used.
+    /// Returns why `group` can no longer be used, if it cannot.
     pub(super) fn cause(&self, group: GroupNumber) -> Option<Cause> {
         let state = self.inner.state.lock();
         state.groups.get(&group).or(state.world.as_ref()).cloned()
     }
 
-    /// The verdict of all ranks together, if there is one.
+    /// Returns the verdict of all ranks together, if there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let state = self.inner.state.lock();
         let causes = state.world.iter().chain(state.groups.values());
@@ -127,19 +127,19 @@ impl Control {
         self.inner.fail(Some(group), Cause::Abort(abort));
     }
 
-    /// Fails the world on this rank and tells the others.
+    /// Fails the world on this rank and informs the others.
     pub(super) fn abort(&self, abort: Abort) {
         self.inner.fail(None, Cause::Abort(abort.clone()));
         self.inner.send(&ToRendezvous::Abort(abort));
     }
 
-    /// Notes that this rank is held, or no longer, and tells the others.
+    /// Records whether this rank is held, and informs the others.
     pub(super) fn hold(&self, is_held: bool) {
         self.inner.shared.holds.set(self.inner.shared.world_rank, is_held);
         self.inner.send(&ToRendezvous::Hold(is_held));
     }
 
-    /// Reports a trouble and returns the cause that the rendezvous has found.
+    /// Reports a trouble and returns the cause found by the rendezvous.
     pub(super) fn report(&self, trouble: Trouble) -> Cause {
         let (group, asked) = (trouble.group.number, Instant::now());
         if let Some(cause) = self.cause(group) {
@@ -165,7 +165,7 @@ impl Control {
         cause
     }
 
-    /// The cause when the rendezvous itself is silent.
+    /// Returns the cause of failure when the rendezvous itself is silent.
     fn no_answer(&self, trouble: &Trouble, waited: Duration, silent: Duration) -> Cause {
         let CallSite { sequence, operation, label, .. } = &trouble.site;
         let text = format!(
@@ -180,18 +180,18 @@ impl Control {
         Cause::Error(CommError::TimedOut { site: trouble.site.clone(), waited, missing, verdict })
     }
 
-    /// How to ask all ranks what they are doing: on rank 0.
+    /// On rank 0, returns a function that asks all ranks what they are doing.
     pub(super) fn ask_all(&self) -> Option<AskAll> {
         self.rendezvous.as_ref().map(Rendezvous::ask_all)
     }
 
-    /// Notes that the caller has issued another operation, for questions that wait for it.
+    /// Records that the caller has issued another operation, for questions that wait for it.
     pub(super) fn issued(&self) {
         self.inner.issued.notify_all();
     }
 }
 
-/// A time as messages show it.
+/// Rounds a time to whole milliseconds, for messages.
 fn whole_ms(time: Duration) -> Duration {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
@@ -203,7 +203,7 @@ impl Drop for Control {
         // The goodbye is still delivered, and the reading thread wakes up.
         let _ = lock(&self.inner.writer).stream.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
-            // A panic there has been printed; there is nobody left to tell.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
@@ -218,14 +218,14 @@ impl Inner {
         }
     }
 
-    /// Notes a failure, unless an earlier one is known, and wakes everyone.
+    /// Records a failure, unless an earlier one is known, and wakes all waiting threads.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         let mut state = self.state.lock();
         state.first.get_or_insert_with(|| cause.clone());
         match group {
             None => _ = state.world.get_or_insert(cause),
             Some(number) => {
-                // An abort of the world goes before its consequences in single groups.
+                // An abort of the world takes precedence over its consequences in single groups.
                 let cause = state.world.clone().unwrap_or(cause);
                 state.groups.entry(number).or_insert(cause);
             }
@@ -288,8 +288,8 @@ impl Inner {
         self.send(&ToRendezvous::Report { request, flight });
     }
 
-    /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in the group:
-    /// a rank that is only a little behind is not missing.
+    /// Waits briefly for the caller to issue operation `sequence` of `group`, if this rank is in the group: a
+    /// rank that is only a little behind is not missing.
     fn wait_until_issued(&self, group: &GroupName, sequence: u64) {
         let until = Instant::now() + ISSUE_WAIT;
         loop {

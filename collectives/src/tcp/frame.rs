@@ -1,16 +1,16 @@
 //! Messages as frames: four bytes of length, then bincode.
 //!
-//! A frame may come from anyone. So its length is checked before memory is allocated, and the decoder counts
-//! the lengths inside of it against the same limit.
+//! A frame may come from anyone. Therefore its length is checked before memory is allocated, and the decoder
+//! counts the lengths inside it against the same limit.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 
-/// Most bytes of a frame before its sender has proved that it belongs to the job.
+/// Maximum bytes of a frame before its sender has proved that it belongs to the job.
 pub(super) const HANDSHAKE_LIMIT: usize = 1024;
 
-/// Most bytes of any frame.
+/// Maximum bytes of any frame.
 pub(super) const MESSAGE_LIMIT: usize = 4 << 20;
 
 const CONFIG: bincode::config::Configuration<
@@ -19,18 +19,18 @@ const CONFIG: bincode::config::Configuration<
     bincode::config::Limit<MESSAGE_LIMIT>,
 > = bincode::config::standard().with_limit::<MESSAGE_LIMIT>();
 
-/// Why a frame could not be read or written.
+/// The reason why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// It is longer than its sender may send.
+    /// The frame is longer than its sender may send.
     #[error("a frame of {length} bytes, where at most {limit} are allowed")]
     TooLong {
-        /// The length that it claims or needs.
+        /// The length in its header, or the length needed.
         length: usize,
-        /// The longest that is allowed.
+        /// The maximum length.
         limit: usize,
     },
-    /// Its content is not the expected message.
+    /// The content is not the expected message.
     #[error("a frame that is no message: {0}")]
     Garbage(String),
     /// The connection failed or ended.
@@ -38,7 +38,7 @@ pub enum FrameError {
     Io(#[from] io::Error),
 }
 
-/// Says what happened to a connection, as a sentence about the other side.
+/// Describes the end of a connection as a sentence about the other side.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
@@ -56,12 +56,12 @@ pub fn encode<T: Serialize>(message: &T, limit: usize) -> Result<Vec<u8>, FrameE
     if length > limit {
         return Err(FrameError::TooLong { length, limit });
     }
-    // Fits: limits are far below 4 GiB.
+    // The length fits: limits are far below 4 GiB.
     frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(frame)
 }
 
-/// Decodes the content of a frame, all of it.
+/// Decodes the whole content of a frame.
 pub fn decode<T: DeserializeOwned>(content: &[u8]) -> Result<T, FrameError> {
     let (message, used) = bincode::serde::decode_from_slice(content, CONFIG)
         .map_err(|error| FrameError::Garbage(error.to_string()))?;
@@ -117,7 +117,7 @@ mod tests {
         Trouble { group, site, kind }
     }
 
-    /// A frame of every kind that carries something.
+    /// Returns a frame of every kind that has contents.
     fn genuine() -> Vec<Vec<u8>> {
         let call = Call::barrier(Label::new("step", Phase::Loss));
         let calls = vec![Some(call), None];
@@ -160,7 +160,7 @@ mod tests {
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
-    /// Decodes `bytes` as everything that is ever expected.
+    /// Decodes `bytes` as every expected type.
     fn decode_all(bytes: &[u8]) {
         let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
         let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);
@@ -173,8 +173,8 @@ mod tests {
         }
     }
 
-    /// Throws `cases` inputs at the decoders: noise, and genuine frames with a few bytes changed,
-    /// cut off or inserted.
+    /// Feeds `cases` inputs to the decoders: noise, and genuine frames with a few bytes changed, cut off or
+    /// inserted.
     fn fuzz(cases: u32) {
         let noise = proptest::collection::vec(any::<u8>(), 0..300);
         let edit = (any::<prop::sample::Index>(), any::<u8>(), 0..3u8);
@@ -214,8 +214,7 @@ mod tests {
         fuzz(5_000);
     }
 
-    /// A million inputs under a limit on memory: an allocation driven by a claimed length would
-    /// end the process.
+    /// A million inputs under a memory limit: an allocation driven by a claimed length would end the process.
     #[test]
     #[ignore = "takes minutes: cargo test --release -p kiln-collectives --lib -- --ignored fuzz"]
     fn fuzz_a_million_frames() {

@@ -1,10 +1,10 @@
 //! Authentication: both sides of a connection prove that they know the job's secret before they send anything
 //! else.
 //!
-//! The accepting side sends a nonce. The calling side answers with its claim, a nonce of its own and a keyed
-//! hash (HMAC-SHA-256) over all three. The accepting side answers with a hash over the same. Nonces are
-//! fresh, so a recorded handshake proves nothing. Later traffic is sealed as the claim says, with keys that
-//! are derived from the same messages (see `seal`).
+//! The accepting side sends a nonce. The calling side answers with its claim, its own nonce and a keyed hash
+//! (HMAC-SHA-256) over all three. The accepting side answers with a hash over the same. Nonces are fresh, so
+//! a recorded handshake proves nothing. Later traffic is sealed as the claim says, with keys that are derived
+//! from the same messages (see `seal`).
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
@@ -20,17 +20,17 @@ use std::time::{Duration, Instant};
 /// Version of the protocol. It changes whenever messages do.
 const VERSION: u32 = 7;
 
-/// How long a caller may take to authenticate itself, however slowly its bytes arrive. It is long, because a
+/// Time limit for a caller to authenticate itself, however slowly its bytes arrive. It is long, because a
 /// genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are closed
 /// earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Longest name of a job or a machine, in bytes.
+/// Maximum length of the name of a job or a machine, in bytes.
 const NAME_LIMIT: usize = 256;
 
 type Nonce = [u8; 32];
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Purpose {
     /// Between a rank and the rendezvous.
@@ -39,28 +39,28 @@ pub(super) enum Purpose {
         world_size: usize,
         /// Machine of the caller.
         node: String,
-        /// The port that the caller was told, if it belongs to another program and the ranks meet near it,
-        /// where ranks of other jobs may meet as well.
+        /// The port that the caller was given, if another program owns it and the ranks meet near it, where
+        /// ranks of other jobs may meet as well.
         near: Option<u16>,
-        /// The port that the caller listens at for other ranks.
+        /// The port on which the caller listens for other ranks.
         port: u16,
     },
     /// Between two ranks of a group.
     Data {
-        /// Number drawn by the rendezvous for this run.
+        /// Random number of this run, drawn by the rendezvous.
         session: u64,
         /// Number of the group.
         group: u64,
     },
 }
 
-/// What the calling side claims to be.
+/// The identity that the calling side claims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) job: String,
     /// World rank.
     pub(super) rank: usize,
-    /// What protects the connection after the handshake.
+    /// Protection of the connection after the handshake.
     pub(super) seal: Seal,
     pub(super) purpose: Purpose,
 }
@@ -86,24 +86,25 @@ struct Answer {
     hash: [u8; 32],
 }
 
-/// Why a caller that knows the secret is refused.
+/// The reason why a caller that knows the secret is refused.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) reason: String,
-    /// Whether a later call may be accepted.
+    /// True if a later call may be accepted.
     pub(super) retry: bool,
 }
 
-/// Why a handshake failed.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The other side sent something else.
+    /// The other side sent an unexpected message.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The other side speaks another version.
+    /// The other side uses another protocol version.
     #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
     Version(u32),
-    /// The other side sent a wrong hash or hung up on this side's hash, so it does not know the secret.
+    /// The other side sent a wrong hash, or closed the connection after this side's hash, so it does not know
+    /// the secret.
     #[error("it does not know this job's secret")]
     Secret,
     /// A caller that claims to be this rank does not know the secret.
@@ -112,7 +113,7 @@ pub(super) enum HandshakeError {
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
     Name(String),
-    /// The other side refuses.
+    /// The other side refused.
     #[error("{}", .0.reason)]
     Refused(Refusal),
 }
@@ -144,7 +145,7 @@ pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller,
 }
 
 impl Caller {
-    /// The address that the call comes from.
+    /// Returns the address of the caller.
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
@@ -171,13 +172,13 @@ impl Caller {
     }
 }
 
-/// How long the calling side waits.
+/// Time limits of the calling side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// For the first message of the other side, which may be another program that sends nothing.
+    /// Limit for the first message of the other side, which may be another program that sends nothing.
     pub(super) hello: Duration,
-    /// For the answer to the proof. A caller that gives up here leaves the other side with a connection that
-    /// it takes for accepted, so this limit is better too long than too short.
+    /// Limit for the answer to the proof. A caller that gives up here leaves the other side with a connection
+    /// that it considers accepted, so too long a limit is better than too short a one.
     pub(super) answer: Duration,
 }
 
@@ -206,8 +207,8 @@ pub(super) fn call(
     let proof = Proof { claim, nonce, hash: hash(secret, b"caller", &transcript) };
     frame::write(&mut patient, &proof, HANDSHAKE_LIMIT)?;
     let answer: Answer = frame::read(&mut patient, HANDSHAKE_LIMIT).map_err(|error| match error {
-        // A side that does not accept the proof hangs up. One that has no room for the caller sends an
-        // empty message first.
+        // A side that rejects the proof closes the connection. A side that has no room for the caller sends
+        // an empty message first.
         FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HandshakeError::Secret,
         error => error.into(),
     })?;
@@ -221,18 +222,18 @@ pub(super) fn call(
     Ok(Channel::new(Arc::new(stream), seal, [&calling, &accepting]))
 }
 
-/// Keys of what the calling side sends and of what the accepting side sends, after this handshake.
+/// Derives the keys of the calling side's traffic and of the accepting side's traffic.
 fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
     let labels: [&[u8]; 2] = [b"seal of the calling side", b"seal of the accepting side"];
     labels.map(|label| seal::derive(secret.as_bytes(), label, transcript))
 }
 
-/// The messages of both sides.
+/// Returns the messages of both sides.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
     frame::encode(&(VERSION, accepting, claim, calling), HANDSHAKE_LIMIT)
 }
 
-/// The transcript of a finished handshake.
+/// Returns the transcript of a finished handshake.
 fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>, FrameError> {
     Ok([transcript, &frame::encode(refusal, HANDSHAKE_LIMIT)?].concat())
 }

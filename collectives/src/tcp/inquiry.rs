@@ -1,4 +1,5 @@
-//! How the rendezvous finds out why a rank cannot go on: it asks all ranks and compares their answers.
+//! The rendezvous's investigation of why a rank cannot continue: it asks all ranks and compares their
+//! answers.
 
 use super::message::{GroupName, GroupNumber, ToRank, Trouble, TroubleKind};
 use super::registry::{DIED, Presence, Registry, State};
@@ -11,19 +12,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long ranks may take to answer.
+/// Time limit for ranks to answer.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
-/// How long a rank that has left a group may take to say why.
+/// Time limit for a rank that has left a group to give its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
-/// The cause of failure when a rank has died.
+/// Returns the cause of failure when a rank has died.
 pub(super) fn death(rank: usize) -> Cause {
     let reason = format!("it {DIED}").into();
     Cause::Abort(Abort { group: "world".into(), rank, world_rank: rank, reason })
 }
 
-/// Finds the cause of `trouble`, and the group that it ends (`None` for all).
+/// Finds the cause of `trouble`, and the group that it ends (`None` for all groups).
 pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
     let Trouble { group, site, kind } = &trouble;
     let error = match kind {
@@ -43,7 +44,7 @@ pub(super) fn find_cause(registry: &Registry, trouble: Trouble) -> (Option<Group
     (Some(group.number), Cause::Error(error))
 }
 
-/// A connection between two ranks has ended: because one of them died, left, or lost its network.
+/// Finds the cause of a lost connection between two ranks: one of them died, left, or lost its network.
 fn lost(
     registry: &Registry,
     group: &GroupName,
@@ -72,19 +73,19 @@ fn lost(
     (ended, Cause::Abort(group.abort_by(peer, reason)))
 }
 
-/// What is known of every rank right now. Ranks may take as long as `patience` to answer.
+/// Returns the current state of every rank. Ranks may take up to `patience` to answer.
 pub(super) fn ask_all(registry: &Registry, patience: Duration) -> Vec<Witness> {
     let flights = collect(registry, None, patience);
     witnesses(registry, flights)
 }
 
-/// The operation that a trouble is about: every rank should have issued it by now.
+/// Returns the operation that a trouble concerns: every rank should have issued it by now.
 fn at(trouble: &Trouble) -> Option<(GroupName, u64)> {
     Some((trouble.group.clone(), trouble.site.sequence))
 }
 
-/// Asks all ranks for their flight recorders; returns those that answered within `patience`, all as of this
-/// moment.
+/// Asks all ranks for their flight recorders; returns the answers that arrive within `patience`, all advanced
+/// to the present.
 fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration) -> BTreeMap<usize, Flight> {
     let mut state = registry.lock();
     let request = state.next_request;
@@ -103,8 +104,8 @@ fn collect(registry: &Registry, at: Option<(GroupName, u64)>, patience: Duration
 }
 
 /// Advances flights that were taken at different times to `now`. A rank that answers at the end of a pause
-/// says how long it has been in an operation by then, and the others have been in it for longer than they
-/// said earlier.
+/// reports the time that it has spent in an operation by then, and the other ranks have spent more time in it
+/// than they reported earlier.
 fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
     let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()
@@ -126,12 +127,12 @@ fn witnesses(registry: &Registry, mut flights: BTreeMap<usize, Flight>) -> Vec<W
         .collect()
 }
 
-/// The view that `flight` has of `group`.
+/// Returns the view that `flight` has of `group`.
 fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a GroupFlight> {
     flight.groups.iter().find(|view| view.name == group.name && view.ranks == group.ranks)
 }
 
-/// Ranks of the group that are not known to have issued the operation.
+/// Returns the ranks of the group that are not known to have issued the operation.
 fn missing(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<usize> {
     let issued = |world_rank: &usize| {
         let view = flights.get(world_rank).and_then(|flight| view(flight, &trouble.group));
@@ -141,7 +142,7 @@ fn missing(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<usize> {
     ranks.filter(|(_, world_rank)| !issued(world_rank)).map(|(rank, _)| rank).collect()
 }
 
-/// What each rank of the group called.
+/// Returns the call of each rank of the group.
 fn calls(trouble: &Trouble, flights: &BTreeMap<usize, Flight>) -> Vec<Option<Call>> {
     let call = |world_rank: &usize| {
         let view = view(flights.get(world_rank)?, &trouble.group)?;

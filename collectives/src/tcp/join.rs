@@ -1,5 +1,5 @@
-//! From options to a world: a rank finds the rendezvous, registers there, waits for the other ranks and
-//! connects to them.
+//! Joining a world: a rank finds the rendezvous, registers there, waits for the other ranks and connects to
+//! them.
 
 use super::backend::TcpBackend;
 use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rendezvous, resolve};
@@ -25,21 +25,21 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long one attempt to connect may take.
+/// Time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the rendezvous may take to send its first message, at first and at most. It may be busy, or it
-/// may be another program that never sends anything.
+/// Time limits for the rendezvous to send its first message: of the first attempt, and the maximum. The
+/// rendezvous may be busy, or it may be another program that never sends anything.
 const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
-/// How long the rendezvous may take to answer a proof.
+/// Time limit for the rendezvous to answer a proof.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How long a rank goes on trying a rendezvous that hangs up on its proof.
+/// Time for which a rank keeps trying a rendezvous that closes the connection on its proof.
 const DISTRUST: Duration = Duration::from_secs(10);
 
 impl ProcessGroup<TcpBackend> {
-    /// Joins a world of processes, one for each rank. Blocks until all ranks have come and are connected.
+    /// Joins a world of processes, one for each rank. Blocks until all ranks have arrived and are connected.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ impl ProcessGroup<TcpBackend> {
     }
 }
 
-/// Joins a world whose ranks are all in this process and talk over the loopback interface, on a
-/// port that the system chooses: for tests and benchmarks. `configure` changes each rank's options.
+/// Joins a world whose ranks are all in this process and communicate over the loopback interface, on a port
+/// chosen by the system: for tests and benchmarks. `configure` changes each rank's options.
 ///
 /// # Errors
 ///
@@ -90,7 +90,7 @@ pub fn loopback(
     })
 }
 
-/// Refuses a secret that anyone can work out if other machines can reach the ranks, or if traffic is to be
+/// Refuses a secret that anyone can derive if other machines can reach the ranks, or if traffic is to be
 /// sealed with it.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     let (rank, seal) = (options.rank, options.seal);
@@ -163,7 +163,7 @@ impl Joining<'_> {
         Ok(TcpBackend::new(world, shared, group, rank, wire))
     }
 
-    /// Connects to the rendezvous and registers there. Tries again until it succeeds or time is up.
+    /// Connects to the rendezvous and registers there. Retries until it succeeds or time runs out.
     fn register(&self, ports: &[u16]) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
         let options = self.options;
         let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
@@ -211,12 +211,12 @@ impl Joining<'_> {
                     }
                 }
             }
-            // A refusal says more than the failures at other ports.
+            // A refusal is more informative than the failures at other ports.
             reason = refusal.unwrap_or(reason);
             let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
-            // A rank without a rendezvous has nobody to tell of the stop.
+            // A rank without a rendezvous cannot inform the others of the stop.
             if options.is_stopped() {
                 return Err(JoinError::Stopped { by: options.rank });
             }
@@ -229,15 +229,15 @@ impl Joining<'_> {
         }
     }
 
-    /// Opens a port where other ranks can reach this one, at the address that the connection to the
-    /// rendezvous comes from.
+    /// Opens a port where other ranks can reach this one, at the local address of the connection to the
+    /// rendezvous.
     fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
         let rank = self.options.rank;
         let address = stream.local_addr().map_err(io_error(rank, "use its connection"))?.ip();
         let Some(ports) = self.options.ports else {
             return TcpListener::bind((address, 0)).map_err(io_error(rank, "open a port"));
         };
-        // Ports that a former life of this run still holds are free in a moment.
+        // Ports that the previous process of this run still holds will soon be free.
         let patience = BIND_PATIENCE.min(self.options.timeout / 2);
         let listened = bind_patiently(self.options, patience, || ports.listen(address, rank))?;
         listened.map_err(|source| match source.kind() {
@@ -246,7 +246,8 @@ impl Joining<'_> {
         })
     }
 
-    /// Proves this rank's identity to the rendezvous, and says that other ranks can reach it at `listener`.
+    /// Proves this rank's identity to the rendezvous, and sends it the address of `listener`, where other
+    /// ranks can reach this rank.
     fn introduce(
         &self,
         stream: TcpStream,
@@ -274,8 +275,8 @@ impl Joining<'_> {
         Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks have come. If this rank is asked to stop meanwhile, it tells the rendezvous,
-    /// which tells all ranks.
+    /// Waits until all ranks have arrived. If this process is asked to stop meanwhile, it informs the
+    /// rendezvous, which informs all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<RankInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;
@@ -293,10 +294,11 @@ impl Joining<'_> {
         })
     }
 
-    /// Reads messages of the rendezvous until one says how the join has ended.
+    /// Reads messages of the rendezvous until one reports the result of the join.
     fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<RankInfo>), JoinError> {
         loop {
-            // The rendezvous says in time which ranks are missing. This limit is reached only if it is stuck.
+            // The rendezvous reports in time which ranks are missing. This limit is reached only if it is
+            // stuck.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
             let stream = Arc::clone(&reader.stream);
             let message = stream
@@ -346,7 +348,7 @@ impl Joining<'_> {
     }
 }
 
-/// Tells the rendezvous when this process is asked to stop. Returns when `done` is closed.
+/// Forwards a stop request to the rendezvous. Returns when `done` is closed.
 fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {
@@ -359,7 +361,7 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     }
 }
 
-/// Names the ranks that did not come, and the callers that were refused in their place.
+/// Names the ranks that did not arrive, and the callers that were refused in their place.
 fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
     let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
@@ -370,15 +372,15 @@ fn absence(missing: &[usize], refused: &[Refused]) -> String {
     parts.join("; ")
 }
 
-/// Descriptors that a process needs for other things than its connections to ranks.
+/// Descriptors that a process needs for purposes other than its connections to ranks.
 const SPARE: u64 = 512;
 
-/// Connections of a rank to another: one in the world, some in groups that are split off, and one being
+/// Connections from one rank to another: one in the world, some in groups split from it, and one being
 /// accepted.
 const PER_RANK: u64 = 6;
 
-/// Raises the soft limit on open files and sockets, as far as the hard one allows, to what a world of this
-/// size needs. Many systems start with 1,024.
+/// Raises the soft limit on open files and sockets to what a world of this size needs, as far as the hard
+/// limit allows. Many systems start with 1,024.
 fn allow_descriptors(world_size: usize) {
     let needed = SPARE + PER_RANK * world_size as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! A port whose callers have to authenticate themselves.
+//! A port whose callers must authenticate themselves.
 
 use super::handshake::{self, Caller, HandshakeError};
 use super::options::JoinOptions;
@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Connections that the system holds until this thread accepts them.
+/// Maximum connections that the system queues until this thread accepts them.
 const BACKLOG: i32 = 4096;
 
-/// Takes a caller that knows the secret and names the right job.
+/// Receives a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
-/// Takes a caller that claimed to be a rank and was refused.
+/// Receives a caller that claimed to be a rank and was refused.
 pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
 
-/// A listening socket whose callers have to authenticate themselves. It logs refused callers and stays open.
+/// A listening socket whose callers must authenticate themselves. It logs refused callers and stays open.
 pub(super) struct Listener {
     address: SocketAddr,
     stop: Arc<Waker>,
@@ -36,7 +36,7 @@ impl Listener {
         Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
-    /// As [`Listener::open`], and tells `note` of callers that were refused.
+    /// Like [`Listener::open`], and reports refused callers to `note`.
     pub(super) fn open_with_note(
         listener: TcpListener,
         options: &JoinOptions,
@@ -64,14 +64,14 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody left to tell.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
 }
 
 struct Guard {
-    /// Those of the rank that listens.
+    /// Options of the listening rank.
     options: JoinOptions,
     admit: Admit,
     note: Note,
@@ -84,7 +84,7 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// Why a caller that knows the secret has to be refused, if it has to be.
+    /// Returns why a caller that knows the secret must be refused, if it must.
     fn objection(&self, caller: &Caller) -> Option<Why> {
         let (claim, JoinOptions { rank, job, seal, .. }) = (&caller.claim, &self.options);
         if claim.job != *job {
@@ -97,7 +97,7 @@ impl Guard {
     fn turn_away(&self, caller: Caller, from: SocketAddr, why: Why) {
         let (rank, from, reason) = (caller.claim.rank, from.ip(), why.reason());
         self.warnings.warn(format!("refused rank {rank} at {from}: {reason}"));
-        // Its own rendezvous may be at the next port.
+        // The caller's own rendezvous may be at the next port.
         let elsewhere = self.options.shared_port && matches!(why, Why::Job(_));
         caller.refuse(reason, elsewhere);
         if !elsewhere {
@@ -110,7 +110,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
     let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // A warning may have to be logged later, now or when handshakes under way have ended.
+        // Warnings may have to be logged later, now or when running handshakes end.
         let is_quiet = guard.unauthenticated.is_empty() && !guard.warnings.is_waiting();
         let timeout = if is_quiet { None } else { period.as_ref() };
         if poll(&mut ready, timeout).is_err() {
@@ -125,8 +125,8 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 guard.warnings.warn(format!("cannot accept a connection: {error}"));
-                // Out of descriptors, most likely. Close one of an unauthenticated caller; if there is none,
-                // wait a little rather than spin.
+                // Most likely the process is out of descriptors. Close an unauthenticated connection; if
+                // there is none, wait a little instead of spinning.
                 if guard.unauthenticated.turn_away().is_none() {
                     thread::sleep(Duration::from_millis(50));
                 }

@@ -1,4 +1,4 @@
-//! A connection between every two ranks of a group.
+//! The connections between every two ranks of a group.
 
 use super::channel::Channel;
 use super::control::Control;
@@ -16,30 +16,30 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A world, seen from one of its ranks, whose groups share it.
+/// A world as seen by one of its ranks, shared by its groups.
 pub(super) struct World {
     pub(super) control: Control,
-    /// How to reach each rank.
+    /// Address of each rank.
     pub(super) ranks: Vec<RankInfo>,
-    /// Number drawn by the rendezvous for this run.
+    /// Random number of this run, drawn by the rendezvous.
     pub(super) session: u64,
     pub(super) pending: Arc<PendingConnections>,
-    /// How this rank has joined. The timeout is also that of new groups.
+    /// Options with which this rank joined. The timeout also applies to new groups.
     pub(super) options: JoinOptions,
-    /// Where other ranks connect. Closed last of all.
+    /// Accepts connections from other ranks. Closed last of all.
     pub(super) _listener: Listener,
 }
 
-/// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
+/// Size of socket buffers in bytes: enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// How often a rank that waits for a connection looks whether the world has failed.
+/// Interval at which a rank that waits for a connection checks whether the world has failed.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// How long one attempt may take to connect, and the other side to send its first message.
+/// Time limit for one attempt to connect, and for the other side to send its first message.
 const ATTEMPT: Duration = Duration::from_secs(30);
 
-/// Why the ranks of a group could not be connected.
+/// The reason why the ranks of a group could not be connected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MeshError {
     #[error("cannot connect to world rank {rank} at {address}: {source}")]
@@ -54,7 +54,8 @@ pub(super) enum MeshError {
     Socket(#[from] io::Error),
 }
 
-/// Connects `rank` with all others of `group`: it calls the ranks before it and is called by those after it.
+/// Connects `rank` with all other ranks of `group`: it calls the ranks before it, and the ranks after it call
+/// it.
 pub(super) fn connect(
     world: &World,
     group: &GroupName,
@@ -62,7 +63,7 @@ pub(super) fn connect(
     until: Instant,
 ) -> Result<Wire, MeshError> {
     let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
-    // Downwards, so that not all ranks call rank 0 at the same time.
+    // In descending order, so that not all ranks call rank 0 at the same time.
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
@@ -85,7 +86,7 @@ pub(super) fn connect(
 }
 
 /// Finds the peers whose memory this rank can read and that can read this rank's memory. A rank takes each
-/// step with all peers before the next, so that no rank waits for one that waits for another.
+/// step with all peers before the next step, so that no rank waits for a rank that waits for another.
 fn probe_memory(
     world: &World,
     group: &GroupName,
@@ -130,7 +131,7 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-/// Waits to be called by a rank, unless the world fails meanwhile.
+/// Waits for a call from a rank, unless the world fails meanwhile.
 fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -158,8 +159,8 @@ fn call(
     persist(to, world.ranks[to].address, &claim, secret, until, has_failed)
 }
 
-/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among
-/// those of unauthenticated callers.
+/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection along
+/// with other unauthenticated ones.
 fn persist(
     rank: usize,
     address: SocketAddr,
@@ -194,7 +195,7 @@ fn persist(
 }
 
 impl MeshError {
-    /// Whether another attempt would end the same way.
+    /// Returns whether another attempt would end the same way.
     fn is_final(&self) -> bool {
         let MeshError::Handshake { source, .. } = self else { return false };
         matches!(source, HandshakeError::Refused(Refusal { retry: false, .. }) | HandshakeError::Version(_))
@@ -230,7 +231,8 @@ mod tests {
         thread::scope(|scope| {
             let until = Instant::now() + PATIENCE;
             let call = scope.spawn(move || persist(0, address, &claim(), &options().secret, until, || false));
-            // Hung up on before the first word, then before the last.
+            // The listener closes the first connection before its first message, and the second one before
+            // its last.
             drop(listener.accept().unwrap());
             let (stream, _) = listener.accept().unwrap();
             drop(handshake::examine(Arc::new(stream), &options().secret).unwrap());
@@ -255,7 +257,7 @@ mod tests {
         let until = Instant::now() + PATIENCE;
         let error = persist(0, address, &claim(), &options().secret, until, || false).err().unwrap();
         assert!(error.to_string().contains("never"));
-        // Nobody believes this one, and then the world has failed.
+        // The first caller is not believed, and the second finds that the world has failed.
         let other = Secret::new("another");
         let error = persist(0, address, &claim(), &other, until, || true).err().unwrap();
         assert!(matches!(error, MeshError::Handshake { source: HandshakeError::Secret, .. }), "{error:?}");

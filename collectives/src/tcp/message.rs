@@ -1,4 +1,4 @@
-//! The messages of the ranks and the rendezvous to each other.
+//! The messages between the ranks and the rendezvous.
 
 use super::refused::Refused;
 use crate::call::CallSite;
@@ -8,46 +8,47 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Number of a group, the same on all its ranks: the world is 0, others follow from the split that made them.
+/// Number of a group, the same on all its ranks: the world is 0, other numbers follow from the split that
+/// created the group.
 pub(super) type GroupNumber = u64;
 
-/// A group as messages name it.
+/// A group's identity in messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GroupName {
     pub(super) number: GroupNumber,
     pub(super) name: String,
-    /// World ranks of its ranks.
+    /// World rank of each of its ranks.
     pub(super) ranks: Vec<usize>,
 }
 
 impl GroupName {
-    /// An abort caused by `rank`.
+    /// Returns an abort caused by `rank`.
     pub(super) fn abort_by(&self, rank: usize, reason: String) -> Abort {
         let world_rank = self.ranks.get(rank).copied().unwrap_or(rank);
         Abort { group: self.name.as_str().into(), rank, world_rank, reason: reason.into() }
     }
 }
 
-/// What a rank tells the rendezvous.
+/// A message from a rank to the rendezvous.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToRendezvous {
-    /// I am alive.
+    /// The rank is alive.
     Beat,
-    /// I abort.
+    /// The rank aborts.
     Abort(Abort),
-    /// I cannot go on with a call.
+    /// The rank cannot continue with a call.
     Trouble(Trouble),
     /// The answer to a question.
     Report { request: u64, flight: Box<Flight> },
-    /// I am done; nothing is wrong.
+    /// The rank has finished without a failure.
     Goodbye,
-    /// Somebody holds me to look into me, or no longer.
+    /// The rank is held for inspection, or released.
     Hold(bool),
-    /// I was asked to stop. Only has an effect until all ranks have come.
+    /// The rank received a stop request. Has an effect only until all ranks have arrived.
     Stop,
 }
 
-/// A call that cannot go on, as its rank reports it.
+/// A rank's report of a call that cannot continue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Trouble {
     pub(super) group: GroupName,
@@ -55,51 +56,51 @@ pub(super) struct Trouble {
     pub(super) kind: TroubleKind,
 }
 
-/// Why a call cannot go on.
+/// The reason why a call cannot continue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum TroubleKind {
     /// Its wait has timed out.
     TimedOut { waited: Duration },
-    /// Another rank of the group is in another operation, or this one has wrong arguments.
+    /// Another rank of the group is in another operation, or this rank passed invalid arguments.
     Mismatch,
-    /// The connection to a rank of the group has ended. `left` says that this rank announced it.
+    /// The connection to a rank of the group has ended. `left` says that the peer announced it.
     Lost { peer: usize, left: bool, reason: String },
 }
 
-/// What the rendezvous tells a rank.
+/// A message from the rendezvous to a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToRank {
-    /// I am alive.
+    /// The rendezvous is alive.
     Beat,
-    /// All ranks have come.
+    /// All ranks have arrived.
     Joined { session: u64, ranks: Vec<RankInfo> },
-    /// Time ran out before all ranks had come; `refused` are some callers that were refused in the place of
-    /// one that is missing.
+    /// Time ran out before all ranks had arrived; `refused` lists some callers that were refused in the place
+    /// of a missing rank.
     Incomplete { missing: Vec<usize>, refused: Vec<Refused> },
-    /// What are you doing? `at` is an operation that this rank should have issued by now; if it
-    /// has not, it waits a moment before it answers.
+    /// Asks what the rank is doing. `at` is an operation that this rank should have issued by now; if it has
+    /// not, it waits briefly before it answers.
     Collect { request: u64, at: Option<(GroupName, u64)> },
-    /// Somebody holds a rank to look into it, or no longer.
+    /// A rank is held for inspection, or released.
     Held { rank: usize, is_held: bool },
     /// A group, or with `None` the world, has failed.
     Failed { group: Option<GroupNumber>, cause: Cause },
-    /// Nobody waits for missing ranks any longer.
+    /// The ranks no longer wait for missing ones.
     CalledOff(CalledOff),
 }
 
-/// Why nobody waits for missing ranks any longer.
+/// The reason why the ranks no longer wait for missing ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum CalledOff {
-    /// Rank `by` was asked to stop.
+    /// Rank `by` received a stop request.
     Stopped { by: usize },
-    /// A rank of this job has settings that do not fit those of the others.
+    /// A rank of this job has settings that do not match those of the others.
     Refused(Refused),
 }
 
-/// How to reach a rank.
+/// The address of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankInfo {
-    /// Where it listens for other ranks.
+    /// Address on which it listens for other ranks.
     pub(super) address: SocketAddr,
     /// Machine it runs on.
     pub(super) node: String,

@@ -2,11 +2,11 @@
 //!
 //! Read in this order:
 //!
-//! * from options to a world: `options`, `join`, `bind`, `ports`;
-//! * what a connection must prove before it is trusted: `listener`, `unauthenticated`, `frame`, `handshake`,
-//!   `refused`;
-//! * what protects it afterwards: `channel`, `seal`;
-//! * the rendezvous, hosted by rank 0, which knows which ranks have come and finds out what went wrong:
+//! * joining a world: `options`, `join`, `bind`, `ports`;
+//! * proof that a connection must give before it is trusted: `listener`, `unauthenticated`, `frame`,
+//!   `handshake`, `refused`;
+//! * its protection afterwards: `channel`, `seal`;
+//! * the rendezvous, hosted by rank 0, which knows which ranks have arrived and diagnoses failures:
 //!   `registry`, `rendezvous`, `inquiry`;
 //! * a rank's side of the rendezvous: `control`, `stall`;
 //! * connections between ranks, and the data on them: `pending`, `mesh`, `peer_memory`, `wire`, `transfer`;
@@ -40,5 +40,5 @@ mod wire;
 
 pub use backend::{TcpBackend, TcpCommunicator};
 pub use join::loopback;
-pub use options::{JoinError, JoinOptions, Ring, Seal, Secret};
+pub use options::{Arrivals, JoinError, JoinOptions, Ring, Seal, Secret};
 pub use ports::Ports;

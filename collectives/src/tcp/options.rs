@@ -1,61 +1,64 @@
-//! How a process joins a world.
+//! The options with which a process joins a world.
 
 use super::ports::Ports;
 use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
+use crate::sync::lock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long joining waits for the other ranks unless told otherwise.
+/// Default time for which joining waits for the other ranks.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Pause between two attempts of a rank, at first and at most.
+/// Pause between two attempts of a rank: the first pause, and the maximum.
 pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// Between two looks at whether this process was asked to stop.
+/// Interval at which a process checks for a stop request.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long rank 0 keeps the rendezvous for the others unless told otherwise.
+/// Default time for which rank 0 keeps the rendezvous open for the others.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Whether large transfers use the ring algorithm. Results are the same bits either way.
+/// Selects the ring algorithm for large transfers. Results have the same bits either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// On the ring if that saves traffic between machines: when the group spans several machines and some
+    /// Use the ring if that saves traffic between machines: when the group spans several machines and some
     /// machine has more than one rank.
     #[default]
     Auto,
-    /// On the ring.
+    /// Use the ring.
     Always,
-    /// Directly from rank to rank.
+    /// Send directly from rank to rank.
     Never,
 }
 
-/// What protects the traffic between ranks over TCP after the handshake, control and data alike.
+/// Protection of the traffic between ranks over TCP after the handshake, both control and data.
 ///
 /// Each direction of each connection has a key, derived from the job's secret and from random numbers of both
-/// sides. Whoever learns the secret can read traffic that was recorded earlier (no forward secrecy). The seal
-/// does not cover what ranks on one machine read from each other's memory, or what NCCL or MPI carry.
+/// sides. Anyone who learns the secret can read traffic that was recorded earlier (no forward secrecy). The
+/// seal does not cover data that ranks on one machine read from each other's memory, or traffic of NCCL or
+/// MPI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Seal {
-    /// Nothing: whoever sits between two ranks can read and change their traffic.
+    /// None: anyone between two ranks can read and change their traffic.
     #[default]
     Off,
-    /// AES-128-GCM: contents cannot be read, and changes, repetitions and omissions are detected.
+    /// AES-128-GCM: contents are unreadable, and changes, repetitions and omissions are detected.
     Encrypt,
 }
 
 impl Seal {
-    /// Whether nothing is sealed.
+    /// Returns whether traffic is not sealed.
     pub fn is_off(&self) -> bool {
         *self == Seal::Off
     }
@@ -85,23 +88,23 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Takes a secret that the ranks have been given.
+    /// Wraps a secret that was given to the ranks.
     pub fn new(secret: impl Into<Vec<u8>>) -> Secret {
         Secret { key: secret.into(), is_open: false }
     }
 
-    /// A key that anyone can derive from the name of the job. It keeps jobs apart, but it keeps nobody out.
-    /// Ranks that do not meet on a loopback address refuse it, unless [`JoinOptions::open`] says that the
-    /// network is closed.
+    /// Derives a key from the name of the job, which anyone else can do as well. It separates jobs, but
+    /// does not authenticate anyone. Ranks that do not meet on a loopback address refuse it, unless
+    /// [`JoinOptions::open`] declares the network closed.
     pub fn open(job: &str) -> Secret {
         Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }
 
-    /// Makes a secret for a new job, as text to be handed to the ranks.
+    /// Generates a secret for a new job, as text to hand to the ranks.
     ///
     /// # Errors
     ///
-    /// If the system has no randomness to give.
+    /// If the system cannot provide randomness.
     pub fn generate() -> io::Result<String> {
         Ok(random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -121,11 +124,30 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Random bytes that nobody can guess.
+/// Returns unpredictable random bytes.
 pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     Ok(bytes)
+}
+
+/// The ranks that have come to a rendezvous. Cheap to clone; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Arrivals(Arc<Mutex<BTreeMap<usize, IpAddr>>>);
+
+impl Arrivals {
+    /// The ranks that are there, each with the address that it has come from.
+    pub fn ranks(&self) -> BTreeMap<usize, IpAddr> {
+        lock(&self.0).clone()
+    }
+
+    pub(super) fn come(&self, rank: usize, from: IpAddr) {
+        lock(&self.0).insert(rank, from);
+    }
+
+    pub(super) fn leave(&self, rank: usize) {
+        lock(&self.0).remove(&rank);
+    }
 }
 
 /// How a process joins a world.
@@ -139,49 +161,51 @@ pub struct JoinOptions {
     pub host: String,
     /// Port of the rendezvous on that machine.
     pub port: u16,
-    /// Whether `port` belongs to another program, such as torchrun's store. The rendezvous then takes the
-    /// first free one of the 16 ports after it, and the ranks look for it there.
+    /// True if `port` belongs to another program, such as torchrun's store. The rendezvous then uses the
+    /// first free port of the 16 ports after it, and the ranks look for it there.
     pub shared_port: bool,
-    /// The ports at which ranks listen for each other; `None` lets the system choose.
+    /// The ports on which ranks listen for each other; `None` lets the system choose.
     pub ports: Option<Ports>,
     /// Name of the job; ranks of other jobs are refused.
     pub job: String,
     /// Key of every handshake.
     pub secret: Secret,
-    /// Whether the network is closed, so that a [`Secret::open`] is enough although the ranks do not
-    /// meet on a loopback address.
+    /// True if the network is closed, so that a [`Secret::open`] suffices although the ranks do not meet on a
+    /// loopback address.
     pub open: bool,
-    /// What protects the traffic after the handshake. Must be the same on all ranks, and needs a secret
-    /// that is not [`Secret::open`].
+    /// Protection of the traffic after the handshake. Must be the same on all ranks, and needs a secret other
+    /// than [`Secret::open`].
     pub seal: Seal,
-    /// Machine of this rank: ranks with the same name share one.
+    /// Machine of this rank. Ranks with the same name share a machine.
     pub node: String,
-    /// How long to wait for all ranks.
+    /// Time limit for all ranks to arrive.
     pub timeout: Duration,
-    /// Becomes true when this process is asked to stop. Until all ranks have come, that ends the wait on all
-    /// ranks that have.
+    /// Becomes true when a stop of this process is requested. Until all ranks have arrived, that ends the wait on
+    /// all ranks that have.
     pub stop: Option<Arc<AtomicBool>>,
-    /// How long rank 0, once done, keeps the rendezvous open for ranks that are not, so that they learn how
-    /// the run ended.
+    /// Time for which rank 0, once finished, keeps the rendezvous open for unfinished ranks, so that they
+    /// learn how the run ended.
     pub linger: Duration,
-    /// Whether large transfers use the ring algorithm.
+    /// Algorithm of large transfers.
     pub ring: Ring,
-    /// Whether ranks on one machine read large data from each other's memory, where the system
+    /// True if ranks on one machine read large data from each other's memory, where the system
     /// allows it. Must be the same on all ranks of a machine.
     pub read_memory: bool,
     /// Number of records kept.
     pub recorder_capacity: usize,
-    /// Called with the rank first thing on each worker thread.
+    /// Callback that every worker thread runs first, with its world rank.
     pub on_worker_start: Option<WorkerStart>,
+    /// The ranks that have come to the rendezvous; filled on rank 0, which hosts it.
+    pub arrivals: Arrivals,
     /// The listening socket of the rendezvous, on rank 0, if it was opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
-    /// Whether all ranks are in this process, which may then read its own memory as a peer's.
+    /// True if all ranks are in this process, which may then read its own memory as a peer's.
     pub(super) in_one_process: bool,
 }
 
 impl JoinOptions {
-    /// Options for `rank` of `world_size`, with the rendezvous at `host:port`, an open secret and
-    /// everything else at its default.
+    /// Returns options for `rank` of `world_size`, with the rendezvous at `host:port`, an open secret and
+    /// defaults for everything else.
     pub fn new(rank: usize, world_size: usize, host: impl Into<String>, port: u16) -> JoinOptions {
         let job = "kiln".to_owned();
         JoinOptions {
@@ -203,22 +227,23 @@ impl JoinOptions {
             read_memory: true,
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
+            arrivals: Arrivals::default(),
             listener: None,
             in_one_process: false,
         }
     }
 
-    /// The port that the ranks were told, if they meet near it and not there.
+    /// Returns the port that the ranks were given, if they meet near it and not at it.
     pub(super) fn near(&self) -> Option<u16> {
         self.shared_port.then_some(self.port)
     }
 
-    /// Whether this process was asked to stop.
+    /// Returns whether a stop of this process was requested.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// Waits between two attempts, unless this process is asked to stop.
+    /// Waits between two attempts, unless a stop is requested.
     pub(super) fn pause(&self, time: Duration) -> Result<(), JoinError> {
         let until = Instant::now() + time;
         loop {
@@ -234,7 +259,7 @@ impl JoinOptions {
     }
 }
 
-/// Why a process could not join its world.
+/// The reason why a process could not join its world.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The options contradict themselves.
@@ -245,7 +270,7 @@ pub enum JoinError {
         /// World size given.
         world_size: usize,
     },
-    /// The ranks have no secret, and meet where other machines can come.
+    /// The ranks have no secret, and meet where other machines can connect.
     #[error(
         "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: whoever \
          reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
@@ -258,7 +283,7 @@ pub enum JoinError {
         /// Machine of rank 0.
         host: String,
     },
-    /// Traffic is to be sealed with keys that anyone can work out.
+    /// Traffic is to be sealed with keys that anyone can derive.
     #[error(
         "rank {rank} has no secret, so comm.seal = \"{seal}\" would protect nothing: set KILN_JOB_SECRET to \
          the same random text for all ranks on all machines (`openssl rand -hex 32` makes one)"
@@ -266,7 +291,7 @@ pub enum JoinError {
     SealWithoutSecret {
         /// This rank.
         rank: usize,
-        /// The seal that was asked for.
+        /// Requested seal.
         seal: Seal,
     },
     /// The name of the machine of rank 0 cannot be resolved.
@@ -296,39 +321,39 @@ pub enum JoinError {
     PortsTaken {
         /// This rank.
         rank: usize,
-        /// The ports that it may use; all of them were tried.
+        /// Its permitted ports, all of which were tried.
         ports: Ports,
-        /// The address at which it tried them.
+        /// The address on which it tried them.
         address: IpAddr,
     },
-    /// Not all ranks came in time, or this one found no rendezvous.
+    /// Not all ranks arrived in time, or this rank found no rendezvous.
     #[error("rank {rank} waited {:.1} s for the other ranks at {address}: {reason}", .waited.as_secs_f64())]
     Incomplete {
         /// This rank.
         rank: usize,
         /// Address of the rendezvous.
         address: String,
-        /// How long.
+        /// Time that was waited.
         waited: Duration,
-        /// Who is missing, or why the rendezvous cannot be reached.
+        /// The missing ranks, or the reason why the rendezvous cannot be reached.
         reason: String,
-        /// Ranks that had not come, where that is known.
+        /// Missing ranks, if known.
         missing: Vec<usize>,
-        /// Whether two callers had different secrets: this rank and the rendezvous, or the rendezvous and
-        /// somebody who came as one of the missing ranks.
+        /// True if two callers had different secrets: this rank and the rendezvous, or the rendezvous and a
+        /// caller that claimed to be a missing rank.
         distrust: bool,
     },
-    /// A rank was asked to stop before all ranks had come.
+    /// A rank received a stop request before all ranks had arrived.
     #[error("rank {by} was asked to stop before all ranks had come")]
     Stopped {
         /// The rank that was asked.
         by: usize,
     },
-    /// A rank of this job came with settings that do not go with those of the others, so that nobody waits
-    /// for it any longer.
+    /// A rank of this job arrived with settings that do not match those of the others, so they no longer wait
+    /// for it.
     #[error("{refused}")]
     OtherSettings {
-        /// Which rank, from where, and what is wrong with it, in words.
+        /// The rank, its address and the mismatch, as a sentence.
         refused: String,
     },
     /// The rendezvous knows the secret and refuses this rank.
@@ -346,7 +371,7 @@ pub enum JoinError {
     Io {
         /// This rank.
         rank: usize,
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
         /// The system's reason.
         source: io::Error,

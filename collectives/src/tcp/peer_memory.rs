@@ -1,13 +1,13 @@
 //! Peer reads: a rank reads a large payload from the memory of a peer on the same machine.
 //!
 //! Between two processes of one machine, a socket copies everything twice. A peer read copies once: the
-//! sender says where its data is, and the receiver copies it from there (`process_vm_readv`). The system
-//! allows that on Linux between processes of one user, unless its ptrace rule is stricter.
+//! sender sends the address of its data, and the receiver copies it from there (`process_vm_readv`). The
+//! system allows that on Linux between processes of one user, unless its ptrace rule is stricter.
 //!
 //! A rank reads from a process only if that process has proved that it is the peer. The reader draws a
-//! challenge, the peer stores a keyed hash of it in its own memory and says where, and the reader compares
-//! what it finds there with the hash that it has computed itself. The hash names both ranks and which of them
-//! reads, so a hash that is sent back does not do, and neither does that of another pair. If one of the two
+//! challenge. The peer stores a keyed hash of it in its own memory and sends the address. The reader compares
+//! the bytes at that address with the hash that it has computed itself. The hash names both ranks and which
+//! of them reads, so neither an echoed hash nor the hash of another pair is accepted. If one of the two
 //! cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
@@ -30,11 +30,11 @@ const READ_SIZE: usize = 4 << 20;
 /// Bytes of a challenge, and of the hash that answers it.
 const HASH: usize = 32;
 
-/// The memory of another process, which this one can read.
+/// The memory of another process, readable by this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerMemory(Pid);
 
-/// Two ranks of a group, seen from one of them. Ranks are those of the world.
+/// Two ranks of a group, as seen by one of them. Ranks are world ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) secret: &'a Secret,
@@ -42,32 +42,32 @@ pub(super) struct Pair<'a> {
     pub(super) group: GroupNumber,
     pub(super) own: usize,
     pub(super) peer: usize,
-    /// Whether both are in this process.
+    /// True if both ranks are in this process.
     pub(super) in_one_process: bool,
 }
 
-/// Where the answer to a challenge is.
+/// Location of the answer to a challenge.
 #[derive(Serialize, Deserialize)]
 struct RemoteAddress {
     process: i32,
     address: u64,
 }
 
-/// How two ranks find out whether each can read the other's memory: one step after the other, on both sides,
-/// [`start`](Probe::start), [`answer`](Probe::answer), [`check`](Probe::check) and
-/// [`finish`](Probe::finish). Each only waits for the other side's last step, so a rank may take a step
-/// with all its peers before the next.
+/// The protocol by which two ranks find out whether each can read the other's memory. Both sides take the
+/// steps [`start`](Probe::start), [`answer`](Probe::answer), [`check`](Probe::check) and
+/// [`finish`](Probe::finish). Each step only waits for the other side's previous step, so a rank may take a
+/// step with all its peers before the next.
 pub(super) struct Probe<'a> {
     channel: &'a mut Channel,
     pair: Pair<'a>,
     challenge: [u8; HASH],
-    /// The hash that the peer reads. It must stay here until the end.
+    /// The hash that the peer reads. It must not move until the end.
     answer: Box<[u8; HASH]>,
     memory: Option<PeerMemory>,
 }
 
 impl<'a> Probe<'a> {
-    /// Sends a challenge. The socket must block; no step waits for longer than `patience`.
+    /// Sends a challenge. The socket must be in blocking mode; no step waits for longer than `patience`.
     pub(super) fn start(
         channel: &'a mut Channel,
         pair: Pair<'a>,
@@ -80,12 +80,12 @@ impl<'a> Probe<'a> {
         Ok(Probe { channel, pair, challenge, answer, memory: None })
     }
 
-    /// Receives the peer's challenge, and says where the answer is.
+    /// Receives the peer's challenge, and sends the address of the answer.
     pub(super) fn answer(&mut self) -> Result<(), FrameError> {
         let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, .. } = self.pair;
         *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
-        // Another process reads it, which the compiler cannot see.
+        // Another process reads the answer, which the compiler cannot see.
         let place = RemoteAddress {
             process: getpid().as_raw(),
             address: address(&std::hint::black_box(&self.answer)[..]),
@@ -93,7 +93,7 @@ impl<'a> Probe<'a> {
         frame::write(&mut self.channel.writer, &place, HANDSHAKE_LIMIT)
     }
 
-    /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
+    /// Reads the answer to this rank's challenge in the peer's memory, and reports to the peer whether it is
     /// right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
         let place: RemoteAddress = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
@@ -116,7 +116,7 @@ impl<'a> Probe<'a> {
         Ok(self.memory.filter(|_| is_open_to_them))
     }
 
-    /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
+    /// Computes rank `owner`'s answer to `challenge` when rank `reader` is about to read its memory.
     fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Hmac<Sha256>, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
@@ -124,30 +124,30 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// Whether both ends of a connection are on this machine, going by their addresses.
+/// Returns whether both ends of a connection are on this machine, according to their addresses.
 pub(super) fn is_on_this_machine(stream: &TcpStream) -> io::Result<bool> {
     let (here, there) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
     let (here, there) = (here.to_canonical(), there.to_canonical());
     Ok(here == there || (here.is_loopback() && there.is_loopback()))
 }
 
-/// The address of data in this process, for a peer to read.
+/// Returns the address of data in this process, for a peer to read.
 pub(super) fn address(data: &[u8]) -> u64 {
     data.as_ptr().addr() as u64
 }
 
 impl PeerMemory {
-    /// This process, whose memory every test can read.
+    /// Returns this process, whose memory every test can read.
     #[cfg(test)]
     pub(super) fn this_process() -> Self {
         PeerMemory(getpid())
     }
 
-    /// Copies from `address` in the memory of this process, all of `into`.
+    /// Fills `into` from `address` in the memory of this process.
     ///
     /// # Errors
     ///
-    /// The system's reason, if the process is gone or the memory is not its own.
+    /// The system's error, if the process is gone or the range is not mapped.
     pub(super) fn read(self, address: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -201,12 +201,13 @@ mod tests {
         probe.finish()
     }
 
-    /// What rank 0 makes of a peer that knows how to talk, but does `act` instead of a rank's part.
+    /// Returns the result of rank 0's probe of a peer that knows the protocol, but runs `act` instead of a
+    /// rank's steps.
     fn meet_with(act: impl FnOnce(&mut Channel) + Send) -> Result<Option<PeerMemory>, FrameError> {
         let [mut own, mut other] = channels();
         thread::scope(|scope| {
             scope.spawn(move || act(&mut other));
-            // As in a run of processes: its own memory is nobody else's.
+            // As in a run with processes, where no peer shares rank 0's memory.
             meet(&mut own, pair(&secret(), 0, 1, false))
         })
     }
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// Even where a rank may read its own process, its own answer is none to its own challenge.
+    /// Even if a rank may read its own process, it does not accept its own answer to its own challenge.
     #[test]
     fn a_rank_does_not_take_its_own_answer_for_the_peers() {
         let [mut own, mut other] = channels();
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    /// Its own pid with an answer that is right: that of rank 1, which is a thread here.
+    /// The peer sends rank 0's own pid and a correct answer: that of rank 1, which is a thread here.
     #[test]
     fn a_peer_that_names_this_process_is_not_read() {
         let met = meet_with(|channel| {
@@ -284,7 +285,7 @@ mod tests {
         }
     }
 
-    /// The peer knows what lies in the memory of a process of this user that is no rank.
+    /// The peer knows some bytes in the memory of a process of this user that is not a rank.
     #[test]
     fn a_peer_that_names_another_process_is_not_read() {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -292,7 +293,7 @@ mod tests {
         let process = other.0.id() as i32;
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
         let base = maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
-        // It could be read, where the system allows that at all.
+        // The memory is readable, if the system allows peer reads at all.
         let mut there = [0; HASH];
         let _ = PeerMemory(Pid::from_raw(process)).read(base, &mut there);
         let met = meet_with(|channel| {

@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections from other ranks, each until the group that it is for takes it.
+/// Connections from other ranks, each kept until its group takes it.
 pub(super) struct PendingConnections {
     state: Monitor<State>,
-    /// When this rank must have learned the session.
+    /// Deadline for this rank to learn the session.
     until: Instant,
-    /// About callers that know the secret and belong to another run.
+    /// Warnings about callers that know the secret and belong to another run.
     warnings: Warnings,
 }
 
@@ -30,7 +30,7 @@ impl PendingConnections {
         Arc::new(PendingConnections { state, until, warnings })
     }
 
-    /// Accepts a caller that belongs to this run, and refuses others.
+    /// Accepts a caller that belongs to this run, and refuses all others.
     pub(super) fn admit(&self, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Data { session, group } = caller.claim.purpose else {
@@ -51,7 +51,7 @@ impl PendingConnections {
         }
     }
 
-    /// Takes the connection that world rank `rank` has made for `group`; waits for it until `timeout`.
+    /// Takes the connection that world rank `rank` has made for `group`; waits for it at most `timeout`.
     pub(super) fn take(&self, group: GroupNumber, rank: usize, timeout: Duration) -> Option<Channel> {
         let (key, state) = ((group, rank), self.state.lock());
         let mut state = self.state.wait_until(state, timeout, |state| state.channels.contains_key(&key));

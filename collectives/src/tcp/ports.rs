@@ -1,4 +1,4 @@
-//! The ports that ranks may listen on.
+//! The ports on which ranks may listen.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,8 +7,8 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
 
-/// Ports at which ranks may listen for each other, as in `29600-29700`, for machines whose firewall opens
-/// only some. The port of the rendezvous is not one of them.
+/// Ports on which ranks may listen for each other, such as `29600-29700`, for machines whose firewall opens
+/// only some ports. The port of the rendezvous is not one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ports {
@@ -17,28 +17,28 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// How many there are.
+    /// Returns the number of ports.
     pub fn count(&self) -> usize {
         usize::from(self.last - self.first) + 1
     }
 
-    /// The ports at which nobody could listen at `address`.
+    /// Returns the ports that are taken at `address`.
     pub fn taken(&self, address: IpAddr) -> Vec<u16> {
         (self.first..=self.last).filter(|port| TcpListener::bind((address, *port)).is_err()).collect()
     }
 
-    /// Listens at the first free port, counted from the one for `rank`, so that ranks rarely try the same
-    /// port. An error of the kind `AddrInUse` means that all are taken.
+    /// Listens on the first free port, counted from the port for `rank`, so that ranks rarely try the same
+    /// port. An error of the kind `AddrInUse` means that all ports are taken.
     pub(super) fn listen(&self, address: IpAddr, rank: usize) -> io::Result<TcpListener> {
         let count = self.count();
         let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
         for offset in 0..count {
-            // Below 65536 as the sum of two ports' distance and the first one.
+            // At most 65535, because the range ends there.
             let port = self.first + ((rank + offset) % count) as u16;
             match TcpListener::bind((address, port)) {
                 Ok(listener) => return Ok(listener),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                // Another program's port is no reason to give up, and neither is one that needs rights.
+                // A port that belongs to another program or needs privileges is skipped.
                 Err(error) => failure = error,
             }
         }
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_first_free_port_from_a_ranks_own_on_is_taken() {
-        // Two neighbours that are free at this moment; other programs take ports as well.
+        // Two adjacent ports that are free at this moment; other programs open ports as well.
         let (ports, low, high) = (0..100)
             .find_map(|_| {
                 let low = TcpListener::bind((HERE, 0)).ok()?;
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(high);
         assert_eq!(ports.taken(HERE), [first]);
-        // Rank 0 begins at the first, and rank 1 at the second.
+        // Rank 0 begins at the first port, and rank 1 at the second.
         for rank in 0..2 {
             let listener = ports.listen(HERE, rank).unwrap();
             assert_eq!(listener.local_addr().unwrap().port(), last);

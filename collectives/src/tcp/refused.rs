@@ -10,32 +10,33 @@ use std::net::IpAddr;
 pub(super) struct Refused {
     /// The rank that it claims to be. Proven unless the caller does not know the secret.
     pub(super) rank: usize,
-    /// The address that it calls from.
+    /// The caller's address.
     pub(super) from: IpAddr,
-    /// Why it was refused.
+    /// Reason for the refusal.
     pub(super) why: Why,
 }
 
-/// Why a caller was refused.
+/// The reason why a caller was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Why {
     /// It does not know the secret, so it may be anyone.
     Secret,
-    /// It is of another job. Holds a sentence for people.
+    /// It belongs to another job. Contains a sentence for the message.
     Job(String),
-    /// It is of this job, and its settings do not fit those of the others. Holds a sentence for people.
+    /// It belongs to this job, but its settings do not match those of the others. Contains a sentence for the
+    /// message.
     Settings(String),
 }
 
 impl Refused {
-    /// Whether it has proved to be the rank that it claims to be.
+    /// Returns whether the caller has proved to be the rank that it claims to be.
     pub(super) fn is_proven(&self) -> bool {
         self.why != Why::Secret
     }
 }
 
 impl Why {
-    /// Takes two ranks and their jobs, first those of the rank that refuses.
+    /// Describes a caller of another job. Takes two ranks and their jobs, the refusing rank first.
     pub(super) fn other_job([(own, ours), (rank, theirs)]: [(usize, &str); 2]) -> Why {
         Why::Job(format!(
             "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job a port \
@@ -43,7 +44,7 @@ impl Why {
         ))
     }
 
-    /// Takes two ranks and their seals, first those of the rank that refuses.
+    /// Describes a caller with another seal. Takes two ranks and their seals, the refusing rank first.
     pub(super) fn other_seal([(own, ours), (rank, theirs)]: [(usize, Seal); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} has comm.seal = \"{ours}\", and rank {rank} has \"{theirs}\"; give all processes the \
@@ -51,7 +52,8 @@ impl Why {
         ))
     }
 
-    /// Takes two ranks and the numbers of ranks that they expect, first those of the rank that refuses.
+    /// Describes a caller with another world size. Takes two ranks and the numbers of ranks that they expect,
+    /// the refusing rank first.
     pub(super) fn other_world([(own, ours), (rank, theirs)]: [(usize, usize); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} expects {ours} ranks, and rank {rank} expects {theirs}; give all processes the same \
@@ -59,7 +61,7 @@ impl Why {
         ))
     }
 
-    /// A sentence for people, also for the caller.
+    /// Returns a sentence for messages and for the caller.
     pub(super) fn reason(&self) -> &str {
         match self {
             Why::Secret => "it does not know this job's secret: give all processes the same KILN_JOB_SECRET",

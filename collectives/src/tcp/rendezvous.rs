@@ -1,5 +1,5 @@
-//! The rendezvous of a run, which rank 0 hosts: it tells the ranks how to reach each other, and finds out
-//! what happened when one of them cannot go on.
+//! The rendezvous of a run, hosted by rank 0: it sends the ranks each other's addresses, and diagnoses the
+//! cause when one of them cannot continue.
 
 use super::channel::{Channel, Reader};
 use super::frame::{self, FrameError, MESSAGE_LIMIT};
@@ -7,7 +7,7 @@ use super::handshake::{Caller, Purpose};
 use super::inquiry;
 use super::listener::Listener;
 use super::message::{CalledOff, GroupNumber, RankInfo, ToRank, ToRendezvous, Trouble};
-use super::options::{JoinOptions, random};
+use super::options::{Arrivals, JoinOptions, random};
 use super::refused::{Refused, Why};
 use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
@@ -19,12 +19,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must
-/// not delay the others.
+/// Time limit of a write to a rank, after which the message is given up. A stopped rank reads nothing, and
+/// must not delay the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long rank 0 waits for the other ranks to end after it has told them that the run has failed. Some of
-/// them may be stopped, or busy with something that takes long.
+/// Time that rank 0 waits for the other ranks to end after it has informed them that the run has failed. Some
+/// of them may be stopped, or busy for long.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The rendezvous of one run.
@@ -35,36 +35,37 @@ pub(super) struct Rendezvous {
     linger: Duration,
 }
 
-/// What all threads of the rendezvous share.
+/// The state that all threads of the rendezvous share.
 struct Inner {
     registry: Registry,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
-    /// The port that the ranks were told, if they meet near it.
+    /// The port that the ranks were given, if they meet near it.
     near: Option<u16>,
-    /// Whether anyone can work out the secret, so that ranks of another job may know it.
+    /// True if anyone can derive the secret, so that ranks of another job may know it.
     is_open: bool,
-    /// About callers that know the secret.
+    /// Warnings about callers that know the secret.
     warnings: Warnings,
+    arrivals: Arrivals,
 }
 
-/// What the thread that oversees the run acts on, one event at a time.
+/// An event for the thread that oversees the run, which handles one at a time.
 enum Event {
     /// The world has failed.
     Failed(Cause),
     Trouble(Trouble),
 }
 
-/// Advice about a rank that comes twice, where no secret tells jobs apart.
+/// Advice about a rank that arrives twice, where no secret keeps jobs apart.
 const OTHER_JOB: &str = "; if one of them is of another job, give each job a port (MASTER_PORT), a name \
                          (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own";
 
-/// Number of refused callers that are named when ranks are missing.
+/// Maximum number of refused callers named when ranks are missing.
 const NAMED: usize = 4;
 
 impl Rendezvous {
-    /// Starts to admit the ranks of `options`. When time is up, they are told which ranks are missing.
-    /// Dropping the rendezvous gives ranks that are still connected a while to learn how the run ended.
+    /// Starts to admit the ranks of `options`. When time runs out, they are informed which ranks are missing.
+    /// Dropping the rendezvous gives ranks that are still connected some time to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
         let session = u64::from_ne_bytes(random()?);
@@ -76,6 +77,7 @@ impl Rendezvous {
             near: options.near(),
             is_open: options.secret.is_open(),
             warnings: Warnings::new(),
+            arrivals: options.arrivals.clone(),
         });
         let (admitting, noting) = (Arc::clone(&inner), Arc::clone(&inner));
         let admit = Arc::new(move |caller| admitting.admit(caller));
@@ -88,13 +90,13 @@ impl Rendezvous {
         Ok(Rendezvous { inner, listener, linger })
     }
 
-    /// How to ask all ranks what they are doing.
+    /// Returns a function that asks all ranks what they are doing.
     pub(super) fn ask_all(&self) -> AskAll {
         let inner = Arc::clone(&self.inner);
         Arc::new(move |patience| inquiry::ask_all(&inner.registry, patience))
     }
 
-    /// The address that it listens at.
+    /// Returns the address on which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.listener.address()
     }
@@ -107,7 +109,7 @@ impl Drop for Rendezvous {
         let over = |state: &State| empty(state) || state.has_failed();
         let mut state = registry.wait_until(registry.lock(), self.linger, over);
         if state.has_failed() {
-            // All ranks have been told already.
+            // All ranks have been informed already.
             state = registry.wait_until(state, FAREWELL.min(self.linger), empty);
         }
         state.closed = true;
@@ -122,7 +124,7 @@ impl Drop for Rendezvous {
 }
 
 impl Inner {
-    /// Registers a caller as the rank that it claims to be, or refuses it, and starts to listen to it.
+    /// Registers a caller as the rank that it claims to be and starts to listen to it, or refuses it.
     fn admit(self: &Arc<Inner>, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Control { world_size, node, near, port } = caller.claim.purpose.clone() else {
@@ -140,7 +142,7 @@ impl Inner {
             let text = format!(
                 "it keeps a job whose ranks were told port {own}, and this rank was told port {told}"
             );
-            // Its own rendezvous may be at the next port.
+            // The caller's own rendezvous may be at the next port.
             return caller.refuse(&text, true);
         }
         let mut state = self.registry.lock();
@@ -167,6 +169,7 @@ impl Inner {
         let Ok(Channel { reader, writer }) = caller.welcome() else { return };
         let _ = reader.stream.set_write_timeout(Some(WRITE_TIMEOUT));
         let writer = Mutex::new(writer);
+        self.arrivals.come(rank, info.address.ip());
         state.ranks[rank] = Presence::Present { writer, info, heard: Instant::now() };
         self.announce(&mut state);
         drop(state);
@@ -179,7 +182,7 @@ impl Inner {
         }
     }
 
-    /// Tells all ranks how to reach each other if all have come, or that nobody waits any longer.
+    /// If all ranks have arrived, sends them each other's addresses; if the wait was called off, says so.
     fn announce(&self, state: &mut State) {
         if let Some(why) = state.called_off.clone() {
             return state.send_all(&ToRank::CalledOff(why));
@@ -195,7 +198,7 @@ impl Inner {
         loop {
             let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                // Unless a sealed record does not open.
+                // Except for a sealed record that does not open.
                 Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
@@ -212,13 +215,13 @@ impl Inner {
                     self.registry.lock().send_all(&ToRank::Held { rank, is_held });
                 }
                 ToRendezvous::Goodbye => said_goodbye = true,
-                // Once all ranks have come, they agree on a stop themselves.
+                // Once all ranks have arrived, they agree on a stop themselves.
                 ToRendezvous::Stop => {
                     self.registry.update(|state| self.call_off(state, CalledOff::Stopped { by: rank }));
                 }
                 ToRendezvous::Abort(abort) => {
                     let abort = Abort { world_rank: rank, ..abort };
-                    // An inquiry about this rank may be under way, and waits for its reason.
+                    // A running inquiry about this rank may be waiting for its reason.
                     self.registry.update(|state| _ = state.aborts.entry(rank).or_insert(abort.clone()));
                     self.raise(Event::Failed(Cause::Abort(abort)));
                 }
@@ -233,6 +236,7 @@ impl Inner {
             }
         }
         let mut state = self.registry.lock();
+        self.arrivals.leave(rank);
         // Until all ranks have come, a rank may go and come again.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,
@@ -247,7 +251,7 @@ impl Inner {
         }
     }
 
-    /// Tells all ranks that nobody waits any longer, unless all have come.
+    /// Ends the wait for missing ranks on all ranks, unless all have arrived.
     fn call_off(&self, state: &mut State, why: CalledOff) {
         if !state.joined && state.called_off.is_none() {
             state.called_off = Some(why.clone());
@@ -255,8 +259,8 @@ impl Inner {
         }
     }
 
-    /// Notes that a caller was refused. A rank of this job that was started with other settings will not come
-    /// again, so nobody waits for it any longer. Where anyone can work out the secret, it may be a rank of
+    /// Records that a caller was refused. A rank of this job that was started with other settings will not
+    /// return, so the ranks stop waiting for it. If anyone can derive the secret, the caller may be a rank of
     /// another job, which ends nothing.
     fn note(&self, refused: Refused) {
         let mut state = self.registry.lock();
@@ -269,7 +273,7 @@ impl Inner {
                 self.call_off(&mut state, CalledOff::Refused(refused));
             }
             _ if rank >= state.ranks.len() => {}
-            // A caller that is proven to be the rank says more than one that is not.
+            // A caller that is proven to be the rank is more informative than one that is not.
             Why::Secret => _ = state.refused.entry(rank).or_insert(refused),
             Why::Job(_) | Why::Settings(_) => _ = state.refused.insert(rank, refused),
         }
@@ -282,7 +286,7 @@ impl Inner {
         let _ = lock(&self.troubles).send(event);
     }
 
-    /// Waits until all ranks have come, then looks into one trouble after the other.
+    /// Waits until all ranks have arrived, then investigates one trouble after another.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
         let over = |state: &State| state.joined || state.closed || state.called_off.is_some();
         let state = self.registry.wait_until(self.registry.lock(), timeout, over);
@@ -309,7 +313,7 @@ impl Inner {
 
     fn look_into(&self, trouble: Trouble) {
         let state = self.registry.lock();
-        // A rank that reports late has been told the cause, or is about to read it.
+        // A rank that reports late has received the cause, or is about to read it.
         if state.world.is_some() || state.groups.contains_key(&trouble.group.number) {
             return;
         }
@@ -318,7 +322,7 @@ impl Inner {
         self.fail(group, cause);
     }
 
-    /// Tells all ranks, unless they know of an earlier cause.
+    /// Informs all ranks, unless they know of an earlier cause.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         self.registry.update(|state| {
             match group {

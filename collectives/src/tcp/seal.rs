@@ -1,9 +1,8 @@
 //! Sealed traffic: the records that a connection consists of after its handshake.
 //!
-//! A record is four bytes of length, a body and a tag of AES-128-GCM. The nonce is the number of the record,
-//! and each direction of each connection has a key of its own. So a record that was changed, left out,
-//! repeated or moved does not open. A key is replaced by a hash of itself before it has sealed more than GCM
-//! allows.
+//! A record is four bytes of length, a body and an AES-128-GCM tag. The nonce is the number of the record,
+//! and each direction of each connection has its own key. So a record that was changed, omitted, repeated or
+//! moved does not open. A key is replaced by its hash before it has sealed more records than GCM allows.
 
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
@@ -12,23 +11,23 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
-/// Most bytes of a body.
+/// Maximum bytes of a body.
 const BODY: usize = 128 << 10;
 
-/// Bytes of the length in front of a body.
+/// Bytes of the length before a body.
 const LENGTH: usize = 4;
 
-/// Bytes of the tag behind it.
+/// Bytes of the tag after the body.
 const TAG: usize = 16;
 
-/// Records that one key seals: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
+/// Records sealed with one key: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
 const RECORDS_PER_KEY: u64 = 1 << 22;
 
 /// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
 
-/// A keyed hash (HMAC-SHA-256) of `text`, which proves that its maker knows the key; `role` keeps it apart
-/// from hashes for other uses. No role may start with another.
+/// Computes a keyed hash (HMAC-SHA-256) of `text`, which proves that its author knows the key; `role` keeps
+/// it apart from hashes for other uses. No role may be a prefix of another.
 pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
     // `new_from_slice` cannot fail for HMAC.
     let mac = <Hmac<Sha256> as Mac>::new_from_slice(key);
@@ -36,27 +35,28 @@ pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
     mac.chain_update(role).chain_update(text)
 }
 
-/// A key that is the start of a keyed hash.
+/// Derives a key: the first bytes of a keyed hash.
 pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
     let hash: [u8; 32] = keyed(from, role, text).finalize().into_bytes().into();
     std::array::from_fn(|index| hash[index])
 }
 
-/// Why a record does not open.
+/// The reason why a record does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// The other side did not send this as this record, or it has another key.
+    /// The record is not the one that the other side sent at this position, or the other side has another
+    /// key.
     #[error("record {record} is not genuine: it was changed, repeated or moved on its way")]
     Forged {
         /// Number of the record on this connection, from 0.
         record: u64,
     },
-    /// It claims to be longer than a record may be.
+    /// The record claims to be longer than allowed.
     #[error("record {record} claims {length} bytes, where at most {BODY} are allowed")]
     TooLong {
         /// Number of the record on this connection, from 0.
         record: u64,
-        /// The length that it claims, in bytes.
+        /// The claimed length in bytes.
         length: usize,
     },
     /// The connection ended inside the record.
@@ -81,7 +81,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// `None` if nothing is sealed.
+    /// Creates a direction, or `None` if nothing is sealed.
     fn new(seal: Seal, key: &Key) -> Option<Direction> {
         match seal {
             Seal::Off => None,
@@ -89,7 +89,7 @@ impl Direction {
         }
     }
 
-    /// Goes on to the next record.
+    /// Advances to the next record.
     fn advance(&mut self) {
         self.next += 1;
         if self.next.is_multiple_of(RECORDS_PER_KEY) {
@@ -108,9 +108,9 @@ impl Direction {
 /// The sending half of a sealed connection.
 pub(super) struct Sealer {
     direction: Direction,
-    /// The record that is being sent; empty between two records.
+    /// The record being sent; empty between two records.
     record: Vec<u8>,
-    /// Bytes of it that have been sent.
+    /// Bytes of the record that have been sent.
     sent: usize,
 }
 
@@ -120,8 +120,8 @@ impl Sealer {
         Some(Box::new(Sealer { direction, record: Vec::new(), sent: 0 }))
     }
 
-    /// Writes the start of `parts` as one record. Once the whole record has been sent, it returns the number
-    /// of bytes in it. After a temporary error it must be called again with the same bytes, which may be
+    /// Writes the start of `parts` as one record. Once the whole record has been sent, returns the number of
+    /// bytes in it. After a temporary error, it must be called again with the same bytes, which may be
     /// followed by more.
     pub(super) fn write(&mut self, mut to: impl Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.record.is_empty() {
@@ -145,7 +145,7 @@ impl Sealer {
     }
 
     fn close(&mut self) -> io::Result<()> {
-        // Fits: bodies are far below 4 GiB.
+        // The length fits: bodies are far below 4 GiB.
         let len = (self.record.len() - LENGTH) as u32;
         self.record[..LENGTH].copy_from_slice(&len.to_le_bytes());
         let nonce = self.direction.nonce();
@@ -163,9 +163,9 @@ pub(super) struct Opener {
     direction: Direction,
     /// Starts with the record that is arriving or being read; the rest is room for longer records.
     record: Vec<u8>,
-    /// Length of the record, as far as it is known.
+    /// Length of the record, as far as known.
     whole: usize,
-    /// Bytes of it that have arrived.
+    /// Bytes of the record that have arrived.
     filled: usize,
     /// Bytes of its body that have been read; `None` while it is arriving.
     read: Option<usize>,
@@ -203,7 +203,7 @@ impl Opener {
                 if count > 0 {
                     return Ok(count);
                 }
-                // `parts` are empty, or the record was.
+                // `parts` or the record is empty.
                 if self.read.is_some() {
                     return Ok(0);
                 }
@@ -235,7 +235,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Checks the record that has arrived, and decrypts it.
+    /// Checks and decrypts the record that has arrived.
     fn open(&mut self) -> io::Result<()> {
         let end = self.whole - TAG;
         let tag: [u8; TAG] = std::array::from_fn(|index| self.record[end + index]);
@@ -250,7 +250,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Notes an error, which every later read returns as well.
+    /// Records an error, which every later read returns as well.
     fn fail(&mut self, error: impl FnOnce(u64) -> SealError) -> io::Error {
         let error = error(self.direction.next);
         self.failed = Some(error);
@@ -274,7 +274,7 @@ mod tests {
         texts.iter().map(record).collect()
     }
 
-    /// All that opens of `bytes`, and why it ends.
+    /// Returns the bytes of `bytes` that open, and the error at their end.
     fn opened(bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
         let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
         let (mut from, mut all) = (bytes, Vec::new());
@@ -285,7 +285,7 @@ mod tests {
                 Ok(count) => all.extend_from_slice(&some[..count]),
                 Err(error) => {
                     let error = *error.get_ref().unwrap().downcast_ref::<SealError>().unwrap();
-                    // It stays that way.
+                    // The error persists.
                     assert!(opener.read(&[][..], &mut [IoSliceMut::new(&mut some)]).is_err());
                     return (all, Some(error));
                 }
@@ -321,7 +321,7 @@ mod tests {
             let mut changed = records.clone();
             changed[1][bit / 8] ^= 1 << (bit % 8);
             let (before, error) = opened(&changed.concat());
-            // A changed length leads to too few bytes, too many, or another body.
+            // A changed length leads to too few bytes, too many, or a different body.
             assert!(before == b"before" && error.is_some(), "bit {bit}: {error:?}");
             if bit >= LENGTH * 8 {
                 assert_eq!(error, Some(SealError::Forged { record: 1 }));
@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// A socket takes some bytes, then none for a while.
+    /// A socket accepts some bytes, then none for a while.
     #[test]
     fn a_record_that_leaves_in_pieces_is_one_record() {
         struct Slow(Vec<u8>, bool);
@@ -390,7 +390,7 @@ mod tests {
         let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
         let mut socket = Slow(Vec::new(), false);
         let mut attempts = 0;
-        // More has become available by the time of the later attempts.
+        // More bytes have become available by the time of the later attempts.
         let texts = [&b"early"[..], b"early and late"];
         let count = loop {
             match sealer.write(&mut socket, &[IoSlice::new(texts[attempts.min(1)])]) {

@@ -1,19 +1,19 @@
-//! Detects that this process did not run for a while.
+//! Detects that this process did not run for some time.
 
 use crate::flight::Stall;
 use std::time::{Duration, Instant};
 
-/// How much too long a rest must be to show that the process did not run. On a busy machine, rests are a
-/// little too long as well.
+/// Minimum excess of a sleep that shows that the process did not run. On a busy machine, sleeps are slightly
+/// too long as well.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Observes a thread that rests for a fixed time again and again. A rest that lasts much longer shows that
-/// the process did not run: it was stopped, or frozen with its machine.
+/// Observes a thread that sleeps repeatedly for a fixed time. A sleep that lasts much longer shows that the
+/// process did not run: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
-    /// When the current rest of the thread began.
+    /// Start of the thread's current sleep.
     rests_since: Option<Instant>,
-    /// The end of the last rest that was too long, and by how much it was too long.
+    /// The end of the last sleep that was too long, and its excess.
     stalled: Option<(Instant, Duration)>,
 }
 
@@ -31,8 +31,8 @@ impl StallDetector {
         self.rests_since = None;
     }
 
-    /// The last period in which this process did not run. It may be asked for before the resting thread has
-    /// woken up.
+    /// Returns the last period in which this process did not run. May be called before the sleeping thread
+    /// has woken up.
     pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
         let (end, length) = self.at(now)?;
         let ago = now.saturating_duration_since(end).as_secs_f64();
@@ -57,11 +57,11 @@ mod tests {
         let mut detector = StallDetector::new(Duration::from_secs(1));
         detector.rest(at(0));
         assert_eq!(detector.stall(at(2)), None);
-        // Whether the thread that rests is awake already or not.
+        // The result is the same before and after the sleeping thread wakes up.
         assert_eq!(detector.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
         detector.wake(at(61));
         assert_eq!(detector.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
-        // Rests as they should be change nothing.
+        // Sleeps of the normal length change nothing.
         detector.rest(at(64));
         detector.wake(at(65));
         detector.rest(at(65));

@@ -1,10 +1,10 @@
-//! How data moves between processes.
+//! Transfers between processes.
 //!
-//! There are two ways, with the same result bit for bit. *Direct*: every rank sends every other rank what
-//! that rank needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
+//! There are two algorithms, with bitwise identical results. *Direct*: every rank sends every other rank the
+//! data that it needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
 //! passes from rank to rank in order, so that each byte crosses the network between two machines once,
 //! however many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete at the
-//! last rank, which sends each rank its chunk, so that additions are in the order of the ranks.
+//! last rank, which sends each rank its chunk, so that additions are in rank order.
 
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
@@ -13,11 +13,11 @@ use crate::reduce::{self, chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes received from one rank before they are summed. Those of four ranks fill half of a second-level
+/// Bytes received from one rank before they are summed. The blocks of four ranks fill half of a second-level
 /// cache.
 const BLOCK: usize = 256 << 10;
 
-/// Up to this many bytes in all, an all-reduce sends every buffer to every rank, which takes one exchange
+/// Maximum total bytes for which an all-reduce sends every buffer to every rank, which takes one exchange
 /// instead of two.
 const SMALL: usize = 64 << 10;
 
@@ -25,7 +25,7 @@ const SMALL: usize = 64 << 10;
 pub(super) struct Transfer<'a> {
     pub(super) wire: &'a mut Wire,
     pub(super) rank: usize,
-    /// Whether large transfers go around the ring.
+    /// True if large transfers go around the ring.
     pub(super) ring: bool,
 }
 
@@ -39,8 +39,7 @@ impl Transfer<'_> {
         (0..self.world_size()).filter(move |peer| *peer != rank)
     }
 
-    /// Takes one step after the other, and waits in between until bytes can move, until a step says that it
-    /// was the last.
+    /// Repeats `step` until it returns true. Between two steps, waits until bytes can move.
     fn repeat(&mut self, mut step: impl FnMut(&mut Self) -> Result<bool, Stop>) -> Result<(), Stop> {
         while !step(self)? {
             self.wire.wait()?;
@@ -70,7 +69,7 @@ impl Transfer<'_> {
                 done &= this.wire.receive(peer, chunk)? == Some(expected);
             }
             if !copied {
-                // After the first sends, so that the other ranks receive meanwhile.
+                // Copied after the first sends, so that the other ranks receive meanwhile.
                 output[chunks[this.rank].clone()].copy_from_slice(input);
                 copied = true;
             }
@@ -94,7 +93,7 @@ impl Transfer<'_> {
     fn all_gather_ring(&mut self, output: &mut [u8], chunks: &[Range<usize>]) -> Result<(), Stop> {
         let (world_size, rank) = (self.world_size(), self.rank);
         let (next, previous) = self.ring_neighbours();
-        // In step `s`, a rank sends the chunk that it received in the step before; in step 0 its own.
+        // In step `s`, a rank sends the chunk that it received in the previous step; in step 0, its own.
         let chunk = |step: usize| chunks[(rank + world_size - step) % world_size].clone();
         let (mut sending, mut receiving) = (0, 1);
         let mut received = 0;
@@ -192,8 +191,8 @@ impl Transfer<'_> {
         self.finish_peer_reads()
     }
 
-    /// Rank 0 sends its input to the next rank, every rank adds its own, and the last one sends each rank its
-    /// chunk.
+    /// Rank 0 sends its input to the next rank, every rank adds its own input, and the last rank sends each
+    /// rank its chunk.
     fn reduce_ring(
         &mut self,
         dtype: DType,
@@ -281,7 +280,7 @@ impl Transfer<'_> {
         })
     }
 
-    /// Overwrites `buffer` with the one of `root`, down a binomial tree, after all ranks have agreed on the
+    /// Overwrites `buffer` with the root's buffer, down a binomial tree, after all ranks have agreed on the
     /// operation.
     pub(super) fn broadcast(&mut self, buffer: &mut [u8], root: usize) -> Result<(), Stop> {
         self.meet()?;
@@ -299,8 +298,8 @@ impl Transfer<'_> {
         })
     }
 
-    /// This rank's parent and children in the binomial tree below `root`. Ranks are numbered from the root;
-    /// the parent of a number is that number without its lowest bit.
+    /// Returns this rank's parent and children in the binomial tree below `root`. Ranks are numbered from the
+    /// root; the parent of a number is that number without its lowest bit.
     fn tree(&self, root: usize) -> (Option<usize>, Vec<usize>) {
         let world_size = self.world_size();
         let place = (self.rank + world_size - root) % world_size;
@@ -319,7 +318,7 @@ impl Transfer<'_> {
         (parent, children)
     }
 
-    /// The ranks that this one sends to and receives from on the ring.
+    /// Returns the ranks to which this rank sends and from which it receives on the ring.
     fn ring_neighbours(&self) -> (usize, usize) {
         let world_size = self.world_size();
         ((self.rank + 1) % world_size, (self.rank + world_size - 1) % world_size)
@@ -331,17 +330,17 @@ pub(super) fn equal_chunks(size: usize, world_size: usize) -> Vec<Range<usize>> 
     (0..world_size).map(|rank| rank * size..(rank + 1) * size).collect()
 }
 
-/// Byte ranges that cover a chunk; one empty range for an empty chunk, so that its header is read.
+/// Returns byte ranges that cover a chunk; one empty range for an empty chunk, so that its header is read.
 fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.max(1)).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(len))
 }
 
 fn sum(dtype: DType, output: &mut [u8], addends: &[&[u8]]) {
-    // Calls with a type that has no sum are refused before they get here.
+    // Calls with a type that has no sum are refused earlier.
     let _ = sum_bytes(dtype, output, addends);
 }
 
-/// `sums += values`, for wide types.
+/// Computes `sums += values` for wide types.
 fn add(dtype: DType, sums: &mut [u8], values: &[u8]) {
     match dtype {
         DType::F64 => reduce::add::<f64>(bytemuck::cast_slice_mut(sums), bytemuck::cast_slice(values)),

@@ -1,9 +1,9 @@
-//! Connections whose other side has not proved yet that it knows the secret.
+//! Connections whose other side has not yet proved that it knows the secret.
 //!
 //! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
-//! oldest of the address that has the most, and of an address from which no rank has come as long as there is
-//! one. So whoever opens many connections and sends nothing loses their own, and a rank, which answers at
-//! once, is rarely among the oldest.
+//! oldest connection of the address that has the most. Addresses from which no rank has come go first. So a
+//! client that opens many connections and sends nothing loses its own, and a rank, which answers at once,
+//! rarely has one of the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Limit of open connections, besides two for each rank.
+/// Limit of open connections, in addition to two for each rank.
 const SPARE: usize = 256;
 
 /// The unauthenticated connections of one listener.
@@ -23,9 +23,9 @@ pub(super) struct Unauthenticated {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// In the order of their age.
+    /// Open connections, oldest first.
     open: BTreeMap<u64, Open>,
-    /// Addresses from which a rank has come.
+    /// Addresses from which a rank has connected.
     known: HashSet<IpAddr>,
 }
 
@@ -34,7 +34,7 @@ struct Open {
     stream: Arc<TcpStream>,
 }
 
-/// A connection's number among those of its listener.
+/// A connection's number at its listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number(u64);
 
@@ -58,12 +58,12 @@ impl Unauthenticated {
         (Number(number), is_full.then(|| state.turn_away()).flatten())
     }
 
-    /// Closes one connection, if there is any; returns its address.
+    /// Closes one connection, if there is any, and returns its address.
     pub(super) fn turn_away(&self) -> Option<IpAddr> {
         lock(&self.state).turn_away()
     }
 
-    /// Notes that the other side has authenticated itself. Returns false if the connection was closed
+    /// Records that the other side has authenticated itself. Returns false if the connection was closed
     /// meanwhile.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
@@ -74,8 +74,8 @@ impl Unauthenticated {
         removed.is_some()
     }
 
-    /// Notes that the other side has failed to authenticate itself. Returns false if the connection was
-    /// closed meanwhile.
+    /// Records that the other side failed to authenticate itself. Returns false if the connection was closed
+    /// meanwhile.
     pub(super) fn leave(&self, number: Number) -> bool {
         lock(&self.state).open.remove(&number.0).is_some()
     }
@@ -84,7 +84,7 @@ impl Unauthenticated {
         lock(&self.state).open.is_empty()
     }
 
-    /// Closes all of them.
+    /// Closes all connections.
     pub(super) fn clear(&self) {
         while self.turn_away().is_some() {}
     }
@@ -96,8 +96,8 @@ impl State {
         for open in self.open.values() {
             *counts.entry(open.from).or_default() += 1;
         }
-        // Addresses from which no rank has come are first to go, then those with the most connections. Age
-        // decides among equals.
+        // Addresses from which no rank has connected go first, then those with the most connections. Ties are
+        // decided by age.
         let rank = |from: &IpAddr| {
             let is_foreign = !from.to_canonical().is_loopback() && !self.known.contains(from);
             (is_foreign, counts.get(from).copied())
@@ -105,9 +105,9 @@ impl State {
         let worst = counts.keys().map(rank).max()?;
         let (&number, _) = self.open.iter().find(|(_, open)| rank(&open.from) == worst)?;
         let open = self.open.remove(&number)?;
-        // An empty message tells a rank that the connection was not closed because of its secret.
+        // An empty message informs a rank that the connection was not closed because of its secret.
         let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // Makes the handshake that uses the connection fail at once.
+        // Makes the handshake on this connection fail at once.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
     }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Connections that are not really from where a test says that they are.
+    /// Connections for which a test pretends an address.
     struct Street {
         listener: TcpListener,
         theirs: Vec<TcpStream>,
@@ -148,7 +148,7 @@ mod tests {
         let flood: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
         let (rank, displaced) = street.enter(2);
         assert_eq!(displaced, None);
-        // Another rank, and more of the flood: all at the cost of the flood.
+        // Another rank, and more of the flood: the flood pays for both.
         let (other, displaced) = street.enter(3);
         assert_eq!(displaced, Some(address(1)));
         assert_eq!(street.enter(1).1, Some(address(1)));
@@ -163,7 +163,7 @@ mod tests {
         let (first, _) = street.enter(1);
         assert!(street.unauthenticated.prove(first));
         let ranks: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
-        // Another address has to go although its connection is the newest and its only one.
+        // The other address must go, although its connection is the newest and its only one.
         assert_eq!(street.enter(2).1, Some(address(2)));
         assert!(ranks.into_iter().all(|rank| street.unauthenticated.prove(rank)));
     }

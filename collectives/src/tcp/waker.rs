@@ -1,4 +1,4 @@
-//! A way to wake a thread that waits for sockets.
+//! Wakes a thread that waits for sockets.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -14,7 +14,7 @@ impl Waker {
     }
 
     pub(super) fn wake(&self) {
-        // Fails only if the counter is full, and then it is awake already.
+        // Fails only if the counter is full, and then the waker is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

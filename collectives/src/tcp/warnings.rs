@@ -1,10 +1,10 @@
-//! Warnings about callers, of whom there may be very many.
+//! Warnings about callers, of which there may be very many.
 
 use crate::sync::lock;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// At most one warning is logged in this time. The others are counted.
+/// Minimum time between two logged warnings. The others are counted.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
 /// Logs warnings about callers at a limited rate.
@@ -26,7 +26,7 @@ impl Warnings {
         Warnings { state: Mutex::default(), period: PERIOD, say: |text| tracing::warn!("{text}") }
     }
 
-    /// Logs `text` now, or counts it if a warning was logged a short while ago.
+    /// Logs `text` now, or counts it if another warning was logged recently.
     pub(super) fn warn(&self, text: String) {
         let mut state = lock(&self.state);
         let count = state.unsaid.take().map_or(0, |(count, _)| count);
@@ -38,12 +38,12 @@ impl Warnings {
         }
     }
 
-    /// Whether a warning has not been logged yet.
+    /// Returns whether a warning has not been logged yet.
     pub(super) fn is_waiting(&self) -> bool {
         lock(&self.state).unsaid.is_some()
     }
 
-    /// Logs the warnings that were not logged, unless it is too early.
+    /// Logs the withheld warnings, unless it is too early.
     pub(super) fn catch_up(&self) {
         let mut state = lock(&self.state);
         if state.said.is_none_or(|said| said.elapsed() >= self.period) {

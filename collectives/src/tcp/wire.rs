@@ -1,4 +1,4 @@
-//! Bytes to and from the other ranks of a group, without blocking.
+//! Non-blocking transfers to and from the other ranks of a group.
 
 use super::channel::Channel;
 use super::peer_memory::{PeerMemory, address};
@@ -15,24 +15,26 @@ use std::time::Duration;
 /// Bytes of the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
-/// A payload of at least this many bytes is not sent to a peer that can read this rank's memory.
+/// Minimum size in bytes of payloads that a peer reads from this rank's memory, if it can, instead of
+/// receiving them.
 const PEER_READ: usize = 256 << 10;
 
-/// Bytes that say where in this rank's memory a payload is.
+/// Bytes of the address of a payload in this rank's memory.
 const DESCRIPTOR: usize = 8;
 
-/// What a rank sends when it has read everything from a peer's memory, and what that peer answers.
+/// The byte that a rank sends when it has read everything from a peer's memory, and the byte with which the
+/// peer answers.
 const READ: u8 = b'r';
 const CONFIRMED: u8 = b'l';
 
-/// Why a connection is given up that sends neither.
+/// Error for a connection whose peer sends neither byte.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
-/// How long an operation may go on after its group has failed without a byte moving. If all ranks had entered
-/// the operation, bytes move until it completes.
+/// Time that an operation may continue after its group has failed without a byte moving. If all ranks had
+/// entered the operation, bytes move until it completes.
 const DRAIN: Duration = Duration::from_millis(250);
 
-/// What a rank sends before its data.
+/// The header that a rank sends before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     /// The rank is in this operation. The digest covers everything that ranks must agree on.
@@ -53,7 +55,7 @@ impl Header {
         bytemuck::cast(words.map(u64::to_le))
     }
 
-    /// `None` for anything else.
+    /// Decodes a header, or returns `None` if it is invalid.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
         match bytemuck::cast::<_, [u64; 3]>(*bytes).map(u64::from_le) {
             [OPERATION, sequence, digest] => Some(Header::Operation { sequence, digest }),
@@ -63,7 +65,7 @@ impl Header {
     }
 }
 
-/// Why an operation cannot go on. Ranks are ranks of the group.
+/// The reason why an operation cannot continue. Ranks are ranks of the group.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The group has failed; [`Control`](super::control::Control) knows the cause.
@@ -81,39 +83,39 @@ pub(super) struct Link {
     pub(super) memory: Option<PeerMemory>,
 }
 
-/// The connections of a rank to the others of its group, and what is under way on them.
+/// The connections of a rank to the other ranks of its group, and the state of their transfers.
 ///
-/// An operation consists of one or more *exchanges*. In each, a rank may send one payload to and
-/// receive one from every other rank; [`Wire::finish_peer_reads`] ends it.
+/// An operation consists of one or more *exchanges*. In each, a rank may send one payload to every other rank
+/// and receive one from it; [`Wire::finish_peer_reads`] ends the exchange.
 pub(super) struct Wire {
     links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
     header: [u8; HEADER],
     waker: Arc<Waker>,
-    /// Whether peers that can read this rank's memory read large payloads of this exchange from there.
+    /// True if peers that can read this rank's memory read large payloads of this exchange from there.
     peer_reads: bool,
-    /// Memory for data that cannot be received where it belongs; kept from one operation to the next.
+    /// Memory for data that cannot be received in its final place; kept from one operation to the next.
     staging: Buffer,
 }
 
 /// The traffic of one exchange with one peer.
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// Bytes sent: the header, which comes once per operation, and the payload or descriptor.
+    /// Bytes sent: the header, once per operation, and the payload or descriptor.
     sent: usize,
     /// Bytes received, counted likewise.
     received: usize,
     incoming: [u8; HEADER],
-    /// Where the payload is that this rank reads from the peer's memory.
+    /// Location of the payload that this rank reads from the peer's memory.
     descriptor: [u8; DESCRIPTOR],
-    /// Whether the peer reads this rank's payload from its memory, and the other way round.
+    /// True if the peer reads this rank's payload from its memory, and vice versa.
     is_read: bool,
     reads: bool,
-    /// Bytes that have been copied from the peer's memory.
+    /// Bytes copied from the peer's memory.
     copied: usize,
     /// Bytes sent and received that end a peer read: [`READ`] and [`CONFIRMED`].
     closing: [usize; 2],
-    /// What the caller waits for.
+    /// The events that the caller waits for.
     wants_send: bool,
     wants_receive: bool,
 }
@@ -130,7 +132,7 @@ impl Wire {
         })
     }
 
-    /// The waker that wakes [`Wire::wait`] when the group fails.
+    /// Returns the waker that wakes [`Wire::wait`] when the group fails.
     pub(super) fn waker(&self) -> &Arc<Waker> {
         &self.waker
     }
@@ -156,13 +158,14 @@ impl Wire {
         self.peer_reads = peer_reads;
     }
 
-    /// The memory of `peer` if a payload of `len` bytes to or from it is read from memory, and not sent.
+    /// Returns the memory of `peer` if a payload of `len` bytes to or from it is read from memory instead of
+    /// being sent.
     fn peer_memory(&self, peer: usize, len: usize) -> Option<PeerMemory> {
         let link = self.links[peer].as_ref()?;
         link.memory.filter(|_| self.peer_reads && len >= PEER_READ)
     }
 
-    /// Number of ranks in the group.
+    /// Returns the number of ranks in the group.
     pub(super) fn world_size(&self) -> usize {
         self.links.len()
     }
@@ -177,14 +180,14 @@ impl Wire {
         self.staging = staging;
     }
 
-    /// The next send to `peer` starts a new payload.
+    /// Makes the next send to `peer` start a new payload.
     pub(super) fn restart_send(&mut self, peer: usize) {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the payload
-    /// have been sent by now, over all calls with the same payload; `None` while the header is still on its
-    /// way. A payload that the peer reads from memory counts as sent once the peer knows where it is.
+    /// Sends as much as possible of the header and then of `payload` to `peer`. Returns the number of bytes
+    /// of the payload sent so far, over all calls with the same payload; `None` while the header is
+    /// incomplete. A payload that the peer reads from memory counts as sent once the peer has its address.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
         let is_read = self.peer_memory(peer, payload.len()).is_some();
         let descriptor = address(payload).to_le_bytes();
@@ -212,15 +215,15 @@ impl Wire {
         Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives what has arrived of the header and then of a whole payload from `peer`; counts like
+    /// Receives the available bytes of the header and then of a whole payload from `peer`; counts like
     /// [`Wire::send`].
     pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
         let len = whole.len();
         self.receive_block(peer, whole, 0, len)
     }
 
-    /// Receives the block of a payload of `whole` bytes that starts at `start`, counting from there. Call
-    /// [`Wire::next_block`] between two blocks.
+    /// Receives the block that starts at `start` of a payload of `whole` bytes, and counts from its start.
+    /// Call [`Wire::next_block`] between two blocks.
     pub(super) fn receive_block(
         &mut self,
         peer: usize,
@@ -237,7 +240,7 @@ impl Wire {
         }
         let lane = &mut self.lanes[peer];
         lane.reads = true;
-        // The block may have been read already, if the caller still waits for those of other peers.
+        // The block may have been read already, if the caller still waits for the blocks of other peers.
         if lane.copied < start + block.len() {
             let address = u64::from_le_bytes(lane.descriptor).wrapping_add(start as u64);
             memory.read(address, block).map_err(|error| lost(peer, error))?;
@@ -246,7 +249,7 @@ impl Wire {
         Ok(Some(block.len()))
     }
 
-    /// Reads the header from the socket and then `payload`, or the descriptor of a peer read in its place.
+    /// Reads the header from the socket and then `payload`, or the descriptor of a peer read instead of it.
     fn read(&mut self, peer: usize, payload: &mut [u8], is_descriptor: bool) -> Result<Option<usize>, Stop> {
         let Wire { links, lanes, header, .. } = self;
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
@@ -276,7 +279,7 @@ impl Wire {
         Ok(received.checked_sub(HEADER))
     }
 
-    /// The next block of the payload from `peer` goes elsewhere.
+    /// Directs the next block of the payload from `peer` to another place.
     pub(super) fn next_block(&mut self, peer: usize) {
         let lane = &mut self.lanes[peer];
         if !lane.reads {
@@ -287,8 +290,9 @@ impl Wire {
     /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's
     /// memory any more.
     ///
-    /// The rank that has read says so, and the rank whose memory was read confirms that the payload was valid
-    /// until then. Without the confirmation, the reader could have read memory that a failed peer had reused.
+    /// The reading rank reports that it has finished, and the rank whose memory was read confirms that the
+    /// payload was valid until then. Without the confirmation, the reader could have read memory that a
+    /// failed peer had reused.
     pub(super) fn finish_peer_reads(&mut self, peer: usize) -> Result<bool, Stop> {
         let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
             return Ok(true);
@@ -296,7 +300,7 @@ impl Wire {
         let total = usize::from(lane.is_read) + usize::from(lane.reads);
         loop {
             let [said, heard] = lane.closing;
-            // The first byte in either direction says that the reader is done.
+            // The first byte in either direction reports that the reader is done.
             let may_say = usize::from(lane.reads) + usize::from(lane.is_read && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
             let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
@@ -323,7 +327,7 @@ impl Wire {
         }
     }
 
-    /// Waits until a send or receive that was incomplete can go on.
+    /// Waits until an incomplete send or receive can continue.
     pub(super) fn wait(&mut self) -> Result<(), Stop> {
         let mut ready = Vec::with_capacity(self.links.len() + 1);
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
@@ -342,7 +346,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The group has failed. Goes on for as long as bytes move.
+    /// Continues, after the group has failed, for as long as bytes move.
     fn drain(&self, mut ready: Vec<PollFd<'_>>) -> Result<(), Stop> {
         ready.remove(0);
         let limit = Timespec::try_from(DRAIN).map_err(|_| Stop::Failed)?;
@@ -352,7 +356,7 @@ impl Wire {
         }
     }
 
-    /// Tells the others that this rank leaves, if it is not in the middle of sending something.
+    /// Informs the other ranks that this rank leaves, unless a send is incomplete.
     pub(super) fn leave(&mut self) {
         let idle = !self.lanes.iter().any(|lane| lane.wants_send);
         for link in self.links.iter_mut().flatten() {
@@ -374,7 +378,8 @@ fn check(peer: usize, theirs: &[u8; HEADER], mine: &[u8; HEADER]) -> Result<(), 
     }
 }
 
-/// The number of bytes that have moved; 0 if none can for now. To move none for good is the error `end`.
+/// Returns the number of bytes moved, or 0 if none can be moved now. The end of the connection is the error
+/// `end`.
 fn moved(peer: usize, outcome: io::Result<usize>, end: io::ErrorKind) -> Result<usize, Stop> {
     match outcome {
         Ok(0) => Err(lost(peer, end.into())),

@@ -5,7 +5,7 @@ use crate::support::*;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase, Total};
 use std::sync::Arc;
 
-/// A little of everything, on a world of 4 and its pairs.
+/// One call of everything, on a world of 4 and its pairs.
 pub fn program(member: &dyn Communicator) {
     let rank = member.rank();
     let pair = member.split("pair", Some(rank as u32 / 2), rank as i64 % 2);

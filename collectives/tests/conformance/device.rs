@@ -1,5 +1,5 @@
-//! Buffers on a GPU: ranks as threads that share one, through wgpu. Without a GPU, Mesa's lavapipe will
-//! do.
+//! Buffers on a GPU: ranks as threads that share one, through wgpu. Without a GPU, Mesa's lavapipe is
+//! sufficient.
 
 use crate::failures::{check_invalid, check_mismatch, diverge};
 use crate::support::*;
@@ -22,7 +22,7 @@ fn on_device<T: Element>(client: &Client, values: &[T]) -> Buffer {
     buffer
 }
 
-/// A buffer on the GPU whose contents no result may have.
+/// Returns a buffer on the GPU with contents that no result can have.
 fn poisoned(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut poison = Buffer::zeros(dtype, len);
     poison.as_bytes_mut().fill(0x5a);
@@ -54,7 +54,7 @@ fn check_moves<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
     });
 }
 
-/// Runs the operations that add, all in flight together, with shards of `len` elements.
+/// Runs the operations that sum, all in flight together, with shards of `len` elements.
 fn check_sums<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
     let (client, world_size) = (client(), world[0].world_size());
     let inputs: Vec<Vec<T>> = (0..world_size).map(|rank| values(rank, len * world_size)).collect();
@@ -69,7 +69,7 @@ fn check_sums<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
         // A length that the world size does not divide, unless it is 1.
         let odd = len * world_size - (len * world_size).min(1);
         let reduce_odd = member.all_reduce(label("odd"), on_device(&client, &own[..odd]));
-        // The same on the host, beside it.
+        // The same on the host, at the same time.
         let on_host = member.all_reduce(label("host"), Buffer::from_slice(own));
 
         let slice = scatter.wait(PATIENCE).unwrap();
@@ -88,7 +88,7 @@ fn check_sums<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
     });
 }
 
-/// Checks sums of `T`, or that they are refused on every rank where the GPU has none.
+/// Checks sums of `T`, or, if the GPU has none, that every rank refuses them.
 fn check_sums_or_refusal<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize, has: bool) {
     if has {
         return check_sums::<T>(world, len);
@@ -161,7 +161,7 @@ fn device_bytes_can_be_moved_to_any_position() {
 
 #[test]
 fn device_buffers_larger_than_a_kernel_sees() {
-    // A kernel sees 64 MiB, and lavapipe has buffers of 128 MiB at most. First bytes that are moved.
+    // A kernel sees 64 MiB, and lavapipe has buffers of 128 MiB at most. First, operations that move bytes.
     let (client, len) = (client(), (16 << 20) + 3);
     let sent = values::<f32>(1, len);
     on_each_rank(&world(2), |member| {
@@ -172,7 +172,7 @@ fn device_buffers_larger_than_a_kernel_sees() {
         let received = member.broadcast(label("large"), buffer, 1).wait(PATIENCE).unwrap();
         assert_device_bits(&received, &sent, "broadcast");
     });
-    // Then the running sum, which is of twice the size, and inputs that start within a piece.
+    // Then the running sum, which is twice as large, and inputs that start within a piece.
     check_sums::<f16>(&world(2), (16 << 20) + 5);
 }
 
@@ -205,7 +205,7 @@ fn device_work_before_and_after_is_ordered_without_the_host() {
             let input = |round: usize| values::<f32>(member.rank() + 10 * round, 4099);
             let gathered: Vec<Buffer> = (0..20)
                 .map(|round| {
-                    // The copy is made by the GPU just before; its memory is used again just after.
+                    // The GPU makes the copy just before; its memory is reused just after.
                     let own = Arc::new(on_device(&client, &input(round)).clone());
                     let output = poisoned(&client, DType::F32, 3 * 4099);
                     let work = member.all_gather(label("gather"), Arc::clone(&own), output);
@@ -299,7 +299,7 @@ fn parts_come_back_to_the_host_and_changes_go_there_and_back() {
         let room = buffer.like(3);
         assert_eq!((room.location(), room.len(), room.dtype()), (location, 3, DType::F32));
     }
-    // Elements of 16 bits, of which two are a word.
+    // Elements of 16 bits, two per word.
     let halves: Vec<bf16> = (0..7).map(|index| bf16::from_f32(index as f32)).collect();
     let buffer = on_device(&client, &halves);
     for range in [0..7, 2..7, 2..5, 4..5] {

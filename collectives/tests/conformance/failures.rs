@@ -5,12 +5,12 @@ use kiln_collectives::{
     Argument, ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Finding, Label, Operation,
     Phase, Work,
 };
-use std::sync::{Arc, Barrier};
-use std::thread;
+use kiln_testkit::{Meeting, wait_until};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Lets rank 1 of 3 call something else than the others; returns the error of each rank.
-/// Also checks that the group stays failed with the same cause.
+/// Lets rank 1 of 3 issue a different call from the others; returns the error of each rank. Also checks that
+/// the group stays failed with the same cause.
 pub fn diverge(
     world: World,
     common: impl Fn(&dyn Communicator) -> Work + Sync,
@@ -192,7 +192,7 @@ fn abort_in_one_group_reaches_all_groups_of_the_world() {
     on_each_rank(&world, |member| {
         let rank = member.rank();
         let pair = member.split("pair", Some(rank as u32 / 2), 0).unwrap().unwrap();
-        // Rank 0 waits in a group that the aborting rank 3 is no member of.
+        // Rank 0 waits in a group that the aborting rank 3 does not belong to.
         let pending = (rank == 0).then(|| pair.barrier(label("pair")));
         if rank == 3 {
             pair.abort("disk full");
@@ -211,7 +211,7 @@ fn abort_in_one_group_reaches_all_groups_of_the_world() {
 
 #[test]
 fn timeout_names_the_missing_ranks() {
-    let (called, timed_out) = (Barrier::new(4), Barrier::new(4));
+    let (called, timed_out) = (Meeting::of(4), Meeting::of(4));
     let errors = on_each_rank(&world(4), |member| {
         let missing = matches!(member.rank(), 1 | 3);
         let mut input = Arc::new(Buffer::zeros(DType::F32, 2));
@@ -223,7 +223,7 @@ fn timeout_names_the_missing_ranks() {
         called.wait();
         let early = early.map(|work| work.wait(Duration::from_millis(20)).unwrap_err());
         timed_out.wait();
-        // The missing ranks call too late, and learn why it failed.
+        // The missing ranks call too late, and learn why the operation failed.
         let error = early.unwrap_or_else(|| gather().wait(PATIENCE).unwrap_err());
         assert!(Arc::get_mut(&mut input).is_some());
         assert_eq!(member.barrier(label("later")).wait(PATIENCE).unwrap_err(), error);
@@ -253,7 +253,7 @@ fn dropping_a_rank_frees_the_others() {
     for make in [world, |size| delayed(size, 5)] {
         let mut world = make(3);
         let leaving = world.remove(1);
-        let called = Barrier::new(3);
+        let called = Meeting::of(3);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 called.wait();
@@ -293,16 +293,12 @@ fn deadlines_stand_still_while_a_rank_is_held() {
         if member.rank() == 1 {
             member.hold(true);
             // Rank 0 is over its limit by then, whenever it has begun to wait.
-            while member.holds().total() < 10 * limit {
-                thread::yield_now();
-            }
+            wait_until("ten limits", || member.holds().total() >= 10 * limit);
             let work = barrier();
             work.wait(PATIENCE).unwrap();
             member.hold(false);
         } else {
-            while member.holds().ranks() != [1] {
-                thread::yield_now();
-            }
+            wait_until("the hold of rank 1", || member.holds().ranks() == [1]);
             barrier().wait(limit).unwrap();
         }
         assert!(member.failure().is_none());

@@ -1,10 +1,10 @@
-//! Splitting groups, and using several at once.
+//! Splitting groups, and using several concurrently.
 
 use crate::support::*;
 use kiln_collectives::{Buffer, CommError, Communicator, DType};
 use std::sync::Arc;
 
-/// Sum over `member`'s group of each rank's `value`.
+/// Sums `value` over `member`'s group.
 fn sum_of(member: &dyn Communicator, value: f64) -> f64 {
     let buffer = Buffer::from_slice(&[value]);
     let sum = member.all_reduce(label("sum"), buffer).wait(PATIENCE);
@@ -46,7 +46,7 @@ fn split_orders_by_key() {
     check_split(&delayed(6, 3));
 }
 
-/// Rows and columns of a 2 x 2 mesh, used at once and in different order on each rank.
+/// Checks rows and columns of a 2 x 2 mesh, used concurrently and in a different order on each rank.
 pub fn check_mesh(world: &[Arc<dyn Communicator>]) {
     on_each_rank(world, |member| {
         let rank = member.rank();
@@ -65,8 +65,8 @@ pub fn check_mesh(world: &[Arc<dyn Communicator>]) {
                 shard.all_gather(label("gather"), input(), output)
             };
             let reduce = || replicate.all_reduce(label("reduce"), Buffer::from_slice(&own));
-            // Ranks disagree on which group goes first, and each waits for the later one
-            // first. With a queue shared by both groups this would lock up.
+            // Ranks disagree on which group goes first, and each waits for the later one first. With a queue
+            // shared by both groups this would deadlock.
             let (gathered, reduced) = if (rank + round) % 2 == 0 {
                 let gather = gather();
                 let reduced = reduce().wait(PATIENCE);

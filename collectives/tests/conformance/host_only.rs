@@ -1,4 +1,4 @@
-//! A backend that cannot move the memory of GPUs refuses it on every rank.
+//! A backend that cannot move GPU memory refuses it on every rank.
 
 use crate::support::*;
 use kiln_collectives::{ArgumentError, Buffer, CommError, Communicator, DType, Work};

@@ -1,4 +1,4 @@
-//! Who owns buffers and threads, and for how long.
+//! Ownership and lifetime of buffers and threads.
 
 use crate::backend;
 use crate::support::*;
@@ -60,7 +60,7 @@ fn operations_run_while_the_caller_does_something_else() {
 }
 
 thread_local! {
-    /// Lives as long as the worker thread that set it.
+    /// A token that lives as long as the worker thread that set it.
     static TOKEN: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
 }
 
@@ -135,7 +135,7 @@ fn views_see_who_waits_for_whom_and_outlive_the_ranks() {
     for (rank, view) in views.iter().enumerate() {
         assert_eq!((view.rank(), view.world_size(), view.flight(1).rank), (rank, 3, rank));
     }
-    // MPI's ranks can only be asked where they are.
+    // With MPI, ranks can only be asked from their own process.
     if let Some(witnesses) = views[0].ask_all(PATIENCE) {
         assert!(witnesses.iter().all(|witness| matches!(witness, Witness::Answered(_))), "{witnesses:?}");
         assert_eq!([0, 1, 2].map(|rank| waits_for(&witnesses, rank)), [vec![1, 2], vec![], vec![]]);
@@ -144,7 +144,7 @@ fn views_see_who_waits_for_whom_and_outlive_the_ranks() {
     pending.wait(PATIENCE).unwrap();
     others.into_iter().for_each(|other| drop(other.wait(PATIENCE).unwrap()));
     assert!(views.iter().all(|view| waits(view) == 0));
-    // Rank 0 last: it keeps the rendezvous.
+    // Rank 0 last: it hosts the rendezvous.
     world.into_iter().rev().for_each(drop);
     assert_eq!(views[2].flight(9).records.len(), 1);
     views[0].ask_all(std::time::Duration::ZERO);

@@ -8,18 +8,16 @@ use kiln_collectives::{
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use kiln_testkit::PATIENCE;
 
 /// The communicators of a world, one per rank.
 pub type World = Vec<Arc<dyn Communicator>>;
 
-/// What a backend can be asked for beyond the number of ranks.
+/// Settings of a world beyond the number of ranks.
 #[derive(Clone)]
 pub struct Settings {
-    /// Random delays, where the backend can.
+    /// Seed of random delays, if the backend supports them.
     pub delay_seed: Option<u64>,
     pub recorder_capacity: usize,
     pub on_worker_start: Option<WorkerStart>,
@@ -31,17 +29,17 @@ impl Default for Settings {
     }
 }
 
-/// A world of the backend under test.
+/// Creates a world of the backend under test.
 pub fn world(world_size: usize) -> World {
     backend::world(world_size, Settings::default())
 }
 
-/// The same with random delays.
+/// Creates the same world with random delays.
 pub fn delayed(world_size: usize, seed: u64) -> World {
     backend::world(world_size, Settings { delay_seed: Some(seed), ..Settings::default() })
 }
 
-/// All ranks of a fake world; they do not know of each other.
+/// Returns all ranks of a fake world, which do not know of each other.
 pub fn fake(world_size: usize, split_sizes: &[(&str, usize)]) -> World {
     let sizes: HashMap<String, usize> =
         split_sizes.iter().map(|(name, size)| ((*name).to_string(), *size)).collect();
@@ -52,7 +50,7 @@ pub fn share<C: Communicator + 'static>(members: impl IntoIterator<Item = C>) ->
     members.into_iter().map(|member| Arc::new(member) as Arc<dyn Communicator>).collect()
 }
 
-/// Runs `body` for every rank at once, each on its own thread; results in rank order.
+/// Runs `body` for all ranks concurrently, each on its own thread; returns results in rank order.
 pub fn on_each_rank<R: Send>(
     world: &[Arc<dyn Communicator>],
     body: impl Fn(&Arc<dyn Communicator>) -> R + Sync,
@@ -70,7 +68,7 @@ pub fn label(scope: &str) -> Label {
 /// An element type with reproducible test data and a reference sum.
 pub trait TestElement: Element + PartialEq + std::fmt::Debug {
     fn from_f64(value: f64) -> Self;
-    /// Sum from left to right, in the precision the crate promises.
+    /// Sums from left to right, in the precision that the crate guarantees.
     fn sum(values: impl Iterator<Item = Self>) -> Self;
 }
 
@@ -106,7 +104,7 @@ plain_element!(f32);
 half_element!(f16);
 half_element!(bf16);
 
-/// Values of mixed sign and magnitude, so that sums depend on the order of additions.
+/// Returns values of mixed sign and magnitude, so that sums depend on the order of additions.
 pub fn values<T: TestElement>(rank: usize, len: usize) -> Vec<T> {
     (0..len as u64)
         .map(|index| {
@@ -120,7 +118,7 @@ pub fn values<T: TestElement>(rank: usize, len: usize) -> Vec<T> {
         .collect()
 }
 
-/// Sum over `inputs`, element by element, in rank order.
+/// Sums `inputs` element by element, in rank order.
 pub fn reference_sum<T: TestElement>(inputs: &[Vec<T>]) -> Vec<T> {
     (0..inputs[0].len()).map(|index| T::sum(inputs.iter().map(|input| input[index]))).collect()
 }

@@ -1,4 +1,4 @@
-//! Ranks of one process that talk over the loopback interface, as processes would.
+//! Ranks of one process that communicate over the loopback interface, as processes would.
 
 use crate::SEAL;
 use crate::support::{Settings, World, share};
@@ -6,9 +6,9 @@ use kiln_collectives::tcp::{self, Ring, Seal, Secret};
 
 pub const NAME: &str = "tcp";
 
-/// Ranks that read each other's memory, or, with a delay seed, use sockets, directly or on the ring.
+/// Creates ranks that read each other's memory or, with a delay seed, use sockets, directly or on the ring.
 pub fn world(world_size: usize, settings: Settings) -> World {
-    // The seed chooses the way; delays are left to the system.
+    // The seed selects the algorithm; the system provides the delays.
     let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
     let ranks = tcp::loopback(world_size, |options| {
         if SEAL != Seal::Off {

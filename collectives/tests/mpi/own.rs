@@ -1,5 +1,5 @@
-//! Checks whose counterparts in the suite need all ranks in one process: they let ranks wait for
-//! each other through shared memory. Here a second world does that.
+//! Checks whose counterparts in the suite need all ranks in one process, because ranks wait for each other
+//! through shared memory. Here, ranks wait for each other through a second world.
 
 use crate::accounting;
 use crate::support::*;
@@ -65,7 +65,7 @@ pub fn check_records(world: &World) {
     assert_eq!(member.flight().backend, "mpi");
 }
 
-/// The first rank whose time runs out names those that never called; all get the same error.
+/// The first rank whose time runs out names the ranks that never called; all get the same error.
 pub fn check_time_out(world: &World, meeting: &World) {
     let member = &world[0];
     let size = member.world_size();
@@ -90,11 +90,11 @@ pub fn check_time_out(world: &World, meeting: &World) {
     assert!(site.rank != last);
     assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Missing, &[last][..]));
     assert_eq!(member.flight().verdict.as_ref(), Some(verdict.as_ref()));
-    // The other world has not been touched.
+    // The other world is unaffected.
     meet(meeting);
 }
 
-/// A rank that is late, but not too late, is waited for.
+/// The others wait for a rank that is late, but not too late.
 pub fn check_slow_rank(world: &World) {
     let member = &world[0];
     if member.rank() == 0 {
@@ -122,7 +122,7 @@ pub fn check_abort(world: &World) {
     }
 }
 
-/// An abort reaches groups that the aborting rank is no member of.
+/// An abort reaches groups that the aborting rank does not belong to.
 pub fn check_abort_across_groups(world: &World) {
     let member = &world[0];
     let rank = member.rank();
@@ -141,7 +141,7 @@ pub fn check_abort_across_groups(world: &World) {
     }
 }
 
-/// A rank that leaves frees the others.
+/// A rank that leaves releases the others.
 pub fn check_leaving(world: World, meeting: &World) {
     let member = Arc::clone(&world[0]);
     let last = member.world_size() - 1;
@@ -160,7 +160,7 @@ pub fn check_leaving(world: World, meeting: &World) {
     }
 }
 
-/// Wrong arguments of one rank are invalid there and a mismatch elsewhere. For three ranks.
+/// Arguments that are invalid on one rank are invalid there and a mismatch elsewhere. For three ranks.
 pub fn check_invalid(world: &World) {
     let member = &world[0];
     let output = if member.rank() == 1 { 5 } else { 6 };
@@ -178,7 +178,7 @@ pub fn check_invalid(world: &World) {
     }
 }
 
-/// Totals are those of every other backend. For four ranks.
+/// Totals equal those of every other backend. For four ranks.
 pub fn check_totals(world: &World) {
     let member: &dyn Communicator = world[0].as_ref();
     accounting::program(member);

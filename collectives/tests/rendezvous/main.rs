@@ -1,10 +1,11 @@
-//! Strangers at the door: what the rendezvous and the ranks do with connections that do not belong
-//! to the job, while the job goes on.
+//! Unauthorised connections: how the rendezvous and the ranks treat connections that do not belong to the
+//! job, while the job continues.
 
 mod refused;
 
 use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
+use kiln_testkit::{PATIENCE, receive, wait_for};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicBool;
@@ -12,14 +13,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn label() -> Label {
     Label::new("block 0", Phase::Forward)
 }
 
-/// Options of both ranks of a world of two, and the address of its rendezvous, which opens when
+/// Returns the options of both ranks of a world of two, and the address of its rendezvous, which opens when
 /// rank 0 joins.
 fn pair() -> ([JoinOptions; 2], SocketAddr) {
     let address = free_address();
@@ -33,19 +31,16 @@ fn pair() -> ([JoinOptions; 2], SocketAddr) {
     (options, address)
 }
 
-/// An address that is free now. The system does not hand out a port again soon.
+/// Returns an address that is free now. The system does not hand out a port again soon.
 fn free_address() -> SocketAddr {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap()
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    loop {
-        if let Ok(stream) = TcpStream::connect(address) {
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            return stream;
-        }
-        thread::yield_now();
-    }
+    let connect = || TcpStream::connect(address).map_err(|error| error.to_string());
+    let stream = wait_for("the rendezvous", connect);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
 }
 
 fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
@@ -57,7 +52,7 @@ fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
     frame
 }
 
-/// Reads until the other side hangs up; what it sends on the way is thrown away.
+/// Reads and discards everything until the other side closes the connection.
 fn is_hung_up_on(mut stream: TcpStream) -> bool {
     let mut sink = [0; 4096];
     loop {
@@ -76,8 +71,8 @@ fn join(options: [JoinOptions; 2]) -> Vec<TcpCommunicator> {
     })
 }
 
-/// Joins both ranks and lets them work together once; `before` runs once the door is open and rank
-/// 1 has not come yet.
+/// Joins both ranks and runs one collective; `before` runs once the rendezvous is open and before rank 1
+/// joins.
 fn join_despite(options: [JoinOptions; 2], before: impl FnOnce() + Send) {
     let [first, second] = options;
     thread::scope(|scope| {
@@ -100,7 +95,7 @@ fn garbage_is_hung_up_on_and_the_job_goes_on() {
     join_despite(options, || {
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"\x05\0\0\0abcde"] {
             let mut stream = connect(address);
-            // The other side may hang up while this is still being written.
+            // The other side may close the connection during this write.
             let _ = stream.write_all(garbage);
             assert!(is_hung_up_on(stream));
         }
@@ -122,14 +117,14 @@ fn an_oversized_frame_is_refused_before_memory_is_taken() {
 fn a_silent_stranger_does_not_hold_up_the_job() {
     let (options, address) = pair();
     let silent: Vec<TcpStream> = thread::scope(|scope| {
-        let (send, receive) = mpsc::channel();
+        let (send, sent) = mpsc::channel();
         scope.spawn(move || {
             join_despite(options, || {
                 let strangers = (0..20).map(|_| connect(address)).collect();
                 send.send(strangers).unwrap();
             });
         });
-        receive.recv().unwrap()
+        receive("the strangers", &sent)
     });
     drop(silent);
 }
@@ -140,7 +135,7 @@ fn a_crowd_of_silent_strangers_does_not_keep_a_rank_out() {
     let mut strangers = Vec::new();
     join_despite(options, || {
         strangers.extend((0..1000).map(|_| connect(address)));
-        // Whoever comes now is spoken to all the same.
+        // New callers still get an answer.
         read_frame(&mut connect(address));
     });
 }
@@ -149,7 +144,7 @@ fn a_crowd_of_silent_strangers_does_not_keep_a_rank_out() {
 fn a_replayed_handshake_is_refused() {
     let (options, address) = pair();
     let secret = options[1].secret.clone();
-    // Records what a genuine rank 1 says to a door of the same job, and says it again elsewhere.
+    // Records what a genuine rank 1 sends to a listener of the same job, and replays it elsewhere.
     let recorder = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let behind = recorder.local_addr().unwrap();
     let mut genuine = JoinOptions::new(1, 2, behind.ip().to_string(), behind.port());
@@ -161,7 +156,7 @@ fn a_replayed_handshake_is_refused() {
             let (mut rank, _) = recorder.accept().unwrap();
             let mut door = connect(address);
             rank.write_all(&read_frame(&mut door)).unwrap();
-            // The door that gave this nonce is given up; the recording stays.
+            // The listener that sent this nonce is closed; the recording remains.
             read_frame(&mut rank)
         });
         let mut stream = connect(address);
@@ -200,7 +195,7 @@ fn missing_ranks_are_named_in_time() {
     assert_eq!(missing, [1, 2, 3]);
 }
 
-/// Rank 2 of the world never comes. Rank 0 is told, whether it has taken its place by then or not.
+/// Rank 2 of the world never arrives. Rank 0 learns of the stop, whether it has registered by then or not.
 #[test]
 fn a_rank_that_is_asked_to_stop_ends_the_wait_of_all() {
     let outcome = tcp::loopback(2, |options| {
@@ -213,14 +208,14 @@ fn a_rank_that_is_asked_to_stop_ends_the_wait_of_all() {
     assert!(matches!(error, JoinError::Stopped { by: 1 }), "{error}");
 }
 
-/// The number in "waited N s" is the time that a rank has waited, not the time that it would have.
+/// The number in "waited N s" is the time that a rank has actually waited, not its limit.
 #[test]
 fn a_wait_that_ends_early_says_how_long_it_was() {
     let (mut options, _) = pair();
     options.iter_mut().for_each(|options| options.world_size = 3);
     options[0].timeout = Duration::from_secs(1);
     let [first, second] = options;
-    // Rank 0 gives up for both after its own time.
+    // Rank 0 gives up for both ranks after its own limit.
     let start = Instant::now();
     let error = thread::scope(|scope| {
         scope.spawn(|| TcpCommunicator::join(first).unwrap_err());
@@ -230,8 +225,8 @@ fn a_wait_that_ends_early_says_how_long_it_was() {
     assert!(waited <= start.elapsed(), "{waited:?}");
 }
 
-/// Two jobs of a launcher that keeps the ports they are told, without names and without secrets: the ranks of
-/// one find the rendezvous of the other.
+/// Two jobs of a launcher that keeps the given ports for itself, without job names and secrets: the ranks of
+/// one job find the rendezvous of the other.
 #[test]
 fn ranks_of_two_jobs_do_not_cross_over() {
     let (_, address) = pair();
@@ -252,7 +247,7 @@ fn ranks_of_two_jobs_do_not_cross_over() {
     });
 }
 
-/// Where nothing tells the jobs apart, it is at least said what may be behind it.
+/// If nothing keeps the jobs apart, the message at least names the possible cause.
 #[test]
 fn a_second_rank_without_a_secret_may_be_of_another_job() {
     let (mut options, _) = pair();
@@ -266,8 +261,8 @@ fn a_second_rank_without_a_secret_may_be_of_another_job() {
     }
 }
 
-/// Rank 1 does something else for long after the run has failed. Rank 0 does not stay for it, and what it is
-/// told then is what happened, in all groups.
+/// Rank 1 is busy with something else long after the run has failed. Rank 0 does not wait for it, and rank 1
+/// later gets the actual cause, in all groups.
 #[test]
 fn nobody_stays_for_a_rank_that_does_not_end_after_a_failure() {
     let world = tcp::loopback(2, |options| options.linger = Duration::from_secs(3600)).unwrap();
@@ -283,7 +278,7 @@ fn nobody_stays_for_a_rank_that_does_not_end_after_a_failure() {
     let (first, first_part) = (world.pop().unwrap(), parts.pop().unwrap());
     let error = first.barrier(label()).wait(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(error, CommError::TimedOut { .. }), "{error}");
-    // Not after an hour.
+    // Returns long before the hour of `linger`.
     drop((first_part, first));
     for member in [&late as &dyn Communicator, &*late_part] {
         assert_eq!(member.barrier(label()).wait(PATIENCE).unwrap_err(), error);
@@ -319,7 +314,7 @@ fn strangers_do_not_disturb_a_running_job() {
     assert_eq!(totals, [200.0, 200.0]);
 }
 
-/// The unspecified address stands for one that other machines reach.
+/// The unspecified address counts as one that other machines can reach.
 #[test]
 fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
     let (mut options, address) = pair();
@@ -345,7 +340,7 @@ fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
 
 #[test]
 fn a_port_of_another_program_is_left_alone() {
-    // Like torchrun's store: something else listens on the port that all ranks are given.
+    // As with torchrun's store, another program listens on the port that all ranks are given.
     let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = other.local_addr().unwrap().port();
     let world = join([0, 1].map(|rank| {

@@ -1,4 +1,4 @@
-//! Callers that are refused: which of them end the wait for all ranks, and what is said of them.
+//! Refused callers: which of them end the wait for all ranks, and what messages say about them.
 
 use super::{free_address, join_despite, pair};
 use kiln_collectives::tcp::{JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Makes other options of those that a rank should have.
+/// Modifies a rank's options.
 type Change = fn(&mut JoinOptions);
 
-/// How rank 1 fails to join with other options than rank 0's.
+/// Returns the error of a rank 1 that joins with options other than rank 0's.
 fn refused(options: &JoinOptions, change: impl FnOnce(&mut JoinOptions)) -> JoinError {
     let mut options = options.clone();
     change(&mut options);
@@ -25,7 +25,7 @@ fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
     join_despite(options, || {
         let error = refused(&other, |options| options.secret = Secret::new("battery staple"));
         assert!(matches!(error, JoinError::Incomplete { rank: 1, distrust: true, .. }), "{error}");
-        // The port may be that of another job.
+        // The port may belong to another job.
         for part in ["KILN_JOB_SECRET", "another job", "MASTER_PORT"] {
             assert!(error.to_string().contains(part), "{error}");
         }
@@ -40,7 +40,8 @@ fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
     });
 }
 
-/// It knows the secret and is of this job, so no other rank of its number will come. Nobody waits for it.
+/// The rank knows the secret and belongs to this job, so no other rank with its number will arrive. The
+/// others stop waiting for it.
 #[test]
 fn a_rank_with_other_settings_ends_the_wait_of_all() {
     let changes: [(Change, &str); 3] = [
@@ -68,8 +69,8 @@ fn a_rank_with_other_settings_ends_the_wait_of_all() {
     }
 }
 
-/// What rank 0 says of a rank 1 that comes with other options, when it has waited long enough for that one
-/// to come.
+/// Returns rank 0's message about a rank 1 that joins with other options, after waiting long enough for that
+/// rank to arrive.
 fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
     let mut text = String::new();
     for seconds in [1, 4, 16, 64] {
@@ -91,8 +92,8 @@ fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
     text
 }
 
-/// Anyone can come without the secret, or know one that is open: that ends no job, and is said when nobody
-/// else has come.
+/// Anyone can connect without the secret, or knowing an open one. That ends no job, and is reported if no
+/// genuine rank arrives.
 #[test]
 fn strangers_in_a_ranks_place_are_told_of_in_the_end() {
     let (options, _) = pair();
@@ -108,7 +109,7 @@ fn strangers_in_a_ranks_place_are_told_of_in_the_end() {
     assert!(text.contains(says) && text.contains("came and was refused"), "{text}");
 }
 
-/// Such as another program at that port.
+/// Another program at that port, for example.
 #[test]
 fn somebody_who_says_nothing_or_hangs_up_is_told_in_words() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

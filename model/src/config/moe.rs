@@ -5,6 +5,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{ModelConfigError, at_least_one, at_most, in_range};
 
+/// The layers over which the loss that balances experts is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BalanceOver {
+    /// Each layer by itself, and the mean of these losses (Fedus et al., 2021).
+    #[default]
+    EachLayer,
+    /// All layers together, as if their tokens were those of one layer: expert 3 of one layer may make up for expert 3
+    /// of another one. transformers computes the loss of Qwen3-MoE and Mixtral in this way
+    /// (`load_balancing_loss_func`).
+    AllLayers,
+}
+
 /// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults
 /// are those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -12,17 +25,22 @@ use super::{ModelConfigError, at_least_one, at_most, in_range};
 pub struct MoeConfig {
     /// Number of experts of a layer.
     pub experts: usize,
-    /// Experts that a token is sent to: those that the router finds most probable.
+    /// Number of experts that process each token: those that the router finds most probable.
     pub experts_per_token: usize,
-    /// Width inside an expert, `moe_intermediate_size` in transformers.
+    /// Width inside an expert; `moe_intermediate_size` in transformers.
     pub expert_d_ff: usize,
-    /// Width inside an expert that every token is sent to, if there is one (DeepSeekMoE, Dai et al., 2024).
+    /// Width inside the shared expert, which processes every token (DeepSeekMoE, Dai et al., 2024). Not set
+    /// means no shared expert.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_expert_d_ff: Option<usize>,
-    /// Whether the probabilities of a token's experts are divided by their sum.
+    /// If true, the probabilities of a token's experts are divided by their sum.
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
+    /// The layers over which that loss balances the experts. By default those of the weights that a run starts from,
+    /// else each layer by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_aux_loss_over: Option<BalanceOver>,
     /// Whether experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
     /// [`Moe`](crate::layers::Moe).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -41,6 +59,7 @@ impl Default for MoeConfig {
             shared_expert_d_ff: None,
             norm_topk_prob: true,
             router_aux_loss_coef: 0.001,
+            router_aux_loss_over: None,
             expert_bias: false,
             dense_layers: Vec::new(),
         }
@@ -48,17 +67,17 @@ impl Default for MoeConfig {
 }
 
 impl MoeConfig {
-    /// Whether block `index` has experts.
+    /// Returns whether block `index` has experts.
     pub fn has_experts(&self, index: usize) -> bool {
         !self.dense_layers.contains(&index)
     }
 
-    /// How many of `layers` blocks have experts.
+    /// Returns how many of `layers` blocks have experts.
     pub fn layers_with_experts(&self, layers: usize) -> usize {
         (0..layers).filter(|index| self.has_experts(*index)).count()
     }
 
-    /// Checks that a model of `layers` blocks can have such experts.
+    /// Checks that a model of `layers` blocks can have these experts.
     pub(super) fn validate(&self, layers: usize) -> Result<(), ModelConfigError> {
         let sizes = [
             ("moe.experts", self.experts, MAX_EXPERTS),
@@ -78,5 +97,5 @@ impl MoeConfig {
     }
 }
 
-/// The most experts of a layer.
+/// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 65_536;

@@ -1,8 +1,7 @@
-//! A layer of any type: what lets a decoder have layers that this crate does not know.
+//! A layer of any type, so that a decoder can have layers that this crate does not know.
 //!
-//! burn's [`Module`] has generic methods, so it is no trait object by itself. Visitors and mappers of
-//! parameters therefore cross a border where a parameter is [`Any`], and get their type back on the other
-//! side.
+//! burn's [`Module`] has generic methods, so it cannot be a trait object. Visitors and mappers of parameters
+//! therefore pass each parameter as [`Any`], and restore its type on the other side.
 
 use std::any::Any;
 use std::fmt;
@@ -20,7 +19,7 @@ use crate::meta::{MetaTape, MetaTensor};
 pub struct AnyLayer(Box<dyn Object>);
 
 impl AnyLayer {
-    /// `layer`, whatever its type.
+    /// Wraps `layer`.
     pub fn new(layer: impl Layer) -> Self {
         AnyLayer(Box::new(layer))
     }
@@ -185,10 +184,10 @@ trait AnyMapper {
     fn exit(&mut self, name: &str, container: &str);
 }
 
-/// A visitor or mapper that takes parameters of any type, for a module that knows their types.
+/// A visitor or mapper that accepts parameters of any type, for a module that knows their types.
 struct ToAny<'a, T: ?Sized>(&'a mut T);
 
-/// A visitor or mapper that wants their types, for a module that does not know them.
+/// A visitor or mapper that needs the types of parameters, for a module that does not know them.
 struct FromAny<'a, T>(&'a mut T);
 
 /// Runs `$body` for each number of dimensions that burn's tensors have.
@@ -254,7 +253,7 @@ impl<V: ModuleVisitor> AnyVisitor for FromAny<'_, V> {
     }
 }
 
-/// `param`, which has gone through [`AnyMapper::map`].
+/// Returns `param` after [`AnyMapper::map`].
 fn mapped<P: 'static>(mapper: &mut dyn AnyMapper, param: P) -> P {
     match mapper.map(Box::new(param)).downcast() {
         Ok(param) => *param,
@@ -308,7 +307,7 @@ impl<M: ModuleMapper> AnyMapper for FromAny<'_, M> {
     }
 }
 
-/// `map` of `param` if that is a `P`, else `param`.
+/// Returns `map` of `param` if it is a `P`, else `param`.
 fn typed<P: 'static>(param: Box<dyn Any>, map: impl FnOnce(P) -> P) -> Box<dyn Any> {
     match param.downcast::<P>() {
         Ok(param) => Box::new(map(*param)),

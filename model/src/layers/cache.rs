@@ -1,4 +1,4 @@
-//! The cache of keys and values, for text that grows token by token.
+//! The key-value cache, for text that grows token by token.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,23 +19,23 @@ pub struct KeyValueCache {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of positions that all layers have written. It grows at the end of a pass, so that a block may
+    /// Number of positions that all layers have written. Updated at the end of a pass, so that a block may
     /// run twice.
     filled: usize,
-    /// What each layer that has written holds.
+    /// Contents of each layer that has written.
     layers: Vec<Option<Held>>,
 }
 
-/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`: a
-/// row for every position, or for those of a window.
+/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`.
+/// There is a row for every position, or for each position of the window.
 #[derive(Debug)]
 struct Held {
     rows: [Tensor<4>; 2],
-    /// What takes the place of `rows` at the end of a pass that still needs them.
+    /// Replaces `rows` at the end of a pass that still needs them.
     next: Option<[Tensor<4>; 2]>,
 }
 
-/// More positions than a [`KeyValueCache`] has room for.
+/// A [`KeyValueCache`] has no room for the positions of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the key-value cache holds {filled} of at most {capacity} positions and has no room for {new} more: clear it, \
@@ -51,32 +51,32 @@ pub struct CacheFull {
 }
 
 impl KeyValueCache {
-    /// An empty cache for at most `capacity` positions.
+    /// Creates an empty cache for at most `capacity` positions.
     pub fn new(capacity: usize) -> Self {
         KeyValueCache { capacity, state: Arc::default() }
     }
 
-    /// The largest number of positions.
+    /// Returns the maximum number of positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Number of positions in the cache, which is the position of the next token.
+    /// Returns the number of positions in the cache, which is the position of the next token.
     pub fn len(&self) -> usize {
         self.state().filled
     }
 
-    /// Whether no position is in the cache.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all positions. The memory is kept for the next ones.
+    /// Removes all positions. The memory is kept for the next ones.
     pub fn clear(&self) {
         self.state().filled = 0;
     }
 
-    /// Bytes of the keys and values of all layers.
+    /// Returns the bytes of the keys and values of all layers.
     pub fn num_bytes(&self) -> usize {
         let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
         let state = self.state();
@@ -91,7 +91,7 @@ impl KeyValueCache {
         if new <= capacity - filled { Ok(()) } else { Err(CacheFull { filled, new, capacity }) }
     }
 
-    /// Counts the positions of a pass in which every layer has written.
+    /// Adds the positions of a pass in which every layer has written.
     pub(crate) fn advance(&self, positions: usize) {
         let mut state = self.state();
         state.filled += positions;
@@ -103,7 +103,7 @@ impl KeyValueCache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock was held leaves a layer empty, and the next append notices that.
+        // A panic while the lock was held leaves a layer empty, which the next append detects.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,7 +116,7 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// The position of the first new token.
+    /// Returns the position of the first new token.
     pub fn position(&self) -> usize {
         self.cache.len()
     }
@@ -136,12 +136,12 @@ impl LayerCache {
         (keys, values)
     }
 
-    /// [`append`](Self::append) for a layer in which a position sees at most `window` positions: the layer
-    /// keeps the last `window` rows, and drops those before them. Returns keys and values `[batch, rows,
-    /// kv_heads, head_dim]`, and how many of their first rows are filled. The last `seq` of these are the new
-    /// ones, in order, and what the new ones see is before them: what
-    /// [`ops::cached_attention`](crate::ops::cached_attention) takes. A single new row sees all that are
-    /// filled, in whatever order they are.
+    /// Like [`append`](Self::append), for a layer in which a position attends to at most `window` positions:
+    /// the layer keeps the last `window` rows, and drops earlier ones. Returns keys and values `[batch, rows,
+    /// kv_heads, head_dim]`, and the number of their first rows that are filled. The last `seq` of the filled
+    /// rows are the new ones, in order, preceded by the rows that they attend to, as
+    /// [`ops::cached_attention`](crate::ops::cached_attention) requires. A single new row attends to all
+    /// filled rows, whose order does not matter.
     ///
     /// # Panics
     ///
@@ -171,7 +171,7 @@ impl LayerCache {
         });
         let new = [keys, values];
         let (held, [keys, values], filled) = if end <= rows || seq == 1 {
-            // Nothing that is written over is seen any more.
+            // No row attends to the overwritten rows any more.
             let [keys, values] = zip(held, new, |held, new| write(held, new, start));
             let held = Held { rows: [keys.clone(), values.clone()], next: None };
             (held, [keys, values], end.min(rows))
@@ -191,7 +191,7 @@ impl LayerCache {
     }
 }
 
-/// What `f` makes of keys, and of values.
+/// Applies `f` to the keys and to the values.
 fn zip(
     a: [Tensor<4>; 2],
     b: [Tensor<4>; 2],
@@ -201,8 +201,8 @@ fn zip(
     [f(a_keys, b_keys), f(a_values, b_values)]
 }
 
-/// `held`, where position `p` is in row `p % rows`, with `new`, whose first row is position `start`. Of more
-/// than it has room for, the last ones count.
+/// Writes `new`, whose first row is position `start`, to `held`, where position `p` is in row `p % rows`. If
+/// there are more rows than fit, only the last ones are kept.
 fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
     let ([batch, rows, kv_heads, head_dim], [_, seq, ..]) = (held.dims(), new.dims());
     let kept = seq.min(rows);
@@ -215,14 +215,14 @@ fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
     })
 }
 
-/// The rows of `positions` in `held`, where position `p` is in row `p % rows`.
+/// Returns the rows of `positions` in `held`, where position `p` is in row `p % rows`.
 fn read(held: &Tensor<4>, positions: Range<usize>) -> Vec<Tensor<4>> {
     let [_, rows, ..] = held.dims();
     let pieces = pieces(positions, rows).into_iter();
     pieces.map(|piece| held.clone().narrow(1, piece.start, piece.len())).collect()
 }
 
-/// The rows that at most `rows` positions are in, in order.
+/// Returns the ranges of rows that contain `positions`, at most `rows` of them, in order.
 fn pieces(positions: Range<usize>, rows: usize) -> Vec<Range<usize>> {
     let first = positions.start % rows;
     let before_end = positions.len().min(rows - first);

@@ -19,7 +19,7 @@ pub struct GeGlu {
 }
 
 impl GeGlu {
-    /// A feed-forward layer of the given shape.
+    /// Creates a feed-forward layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
         let SwiGlu { gate_proj, up_proj, down_proj } = SwiGlu::new(init);
         GeGlu { gate_proj, up_proj, down_proj }

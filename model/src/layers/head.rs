@@ -12,11 +12,11 @@ use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, HeadLayout, LogitLoss, LogitOptions};
 use crate::random::Key;
 
-/// A training loss of a program's own, in the place of the cross-entropy: the loss of each token, `[tokens]`,
-/// given its logits, `[tokens, vocab_size]` in f32, and its target, `[tokens]`. The training loss is the mean
-/// over all tokens of the step.
+/// A custom training loss instead of the cross-entropy: the loss of each token, `[tokens]`, given its logits,
+/// `[tokens, vocab_size]` in f32, and its target, `[tokens]`. The training loss is the mean over all tokens
+/// of the step.
 ///
-/// The logits of a micro-batch are whole in memory, which the fused cross-entropy never has them.
+/// Unlike the fused cross-entropy, it holds all logits of a micro-batch in memory.
 ///
 /// ```
 /// use burn::tensor::activation::log_softmax;
@@ -30,12 +30,12 @@ use crate::random::Key;
 pub struct TokenLoss(Arc<dyn Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Send + Sync>);
 
 impl TokenLoss {
-    /// The loss that `loss(logits, targets)` computes.
+    /// Wraps the function `loss(logits, targets)`.
     pub fn new(loss: impl Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Send + Sync + 'static) -> Self {
         TokenLoss(Arc::new(loss))
     }
 
-    /// The loss of each token, `[tokens]`.
+    /// Returns the loss of each token, `[tokens]`.
     pub fn of(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         (self.0)(logits, targets)
     }
@@ -47,7 +47,7 @@ impl fmt::Debug for TokenLoss {
     }
 }
 
-/// The last module of the decoder: the residual stream to logits or a loss.
+/// The last module of the decoder, which maps the residual stream to logits or a loss.
 #[derive(Module, Debug)]
 pub struct Head {
     /// Final norm.
@@ -60,7 +60,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of the given shape.
+    /// Creates a head of the given shape.
     pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
         let (d, vocab) = (config.d_model, config.vocab_size);
         Head {
@@ -71,9 +71,9 @@ impl Head {
         }
     }
 
-    /// `scale * sum(-log p(target))` over all rows, and a z-loss of weight `z_loss`, without ever holding the
-    /// logits. `x`: `[batch, seq, d_model]`, `targets`: `[batch, seq]`; `tied` is the embedding when the head
-    /// has no matrix of its own.
+    /// Returns `scale * sum(-log p(target))` over all rows, and a z-loss of weight `z_loss`, without ever
+    /// holding all logits. `x`: `[batch, seq, d_model]`, `targets`: `[batch, seq]`; `tied` is the embedding
+    /// if the head has no matrix.
     pub fn loss(
         &self,
         x: Tensor<3>,
@@ -90,7 +90,7 @@ impl Head {
         ops::linear_cross_entropy_with(hidden, weight, layout, targets, scale, options)
     }
 
-    /// `scale` times the sum of `loss` over all rows, `[1]`; otherwise as [`Head::loss`].
+    /// Returns `scale` times the sum of `loss` over all rows, `[1]`; otherwise like [`Head::loss`].
     pub fn token_loss(
         &self,
         x: Tensor<3>,
@@ -103,11 +103,11 @@ impl Head {
         let [batch, seq, vocab_size] = logits.dims();
         let rows = batch * seq;
         let logits = logits.reshape([rows, vocab_size]).cast(FloatDType::F32);
-        // Along a dimension, and not over all elements, which a GPU sums in any order.
+        // Sum along a dimension, because a GPU sums over all elements in an arbitrary order.
         loss.of(logits, targets.reshape([rows])).sum_dim(0).mul_scalar(scale)
     }
 
-    /// Logits of every position: `[batch, seq, vocab_size]`.
+    /// Returns the logits of every position, `[batch, seq, vocab_size]`.
     pub fn logits(&self, x: Tensor<3>, tied: Option<&Embed>) -> Tensor<3> {
         let hidden = self.norm.forward(x);
         let logits = match self.matrix(tied) {
@@ -130,13 +130,13 @@ impl Head {
         }
     }
 
-    /// What the norm before [`Head::meta_loss`] holds in memory.
+    /// Mirrors the memory of the norm before [`Head::meta_loss`].
     pub fn meta_norm(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         tape.rms_norm(&x)
     }
 
-    /// What [`Head::loss`] holds in memory once its `hidden` is there, or, where `token_loss` says so,
-    /// [`Head::token_loss`]: as [`Layer::meta_forward`](super::Layer::meta_forward).
+    /// Mirrors the memory of [`Head::loss`] once its `hidden` exists, or of [`Head::token_loss`] if
+    /// `token_loss` is true; like [`Layer::meta_forward`](super::Layer::meta_forward).
     pub fn meta_loss(
         &self,
         hidden: MetaTensor,

@@ -1,4 +1,4 @@
-//! What a layer is made from, and why it cannot be made.
+//! The inputs of a layer's constructor, and its errors.
 
 use burn::tensor::Device;
 use serde::de::DeserializeOwned;
@@ -6,43 +6,43 @@ use serde::de::DeserializeOwned;
 use crate::config::ModelConfig;
 use crate::random::Key;
 
-/// What a layer is made from.
+/// The inputs of a layer's constructor.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerInit<'a> {
     /// The shape of the model.
     pub model: &'a ModelConfig,
-    /// Index of the block that the layer is in.
+    /// Index of the block that contains the layer.
     pub index: usize,
     /// Names the initial weights of the layer. Fork it for each parameter.
     pub key: Key,
-    /// Where the weights will be.
+    /// Device of the weights.
     pub device: &'a Device,
 }
 
 impl<'a> LayerInit<'a> {
-    /// What block `index` of a model is made from.
+    /// Returns the inputs for block `index` of a model.
     pub fn of_block(model: &'a ModelConfig, index: usize, key: Key, device: &'a Device) -> Self {
         LayerInit { model, index, key: key.fork("layers").fork_index(index as u64), device }
     }
 
-    /// The same for a layer inside, whose initial weights are named by `place`.
+    /// Returns the inputs for a layer inside, whose initial weights are named by `place`.
     pub fn fork(self, place: &str) -> Self {
         LayerInit { key: self.key.fork(place), ..self }
     }
 
-    /// The keys of `[model.extra]`, which a layer of your own reads its settings from. With `deny_unknown_fields`
-    /// on `T`, a key that no field is for is an error.
+    /// Deserializes the keys of `[model.extra]`, the settings of custom layers. With `deny_unknown_fields` on
+    /// `T`, a key without a field is an error.
     ///
     /// # Errors
     ///
-    /// [`LayerError::Extra`] if they do not fit `T`.
+    /// [`LayerError::Extra`] if they do not match `T`.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, LayerError> {
         let extra = serde_json::Value::Object(self.model.extra.clone());
         serde_json::from_value(extra).map_err(|error| LayerError::Extra { reason: error.to_string() })
     }
 }
 
-/// A layer cannot be made.
+/// The reason why a layer cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayerError {
     /// The configuration, or a checkpoint, names a layer that this program does not have.
@@ -56,16 +56,16 @@ pub enum LayerError {
         key: &'static str,
         /// Its value.
         name: String,
-        /// The values that there are.
+        /// The available values.
         known: Vec<String>,
     },
-    /// A layer's own settings are not what it expects.
+    /// The settings of a custom layer are invalid.
     #[error("model.extra: {reason}")]
     Extra {
-        /// What is wrong with them.
+        /// The fault in the settings.
         reason: String,
     },
-    /// A layer cannot be made for a model of this shape.
+    /// The layer does not support a model of this shape.
     #[error("{0}")]
     Shape(String),
 }

@@ -1,7 +1,7 @@
 //! The layers of the decoder, one file each.
 //!
-//! A layer is an ordinary burn [`Module`] for one device and knows no rank. To add a layer, write a file
-//! here, implement [`Layer`], and give it a name in [`Layers`]. A program of your own does the same with its
+//! A layer is an ordinary burn [`Module`] for one device, independent of ranks. To add a layer, write a file
+//! here, implement [`Layer`], and give it a name in [`Layers`]. Your own program does the same with its
 //! layers.
 
 mod any;
@@ -44,64 +44,65 @@ use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::meta::{MetaTape, MetaTensor};
-use crate::ops::Probe;
+use crate::ops::{Probe, RouterSums};
 use crate::random::Key;
 use side_channel::{SideChannel, inner_place};
 
 /// A layer that maps the residual stream onto itself.
 ///
 /// A layer that works on each position alone ignores [`Context::cache`]. A layer that mixes positions must
-/// not: when the context has a cache, `x` holds the newest positions only, the first of which is
+/// not: when the context has a cache, `x` contains only the newest positions, the first of which is
 /// [`LayerCache::position`]. The keys and values of earlier positions come from [`LayerCache::append`], as in
-/// [`Attention`]; a layer in which a position sees a window only calls [`LayerCache::append_in_window`]. The
+/// [`Attention`]; a layer in which a position attends to a window calls [`LayerCache::append_in_window`]. The
 /// cache has one pair of tensors per block, so only one layer of a block can use it.
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
-    /// `x`: `[batch, seq, d_model]` to the same shape.
+    /// Maps `x` `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
 
-    /// Number of its parameters that a token is multiplied with, which decides the FLOPs of a step and with
-    /// them `mfu`. By default all parameters. A layer that sends a token to some of its experts, or that
-    /// looks rows up, returns fewer. No weight is initialised.
+    /// Returns the number of parameters that a token is multiplied with, which determines the FLOPs of a step
+    /// and thus `mfu`. By default all parameters. A layer that sends a token to some of its experts, or that
+    /// looks up rows, returns fewer. No weight is initialised.
     fn active_parameters(&self) -> usize {
         Module::num_params(self)
     }
 
-    /// Floating-point operations of a training step per token, of `seq_len` in a sequence: by default 6 for
-    /// each active parameter. A layer that multiplies activations with each other, as attention does, adds
-    /// those.
+    /// Returns the floating-point operations of a training step per token of a sequence of `seq_len`: by
+    /// default 6 for each active parameter. A layer that multiplies activations with each other, as attention
+    /// does, adds those.
     fn flops_per_token(&self, _seq_len: usize) -> f64 {
         6.0 * self.active_parameters() as f64
     }
 
-    /// What a pass holds in memory: [`Layer::forward`] on tensors without values, operation by operation,
-    /// with those of [`MetaTape`]. Plans of memory are made from it; nothing that is computed depends on it.
-    /// By default each matrix of the layer is taken for a map whose input and output are kept for backward.
+    /// Mirrors the memory of a pass: repeats [`Layer::forward`] on tensors without values, operation by
+    /// operation, with the methods of [`MetaTape`]. Only memory plans depend on it. By default each matrix of
+    /// the layer counts as a map whose input and output are kept for backward.
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         tape.unknown(self, x)
     }
 }
 
-/// The settings of a forward pass: dropout, the cache, and what layers hand over to the training loop.
+/// The settings of a forward pass: dropout, the cache, and the values that layers hand over to the training
+/// loop.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     dropout: Option<DropoutContext>,
     cache: Option<LayerCache>,
-    /// What layers hand over; in training only.
+    /// Values that layers hand over; only in training.
     side: Option<SideChannel>,
     z_loss: Option<f64>,
     token_loss: Option<TokenLoss>,
     probe: Option<PlacedProbe>,
 }
 
-/// Who looks at the pass, and the place that it has come to.
+/// The probe of the pass, and the current place in the model.
 #[derive(Clone, Debug)]
 struct PlacedProbe {
     probe: Probe,
     place: String,
 }
 
-/// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
-/// the batch is split over ranks and micro-batches.
+/// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same no
+/// matter how the batch is split over ranks and micro-batches.
 #[derive(Clone, Copy, Debug)]
 struct DropoutContext {
     key: Key,
@@ -110,23 +111,23 @@ struct DropoutContext {
 }
 
 impl Context {
-    /// A pass without dropout over whole sequences.
+    /// Creates a pass without dropout over whole sequences.
     pub fn evaluation() -> Self {
         Context::default()
     }
 
-    /// A pass without dropout over tokens that follow the tokens in `cache` and are added to it. For devices
-    /// without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
+    /// Creates a pass without dropout over tokens that follow the tokens in `cache` and are added to it. For
+    /// devices without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
         Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), ..Context::default() }
     }
 
-    /// The cache of this layer, in a pass over tokens that follow earlier ones.
+    /// Returns the cache of this layer, in a pass over tokens that follow earlier ones.
     pub fn cache(&self) -> Option<&LayerCache> {
         self.cache.as_ref()
     }
 
-    /// A training pass over samples `first_sample ..` of the step named by `key`.
+    /// Creates a training pass over samples `first_sample ..` of the step named by `key`.
     pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
         Context {
             dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
@@ -135,7 +136,7 @@ impl Context {
         }
     }
 
-    /// This context with a z-loss of the logits in the training loss, of this weight: see
+    /// Adds a z-loss of the logits, of this weight, to the training loss: see
     /// [`LogitOptions::z_loss`](crate::ops::LogitOptions::z_loss). It is logged as `losses.z_loss`.
     pub fn with_z_loss(self, weight: Option<f64>) -> Self {
         Context { z_loss: weight, ..self }
@@ -145,7 +146,7 @@ impl Context {
         self.z_loss
     }
 
-    /// This context with another training loss than the cross-entropy, and then without z-loss.
+    /// Replaces the training loss, which is the cross-entropy by default. Disables the z-loss.
     pub fn with_token_loss(self, loss: Option<TokenLoss>) -> Self {
         Context { token_loss: loss, ..self }
     }
@@ -154,24 +155,24 @@ impl Context {
         self.token_loss.as_ref()
     }
 
-    /// This context, whose layers hand their values to `records` as well. Without, what layers record is
-    /// dropped, which costs nothing.
+    /// Makes layers also record their values in `records`. Without it, recorded values are dropped, which
+    /// costs nothing.
     pub fn recording(self, records: &Records) -> Self {
         Context { side: Some(SideChannel::recording(records)), ..self }
     }
 
-    /// Whether the pass is one of training, in which layers may add losses.
+    /// Returns whether this is a training pass, in which layers may add losses.
     pub fn is_training(&self) -> bool {
         self.side.is_some()
     }
 
-    /// This context, whose pass `probe` looks at.
+    /// Makes `probe` observe the pass.
     pub fn probed(self, probe: Option<Probe>) -> Self {
         Context { probe: probe.map(|probe| PlacedProbe { probe, place: String::new() }), ..self }
     }
 
-    /// `x`, which whoever looks at the pass sees under `name` at this place, and its gradient in backward.
-    /// Costs nothing where nobody looks. Layers have their `input` and `output` shown by themselves.
+    /// Returns `x`, and shows it to the probe under `name` at this place, as well as its gradient in
+    /// backward. Costs nothing without a probe. The `input` and `output` of layers are shown automatically.
     pub fn probe<const D: usize>(&self, name: &str, x: Tensor<D>) -> Tensor<D> {
         match &self.probe {
             Some(PlacedProbe { probe, place }) => crate::ops::probe(x, probe, place, name),
@@ -179,7 +180,8 @@ impl Context {
         }
     }
 
-    /// The context of one place in the model, so that no two places share a mask or the name of a record.
+    /// Returns the context of one place in the model, so that no two places share a mask or the name of a
+    /// record.
     pub fn fork(&self, place: &str) -> Self {
         Context {
             dropout: self.dropout.map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
@@ -187,7 +189,7 @@ impl Context {
         }
     }
 
-    /// The context of block `index`.
+    /// Returns the context of block `index`.
     pub fn at_layer(&self, index: usize) -> Self {
         Context {
             dropout: self
@@ -198,12 +200,12 @@ impl Context {
         }
     }
 
-    /// Adds a loss of a layer, such as one that balances experts, to the training loss. `loss` `[1]` is a
-    /// mean over the tokens of `x`, times its weight; the training loss then has the mean over all tokens of
-    /// the step. Its gradient is computed however the layer is sharded or run again in backward. A tensor
-    /// that leaves a layer in any other way gets no gradient where blocks run again.
+    /// Adds a loss of a layer, such as a loss that balances experts, to the training loss. `loss` `[1]` is a
+    /// mean over the tokens of `x`, times its weight; the training loss then includes the mean over all
+    /// tokens of the step. Its gradient is correct no matter how the layer is sharded or run again in
+    /// backward. A tensor that leaves a layer in any other way gets no gradient where blocks run again.
     ///
-    /// `name` is for the log: `losses.<name>` is the sum over the layers.
+    /// The log contains the sum over the layers as `losses.<name>`.
     ///
     /// Has no effect outside training.
     pub fn add_loss(&self, name: &str, loss: Tensor<1>) {
@@ -212,13 +214,13 @@ impl Context {
         }
     }
 
-    /// Logs a value of a layer under `name`, behind the place of the layer, as in `layers.3.ffn.<name>`.
-    /// `value` is a value per token `[n]`, or their mean `[1]`; what is logged is the mean over all tokens of
-    /// the step, however they are split over ranks and micro-batches. It gets no gradient, and counts once
-    /// where blocks run again. A count or a sum over the step is its mean per token times the tokens of the
-    /// step.
+    /// Logs a value of a layer under `name`, after the place of the layer, as in `layers.3.ffn.<name>`.
+    /// `value` is a value per token `[n]`, or their mean `[1]`; the log contains the mean over all tokens of
+    /// the step, no matter how they are split over ranks and micro-batches. It gets no gradient, and counts
+    /// once where blocks run again. A count or a sum over the step is the logged mean per token times the
+    /// tokens of the step.
     ///
-    /// Has no effect outside training, and in steps that are not logged; where the value is costly, ask
+    /// Has no effect outside training and in steps that are not logged. If the value is costly, check
     /// [`Context::is_recording`] first.
     pub fn record(&self, name: &str, value: Tensor<1>) {
         if let Some(side) = &self.side {
@@ -226,14 +228,24 @@ impl Context {
         }
     }
 
-    /// Whether this pass belongs to a step that is logged.
+    /// Returns whether this pass belongs to a step that is logged.
     pub fn is_recording(&self) -> bool {
         self.records().is_some()
     }
 
-    /// This context for one run of one module, from which nothing has been handed over yet.
+    /// Returns this context for one run of one module, with nothing handed over yet.
     pub(crate) fn for_one_run(&self) -> Self {
         Context { side: self.side.as_ref().map(SideChannel::emptied), ..self.clone() }
+    }
+
+    /// This context for a pass from the first block to the last.
+    pub(crate) fn for_one_pass(&self) -> Self {
+        Context { side: self.side.as_ref().map(SideChannel::of_new_pass), ..self.clone() }
+    }
+
+    /// The sums over the routers of this pass; `None` outside training.
+    pub(crate) fn routers(&self) -> Option<&RouterSums> {
+        self.side.as_ref().map(SideChannel::routers)
     }
 
     /// This context for a module of this name, which shares its dropout.
@@ -245,22 +257,22 @@ impl Context {
         Context { side: self.side.as_ref().map(|side| side.at(name)), probe, ..self.clone() }
     }
 
-    /// The sum of the losses that were added in this run.
+    /// Takes the sum of the losses that were added in this run.
     pub(crate) fn take_loss(&self) -> Option<Tensor<1>> {
         self.side.as_ref().and_then(SideChannel::take_loss)
     }
 
-    /// What was recorded in this run.
+    /// Takes the values that were recorded in this run.
     pub(crate) fn take_records(&self) -> Vec<Record> {
         self.side.as_ref().map_or_else(Vec::new, SideChannel::take_records)
     }
 
-    /// Where the values of the step go.
+    /// Returns the destination of the step's values.
     pub(crate) fn records(&self) -> Option<&Records> {
         self.side.as_ref().and_then(SideChannel::records)
     }
 
-    /// Records the root mean square of the residual stream `x` `[batch, seq, d_model]`, if that is wanted.
+    /// Records the root mean square of the residual stream `x` `[batch, seq, d_model]`, if requested.
     pub(crate) fn record_activation(&self, x: &Tensor<3>) {
         if let Some(side) = self.side.as_ref().filter(|side| side.records_activations()) {
             side.record_activation(x);
@@ -276,8 +288,8 @@ impl Context {
     }
 }
 
-/// A lazily initialised weight with normal values; the values depend on `key` and the position in
-/// the tensor only.
+/// Creates a lazily initialised weight with normal values, which depend only on `key` and the position in the
+/// tensor.
 pub fn normal_parameter<const D: usize>(
     shape: [usize; D],
     std: f64,
@@ -287,7 +299,7 @@ pub fn normal_parameter<const D: usize>(
     lazy_parameter(shape, device, move |count| key.normal_vec(count, std))
 }
 
-/// A lazily initialised weight in which every value is `value`.
+/// Creates a lazily initialised weight filled with `value`.
 pub fn constant_parameter<const D: usize>(
     shape: [usize; D],
     value: f32,

@@ -1,4 +1,4 @@
-//! A mixture of experts (Shazeer et al., 2017), as Qwen3-MoE and DeepSeekMoE have it.
+//! A mixture of experts (Shazeer et al., 2017), as in Qwen3-MoE and DeepSeekMoE.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::{
     AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, constant_parameter, normal_parameter,
 };
-use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
+use crate::config::{BalanceOver, ModelConfig, ModelConfigError, MoeConfig};
 use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, ExpertProjections, Residual, Routing};
 
@@ -14,37 +14,42 @@ use crate::ops::{self, ExpertProjections, Residual, Routing};
 /// there is one.
 ///
 /// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most
-/// probable ones, and their results are added up, each times its probability, which `norm_topk_prob` divides
-/// by the sum of the chosen ones. There is no capacity: no token is dropped.
+/// probable experts. The layer sums their results, each times its probability, which `norm_topk_prob` divides
+/// by the sum of the chosen ones. There is no capacity limit: no token is dropped.
 ///
-/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a
+/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts per
 /// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
 /// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
-/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged: a
-/// coefficient means what it means in transformers, whose `load_balancing_loss_func` takes both means over the
-/// tokens of all layers together.
+/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged. With
+/// [`BalanceOver::AllLayers`], `f_e` and `P_e` are means over the tokens of all layers together, as in transformers'
+/// `load_balancing_loss_func`: then the loss that is logged for a layer is what it adds to those of the layers before.
 ///
-/// With `expert_bias` each expert has a bias that is added to its probability where experts are chosen, and
-/// nowhere else (Wang et al., 2024). After a step it is to move by a fixed rate towards more tokens for the
-/// experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the signs of
-/// load minus mean over all tokens of the step: an optimizer gives [`Moe::BIAS`] to a rule that goes by the sign
-/// alone.
+/// With `expert_bias` each expert has a bias that is added to its probability when experts are chosen, and
+/// nowhere else (Wang et al., 2024). After each step, it should move by a fixed rate, towards more tokens for
+/// the experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the
+/// signs of load minus mean over all tokens of the step: an optimizer should apply a rule that uses only the
+/// sign to [`Moe::BIAS`].
 #[derive(Module, Debug)]
 pub struct Moe {
     /// `[d_model, experts]`.
     pub router: Linear,
-    /// `[experts]`; added to the probabilities for the choice alone.
+    /// `[experts]`; added to the probabilities only to choose experts.
     pub router_bias: Option<Param<Tensor<1>>>,
     /// The experts that the router chooses from.
     pub experts: Experts,
-    /// The expert of every token.
+    /// The expert that processes every token.
     pub shared_expert: Option<SwiGlu>,
-    /// Experts of a token.
+    /// Number of experts per token.
     experts_per_token: usize,
-    /// Whether the probabilities of a token's experts are divided by their sum.
+    /// If true, the probabilities of a token's experts are divided by their sum.
     norm_topk_prob: bool,
     /// Weight of the balance loss of this layer.
     balance: f64,
+    /// The layers that the loss balances together.
+    #[module(skip)]
+    over: BalanceOver,
+    /// The block that the layer is in.
+    index: usize,
 }
 
 /// The projections of the experts of a layer, one tensor for all experts.
@@ -62,8 +67,8 @@ impl Moe {
     /// The name of the experts' bias in this layer.
     pub const BIAS: &'static str = "router_bias";
 
-    /// The feed-forward layer of a block of a model with experts: a dense one in the blocks that
-    /// [`MoeConfig::dense_layers`] names.
+    /// Creates the feed-forward layer of a block of a model with experts: a dense layer in the blocks of
+    /// [`MoeConfig::dense_layers`].
     ///
     /// # Errors
     ///
@@ -78,7 +83,7 @@ impl Moe {
         })
     }
 
-    /// A layer with experts.
+    /// Creates a layer with experts.
     pub fn new(init: LayerInit, moe: &MoeConfig) -> Self {
         let LayerInit { model, key, device, .. } = init;
         let shared_expert = moe.shared_expert_d_ff.map(|d_ff| {
@@ -86,6 +91,7 @@ impl Moe {
             SwiGlu::new(LayerInit { model: &model, ..init.fork("shared_expert") })
         });
         let layers = moe.layers_with_experts(model.layers).max(1);
+        let over = moe.router_aux_loss_over.unwrap_or_default();
         Moe {
             router: Linear::new(model.d_model, moe.experts, model.init_std, key.fork("router"), device),
             router_bias: moe.expert_bias.then(|| constant_parameter([moe.experts], 0.0, device)),
@@ -93,12 +99,17 @@ impl Moe {
             shared_expert,
             experts_per_token: moe.experts_per_token,
             norm_topk_prob: moe.norm_topk_prob,
-            balance: moe.router_aux_loss_coef / layers as f64,
+            balance: match over {
+                BalanceOver::EachLayer => moe.router_aux_loss_coef / layers as f64,
+                BalanceOver::AllLayers => moe.router_aux_loss_coef / (layers * layers) as f64,
+            },
+            over,
+            index: init.index,
         }
     }
 
-    /// Adds what balances the experts to the training loss, and logs the load: `chosen` experts `[tokens, k]`,
-    /// and the `probabilities` `[tokens, experts]` of all.
+    /// Adds the balance loss or the bias update to the training loss, and logs the load. Takes the `chosen`
+    /// experts `[tokens, k]` and all `probabilities` `[tokens, experts]`.
     fn add_balance(&self, chosen: Tensor<2, Int>, probabilities: Tensor<2>, context: &Context) {
         if self.balance == 0.0 && self.router_bias.is_none() && !context.is_recording() {
             return;
@@ -111,12 +122,26 @@ impl Moe {
             context.record("largest_load", largest);
         }
         if self.balance > 0.0 {
-            let loss = balance_loss(load.clone(), probabilities);
+            let loss = self.balance_loss(load.clone(), probabilities, context);
             context.add_loss("balance", loss.mul_scalar(self.balance));
         }
         if let Some(bias) = &self.router_bias {
             context.add_loss("balance", steering_loss(bias.val().cast(dtype), load.cast(dtype), choices));
         }
+    }
+
+    /// The loss of the layer before its coefficient, `[1]`, of the experts' `load` `[experts]` and the `probabilities`
+    /// `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`, or its part of that of all layers, times their square.
+    fn balance_loss(&self, load: Tensor<1>, probabilities: Tensor<2>, context: &Context) -> Tensor<1> {
+        let [tokens, experts] = probabilities.dims();
+        let load = load.div_scalar(tokens as f64);
+        let importance = ops::router_means(probabilities);
+        let load = load.cast(importance.dtype());
+        let loss = match (self.over, context.routers()) {
+            (BalanceOver::AllLayers, Some(sums)) => ops::router_balance(importance, load, sums, self.index),
+            _ => (load * importance).sum(),
+        };
+        loss.mul_scalar(experts as f64)
     }
 
     /// The experts of each of `tokens`, and the router's probabilities, `[tokens, experts]`.
@@ -183,21 +208,12 @@ impl Layer for Moe {
         }
     }
 
-    /// The router, the shared expert, and as many experts as a token is sent to.
+    /// Counts the router, the shared expert, and the experts of one token.
     fn active_parameters(&self) -> usize {
         let [experts, ..] = self.experts.gate_proj.lazy_shape().dims::<3>();
         let shared = self.shared_expert.as_ref().map_or(0, Layer::active_parameters);
         self.router.num_params() + shared + self.experts.num_params() / experts * self.experts_per_token
     }
-}
-
-/// The loss of [`Moe`] before its coefficient, `[1]`, of the experts' `load` `[experts]` and the
-/// `probabilities` `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
-fn balance_loss(load: Tensor<1>, probabilities: Tensor<2>) -> Tensor<1> {
-    let [tokens, experts] = probabilities.dims();
-    let load = load.div_scalar(tokens as f64);
-    let importance = ops::router_means(probabilities);
-    (load.cast(importance.dtype()) * importance).sum().mul_scalar(experts as f64)
 }
 
 /// A loss that is zero, `[1]`, and whose gradient for the `bias` of each expert is `experts` times its `load`
@@ -210,6 +226,6 @@ fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> 
     product.clone() - product.detach()
 }
 
-/// A power of two. Times the share of a pass it is a normal number of f32 and bf16 still, and its square is
-/// nothing beside that of any gradient that trains.
+/// A power of two. Multiplied by the share of a pass, it is still a normal number of f32 and bf16, and its
+/// square is negligible compared with that of any useful gradient.
 const STEERING: f64 = 1.0 / (1u128 << 80) as f64;

@@ -1,4 +1,4 @@
-//! The layers that a configuration can name: the built-in ones, and those that a program adds.
+//! The registry of layers that a configuration can name: the built-in ones, and those added by a program.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,16 +11,16 @@ use crate::config::{FULL_ATTENTION, MOE, ModelConfig, PARALLEL_RESIDUAL, SWIGLU}
 
 type Make = Arc<dyn Fn(LayerInit) -> Result<AnyLayer, LayerError> + Send + Sync>;
 
-/// How a block is made.
+/// The constructor of a block.
 #[derive(Clone)]
 enum MakeBlock {
-    /// From layers of its own.
+    /// Creates a block with its own layers.
     Whole(Make),
-    /// From the attention and the feed-forward layer that the configuration names.
+    /// Creates a block around the attention and feed-forward layers that the configuration names.
     Around(fn(LayerInit, AnyLayer, AnyLayer) -> AnyLayer),
 }
 
-/// How the layers of one kind are made, by name.
+/// The constructors of the layers of one kind, by name.
 #[derive(Clone)]
 struct Makers<M> {
     key: &'static str,
@@ -32,7 +32,7 @@ impl<M> Makers<M> {
         Makers { key, by_name: BTreeMap::new() }
     }
 
-    /// Checkpoints name layers, so that a name stands for one layer only.
+    /// Checkpoints refer to layers by name, so a name must stand for one layer only.
     fn add(&mut self, name: &str, make: M) {
         let key = self.key;
         assert!(!name.is_empty(), "model.{key}: a layer needs a name");
@@ -52,7 +52,7 @@ impl<M> Makers<M> {
     }
 }
 
-/// The layers that a decoder can be made of. [`Layers::default`] has the built-in ones.
+/// The layers available to a decoder. [`Layers::default`] has the built-in ones.
 ///
 /// ```
 /// # use kiln_model::layers::{LayerInit, Layers, SwiGlu};
@@ -65,7 +65,7 @@ pub struct Layers {
     block: Makers<MakeBlock>,
 }
 
-/// `make` for a layer of any type.
+/// Converts `make` to a constructor of [`AnyLayer`].
 fn any<L: Layer>(make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static) -> Make {
     Arc::new(move |init| make(init).map(AnyLayer::new))
 }
@@ -93,7 +93,7 @@ impl Layers {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or taken by a layer of this kind.
     pub fn attention<L: Layer>(
         mut self,
         name: &str,
@@ -107,7 +107,7 @@ impl Layers {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or taken by a layer of this kind.
     pub fn feed_forward<L: Layer>(
         mut self,
         name: &str,
@@ -121,7 +121,7 @@ impl Layers {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or taken by a layer of this kind.
     pub fn block<L: Layer>(
         mut self,
         name: &str,
@@ -131,7 +131,7 @@ impl Layers {
         self
     }
 
-    /// The layers that `model` names and that are not among these: the key of `[model]`, and its value.
+    /// Returns the layers that `model` names and that are missing here: the key of `[model]`, and its value.
     pub fn missing<'a>(&self, model: &'a ModelConfig) -> Vec<(&'static str, &'a str)> {
         let block = model.block.as_ref().map(|name| (name, self.block.by_name.get(name)));
         if let Some((name, None)) = block {
@@ -145,12 +145,12 @@ impl Layers {
         missing.map(|(makers, name)| (makers.key, name.as_str())).collect()
     }
 
-    /// A block: the one that `model.block` names, or [`Block`]. Built-in blocks have the layers that the
-    /// configuration names.
+    /// Creates a block: the one that `model.block` names, or [`Block`]. Built-in blocks use the layers that
+    /// the configuration names.
     ///
     /// # Errors
     ///
-    /// If there is no layer of such a name, or if it cannot be made.
+    /// If a named layer does not exist, or cannot be created.
     pub fn make_block(&self, init: LayerInit) -> Result<AnyLayer, LayerError> {
         let block = init.model.block.as_ref().map(|name| self.block.get(name)).transpose()?;
         if let Some(MakeBlock::Whole(make)) = block {

@@ -9,24 +9,25 @@ use crate::ops;
 /// `x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
-    /// `[width]`, starts at one.
+    /// `[width]`, initially one.
     pub weight: Param<Tensor<1>>,
     #[module(skip)]
     eps: f64,
 }
 
 impl RmsNorm {
-    /// Normalises vectors of `width`.
+    /// Creates a norm of vectors of `width`.
     pub fn new(width: usize, eps: f64, device: &Device) -> Self {
         RmsNorm { weight: constant_parameter([width], 1.0, device), eps }
     }
 
-    /// The normalised residual stream `[.., width]`, for the layer that adds to the stream.
+    /// Returns the normalised residual stream `[.., width]`, for the layer that adds to the stream.
     pub fn forward_of<const D: usize>(&self, stream: &ops::Residual<D>) -> Tensor<D> {
         stream.rms_norm(self.weight.val(), self.eps)
     }
 
-    /// The residual stream after a layer with result `y`, and [`RmsNorm::forward_of`] it for the next layer.
+    /// Returns the residual stream after a layer with result `y`, and its [`RmsNorm::forward_of`] for the
+    /// next layer.
     pub fn forward_after<const D: usize>(
         &self,
         stream: ops::Residual<D>,
@@ -35,7 +36,7 @@ impl RmsNorm {
         stream.add_result_and_norm(y, self.weight.val(), self.eps)
     }
 
-    /// `x`: `[.., width]` to the same shape.
+    /// Normalises `x` `[.., width]` and returns the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         ops::rms_norm(x, self.weight.val(), self.eps)
     }

@@ -1,9 +1,11 @@
-//! The side channel of a forward pass: losses that layers add, and values that they want logged.
+//! The side channel of a forward pass: losses added by layers, and values to log.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
+
+use crate::ops::RouterSums;
 
 /// What a layer has handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -12,29 +14,29 @@ pub enum RecordKind {
     Loss,
     /// A value of [`Context::record`](super::Context::record).
     Value,
-    /// The root mean square of the residual stream behind a module; see [`Records::new`].
+    /// The root mean square of the residual stream after a module; see [`Records::new`].
     Activation,
 }
 
-/// A value that a layer has handed over in one forward pass.
+/// A value handed over by a layer in one forward pass.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Where in the decoder, as in `layers.3.ffn`; `embed` and `head` for the outer modules.
+    /// Place in the decoder, such as `layers.3.ffn`; `embed` and `head` for the outer modules.
     pub place: String,
-    /// The name that the layer has given it; empty for an activation.
+    /// The name given by the layer; empty for an activation.
     pub name: String,
-    /// Loss or value.
+    /// Kind of the value.
     pub kind: RecordKind,
     /// Its mean over the tokens of the pass, `[1]` in `f32`, on the device of the pass and off the tape.
     pub value: Tensor<1>,
-    /// The share of the step's tokens that the pass has. Over all passes and ranks of a step, the sum of
-    /// `share * value` is the step's loss, and over the sum of `share` it is the step's mean.
+    /// The pass's share of the step's tokens. Over all passes and ranks of a step, the sum of `share * value`
+    /// is the step's loss; divided by the sum of `share`, it is the step's mean.
     pub share: f64,
 }
 
-/// The values that the layers hand over in the forward passes of one step, on one rank. A training loop that
-/// logs a step gives one to the contexts of its passes ([`Context::recording`](super::Context::recording)),
-/// and reads it after the last. Cheap to clone; clones share the values.
+/// The values that layers hand over in the forward passes of one step, on one rank. A training loop that logs
+/// a step passes one to the contexts of its passes ([`Context::recording`](super::Context::recording)), and
+/// reads it after the last one. Cheap to clone; clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     taken: Arc<Mutex<Vec<Record>>>,
@@ -42,31 +44,33 @@ pub struct Records {
 }
 
 impl Records {
-    /// No values yet. With `activations`, the decoder records the root mean square of a token's residual
-    /// stream, after the embedding and after every block.
+    /// Creates an empty collection. With `activations`, the decoder records the root mean square of a token's
+    /// residual stream, after the embedding and after every block.
     pub fn new(activations: bool) -> Self {
         Records { taken: Arc::default(), activations }
     }
 
-    /// The values so far, in the order of the passes and of the modules in them. They are gone from here.
+    /// Removes and returns the values so far, in the order of the passes and of the modules in them.
     pub fn take(&self) -> Vec<Record> {
         std::mem::take(&mut *lock(&self.taken))
     }
 
-    /// Adds the values of a pass that has `share` of the step's tokens.
+    /// Adds the values of a pass, which has `share` of the step's tokens.
     pub(crate) fn extend(&self, records: impl IntoIterator<Item = Record>, share: f64) {
         lock(&self.taken).extend(records.into_iter().map(|record| Record { share, ..record }));
     }
 }
 
-/// What the layers of one module hand over in one run of it.
+/// The values that the layers of one module hand over in one run of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SideChannel {
     losses: Arc<Mutex<Vec<Tensor<1>>>>,
+    /// The sums over the routers of this pass.
+    routers: RouterSums,
     recorder: Option<Recorder>,
 }
 
-/// Where values that are wanted go.
+/// The destination of recorded values.
 #[derive(Clone, Debug)]
 struct Recorder {
     step: Records,
@@ -77,23 +81,32 @@ struct Recorder {
 impl SideChannel {
     pub(super) fn recording(records: &Records) -> Self {
         let recorder = Recorder { step: records.clone(), place: String::new(), run: Arc::default() };
-        SideChannel { losses: Arc::default(), recorder: Some(recorder) }
+        SideChannel { recorder: Some(recorder), ..SideChannel::default() }
     }
 
-    /// The same for what is at `place` inside of this place.
+    /// Returns the side channel for `place` inside of this place.
     pub(super) fn at(&self, place: &str) -> Self {
         let recorder = self
             .recorder
             .as_ref()
             .map(|recorder| Recorder { place: inner_place(&recorder.place, place), ..recorder.clone() });
-        SideChannel { losses: self.losses.clone(), recorder }
+        SideChannel { recorder, ..self.clone() }
     }
 
-    /// The same without what has been handed over.
+    /// Returns the same side channel without the values handed over so far.
     pub(super) fn emptied(&self) -> Self {
         let recorder = self.recorder.as_ref();
         let recorder = recorder.map(|recorder| Recorder { run: Arc::default(), ..recorder.clone() });
-        SideChannel { losses: Arc::default(), recorder }
+        SideChannel { losses: Arc::default(), recorder, ..self.clone() }
+    }
+
+    /// The same for another pass.
+    pub(super) fn of_new_pass(&self) -> Self {
+        SideChannel { routers: RouterSums::default(), ..self.emptied() }
+    }
+
+    pub(super) fn routers(&self) -> &RouterSums {
+        &self.routers
     }
 
     pub(super) fn records(&self) -> Option<&Records> {
@@ -106,7 +119,7 @@ impl SideChannel {
 
     /// Records the root mean square of `x` `[batch, seq, d_model]`.
     pub(super) fn record_activation(&self, x: &Tensor<3>) {
-        // Of every token, and then the mean: the same for every split of the step into passes.
+        // Per token, and then the mean: the same for every split of the step into passes.
         let x = x.clone().without_autodiff().cast(FloatDType::F32);
         self.push("", RecordKind::Activation, x.powi_scalar(2).mean_dim(2).sqrt().mean());
     }
@@ -132,18 +145,18 @@ impl SideChannel {
         lock(&recorder.run).push(Record { place, name, kind, value, share: 0.0 });
     }
 
-    /// The sum of the losses that were added.
+    /// Takes the sum of the losses that were added.
     pub(super) fn take_loss(&self) -> Option<Tensor<1>> {
         std::mem::take(&mut *lock(&self.losses)).into_iter().reduce(|a, b| a + b)
     }
 
-    /// The values that were recorded.
+    /// Takes the values that were recorded.
     pub(super) fn take_records(&self) -> Vec<Record> {
         self.recorder.as_ref().map_or_else(Vec::new, |recorder| std::mem::take(&mut *lock(&recorder.run)))
     }
 }
 
-/// The records of a module that may run twice: those of the first run count. Takes no memory where nothing
+/// The records of a module that may run twice: only those of the first run count. Takes no memory if nothing
 /// is recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FirstRun(Option<Arc<OnceLock<Vec<Record>>>>);
@@ -153,20 +166,20 @@ impl FirstRun {
         FirstRun(is_recording.then(Arc::default))
     }
 
-    /// Keeps `records`, unless there was a run before.
+    /// Keeps `records`, unless there was an earlier run.
     pub(crate) fn keep(&self, records: impl FnOnce() -> Vec<Record>) {
         if let Some(first) = &self.0 {
             first.get_or_init(records);
         }
     }
 
-    /// Those of the first run.
+    /// Returns the records of the first run.
     pub(crate) fn records(&self) -> &[Record] {
         self.0.as_ref().and_then(|first| first.get()).map_or(&[], Vec::as_slice)
     }
 }
 
-/// `place` inside of `outer`, as in `layers.3.ffn`.
+/// Joins `outer` and `place`, as in `layers.3.ffn`.
 pub(super) fn inner_place(outer: &str, place: &str) -> String {
     match outer {
         "" => place.to_owned(),

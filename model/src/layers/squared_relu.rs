@@ -17,7 +17,7 @@ pub struct SquaredRelu {
 }
 
 impl SquaredRelu {
-    /// A feed-forward layer of the given shape.
+    /// Creates a feed-forward layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
         let LayerInit { model, key, device, .. } = init;
         let (d, ff, bias) = (model.d_model, model.d_ff, model.feed_forward_bias);

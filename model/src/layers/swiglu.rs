@@ -19,7 +19,7 @@ pub struct SwiGlu {
 }
 
 impl SwiGlu {
-    /// A feed-forward layer of the given shape.
+    /// Creates a feed-forward layer of the given shape.
     pub fn new(init: LayerInit) -> Self {
         let LayerInit { model, key, device, .. } = init;
         let (d, ff, std) = (model.d_model, model.d_ff, model.init_std);
@@ -36,7 +36,7 @@ impl SwiGlu {
 }
 
 impl SwiGlu {
-    /// `x`: `[.., d_model]` to the same shape.
+    /// Maps `x` `[.., d_model]` to the same shape.
     pub(super) fn apply<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
         self.down_proj.forward(ops::swiglu(gate, up))

@@ -1,4 +1,4 @@
-//! What a layer of experts holds.
+//! The memory of a layer of experts.
 
 use std::rc::Rc;
 
@@ -6,7 +6,8 @@ use super::ops::bytes;
 use super::tape::{MetaTape, MetaTensor, Products};
 
 impl MetaTape<'_> {
-    /// [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which backward keeps.
+    /// Mirrors [`ops::router_softmax`](crate::ops::router_softmax): probabilities in f32, which backward
+    /// keeps.
     pub fn router_softmax(&self, logits: MetaTensor) -> MetaTensor {
         let MetaTensor { width, node, .. } = logits;
         let y = MetaTensor { memory: Rc::new(self.wide_rows(width)), width, node: None };
@@ -17,8 +18,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::experts`](crate::ops::experts()) of `experts` experts of width `d_ff`, of which each token has
-    /// `chosen` by its `probabilities`.
+    /// Mirrors [`ops::experts`](crate::ops::experts()) for `experts` experts of width `d_ff`; each token
+    /// chooses `chosen` of them by its `probabilities`.
     pub fn experts(
         &self,
         x: MetaTensor,
@@ -39,7 +40,7 @@ impl MetaTape<'_> {
             }
             Products::Widened => vec![tape.wide(stacked, 3), tape.wide_rows(d)],
         };
-        // Rows in the order of their experts, and what they become between the projections.
+        // Rows in the order of their experts, and their values between the projections.
         let wide = move |tape: &Self| tape.scratch(bytes(rows, d_ff, element));
         let narrow = move |tape: &Self| tape.scratch(bytes(rows, d, element));
         let held = operands(self);
@@ -52,7 +53,8 @@ impl MetaTape<'_> {
             let is_wide = tape.batch.products == Products::Widened;
             let held = operands(tape);
             let mut scratch = Some([wide(tape), wide(tape), wide(tape), narrow(tape), narrow(tape)]);
-            // What is copied is there until the gradients are in their own dtype, what is packed for the first products.
+            // Widened copies exist until the gradients have their own dtype, packed operands only for the
+            // first products.
             let held = is_wide.then(|| {
                 let hidden = [wide(tape), wide(tape)];
                 (held, hidden, tape.wide_rows(d), tape.wide(stacked, 3))

@@ -1,12 +1,12 @@
-//! Who holds how much memory, and the most that was held.
+//! A ledger of the memory held by each owner, and its peak.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What memory is for, in words.
+/// Name of the purpose of memory.
 pub type Owner = &'static str;
 
-/// A count of bytes by owner. Clones are the same ledger.
+/// A count of bytes by owner. Clones share the same ledger.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger(Rc<RefCell<Book>>);
 
@@ -14,50 +14,50 @@ pub struct Ledger(Rc<RefCell<Book>>);
 struct Book {
     live: Vec<(Owner, u64)>,
     total: u64,
-    /// Bytes that have been asked for, freed or not.
+    /// Bytes requested so far, whether freed or not.
     allocated: u64,
-    /// The most bytes that were asked for at once.
+    /// Size of the largest request.
     largest: u64,
     moment: String,
     peak: MemoryPeak,
-    /// What was asked for and freed, in order.
+    /// Requests and frees, in order.
     events: Vec<LedgerEvent>,
     buffers: u32,
 }
 
-/// A buffer that was asked for, or that is free again.
+/// A request for a buffer, or its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerEvent {
-    /// A buffer of so many bytes.
+    /// A buffer is requested.
     Hold {
-        /// Its number.
+        /// Number of the buffer.
         buffer: u32,
-        /// Its size.
+        /// Bytes of the buffer.
         bytes: u64,
     },
-    /// The buffer of this number.
+    /// The buffer with this number is freed.
     Free(u32),
 }
 
-/// The moment at which most was held.
+/// The moment of peak memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPeak {
     /// Bytes of all owners.
     pub bytes: u64,
     /// Bytes of each owner, in the order in which they first held something.
     pub owners: Vec<(Owner, u64)>,
-    /// The moment, as [`Ledger::enter`] has named it.
+    /// Name of the moment, as set by [`Ledger::enter`].
     pub moment: String,
 }
 
 impl MemoryPeak {
-    /// Bytes that `owner` held.
+    /// Returns the bytes that `owner` held.
     pub fn of(&self, owner: Owner) -> u64 {
         self.owners.iter().find(|(name, _)| *name == owner).map_or(0, |(_, bytes)| *bytes)
     }
 }
 
-/// Memory that is held as long as this lives.
+/// Memory that is held while this value lives.
 #[derive(Debug)]
 pub struct Held {
     ledger: Ledger,
@@ -67,7 +67,7 @@ pub struct Held {
 }
 
 impl Ledger {
-    /// `bytes` more for `owner`.
+    /// Records a request for `bytes` by `owner`.
     pub fn hold(&self, owner: Owner, bytes: u64) -> Held {
         let mut book = self.0.borrow_mut();
         match book.live.iter_mut().find(|(name, _)| *name == owner) {
@@ -91,34 +91,34 @@ impl Ledger {
         Held { ledger: self.clone(), owner, bytes, buffer }
     }
 
-    /// An operation writes `bytes` of memory that is held already.
+    /// Records that an operation writes `bytes` of memory that is already held.
     pub(super) fn write(&self, bytes: u64) {
         let mut book = self.0.borrow_mut();
         book.allocated = book.allocated.saturating_add(bytes);
     }
 
-    /// What was asked for and freed since the last call, in order.
+    /// Returns the requests and frees since the last call, in order.
     pub fn take_events(&self) -> Vec<LedgerEvent> {
         std::mem::take(&mut self.0.borrow_mut().events)
     }
 
-    /// What happens from now on, for [`MemoryPeak::moment`].
+    /// Names the current moment, for [`MemoryPeak::moment`].
     pub fn enter(&self, moment: impl Into<String>) {
         self.0.borrow_mut().moment = moment.into();
     }
 
-    /// The most bytes that were asked for at once so far.
+    /// Returns the size of the largest request so far.
     pub fn largest(&self) -> u64 {
         self.0.borrow().largest
     }
 
-    /// The moment at which most was held so far.
+    /// Returns the moment of peak memory so far.
     pub fn peak(&self) -> MemoryPeak {
         self.0.borrow().peak.clone()
     }
 
-    /// Bytes that have been asked for so far, freed or not, and those that were written into memory that was
-    /// there: what operations have written, about.
+    /// Returns the bytes requested so far, whether freed or not, plus those written into memory already held:
+    /// approximately the bytes written by operations.
     pub fn allocated(&self) -> u64 {
         self.0.borrow().allocated
     }

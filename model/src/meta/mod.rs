@@ -1,7 +1,7 @@
-//! Passes without values: what a forward and a backward pass hold in memory, for plans of runs.
+//! Passes without values, which predict the memory of a forward and a backward pass for plans of runs.
 //!
-//! PyTorch has meta tensors for this. A [`MetaTensor`] has a size and no values, a [`MetaTape`] is the tape
-//! of its operations, and a [`Ledger`] counts what they hold. A layer goes through its operations on them in
+//! Like PyTorch's meta tensors, a [`MetaTensor`] has a size and no values. A [`MetaTape`] is the tape of its
+//! operations, and a [`Ledger`] counts the memory that they hold. A layer repeats its operations on them in
 //! [`Layer::meta_forward`](crate::layers::Layer::meta_forward).
 
 mod experts;

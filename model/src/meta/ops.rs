@@ -1,4 +1,4 @@
-//! What each operation holds: the counterpart of [`crate::ops`] without values.
+//! The memory of each operation: the counterpart of [`crate::ops`] without values.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,29 +13,30 @@ use crate::ops::{logit_rows, rows_of_block};
 /// Bytes of an `f32`.
 const F32: u64 = 4;
 
-/// Widths of packed operands are multiples of this.
+/// The widths of packed operands are multiples of this.
 const PACK: u64 = 32;
 
 pub(super) fn bytes(rows: u64, width: u64, element: u64) -> u64 {
     rows.saturating_mul(width).saturating_mul(element)
 }
 
-/// What the maps of one input share in backward.
+/// State that the maps of one input share in backward.
 #[derive(Default)]
 struct SharedInput {
-    /// Its transposed copy.
+    /// Transposed copy of the input.
     copy: Option<Held>,
     has_gradient: bool,
 }
 
 impl MetaTape<'_> {
-    /// [`ops::linears`](crate::ops::linears): each of `widths` is the output of a map of `x`.
+    /// Mirrors [`ops::linears`](crate::ops::linears): returns the outputs of maps of `x`, one for each of
+    /// `widths`.
     pub fn linears<const N: usize>(&self, x: MetaTensor, widths: [usize; N]) -> [MetaTensor; N] {
         let shared = Rc::new(RefCell::new(SharedInput::default()));
         widths.map(|width| self.linear_of_shared(&x, width as u64, shared.clone()))
     }
 
-    /// [`ops::linear`](crate::ops::linear()): `x` to rows of `width`.
+    /// Mirrors [`ops::linear`](crate::ops::linear()): maps `x` to rows of `width`.
     pub fn linear(&self, x: MetaTensor, width: usize) -> MetaTensor {
         let [y] = self.linears(x, [width]);
         y
@@ -66,8 +67,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// The gradient of the input of a map `[d_in, d_out]`; where it `adds` to that of another map, in the
-    /// memory of that.
+    /// Adds the gradient of the input of a map `[d_in, d_out]`. If it `adds` to the gradient of another map,
+    /// it uses the same memory.
     fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
         let operands = match self.batch.products {
             Products::InPlace => Vec::new(),
@@ -77,13 +78,13 @@ impl MetaTape<'_> {
         if !adds {
             self.register(x, self.tensor(d_in).memory);
         } else if !self.batch.on_host {
-            // A host adds to the sum while it is in the cache.
+            // The CPU adds to the sum while it is in the cache.
             self.ledger.write(bytes(self.batch.rows(), d_in, self.batch.element));
         }
         drop(operands);
     }
 
-    /// The gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of its input.
+    /// Adds the gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of its input.
     fn weight_gradient(&self, [d_in, d_out]: [u64; 2], copy: &mut Option<Held>) {
         let products = self.batch.products;
         let operands = match products {
@@ -101,23 +102,23 @@ impl MetaTape<'_> {
         drop(wide);
     }
 
-    /// A bf16 operand `[rows, width]` in the order in which instructions read it.
+    /// Requests a bf16 operand `[rows, width]` in the order in which instructions read it.
     pub(super) fn packed(&self, rows: u64, width: u64) -> Held {
         self.scratch(bytes(rows, width.saturating_add(PACK - 1) / PACK * PACK, self.batch.element))
     }
 
-    /// A copy of a matrix in f32.
+    /// Requests a copy of a matrix in f32.
     pub(super) fn wide(&self, rows: u64, width: u64) -> Held {
         self.scratch(bytes(rows, width, F32))
     }
 
-    /// A copy of rows of activations in f32.
+    /// Requests a copy of rows of activations in f32.
     pub(super) fn wide_rows(&self, width: u64) -> Held {
         self.wide(self.batch.rows(), width)
     }
 
-    /// [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. Where `x` is a residual stream, its gradient
-    /// is part of the result.
+    /// Mirrors [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. If `x` is a residual stream, its
+    /// gradient is part of the result.
     pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         let x = x.clone();
@@ -137,7 +138,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// `x + y` as [`ops::Residual::add_result`](crate::ops::Residual::add_result), on the host in the memory of `y`.
+    /// Mirrors `x + y` as in [`ops::Residual::add_result`](crate::ops::Residual::add_result); on the CPU in
+    /// the memory of `y`.
     pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
         let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
         let sum = if self.batch.on_host {
@@ -151,8 +153,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`residual`](Self::residual), and [`rms_norm`](Self::rms_norm) of that sum. One kernel of a GPU computes both:
-    /// `x` and `y` are there until both have memory.
+    /// Mirrors [`residual`](Self::residual) and the [`rms_norm`](Self::rms_norm) of its sum. On a GPU, one
+    /// kernel computes both: `x` and `y` are held until both outputs have memory.
     pub fn residual_and_norm(&self, x: MetaTensor, y: MetaTensor) -> (MetaTensor, MetaTensor) {
         let read = (!self.batch.on_host).then(|| (x.clone(), y.clone()));
         let sum = self.residual(x, y);
@@ -161,7 +163,7 @@ impl MetaTape<'_> {
         (sum, normed)
     }
 
-    /// [`ops::fork`](crate::ops::fork()): `x` for each of two readers.
+    /// Mirrors [`ops::fork`](crate::ops::fork()): returns `x` for each of two readers.
     pub fn fork(&self, x: MetaTensor) -> [MetaTensor; 2] {
         [x.clone(), x].map(|x| {
             let (node, width) = (x.node, x.width);
@@ -176,7 +178,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::rotary`](crate::ops::rotary()), on the host in the memory of `x`.
+    /// Mirrors [`ops::rotary`](crate::ops::rotary()); on the CPU in the memory of `x`.
     pub fn rotary(&self, x: MetaTensor) -> MetaTensor {
         let (node, width) = (x.node, x.width);
         let y = if self.batch.on_host { self.in_place(x) } else { self.tensor(width) };
@@ -186,7 +188,7 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
+    /// Mirrors [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
     pub fn dropout(&self, x: MetaTensor) -> MetaTensor {
         if !self.batch.dropout {
             return x;
@@ -200,15 +202,15 @@ impl MetaTape<'_> {
         })
     }
 
-    /// The memory of `x` if nobody else holds it, else as much again.
+    /// Returns the memory of `x` if nothing else holds it, else new memory of the same size.
     fn in_place(&self, x: MetaTensor) -> MetaTensor {
         if Rc::strong_count(&x.memory) == 1 { x } else { self.tensor(x.width) }
     }
 
-    /// [`ops::causal_attention`](crate::ops::causal_attention) with so many query heads.
+    /// Mirrors [`ops::causal_attention`](crate::ops::causal_attention) with `heads` query heads.
     pub fn attention(&self, [q, k, v]: [MetaTensor; 3], heads: usize) -> MetaTensor {
         let (products, rows, kv) = (self.batch.products, self.batch.rows(), k.width);
-        // Keys, and in backward values, in the order in which tiles read them.
+        // Keys, and in backward also values, in the order in which tiles read them.
         let ordered = move |tape: &Self| match products {
             _ if !tape.batch.on_host => None,
             Products::Packed => Some(tape.scratch(bytes(rows, kv, tape.batch.element))),
@@ -241,14 +243,14 @@ impl MetaTape<'_> {
                     for x in [&q, &k, &v] {
                         tape.register(x.node, tape.tensor(x.width).memory);
                     }
-                    // A GPU's are for the kernels that come then.
+                    // On a GPU, the sums are for the kernels that run afterwards.
                     drop(sums.or_else(|| Some(tape.wide_rows(heads as u64))));
                     drop(keys_and_values);
                 }
                 Products::Packed | Products::Widened => {
                     let wide = [&q, &k, &v].map(|x| tape.wide_rows(x.width));
                     drop((keys_and_values, sums));
-                    // One after the other gets its own dtype.
+                    // The gradients are converted to their own dtype one after the other.
                     for (x, wide) in [&q, &k, &v].into_iter().zip(wide) {
                         tape.register(x.node, tape.tensor(x.width).memory);
                         drop(wide);
@@ -259,8 +261,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused product of two tensors
-    /// that keeps both.
+    /// Mirrors [`ops::swiglu`](crate::ops::swiglu()), [`ops::geglu`](crate::ops::geglu()), or any fused
+    /// product of two tensors that keeps both.
     pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
         let y = self.tensor(gate.width);
         let tracked = gate.node.is_some() || up.node.is_some();
@@ -272,8 +274,8 @@ impl MetaTape<'_> {
         })
     }
 
-    /// A function of each element of `x` that keeps its input, as [`ops::squared_relu`](crate::ops::squared_relu())
-    /// and burn's own operations do.
+    /// Mirrors a function of each element of `x` that keeps its input, such as
+    /// [`ops::squared_relu`](crate::ops::squared_relu()) and burn's own operations.
     pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
         let y = self.tensor(x.width);
         self.record(y, x.node.is_some(), move |tape, dy| {
@@ -282,12 +284,13 @@ impl MetaTape<'_> {
         })
     }
 
-    /// The rows of a table of `vocabulary` rows, as [`ops::embedding`](crate::ops::embedding()).
+    /// Mirrors [`ops::embedding`](crate::ops::embedding()): rows of a table of `vocabulary` rows.
     pub fn embedding(&self, vocabulary: usize, width: usize) -> MetaTensor {
         let (vocabulary, width) = (vocabulary as u64, width as u64);
         let x = self.tensor(width);
         self.record(x, false, move |tape, dy| {
-            // On the host the sums of rows are f32; a GPU goes from each place of a row to the next one.
+            // On the CPU the sums of rows are f32; a GPU follows links from each place of a row to the next
+            // one.
             let needed = match (tape.batch.on_host, tape.batch.element) {
                 (true, F32) => Vec::new(),
                 (true, _) => vec![tape.wide_rows(width), tape.wide(vocabulary, width)],
@@ -298,27 +301,27 @@ impl MetaTape<'_> {
         })
     }
 
-    /// [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`; the loss. The weight
-    /// is that of an embedding if it is `tied`.
+    /// Mirrors [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`, and returns the
+    /// loss. If `tied`, the weight is that of an embedding.
     pub fn cross_entropy(&self, hidden: MetaTensor, vocabulary: usize, tied: bool) -> MetaTensor {
         let (products, rows, d) = (self.batch.products, self.batch.rows(), hidden.width);
         let block = rows.min(logit_rows(vocabulary, self.batch.on_host) as u64);
         let vocabulary = vocabulary as u64;
         let (node, trains) = (hidden.node, self.trains());
-        // The weight as the operand of both products.
+        // The weight as an operand of both products.
         let operands = match products {
             Products::InPlace => Vec::new(),
             Products::Packed => vec![self.packed(d, vocabulary), self.packed(d, vocabulary)],
             Products::Widened => vec![self.wide_rows(d), self.wide(d, vocabulary)],
         };
-        // Gradients are computed right away, in f32.
+        // Gradients are computed immediately, in f32.
         let dhidden = node.map(|_| self.wide_rows(d));
         let mut dweight = None;
-        // A third block holds what the second does.
+        // A third block holds the same memory as the second.
         for start in (0..rows).step_by(block.max(1) as usize).take(2) {
             let block = block.min(rows - start);
             let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
-            // Their gradients as operands; on the host, f32 take the place of the logits.
+            // The gradients of the logits as operands; on the CPU, f32 gradients replace the logits.
             let (packs, on_host) = (products == Products::Packed, self.batch.on_host);
             let narrow = self.batch.element;
             let beside = packs || !on_host;
@@ -326,7 +329,8 @@ impl MetaTape<'_> {
             logits = logits.filter(|_| !beside);
             let element = self.element_of_product();
             let scaled = (trains && on_host).then(|| self.scratch(bytes(block, d, element)));
-            // The left operand of the weight's gradient, in order; packed, one of the two is as wide as that.
+            // The ordered left operand of the weight's gradient. Packed, both operands together are that
+            // wide.
             let ordered = match (packs, tied) {
                 (false, false) => bytes(block, d, element),
                 (false, true) => bytes(block, vocabulary, element),
@@ -342,7 +346,8 @@ impl MetaTape<'_> {
         let loss = self.tensor(0);
         self.record(loss, node.is_some(), move |tape, dy| {
             drop(dy);
-            // In the dtype of the operands; on a GPU, multiplied by the gradient of the loss.
+            // The gradient gets the dtype of the operands; on a GPU, it is multiplied by the gradient of the
+            // loss.
             let converts = tape.batch.element != F32 || !tape.batch.on_host;
             if let Some(dhidden) = dhidden {
                 let gradient = if converts { tape.tensor(d).memory } else { Rc::new(dhidden) };
@@ -356,13 +361,13 @@ impl MetaTape<'_> {
         })
     }
 
-    /// Bytes of an element of an operand of a product.
+    /// Returns the bytes of an element of a product's operand.
     pub(super) fn element_of_product(&self) -> u64 {
         if self.batch.products == Products::Widened { F32 } else { self.batch.element }
     }
 
-    /// The logits of all rows of `hidden`, and a loss of a program's own: logits, a copy in f32, their
-    /// logarithms of probabilities, and the gradients of these.
+    /// Mirrors a custom loss on the logits of all rows of `hidden`: logits, a copy in f32, their
+    /// log-probabilities, and the gradients of these.
     pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
         let logits = self.linear(hidden, vocabulary);
@@ -376,9 +381,54 @@ impl MetaTape<'_> {
         })
     }
 
+    /// burn's product of the activations `a` and `b`, such as queries and keys: backward keeps both, and computes a
+    /// gradient of each. `width` is the number of elements of the result for each token, such as `heads * seq_len` for
+    /// the scores of attention.
+    pub fn product(&self, a: MetaTensor, b: MetaTensor, width: usize) -> MetaTensor {
+        let width = width as u64;
+        // burn multiplies copies in f32 on the host.
+        let widened = |tape: &Self, widths: [u64; 3]| {
+            let is_wide = tape.batch.on_host && tape.batch.element < F32;
+            is_wide.then(|| widths.map(|width| tape.wide_rows(width)))
+        };
+        let operands = widened(self, [a.width, b.width, width]);
+        let y = self.tensor(width);
+        drop(operands);
+        let is_tracked = a.node.is_some() || b.node.is_some();
+        self.record(y, is_tracked, move |tape, dy| {
+            for (x, other) in [(&a, &b), (&b, &a)] {
+                if x.node.is_some() {
+                    let operands = widened(tape, [width, other.width, x.width]);
+                    tape.register(x.node, tape.tensor(x.width).memory);
+                    drop(operands);
+                }
+            }
+            drop((a, b, dy));
+        })
+    }
+
+    /// burn's own softmax of `x`, with or without a mask before it: backward keeps the shifted values and their
+    /// exponentials. [`ops::causal_attention`](crate::ops::causal_attention) keeps neither:
+    /// [`attention`](Self::attention).
+    pub fn softmax(&self, x: MetaTensor) -> MetaTensor {
+        let (node, width) = (x.node, x.width);
+        let kept = [(); 2].map(|()| self.tensor(width));
+        drop(x);
+        let y = self.tensor(width);
+        self.record(y, node.is_some(), move |tape, dy| {
+            // Of the quotient: of its numerator, and of its denominator before it is summed.
+            let quotient = [(); 2].map(|()| tape.tensor(width));
+            drop(dy);
+            let dx = tape.tensor(width).memory;
+            drop((kept, quotient));
+            tape.register(node, dx);
+        })
+    }
+
     /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output
     /// are kept.
     pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
+        self.note_undescribed(std::any::type_name::<M>());
         let d = x.width();
         let mut matrices = Matrices(Vec::new());
         layer.visit(&mut matrices);
@@ -387,7 +437,7 @@ impl MetaTape<'_> {
     }
 }
 
-/// The widths of the outputs of matrices.
+/// The output widths of matrices.
 struct Matrices(Vec<usize>);
 
 impl ModuleVisitor for Matrices {

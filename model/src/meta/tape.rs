@@ -1,19 +1,20 @@
 //! Tensors without values, and a tape of the operations on them.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::ledger::{Held, Ledger, Owner};
 use crate::ops::bf16_instructions;
 
-/// Owner of what forward keeps for backward, and of what an operation needs while it runs.
+/// Owner of values kept for backward, and of an operation's temporary memory.
 pub const ACTIVATIONS: Owner = "activations";
 /// Owner of logits, and of their gradients.
 pub const LOGITS: Owner = "logits";
 /// Owner of gradients of weights.
 pub const GRADIENTS: Owner = "gradients";
 
-/// A matrix of rows of activations that has a size and no values. Memory is held as long as any clone lives.
+/// A matrix of rows of activations that has a size and no values. Memory is held while any clone lives.
 #[derive(Clone, Debug)]
 pub struct MetaTensor {
     pub(super) memory: Rc<Held>,
@@ -23,25 +24,25 @@ pub struct MetaTensor {
 }
 
 impl MetaTensor {
-    /// Elements of a row.
+    /// Returns the number of elements per row.
     pub fn width(&self) -> usize {
         self.width as usize
     }
 }
 
-/// What a product of matrices makes of its operands.
+/// The form in which matrix products read their operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// It reads them where they are; only a transposed one is copied on the host.
+    /// In place; on the CPU, only transposed operands are copied.
     InPlace,
-    /// It reads bf16 in the order that the instructions of a processor need, and writes f32.
+    /// As bf16 in the order that the processor's instructions need; results are f32.
     Packed,
-    /// It reads and writes copies in f32: on a processor without instructions for bf16.
+    /// As copies in f32, as are results: on a processor without instructions for bf16.
     Widened,
 }
 
 impl Products {
-    /// Those of this process, on the host, with activations of `element` bytes.
+    /// Returns the form that this process uses on the CPU, for activations of `element` bytes.
     pub fn on_host(element: usize) -> Self {
         match (element, bf16_instructions()) {
             (4, _) => Products::InPlace,
@@ -51,25 +52,25 @@ impl Products {
     }
 }
 
-/// The batch that a pass is about, and how it is computed.
+/// The batch of a pass, and how it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaBatch {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: u64,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: u64,
     /// Bytes of an element of an activation.
     pub element: u64,
-    /// Whether activations are dropped.
+    /// True if the pass has dropout.
     pub dropout: bool,
-    /// What products make of their operands.
+    /// Form of the operands of products.
     pub products: Products,
-    /// Whether the operations are those of the CPU, which copy operands to have them in order.
+    /// True for the operations of the CPU, which copy operands to reorder them.
     pub on_host: bool,
 }
 
 impl MetaBatch {
-    /// Tokens.
+    /// Returns the number of tokens.
     pub fn rows(self) -> u64 {
         self.batch.saturating_mul(self.seq_len)
     }
@@ -77,8 +78,8 @@ impl MetaBatch {
 
 type Step<'a> = Box<dyn FnOnce(&MetaTape<'a>) + 'a>;
 
-/// A tape of operations on [`MetaTensor`]s. Its ledger has what the real ones hold: backward runs the steps
-/// in the opposite order, and each frees what it was kept for.
+/// A tape of operations on [`MetaTensor`]s. Its ledger holds the same memory as the real operations: backward
+/// runs the steps in reverse order, and each frees the memory that was kept for it.
 pub struct MetaTape<'a> {
     pub(super) ledger: Ledger,
     pub(super) batch: MetaBatch,
@@ -87,10 +88,11 @@ pub struct MetaTape<'a> {
     steps: RefCell<Vec<Step<'a>>>,
     gradients: RefCell<Vec<Option<Rc<Held>>>>,
     weight_gradients: RefCell<Vec<Held>>,
+    undescribed: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> MetaTape<'a> {
-    /// A tape for passes over `batch`.
+    /// Creates a tape for passes over `batch`.
     pub fn new(ledger: Ledger, batch: MetaBatch) -> Self {
         MetaTape {
             ledger,
@@ -100,7 +102,18 @@ impl<'a> MetaTape<'a> {
             steps: RefCell::default(),
             gradients: RefCell::default(),
             weight_gradients: RefCell::default(),
+            undescribed: RefCell::default(),
         }
+    }
+
+    /// The types, as Rust names them, of the layers so far that do not implement
+    /// [`Layer::meta_forward`](crate::layers::Layer::meta_forward). Their memory is estimated from their parameters.
+    pub fn undescribed(&self) -> BTreeSet<&'static str> {
+        self.undescribed.borrow().clone()
+    }
+
+    pub(super) fn note_undescribed(&self, layer: &'static str) {
+        self.undescribed.borrow_mut().insert(layer);
     }
 
     /// Who holds what.
@@ -108,12 +121,12 @@ impl<'a> MetaTape<'a> {
         &self.ledger
     }
 
-    /// The batch.
+    /// Returns the batch.
     pub fn batch(&self) -> MetaBatch {
         self.batch
     }
 
-    /// Whether the weights of the layers from here on are trained.
+    /// Sets whether the weights of the following layers are trained.
     pub fn set_trained(&self, trains: bool) {
         self.trains.set(trains);
     }
@@ -122,18 +135,18 @@ impl<'a> MetaTape<'a> {
         self.records.get() && self.trains.get()
     }
 
-    /// A tensor of `width` elements for each token.
+    /// Returns a tensor of `width` elements per token.
     pub fn tensor(&self, width: u64) -> MetaTensor {
         let bytes = self.batch.rows().saturating_mul(width).saturating_mul(self.batch.element);
         MetaTensor { memory: Rc::new(self.ledger.hold(ACTIVATIONS, bytes)), width, node: None }
     }
 
-    /// Memory of `bytes` that an operation needs for itself.
+    /// Requests `bytes` of temporary memory for an operation.
     pub(super) fn scratch(&self, bytes: u64) -> Held {
         self.ledger.hold(ACTIVATIONS, bytes)
     }
 
-    /// `y`, with a place on the tape if a parent has one or weights are trained. Backward calls
+    /// Returns `y` with a place on the tape, if a parent has one or weights are trained. Backward calls
     /// `step` with the gradient of `y`, if there is one.
     pub(super) fn record(
         &self,
@@ -154,7 +167,7 @@ impl<'a> MetaTape<'a> {
         y
     }
 
-    /// Calls `step` when backward comes here.
+    /// Calls `step` when backward reaches this point.
     pub fn on_backward(&self, step: impl FnOnce(&MetaTape<'a>) + 'a) {
         if self.records.get() {
             self.steps.borrow_mut().push(Box::new(step));
@@ -171,14 +184,14 @@ impl<'a> MetaTape<'a> {
         self.gradients.borrow_mut()[node].take()
     }
 
-    /// Registers a gradient of `x`, if it has one. A second one is added to the first, in its memory.
+    /// Registers a gradient of `x`, if it has one. A second gradient is added to the first, in its memory.
     pub(super) fn register(&self, x: Option<usize>, gradient: Rc<Held>) {
         if let Some(node) = x {
             self.gradients.borrow_mut()[node].get_or_insert(gradient);
         }
     }
 
-    /// Registers the gradient of a weight of so many elements. It stays until the module is done.
+    /// Registers the gradient of a weight of `elements` elements. It stays until the module is finished.
     pub(super) fn register_weight(&self, elements: u64) {
         let bytes = elements.saturating_mul(self.batch.element);
         self.keep_weight(self.ledger.hold(GRADIENTS, bytes));
@@ -188,7 +201,7 @@ impl<'a> MetaTape<'a> {
         self.weight_gradients.borrow_mut().push(gradient);
     }
 
-    /// Takes the gradients of the weights of the modules that backward is done with.
+    /// Takes the gradients of the weights of the modules that backward has finished.
     pub fn take_weight_gradients(&self) -> Vec<Held> {
         self.weight_gradients.take()
     }
@@ -214,7 +227,7 @@ impl<'a> MetaTape<'a> {
         }
     }
 
-    /// `run(x)`, which keeps `x` alone and runs again in backward (Chen et al., 2016).
+    /// Computes `run(x)`, keeping only `x`, and runs it again in backward (Chen et al., 2016).
     pub fn checkpoint(
         &self,
         x: MetaTensor,
@@ -228,7 +241,7 @@ impl<'a> MetaTape<'a> {
             let first = tape.steps.borrow().len();
             let inner = MetaTensor { node: Some(tape.new_node()), ..x.clone() };
             let (parent, node) = (x.node, inner.node);
-            // The second run's own tape holds the input from here on.
+            // From here on, the second run's own tape holds the input.
             drop(x);
             let y = run(tape, inner, true);
             let out = y.node;

@@ -8,23 +8,24 @@ use burn_backend::TensorMetadata;
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it: all of them, or
-/// with a `window` the `window − 1` right before it (sliding-window attention, Beltagy et al., 2020; as in
-/// Mistral). A window that no row is too far down for gives the same bits as none.
+/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row attends to itself and to the rows before it:
+/// all of them, or with a `window` only the `window − 1` right before it (sliding-window attention, Beltagy
+/// et al., 2020; as in Mistral). A window at least as long as the sequence gives the same bits as full
+/// attention.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]` with
-/// `heads` a multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g`
-/// (grouped-query attention, Ainslie et al., 2023). The result has the shape of `q`.
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]` with `heads` a
+/// multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g` (grouped-query attention,
+/// Ainslie et al., 2023). The result has the shape of `q`.
 ///
-/// FlashAttention-2 (Dao, 2023): tiles of rows × columns of the scores with a running maximum and sum; the
-/// result and the logarithm of each row's sum are saved. Backward computes the tiles again. With `P = exp(S −
-/// lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`,
-/// `dK = dSᵀ · Q`. Tiles that no row sees are left out, so that the work of a row grows with the window and
-/// not with the sequence.
+/// FlashAttention-2 (Dao, 2023): processes tiles of rows × columns of the scores with a running maximum and
+/// sum, and saves the result and the logarithm of each row's sum. Backward recomputes the tiles. With `P =
+/// exp(S − lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ =
+/// dS · K`, `dK = dSᵀ · Q`. Tiles to which no row attends are skipped, so that the work of a row grows with
+/// the window and not with the sequence.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, or if the window is 0.
+/// If the shapes do not match, or if the window is 0.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option<usize>) -> Tensor<4> {
     if is_plain(FusedOp::Attention) {
         return in_f32([q, k, v], |[q, k, v]| causal_attention_reference(q, k, v, window));
@@ -33,15 +34,16 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, None, window))
 }
 
-/// [`causal_attention`] of the last rows of a sequence whose keys and values are in a cache.
+/// Computes [`causal_attention`] for the last rows of a sequence whose keys and values are in a cache.
 ///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of
-/// which the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence and
-/// sees that row and those before it, with a `window` at most `window` rows. The result has the shape of `q`.
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of which
+/// the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence. It attends to
+/// itself and to the rows before it, with a `window` to at most `window` rows. The result has the shape of
+/// `q`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, if the window is 0, or if a gradient is to be tracked: there is no backward
+/// If the shapes do not match, if the window is 0, or if a gradient would be tracked: there is no backward
 /// pass.
 pub fn cached_attention(
     q: Tensor<4>,
@@ -89,7 +91,7 @@ pub fn cached_attention_reference(
     let mask = |offset: i64| Tensor::<2, Bool>::tril_mask([seq, filled], offset, &scores.device());
     let hidden = match window {
         None => mask(before),
-        // `tril_mask` is true above a diagonal: hidden is what lies above this one, or not above that one.
+        // `tril_mask` is true above a diagonal: hide the scores above this one, and those not above that one.
         Some(window) => mask(before).bool_or(mask(before - window as i64).bool_not()),
     };
     let scores = scores.mask_fill(hidden.unsqueeze(), f64::NEG_INFINITY);
@@ -99,8 +101,8 @@ pub fn cached_attention_reference(
 /// The backends of [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
-    /// Causal attention with grouped key and value heads. With `filled`, the queries are the last of so many
-    /// rows, and there is no backward pass. With `window`, a row sees at most so many rows.
+    /// Computes causal attention with grouped key and value heads. With `filled`, the queries are the last of
+    /// `filled` rows, and there is no backward pass. With `window`, a row attends to at most `window` rows.
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -116,14 +118,14 @@ pub type OutputAndSums<B> = (FloatTensor<B>, FloatTensor<B>);
 
 /// The kernels that a backend implements for [`causal_attention`] and [`cached_attention`].
 pub trait AttentionKernels: Backend {
-    /// The result, and the logarithms that backward needs.
+    /// Returns the result, and the logarithms that backward needs.
     fn attention_forward(
         q: &FloatTensor<Self>,
         k: &FloatTensor<Self>,
         v: &FloatTensor<Self>,
         shape: AttentionShape,
     ) -> OutputAndSums<Self>;
-    /// The gradients of `q`, `k` and `v` that are wanted, where every row has a query.
+    /// Returns the requested gradients of `q`, `k` and `v`. Requires a query for every row.
     fn attention_backward(
         qkv: &[FloatTensor<Self>; 3],
         forward: &OutputAndSums<Self>,
@@ -177,11 +179,11 @@ impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> 
 pub struct AttentionShape {
     /// Independent sequences.
     pub batch: usize,
-    /// Queries of a sequence: its last rows.
+    /// Queries of a sequence, which are its last rows.
     pub seq: usize,
-    /// Keys and values of a sequence, at least as many as queries.
+    /// Keys and values of a sequence; not fewer than queries.
     pub keys: usize,
-    /// Rows of keys and values that a sequence has room for.
+    /// Capacity of a sequence in rows of keys and values.
     pub capacity: usize,
     /// Query heads.
     pub heads: usize,
@@ -189,14 +191,15 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Keys that a query sees at most, fewer than `keys`: its own and those right before it. `None` where
-    /// every query sees all keys up to its own, so that a window with room for all is no case of its own.
+    /// Maximum number of keys that a query attends to, fewer than `keys`: its own and those right before it.
+    /// `None` if every query attends to all keys up to its own, so that a window at least as long as the
+    /// sequence is not a separate case.
     pub window: Option<usize>,
 }
 
 impl AttentionShape {
-    /// The shape where the queries are the last of `filled` rows, or, without that, where every row has a
-    /// query. With `window`, a query sees at most so many keys.
+    /// Returns the shape. With `filled`, the queries are the last of `filled` rows; without it, every row has
+    /// a query. With `window`, a query attends to at most `window` keys.
     pub(super) fn of<T: TensorMetadata>(
         q: &T,
         k: &T,
@@ -225,12 +228,12 @@ impl AttentionShape {
         AttentionShape { batch, seq, keys, capacity, heads, kv_heads, head_dim, window }
     }
 
-    /// The first key that the query at `position` of the sequence sees.
+    /// Returns the first key that the query at `position` of the sequence attends to.
     pub fn first_seen(self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Whether there is nothing to compute.
+    /// Returns whether there is nothing to compute.
     pub fn is_empty(self) -> bool {
         [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
     }

@@ -11,45 +11,45 @@ use burn_backend::TensorMetadata;
 use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 
-/// How the weight of an output projection is laid out.
+/// The layout of the weight of an output projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLayout {
-    /// `[vocab, d_model]`, as the embedding that the head may be tied to.
+    /// `[vocab, d_model]`, as in the embedding that the head may be tied to.
     VocabRows,
-    /// `[d_model, vocab]`, as the weight of a [`linear`](super::linear()).
+    /// `[d_model, vocab]`, as in the weight of a [`linear`](super::linear()).
     VocabColumns,
 }
 
-/// What [`linear_cross_entropy_with`] does to logits besides the cross-entropy.
+/// The options of [`linear_cross_entropy_with`] for logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LogitOptions {
-    /// Logits are `c · tanh(logits / c)` for this positive `c` (Gemma 2, Gemma Team, 2024).
+    /// Positive bound `c` that turns logits into `c · tanh(logits / c)` (Gemma 2, Gemma Team, 2024).
     pub softcap: Option<f64>,
-    /// The weight of the z-loss `ln²(Σ exp(logits))` of a row, which keeps logits from drifting (PaLM,
-    /// Chowdhery et al., 2022).
+    /// Weight of the z-loss `ln²(Σ exp(logits))` of a row, which keeps logits from drifting (PaLM, Chowdhery
+    /// et al., 2022).
     pub z_loss: Option<f64>,
 }
 
-/// What [`linear_cross_entropy_with`] computes: tensors `[1]`.
+/// The results of [`linear_cross_entropy_with`], tensors of shape `[1]`.
 #[derive(Clone, Debug)]
 pub struct LogitLoss {
-    /// The cross-entropy and the z-loss.
+    /// The sum of cross-entropy and z-loss.
     pub total: Tensor<1>,
-    /// The z-loss in it, with its weight and `scale`, if there is one; without gradient.
+    /// The z-loss, with its weight and `scale`, if there is one; without gradient.
     pub z_loss: Option<Tensor<1>>,
 }
 
-/// `scale · Σ_rows −log softmax(hidden · W)[target]`, a tensor of one value.
+/// Computes `scale · Σ_rows −log softmax(hidden · W)[target]`, a tensor of one value.
 ///
-/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target counts for nothing. The
-/// sum is taken in double precision, on a GPU in a tree of `f32`; the result is `f32` (`f64` for `f64`
-/// operands) for every dtype of the operands.
+/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target is ignored. The sum is
+/// computed in double precision, on a GPU in a tree of `f32`; the result is `f32` (`f64` for `f64` operands)
+/// for every dtype of the operands.
 ///
-/// Logits exist for a block of rows at a time and are never saved. Where `hidden` or `weight` is
-/// tracked, the block's gradients, `dlogits = scale · (softmax − onehot(target))`,
-/// `dhidden = dlogits · Wᵀ` and `dW += hiddenᵀ · dlogits`, are computed right away, and backward
-/// only multiplies them by the incoming gradient (Hsu et al., 2024, "Liger Kernel"): three matrix
-/// products in all, and the weight is not needed again.
+/// Logits exist for a block of rows at a time and are never saved. If `hidden` or `weight` is tracked, the
+/// block's gradients, `dlogits = scale · (softmax − onehot(target))`, `dhidden = dlogits · Wᵀ` and `dW +=
+/// hiddenᵀ · dlogits`, are computed immediately, and backward only multiplies them by the incoming gradient
+/// (Hsu et al., 2024, "Liger Kernel"). That takes three matrix products in total, and the weight is not
+/// needed again.
 ///
 /// # Panics
 ///
@@ -65,9 +65,9 @@ pub fn linear_cross_entropy(
     linear_cross_entropy_with(hidden, weight, layout, targets, scale, LogitOptions::default()).total
 }
 
-/// [`linear_cross_entropy`] of capped logits, and with a z-loss: `scale · Σ_rows (−log softmax(l)[target] +
-/// z · ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Rows without a target have neither loss. Both
-/// options are part of the same operation, with as many matrix products.
+/// Computes [`linear_cross_entropy`] with capped logits and a z-loss: `scale · Σ_rows (−log
+/// softmax(l)[target] + z · ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Rows without a target have
+/// neither loss. Both options are part of the same operation, with the same number of matrix products.
 ///
 /// # Panics
 ///
@@ -140,13 +140,13 @@ pub fn linear_cross_entropy_with_reference(
     let picked = log_probabilities.clone().gather(1, targets.clone()).squeeze_dim::<1>(1);
     let total = picked.mask_fill(ignored.clone(), 0.0).sum() * -scale;
     let Some(weight) = options.z_loss else { return LogitLoss { total, z_loss: None } };
-    // Of any column: the logit less its logarithm of a probability.
+    // For any column: the logit minus its log-probability.
     let log_sums = (logits - log_probabilities).gather(1, targets).squeeze_dim::<1>(1);
     let z_loss = log_sums.powi_scalar(2).mask_fill(ignored, 0.0).sum() * (scale * weight);
     LogitLoss { total: total + z_loss.clone(), z_loss: Some(z_loss.without_autodiff()) }
 }
 
-/// `cap · tanh(logits / cap)`, which lies between `-cap` and `cap`.
+/// Returns `cap · tanh(logits / cap)`, which lies between `-cap` and `cap`.
 pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
     logits.div_scalar(cap).tanh().mul_scalar(cap)
 }
@@ -154,8 +154,8 @@ pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
 /// The backends of [`linear_cross_entropy`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearCrossEntropyOp: Backend {
-    /// The scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, of which the second is the
-    /// z-loss alone, without gradient.
+    /// Returns the scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, where the second value
+    /// is the z-loss alone, without gradient.
     fn fused_linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -171,8 +171,8 @@ pub type LossAndGradients<B> = (FloatTensor<B>, [Option<FloatTensor<B>>; 2]);
 
 /// The kernels that a backend implements for [`linear_cross_entropy`].
 pub trait CrossEntropyKernels: Backend {
-    /// The losses and the gradients that are wanted, in the type they were computed in: an `f16` gradient
-    /// of a mean over many tokens may vanish before a loss scale has multiplied it.
+    /// Returns the losses and the requested gradients, in the type in which they were computed: an `f16`
+    /// gradient of a mean over many tokens may vanish before a loss scale has multiplied it.
     fn cross_entropy_forward(
         hidden: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
@@ -182,7 +182,8 @@ pub trait CrossEntropyKernels: Backend {
         options: LogitOptions,
         wanted: [bool; 2],
     ) -> LossAndGradients<Self>;
-    /// `gradient` times the first value of `dy`, in `dtype`; in place where nobody else holds `gradient`.
+    /// Multiplies `gradient` by the first value of `dy`, and converts it to `dtype`; in place if nothing else
+    /// holds `gradient`.
     fn cross_entropy_backward(
         gradient: FloatTensor<Self>,
         dy: &FloatTensor<Self>,
@@ -231,8 +232,8 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
     }
 }
 
-/// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer where a large
-/// vocabulary would make the logits larger than 64 MiB, on a GPU than 512 MiB.
+/// Returns the number of rows whose logits exist at a time: enough for the matrix products to run at full
+/// speed, and fewer if a large vocabulary would make the logits larger than 64 MiB (512 MiB on a GPU).
 pub(crate) fn logit_rows(vocab: usize, on_host: bool) -> usize {
     let (elements, least, most) =
         if on_host { (1 << 24, 16, 256) } else { (1 << 27, DEVICE_ROWS, 16 * DEVICE_ROWS) };
@@ -240,12 +241,12 @@ pub(crate) fn logit_rows(vocab: usize, on_host: bool) -> usize {
     if on_host { rows } else { rows / DEVICE_ROWS * DEVICE_ROWS }
 }
 
-/// On a GPU, blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as
-/// devices require of the offset of a buffer.
+/// Alignment of blocks of rows on a GPU, so that a block begins at a multiple of 512 bytes, as devices
+/// require of the offset of a buffer.
 const DEVICE_ROWS: usize = 256;
 
 impl HeadLayout {
-    /// Rows of `hidden`, their width and the size of the vocabulary.
+    /// Returns the number of rows of `hidden`, their width and the size of the vocabulary.
     pub(super) fn sizes(
         self,
         hidden: &impl TensorMetadata,

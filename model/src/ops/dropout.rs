@@ -1,4 +1,4 @@
-//! Dropout (Srivastava et al., 2014) from a counter instead of a random state.
+//! Counter-based dropout (Srivastava et al., 2014), without a random state.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -10,9 +10,9 @@ use crate::random::{GOLDEN, mix};
 
 /// Drops every element of `x` with probability `p` and multiplies the others by `1 / (1 − p)`.
 ///
-/// Whether element `i` (in row-major order) is dropped is a hash of `(key, counter_offset + i)`. A slice of a
-/// batch that passes the index of its first element therefore drops the same elements as the whole batch, on
-/// any machine. Backward applies the same mask to `dy`; the mask is computed again, never stored.
+/// A hash of `(key, counter_offset + i)` decides whether element `i` (in row-major order) is dropped. A slice
+/// of a batch that passes the index of its first element therefore drops the same elements as the whole
+/// batch, on any machine. Backward applies the same mask to `dy`; the mask is recomputed, never stored.
 ///
 /// # Panics
 ///
@@ -42,14 +42,14 @@ pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter
 /// The backends of [`dropout`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
-    /// `x` times the factors of `mask`.
+    /// Multiplies `x` by the factors of `mask`.
     fn fused_dropout(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
 }
 
 /// A dropout mask: a rule, not a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
-    /// The place of the first element in the stream of the key.
+    /// Counter of the first element in the stream of the key.
     pub(super) first: u64,
     /// An element is dropped if the upper half of its hash is below this.
     pub(super) threshold: u64,
@@ -60,15 +60,14 @@ pub struct DropoutMask {
 impl DropoutMask {
     fn new(p: f64, key: u64, counter_offset: u64) -> Self {
         DropoutMask {
-            // Mixed, so that keys a multiple of GOLDEN apart do not give shifted copies of one
-            // mask.
+            // Mixed, so that keys that differ by a multiple of GOLDEN do not give shifted copies of one mask.
             first: mix(key).wrapping_add(counter_offset.wrapping_mul(GOLDEN)),
             threshold: (p * (1u64 << 32) as f64).round() as u64,
             scale: 1.0 / (1.0 - p),
         }
     }
 
-    /// Whether element `i` is not dropped.
+    /// Returns whether element `i` is kept.
     #[inline(always)]
     pub(super) fn keeps(&self, i: u64) -> bool {
         mix(self.first.wrapping_add(i.wrapping_mul(GOLDEN))) >> 32 >= self.threshold

@@ -11,7 +11,7 @@ use burn_backend::TensorMetadata;
 use super::plain::{FusedOp, is_plain};
 use super::tape::{Tracked, record};
 
-/// `y[b, t] = weight[ids[b, t]]`.
+/// Computes `y[b, t] = weight[ids[b, t]]`.
 ///
 /// `weight` is `[vocab, d_model]`, `ids` `[batch, seq]`, the result `[batch, seq, d_model]`. Backward: `dW[v]
 /// = Σ dy[b, t]` over the places where `ids[b, t] = v`, in the order of the places. Backward needs the ids
@@ -37,15 +37,15 @@ pub fn embedding_reference(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> 
 /// The backends of [`embedding`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait EmbeddingOp: Backend {
-    /// The rows `ids` of `weight`.
+    /// Returns the rows `ids` of `weight`.
     fn fused_embedding(weight: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend implements for [`embedding`].
 pub trait EmbeddingKernels: Backend {
-    /// The result.
+    /// Returns the result.
     fn embedding_forward(weight: &FloatTensor<Self>, ids: &IntTensor<Self>) -> FloatTensor<Self>;
-    /// The gradient of a weight of this shape and dtype.
+    /// Returns the gradient of a weight of this shape and dtype.
     fn embedding_weight_gradient(
         ids: &IntTensor<Self>,
         dy: &FloatTensor<Self>,

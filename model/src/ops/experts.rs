@@ -1,4 +1,4 @@
-//! The experts of a mixture: a SwiGLU layer of its own for each, and each token through some of them.
+//! The experts of a mixture: each is a SwiGLU layer, and each token goes through some of them.
 
 use burn::backend::autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
@@ -14,9 +14,9 @@ use super::tape::{Tracked, record};
 /// The experts of each token.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// `[tokens, k]`: indices of experts, none of which a token has twice.
+    /// `[tokens, k]`: indices of experts, distinct for each token.
     pub experts: Tensor<2, Int>,
-    /// `[tokens, k]`: what their results are multiplied by.
+    /// `[tokens, k]`: factors of their results.
     pub weights: Tensor<2>,
 }
 
@@ -31,8 +31,8 @@ pub struct ExpertProjections {
     pub down: Tensor<3>,
 }
 
-/// `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`, for `x`
-/// and the result `[tokens, d_model]`.
+/// Computes `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`,
+/// for `x` and the result `[tokens, d_model]`.
 ///
 /// Tokens are grouped by expert, and each group is multiplied with the weights of its expert (MegaBlocks,
 /// Gale et al., 2022): no token is dropped, nothing is padded on the CPU, and an expert without tokens costs
@@ -45,8 +45,8 @@ pub struct ExpertProjections {
 ///
 /// # Panics
 ///
-/// If an index is that of no expert. On a GPU, where the check would have to wait for the device, the choice
-/// is left out of the sum instead.
+/// If an index is not that of an expert. On a GPU, where the check would have to wait for the device, the
+/// choice is omitted from the sum instead.
 pub fn experts(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -> Tensor<2> {
     if is_plain(FusedOp::Experts) {
         return experts_reference(x, routing, projections);
@@ -81,7 +81,7 @@ pub fn experts_reference(x: Tensor<2>, routing: Routing, projections: ExpertProj
 /// The backends of [`experts`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ExpertsOp: Backend {
-    /// The weighted sum of the results of each token's experts.
+    /// Returns the weighted sum of the results of each token's experts.
     fn fused_experts(
         x: FloatTensor<Self>,
         weights: FloatTensor<Self>,
@@ -100,13 +100,13 @@ pub type Hidden<B> = [FloatTensor<B>; 2];
 
 /// The kernels that a backend implements for [`experts`].
 pub trait ExpertsKernels: Backend {
-    /// The result, and what backward needs.
+    /// Returns the result, and the products that backward needs.
     fn experts_forward(
         operands: Operands<&FloatTensor<Self>>,
         experts: &IntTensor<Self>,
         shape: ExpertsShape,
     ) -> (FloatTensor<Self>, Hidden<Self>);
-    /// The gradients of the operands that are wanted.
+    /// Returns the requested gradients of the operands.
     fn experts_backward(
         operands: Operands<&FloatTensor<Self>>,
         experts: &IntTensor<Self>,
@@ -178,9 +178,9 @@ struct Saved<B: Backend> {
 pub struct ExpertsShape {
     /// Rows of `x`.
     pub tokens: usize,
-    /// Experts of a token.
+    /// Experts per token.
     pub per_token: usize,
-    /// All experts.
+    /// Number of experts.
     pub experts: usize,
     /// Width of `x`.
     pub d_model: usize,
@@ -213,7 +213,7 @@ impl ExpertsShape {
         ExpertsShape { tokens, per_token, experts, d_model, d_ff }
     }
 
-    /// Rows that experts multiply: one for each choice of a token.
+    /// Returns the number of rows that experts multiply: one for each choice of a token.
     pub fn rows(self) -> usize {
         self.tokens * self.per_token
     }

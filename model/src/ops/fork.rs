@@ -10,8 +10,8 @@ use super::residual::ResidualOp;
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
-/// `x` for each of two readers, which belong to one backward pass. The kernel of [`Residual`](super::Residual) adds up
-/// their gradients there.
+/// Returns `x` for each of two readers in one backward pass. There, the kernel of
+/// [`Residual`](super::Residual) adds up their gradients.
 pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if is_plain(FusedOp::Residual) {
         return [x.clone(), x];
@@ -23,7 +23,7 @@ pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
 /// The backends of [`fork`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ForkOp: Backend {
-    /// `x`, for one of the readers of `shared`.
+    /// Returns `x`, for one of the readers of `shared`.
     fn fused_fork(x: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::activation::{gelu, silu};
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
-/// What a gate goes through before it multiplies.
+/// The activation function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `g · σ(g)`.
@@ -17,10 +17,9 @@ pub enum Activation {
     Gelu,
 }
 
-/// `silu(gate) · up` for tensors of one shape, with `silu(g) = g · σ(g)`.
+/// Computes `silu(gate) · up` for tensors of equal shape, with `silu(g) = g · σ(g)`.
 ///
-/// Backward, with `s = σ(gate)`: `dup = dy · gate · s`,
-/// `dgate = dy · up · s · (1 + gate · (1 − s))`.
+/// Backward, with `s = σ(gate)`: `dup = dy · gate · s`, `dgate = dy · up · s · (1 + gate · (1 − s))`.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     if is_plain(FusedOp::Swiglu) {
         return in_f32([gate, up], |[gate, up]| swiglu_reference(gate, up));
@@ -33,10 +32,11 @@ pub fn swiglu_reference<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tenso
     silu(gate) * up
 }
 
-/// `gelu(gate) · up` for tensors of one shape, with the exact `gelu(g) = g · Φ(g)` (Hendrycks and Gimpel, 2016).
+/// Computes `gelu(gate) · up` for tensors of equal shape, with the exact `gelu(g) = g · Φ(g)` (Hendrycks and
+/// Gimpel, 2016).
 ///
-/// Backward, with the density `φ` of `Φ`: `dup = dy · gate · Φ(gate)`,
-/// `dgate = dy · up · (Φ(gate) + gate · φ(gate))`.
+/// Backward, with the density `φ` of `Φ`: `dup = dy · gate · Φ(gate)`, `dgate = dy · up · (Φ(gate) + gate ·
+/// φ(gate))`.
 pub fn geglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     if is_plain(FusedOp::Geglu) {
         return in_f32([gate, up], |[gate, up]| geglu_reference(gate, up));
@@ -56,20 +56,20 @@ fn fused<const D: usize>(gate: Tensor<D>, up: Tensor<D>, activation: Activation)
 /// The backends of [`swiglu`] and [`geglu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait GluOp: Backend {
-    /// `activation(gate) · up`.
+    /// Computes `activation(gate) · up`.
     fn fused_glu(gate: FloatTensor<Self>, up: FloatTensor<Self>, activation: Activation)
     -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend implements for [`swiglu`] and [`geglu`].
 pub trait GluKernels: Backend {
-    /// The result.
+    /// Returns the result.
     fn glu_forward(
         gate: &FloatTensor<Self>,
         up: &FloatTensor<Self>,
         activation: Activation,
     ) -> FloatTensor<Self>;
-    /// The gradients of `gate` and `up` that are wanted.
+    /// Returns the requested gradients of `gate` and `up`.
     fn glu_backward(
         gate: &FloatTensor<Self>,
         up: &FloatTensor<Self>,

@@ -1,4 +1,4 @@
-//! Matrix product with a weight, and its bias.
+//! Matrix product with a weight, and an optional bias.
 
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy};
@@ -11,15 +11,15 @@ use super::plain::{FusedOp, is_plain};
 use super::shared::{Prepared, SharedInput};
 use super::tape::{Step, Tracked, record};
 
-/// `y = x · W (+ b)` over the last dimension.
+/// Computes `y = x · W (+ b)` over the last dimension.
 ///
-/// `x` is `[.., d_in]`, `weight` `[d_in, d_out]` (it may be a transposed view), `bias` `[d_out]`,
-/// the result `[.., d_out]`. Backward: `dx = dy · Wᵀ`, `dW = xᵀ · dy`, `db = Σ_rows dy`.
+/// `x` is `[.., d_in]`, `weight` `[d_in, d_out]` (it may be a transposed view), `bias` `[d_out]`, the result
+/// `[.., d_out]`. Backward: `dx = dy · Wᵀ`, `dW = xᵀ · dy`, `db = Σ_rows dy`.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     linear_of_shared(x, weight, bias, SharedInput::new(1))
 }
 
-/// [`linear`] with several weights and biases, in order, of one `x`.
+/// Computes [`linear`] with several weights and biases, in order, for one `x`.
 ///
 /// In backward the maps share their work on `x`: `x` is transposed once for the gradients of all weights, and
 /// the contributions of the maps to `dx` are added up in the memory of the first one.
@@ -68,13 +68,13 @@ pub fn linear_reference<const D: usize>(
 /// The backends of [`linear`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearOp: Backend {
-    /// `x · weight`.
+    /// Computes `x · weight`.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         shared: SharedInput,
     ) -> FloatTensor<Self>;
-    /// `x · weight + bias`.
+    /// Computes `x · weight + bias`.
     fn fused_linear_bias(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -86,29 +86,29 @@ pub trait LinearOp: Backend {
 /// The kernels that a backend implements for [`linear`]. Results have the shape of their first operand except
 /// for the last dimension.
 pub trait LinearKernels: Backend {
-    /// `x · weight (+ bias)`.
+    /// Computes `x · weight (+ bias)`.
     fn linear_forward(
         x: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// `dy · weightᵀ`, added to `sum` if there is one, and rounded once. Nobody else holds `sum`, so the result
-    /// may lie in its memory.
+    /// Computes `dy · weightᵀ`, added to `sum` if there is one, and rounds once. Nothing else holds `sum`, so
+    /// the result may use its memory.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         sum: Option<FloatTensor<Self>>,
         dtype: DType,
     ) -> FloatTensor<Self>;
-    /// `xᵀ · dy`, `[d_in, d_out]`. The first call for an `x` leaves its transposed copy in `prepared` for the
-    /// others.
+    /// Computes `xᵀ · dy`, `[d_in, d_out]`. The first call for an `x` stores its transposed copy in
+    /// `prepared` for the others.
     fn linear_weight_gradient(
         x: &FloatTensor<Self>,
         dy: &FloatTensor<Self>,
         prepared: &mut Prepared,
         dtype: DType,
     ) -> FloatTensor<Self>;
-    /// The sum of the rows of `dy`, `[d_out]`.
+    /// Computes the sum of the rows of `dy`, `[d_out]`.
     fn linear_bias_gradient(dy: &FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
 }
 
@@ -142,7 +142,7 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     }
 }
 
-/// The differentiable map, whose parents are `x`, `weight` and, if there is one, `bias`.
+/// Computes the differentiable map, whose parents are `x`, `weight` and, if there is one, `bias`.
 fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
     x: &Tracked<B, C>,
     weight: &Tracked<B, C>,
@@ -163,7 +163,7 @@ fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
     record::<B, C, _, _>(parents, y, save, backward::<B, N>)
 }
 
-/// The state of backward. An operand is saved only if the gradient of the other operand is wanted.
+/// The state of backward. An operand is saved only if the gradient of the other operand is requested.
 #[derive(Clone, Debug)]
 struct Saved {
     weight: Option<NodeId>,
@@ -171,7 +171,7 @@ struct Saved {
     x_dtype: DType,
     weight_dtype: DType,
     bias_dtype: Option<DType>,
-    /// Whether `x` is a leaf, whose gradient the caller gets.
+    /// True if `x` is a leaf, whose gradient the caller gets.
     is_leaf: bool,
     shared: SharedInput,
 }
@@ -182,7 +182,7 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
     }
     let dw = saved.shared.enter(|shared| {
         if let Some(id) = saved.weight {
-            // The weight may be a recomputed gather: it is dropped before `x` is looked up.
+            // The weight may be a recomputed gather, so it is dropped before `x` is looked up.
             let weight = step.value::<B>(id);
             // burn adds to the gradient of a leaf, which the caller gets.
             let adds = shared.has_gradient && !saved.is_leaf;
@@ -200,14 +200,14 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
     }
 }
 
-/// `shape`, but with rows of `width` elements.
+/// Returns `shape`, but with rows of `width` elements.
 pub(super) fn with_width(mut shape: Shape, width: usize) -> Shape {
     let last = shape.num_dims() - 1;
     shape[last] = width;
     shape
 }
 
-/// Number of rows of a tensor seen as a matrix, and elements per row.
+/// Returns the number of rows of a tensor viewed as a matrix, and the elements per row.
 pub(super) fn rows_of(tensor: &impl TensorMetadata) -> [usize; 2] {
     let shape = tensor.shape();
     let width = shape.iter().last().copied().unwrap_or(1);

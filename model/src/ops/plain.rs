@@ -1,8 +1,8 @@
-//! Which operations are computed in plain burn instead of by their fused kernels.
+//! The set of operations that are computed in plain burn instead of by their fused kernels.
 //!
-//! A fused kernel that gives wrong results on a device must not spoil a run. The public function of each operation
-//! in [`FusedOp`] asks [`is_plain`] before it calls the kernels. The set belongs to the process, is
-//! empty at the start, and is filled by [`verify`](crate::verify) before the first operation of a run.
+//! A fused kernel that gives wrong results on a device must not spoil a run. The public function of each
+//! operation in [`FusedOp`] checks [`is_plain`] before it calls the kernels. The set belongs to the process,
+//! is initially empty, and is filled by [`verify`](crate::verify) before the first operation of a run.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FusedOp {
-    /// Matrix products by cuBLASLt; burn's kernel takes their place.
+    /// Matrix products with cuBLASLt; burn's kernel is the substitute.
     MatrixProduct,
     /// [`linear`](super::linear()) and [`linears`](super::linears()).
     Linear,
@@ -30,8 +30,8 @@ pub enum FusedOp {
     SquaredRelu,
     /// [`rotary`](super::rotary()).
     Rotary,
-    /// Attention by the instructions for warpgroups of compute capability 9.0; those of every tensor core
-    /// take their place.
+    /// Attention with the warpgroup instructions of compute capability 9.0; the kernels for all tensor cores
+    /// are the substitute.
     WarpgroupAttention,
     /// [`causal_attention`](super::causal_attention) and [`cached_attention`](super::cached_attention).
     Attention,
@@ -46,7 +46,7 @@ pub enum FusedOp {
 }
 
 impl FusedOp {
-    /// All of them; those that others are made of come first.
+    /// All operations; those that others consist of come first.
     pub const ALL: [FusedOp; 14] = [
         FusedOp::MatrixProduct,
         FusedOp::Linear,
@@ -64,7 +64,7 @@ impl FusedOp {
         FusedOp::Experts,
     ];
 
-    /// What the operation is called in messages and files.
+    /// Returns the name of the operation in messages and files.
     pub fn name(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "matrix_product",
@@ -84,7 +84,7 @@ impl FusedOp {
         }
     }
 
-    /// What takes the place of a kernel that is wrong.
+    /// Returns the substitute for a wrong kernel.
     pub fn substitute(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "burn's kernel",
@@ -93,7 +93,7 @@ impl FusedOp {
         }
     }
 
-    /// What a run loses where the operation is plain.
+    /// Returns the cost to a run if the operation is plain.
     pub fn cost(self) -> &'static str {
         match self {
             FusedOp::MatrixProduct => "matrix products are slower, and most of a step is matrix products",
@@ -122,21 +122,21 @@ impl fmt::Display for FusedOp {
     }
 }
 
-/// The operations that are plain, by their bits.
+/// The plain operations, as a bit set.
 static PLAIN: AtomicU32 = AtomicU32::new(0);
 
-/// Computes `ops` in plain burn from now on, in the whole process. To be called between passes: a pass that
-/// has begun goes back through the kernels that it went forward through.
+/// Computes `ops` in plain burn from now on, in the whole process. Call it between passes: backward must use
+/// the same kernels as forward.
 pub fn use_plain(ops: &[FusedOp]) {
     PLAIN.fetch_or(ops.iter().fold(0, |bits, op| bits | op.bit()), Ordering::Relaxed);
 }
 
-/// Whether `op` is computed in plain burn.
+/// Returns whether `op` is computed in plain burn.
 pub(super) fn is_plain(op: FusedOp) -> bool {
     PLAIN.load(Ordering::Relaxed) & op.bit() != 0
 }
 
-/// `op` of `inputs`, computed in `f32` where the first of them is in half precision, as the fused kernels do;
+/// Computes `op` of `inputs`, in `f32` if the first of them is in half precision, as the fused kernels do;
 /// the result has the dtype of the first.
 pub(super) fn in_f32<const D: usize, const N: usize>(
     inputs: [Tensor<D>; N],

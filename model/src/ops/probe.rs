@@ -1,4 +1,4 @@
-//! Places of a pass where somebody looks at a tensor and, on the way back, at its gradient.
+//! Places of a pass where a probe observes a tensor and, in backward, its gradient.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use burn_cubecl::CubeBackend;
 
 use super::tape::{Tracked, record};
 
-/// What a pass shows at one of its places.
+/// An observation at one place of a pass.
 #[derive(Debug)]
 pub struct Seen<'a> {
-    /// Where in the decoder, as in `layers.3.ffn`; `embed` and `head` for the outer modules.
+    /// Place in the decoder, such as `layers.3.ffn`; `embed` and `head` for the outer modules.
     pub place: &'a str,
-    /// What the tensor is there: `input`, `output`, or a name that the layer gives it.
+    /// Role of the tensor at its place: `input`, `output`, or a name given by the layer.
     pub name: &'a str,
-    /// Whether it is the gradient of that tensor, in backward.
+    /// True for the gradient of that tensor, in backward.
     pub is_gradient: bool,
     /// The shape of the tensor, such as `[batch, seq, d_model]`.
     pub shape: Vec<usize>,
@@ -29,14 +29,14 @@ pub struct Seen<'a> {
     pub values: Tensor<1>,
 }
 
-/// Looks at tensors of a pass while they are computed: for hashes, breakpoints and logs. What it is given has
-/// the values of the pass; the pass goes on when it returns. A block that is recomputed shows its inside
-/// twice, in forward and in backward. Cheap to clone.
+/// Observes tensors of a pass while they are computed: for hashes, breakpoints and logs. The tensors have the
+/// values of the pass, which continues when the probe returns. A recomputed block shows its inside twice, in
+/// forward and in backward. Cheap to clone.
 #[derive(Clone)]
 pub struct Probe(Arc<dyn Fn(Seen<'_>) + Send + Sync>);
 
 impl Probe {
-    /// A probe that calls `look` on the thread that computes.
+    /// Creates a probe that calls `look` on the computing thread.
     pub fn new(look: impl Fn(Seen<'_>) + Send + Sync + 'static) -> Self {
         Probe(Arc::new(look))
     }
@@ -74,7 +74,7 @@ impl ProbePoint {
     }
 }
 
-/// `x` itself, which `probe` is shown, and so is its gradient if there is one.
+/// Returns `x`, and shows it to `probe`, as well as its gradient if there is one.
 pub(crate) fn probe<const D: usize>(x: Tensor<D>, probe: &Probe, place: &str, name: &str) -> Tensor<D> {
     let at = ProbePoint { probe: probe.clone(), place: place.into(), name: name.into(), is_gradient: false };
     Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), at))
@@ -83,7 +83,7 @@ pub(crate) fn probe<const D: usize>(x: Tensor<D>, probe: &Probe, place: &str, na
 /// The backends of a probe.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ProbeOp: Backend {
-    /// `x` itself, which is shown at `at`.
+    /// Returns `x`, and shows it at `at`.
     fn probe(x: FloatTensor<Self>, at: ProbePoint) -> FloatTensor<Self>;
 }
 

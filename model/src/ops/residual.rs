@@ -21,17 +21,17 @@ pub struct Residual<const D: usize> {
 }
 
 impl<const D: usize> Residual<D> {
-    /// The stream before the layer, `[.., d]`.
+    /// Wraps the stream before the layer, `[.., d]`.
     pub fn new(x: Tensor<D>) -> Self {
         Residual { x, shared: SharedInput::new(2) }
     }
 
-    /// [`rms_norm`](super::rms_norm()) of the stream, for the layer to read.
+    /// Returns the [`rms_norm`](super::rms_norm()) of the stream, for the layer to read.
     pub fn rms_norm(&self, weight: Tensor<1>, eps: f64) -> Tensor<D> {
         rms_norm_of_shared(self.x.clone(), weight, eps, self.shared.clone())
     }
 
-    /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
+    /// Returns the stream after the layer: the sum with its result `y`, which has the same shape and dtype.
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
         self.check(&y);
         if is_plain(FusedOp::Residual) {
@@ -41,8 +41,8 @@ impl<const D: usize> Residual<D> {
         Tensor::from_dispatch(Dispatch::fused_residual(x, y, self.shared))
     }
 
-    /// [`Residual::add_result`], and [`Residual::rms_norm`] of that stream for the next layer to read. It has
-    /// the same bits as one after the other; on a GPU, one kernel computes both.
+    /// Returns the stream of [`Residual::add_result`], and its [`Residual::rms_norm`] for the next layer to
+    /// read. The bits are the same as of two separate calls; on a GPU, one kernel computes both.
     pub fn add_result_and_norm(self, y: Tensor<D>, weight: Tensor<1>, eps: f64) -> (Self, Tensor<D>) {
         self.check(&y);
         if is_plain(FusedOp::Residual) || is_plain(FusedOp::RmsNorm) {
@@ -65,10 +65,12 @@ impl<const D: usize> Residual<D> {
 /// The backends of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
-    /// `x + y`; on the CPU in the memory of `y`, where nobody else holds it. `shared` is the state of what reads `x`.
+    /// Computes `x + y`; on the CPU in the memory of `y`, if nothing else holds it. `shared` is the state
+    /// shared by the readers of `x`.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
-    /// `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last dimension, times
-    /// `weight`. `shared` is the state of what reads `x`, and of what reads the sum.
+    /// Computes `x + y` as in [`ResidualOp::fused_residual`], and that sum normalised over its last
+    /// dimension, times `weight`. `shared` has the states shared by the readers of `x`, and by the readers of
+    /// the sum.
     fn fused_residual_norm(
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -85,7 +87,7 @@ impl<B: ResidualOp + RmsNormKernels, C: CheckpointStrategy> ResidualOp for Autod
         record_sum::<B, C>([x_node, y_node], sum, shared)
     }
 
-    /// On the tape, it is the same two operations as where they are computed one after the other.
+    /// Records the same two operations on the tape as separate calls would.
     fn fused_residual_norm(
         x: Tracked<B, C>,
         y: Tracked<B, C>,

@@ -11,27 +11,27 @@ use super::plain::{FusedOp, in_f32, is_plain};
 use super::shared::SharedInput;
 use super::tape::{Tracked, record};
 
-/// `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
+/// Computes `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
 /// `x` is `[.., d]`, `weight` `[d]`. Backward, with `x̂ = x · r`: `dx = r · (dy · weight − x̂ · mean(dy ·
-/// weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is computed again rather than saved: that takes one pass over a
-/// row that has to be read anyway.
+/// weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is recomputed instead of saved: that takes one pass over a row
+/// that must be read anyway.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
     rms_norm_of_shared(x, weight, eps, SharedInput::new(1))
 }
 
-/// Rows that a cube of a GPU's backward pass works on, at least: the partial sums of dW, one row per cube,
-/// then stay small beside `x`.
+/// Minimum rows per cube of a GPU's backward pass, so that the partial sums of dW, one row per cube, stay
+/// small compared with `x`.
 const ROWS: usize = 16;
-/// Cubes of that pass, at most.
+/// Maximum number of cubes of that pass.
 const BLOCKS: usize = 2048;
 
-/// Rows of each of the blocks that a GPU sums up for the gradient of the weight.
+/// Returns the number of rows per block that a GPU sums for the gradient of the weight.
 pub(crate) fn rows_of_block(rows: usize) -> usize {
     rows.div_ceil(BLOCKS).max(ROWS)
 }
 
-/// [`rms_norm`] of an input that other operations read as well.
+/// Computes [`rms_norm`] of an input that other operations read as well.
 pub(super) fn rms_norm_of_shared<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -56,7 +56,7 @@ pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: 
 /// The backends of [`rms_norm`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RmsNormOp: Backend {
-    /// `x` normalised over its last dimension, times `weight`.
+    /// Normalises `x` over its last dimension and multiplies it by `weight`.
     fn fused_rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -67,9 +67,9 @@ pub trait RmsNormOp: Backend {
 
 /// The kernels that a backend implements for [`rms_norm`].
 pub trait RmsNormKernels: Backend {
-    /// The result.
+    /// Returns the result.
     fn rms_norm_forward(x: &FloatTensor<Self>, weight: &FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
-    /// The gradients of `x` and `weight` that are wanted; the gradient of `x` is added to `sum` if there is
+    /// Returns the requested gradients of `x` and `weight`; the gradient of `x` is added to `sum` if there is
     /// one, and rounded once.
     fn rms_norm_backward(
         x: &FloatTensor<Self>,
@@ -123,7 +123,7 @@ pub(super) fn record_norm<B: RmsNormKernels, C: CheckpointStrategy>(
     )
 }
 
-/// The width of a row.
+/// Returns the width of a row.
 pub(super) fn width_of(x: &impl TensorMetadata, weight: &impl TensorMetadata) -> usize {
     let width = x.shape().iter().last().copied().unwrap_or(0);
     let [weight_width] = weight.shape().dims();

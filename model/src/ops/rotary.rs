@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched
-//! for longer contexts.
+//! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched for longer
+//! contexts.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -10,22 +10,22 @@ use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 use crate::config::RopeScaling;
 
-/// The angle by which each plane of a head turns per position.
+/// The angle per position by which each plane of a head is rotated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryFrequencies {
-    /// Base: plane `j` turns by `theta^(−2j / head_dim)` per position.
+    /// Base: plane `j` is rotated by `theta^(−2j / head_dim)` per position.
     pub theta: f64,
     /// Stretching of these frequencies.
     pub scaling: Option<RopeScaling>,
 }
 
 impl RotaryFrequencies {
-    /// Frequencies with base `theta`, not stretched.
+    /// Creates frequencies with base `theta`, not stretched.
     pub fn new(theta: f64) -> Self {
         RotaryFrequencies { theta, scaling: None }
     }
 
-    /// The angle by which plane `j` of heads of width `head_dim` turns per position.
+    /// Returns the angle per position by which plane `j` of heads of width `head_dim` is rotated.
     ///
     /// [`RopeScaling::Linear`] divides the angle by the factor, which interpolates positions (Chen et al.,
     /// 2023). [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in its reference
@@ -51,12 +51,12 @@ impl RotaryFrequencies {
         }
     }
 
-    /// The angle of plane `j` at a position.
+    /// Returns the angle of plane `j` at a position.
     pub(super) fn angle(&self, position: usize, j: usize, head_dim: usize) -> f64 {
         position as f64 * self.frequency(j, head_dim)
     }
 
-    /// A key: equal for equal frequencies.
+    /// Returns a key, which is equal for equal frequencies.
     pub(super) fn bits(&self) -> [u64; 6] {
         let [kind, factor, low, high, original] = match self.scaling {
             None => [0; 5],
@@ -74,10 +74,10 @@ impl RotaryFrequencies {
 
 /// Rotates each head of `x` by angles that grow with the position of its row.
 ///
-/// `x` is `[batch, seq, heads, head_dim]`; row `t` has position `p = position_offset + t`. Element
-/// `j < head_dim / 2` and element `j + head_dim / 2` are one plane (the rotate-half convention of
-/// Hugging Face's Llama), turned by `p` times the frequency of plane `j`. Backward turns `dy` by the
-/// opposite angles and needs no saved tensor. Angles are computed in double precision.
+/// `x` is `[batch, seq, heads, head_dim]`; row `t` has position `p = position_offset + t`. Element `j <
+/// head_dim / 2` and element `j + head_dim / 2` form one plane (the rotate-half convention of Hugging Face's
+/// Llama), rotated by `p` times the frequency of plane `j`. Backward rotates `dy` by the opposite angles and
+/// needs no saved tensor. Angles are computed in double precision.
 ///
 /// # Panics
 ///
@@ -111,11 +111,11 @@ pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_o
 /// The backends of [`rotary`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
-    /// `x` with its heads rotated, in place where nobody else holds `x`.
+    /// Rotates the heads of `x`, in place if nothing else holds `x`.
     fn fused_rotary(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
 }
 
-/// The direction and the angles by which the heads of a tensor turn.
+/// The direction and the angles of a rotation of heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     /// The angle of each plane per position.
@@ -140,7 +140,7 @@ impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
     }
 }
 
-/// Batch, rows, heads and width of a head of a tensor that is rotated.
+/// Returns the batch, rows, heads and head width of a rotated tensor.
 pub(super) fn sizes_of(x: &impl TensorMetadata) -> [usize; 4] {
     let sizes @ [_, _, _, head_dim] = x.shape().dims();
     assert!(head_dim % 2 == 0, "rotary: heads of {head_dim} values cannot be split into planes");

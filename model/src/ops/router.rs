@@ -1,4 +1,8 @@
-//! What a router of experts computes between its logits and the experts.
+//! The operations of a router of experts, from its logits to the experts' weights.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
@@ -10,56 +14,131 @@ use burn_backend::{AutodiffBackend, TensorMetadata, get_device_settings};
 
 use super::tape::{Tracked, record};
 
-/// The softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is in f32 where the logits are
-/// in half precision.
+/// Computes the softmax of each row of `logits` `[tokens, experts]`. As in transformers, it is computed in
+/// f32 if the logits are in half precision.
 ///
-/// burn's own has other bits with autodiff than without, and a block that runs again in backward must have the
-/// bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
+/// burn's own softmax has different bits with and without autodiff, and a block that runs again in backward
+/// must have the bits of its first run. Backward, for a row `p`: `dlogits = p · (dp − Σ dp · p)`.
 pub fn router_softmax(logits: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::fused_router_softmax(logits.into_dispatch()))
 }
 
-/// The `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by their sum if
-/// they are to be `normalized`: `[tokens, k]`.
+/// Returns the `probabilities` `[tokens, experts]` of each token's `chosen` experts `[tokens, k]`, divided by
+/// their sum if `normalized`: `[tokens, k]`.
 ///
-/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for those that
-/// are chosen, or `dw` if they are not normalized.
+/// Backward, for a token with weights `w` of sum `s` before the division: `dp = (dw − Σ dw · w) / s` for the
+/// chosen experts, or `dw` if they are not normalized.
 pub fn router_weights(probabilities: Tensor<2>, chosen: Tensor<2, Int>, normalized: bool) -> Tensor<2> {
     let (probabilities, chosen) = (probabilities.into_dispatch(), chosen.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_router_weights(probabilities, chosen, normalized))
 }
 
-/// How often each of the experts is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
+/// Returns how often each expert is `chosen`, `[tokens, k]`, as a float: `[experts]`. `probabilities`
 /// `[tokens, experts]` are those of the choice; there is no gradient.
 pub fn router_load(probabilities: Tensor<2>, chosen: Tensor<2, Int>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_load(probabilities.into_dispatch(), chosen.into_dispatch()))
 }
 
-/// The mean of each expert's `probabilities` `[tokens, experts]`: `[experts]`.
+/// Returns the mean of each expert's `probabilities` `[tokens, experts]`: `[experts]`.
 pub fn router_means(probabilities: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::fused_router_means(probabilities.into_dispatch()))
+}
+
+/// Sums over the routers of one forward pass: of [`router_load`], and of [`router_means`]. Clones share them. A layer
+/// that runs again in backward counts once.
+#[derive(Clone, Default)]
+pub struct RouterSums(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// The layers that have run.
+    layers: Vec<usize>,
+    /// Loads and means, in the tensors of the backend.
+    sums: Option<Box<dyn Any + Send>>,
+}
+
+impl RouterSums {
+    /// Adds a layer, unless it has run before. Returns the sums before and after it.
+    #[expect(clippy::type_complexity, reason = "two pairs of tensors")]
+    fn add<B: Backend>(
+        &self,
+        layer: usize,
+        load: FloatTensor<B>,
+        means: FloatTensor<B>,
+    ) -> Option<(Option<[FloatTensor<B>; 2]>, [FloatTensor<B>; 2])> {
+        // Each statement leaves the state valid, so it is valid after a panic.
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.layers.contains(&layer) {
+            return None;
+        }
+        state.layers.push(layer);
+        let before = state.get::<B>();
+        let after = match before.clone() {
+            Some([loads, all]) => [B::float_add(loads, load), B::float_add(all, means)],
+            None => [load, means],
+        };
+        state.sums = Some(Box::new(after.clone()));
+        Some((before, after))
+    }
+
+    /// The sum of the loads so far.
+    fn loads<B: Backend>(&self) -> Option<FloatTensor<B>> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.get::<B>().map(|[loads, _]| loads)
+    }
+}
+
+impl State {
+    fn get<B: Backend>(&self) -> Option<[FloatTensor<B>; 2]> {
+        self.sums.as_ref()?.downcast_ref::<[FloatTensor<B>; 2]>().cloned()
+    }
+}
+
+impl fmt::Debug for RouterSums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RouterSums")
+    }
+}
+
+/// The part of `layer` in the product of both sums over all layers of a pass, `[1]`. Over the layers, the parts add up
+/// to `Σ_e (Σ_l load_l) (Σ_l means_l)`. `means` `[experts]` are those of [`router_means`], and `load`
+/// `[experts]`, in the same dtype, is that of [`router_load`], of any scale.
+///
+/// The sum of the loads is known after the last layer alone. Backward, which begins there, reads it then:
+/// `dmeans_l = dy · Σ_m load_m`. There is no gradient of the load. A second run of a layer returns 0, and has the same
+/// gradient.
+pub fn router_balance(means: Tensor<1>, load: Tensor<1>, sums: &RouterSums, layer: usize) -> Tensor<1> {
+    let (means, load) = (means.into_dispatch(), load.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_router_balance(means, load, sums.clone(), layer))
 }
 
 /// The backends of the operations of a router.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RouterOp: Backend {
-    /// [`router_softmax`].
+    /// Computes [`router_softmax`].
     fn fused_router_softmax(logits: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// [`router_weights`].
+    /// Computes [`router_weights`].
     fn fused_router_weights(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
         normalized: bool,
     ) -> FloatTensor<Self>;
-    /// [`router_load`].
+    /// Computes [`router_load`].
     fn fused_router_load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self>;
-    /// [`router_means`].
+    /// Computes [`router_means`].
     fn fused_router_means(probabilities: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// [`router_balance`].
+    fn fused_router_balance(
+        means: FloatTensor<Self>,
+        load: FloatTensor<Self>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> FloatTensor<Self>;
 }
 
-/// The kernels of the operations of a router: in burn's operations, unless a backend has its own.
+/// The kernels of the operations of a router. By default, they use burn's operations.
 pub trait RouterKernels: Backend {
-    /// The probabilities.
+    /// Returns the probabilities.
     fn softmax_forward(logits: FloatTensor<Self>) -> FloatTensor<Self> {
         let logits = match logits.dtype() {
             DType::F16 | DType::BF16 => Self::float_cast(logits, FloatDType::F32),
@@ -70,7 +149,7 @@ pub trait RouterKernels: Backend {
         Self::float_div(powers.clone(), Self::float_sum_dim(powers, 1))
     }
 
-    /// The gradient of the logits, in `dtype`.
+    /// Returns the gradient of the logits, in `dtype`.
     fn softmax_backward(
         probabilities: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -81,7 +160,7 @@ pub trait RouterKernels: Backend {
         if gradient.dtype() == dtype { gradient } else { Self::float_cast(gradient, dtype.into()) }
     }
 
-    /// The weights.
+    /// Returns the weights.
     fn weights_forward(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
@@ -94,7 +173,7 @@ pub trait RouterKernels: Backend {
         Self::float_div(weights.clone(), Self::float_sum_dim(weights, 1))
     }
 
-    /// The gradient of the probabilities.
+    /// Returns the gradient of the probabilities.
     fn weights_backward(
         probabilities: FloatTensor<Self>,
         chosen: IntTensor<Self>,
@@ -115,13 +194,13 @@ pub trait RouterKernels: Backend {
         Self::float_scatter(1, zeros, chosen, gradient, IndexingUpdateOp::Add)
     }
 
-    /// The choices of each expert.
+    /// Returns the number of choices of each expert.
     fn load(probabilities: FloatTensor<Self>, chosen: IntTensor<Self>) -> FloatTensor<Self> {
         let (device, dtype) = (probabilities.device(), FloatDType::F32);
         let settings = get_device_settings::<Self>(&device);
         let [_, experts] = probabilities.shape().dims();
         let count = chosen.shape().num_elements();
-        // Indices as floats, which are exact: the integers of two sources need not have one type.
+        // Indices as floats, which are exact: the integers of two sources need not have the same type.
         let indices = Self::int_arange(0..experts as i64, &device, settings.int_dtype);
         let indices = Self::float_reshape(Self::int_into_float(indices, dtype), Shape::new([1, experts]));
         let chosen = Self::float_reshape(Self::int_into_float(chosen, dtype), Shape::new([count, 1]));
@@ -132,18 +211,33 @@ pub trait RouterKernels: Backend {
         Self::float_reshape(Self::float_sum_dim(hits, 0), Shape::new([experts]))
     }
 
-    /// The means.
+    /// Returns the means.
     fn means_forward(probabilities: FloatTensor<Self>) -> FloatTensor<Self> {
         let [_, experts] = probabilities.shape().dims();
         Self::float_reshape(Self::float_mean_dim(probabilities, 0), Shape::new([experts]))
     }
 
-    /// The gradient of the probabilities of so many `tokens`.
+    /// Returns the gradient of the probabilities of `tokens` tokens.
     fn means_backward(gradient: FloatTensor<Self>, tokens: usize) -> FloatTensor<Self> {
         let [experts] = gradient.shape().dims();
         let share = Self::float_div_scalar(gradient, (tokens as f64).into());
         let row = Self::float_reshape(share, Shape::new([1, experts]));
         Self::float_expand(row, Shape::new([tokens, experts]))
+    }
+}
+
+/// The part of a layer in the product of the sums; see [`router_balance`].
+fn balance_forward<B: Backend>(
+    means: FloatTensor<B>,
+    load: FloatTensor<B>,
+    sums: &RouterSums,
+    layer: usize,
+) -> FloatTensor<B> {
+    let dot = |a, b| B::float_sum(B::float_mul(a, b));
+    match sums.add::<B>(layer, load.clone(), means.clone()) {
+        None => B::float_mul_scalar(B::float_sum(means), 0.0.into()),
+        Some((None, _)) => dot(load, means),
+        Some((Some([loads, _]), [_, all])) => B::float_add(dot(loads, means), dot(load, all)),
     }
 }
 
@@ -169,6 +263,15 @@ impl<B: RouterKernels> RouterOp for B {
 
     fn fused_router_means(probabilities: FloatTensor<B>) -> FloatTensor<B> {
         B::means_forward(probabilities)
+    }
+
+    fn fused_router_balance(
+        means: FloatTensor<B>,
+        load: FloatTensor<B>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> FloatTensor<B> {
+        balance_forward::<B>(means, load, &sums, layer)
     }
 }
 
@@ -217,6 +320,26 @@ impl<B: RouterKernels, C: CheckpointStrategy> RouterOp for Autodiff<B, C> {
             B::means_forward(probabilities),
             |_| tokens,
             |mut step, dy, tokens| step.register::<B>(0, B::means_backward(dy, tokens)),
+        )
+    }
+
+    fn fused_router_balance(
+        means: Tracked<B, C>,
+        load: Tracked<B, C>,
+        sums: RouterSums,
+        layer: usize,
+    ) -> Tracked<B, C> {
+        let (means, node) = means.into_parts();
+        let shape = means.shape();
+        record::<B, C, _, _>(
+            [node],
+            balance_forward::<B>(means, load.into_primitive(), &sums, layer),
+            |_| (sums, shape),
+            |mut step, dy, (sums, shape)| {
+                if let Some(loads) = sums.loads::<B>() {
+                    step.register::<B>(0, B::float_mul(B::float_expand(dy, shape), loads));
+                }
+            },
         )
     }
 }

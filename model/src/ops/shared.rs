@@ -15,14 +15,14 @@ pub struct SharedInput(Arc<Mutex<State>>);
 pub(super) struct State {
     /// Number of operations whose backward has not run yet.
     left: usize,
-    /// Whether an operation has registered a gradient of the input, to which the next one adds its own.
+    /// True if an operation has registered a gradient of the input, to which the next one adds its own.
     pub(super) has_gradient: bool,
     /// Dropped after the backward of the last operation.
     pub(super) prepared: Prepared,
 }
 
 impl SharedInput {
-    /// The state of an input that `count` operations read.
+    /// Creates the state of an input that `count` operations read.
     pub(super) fn new(count: usize) -> Self {
         SharedInput(Arc::new(Mutex::new(State { left: count, has_gradient: false, prepared: None })))
     }

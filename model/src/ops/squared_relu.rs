@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use super::plain::{FusedOp, in_f32, is_plain};
 use super::tape::{Tracked, record};
 
-/// `relu(x)²`. Backward: `dx = dy · 2 · relu(x)`.
+/// Computes `relu(x)²`. Backward: `dx = dy · 2 · relu(x)`.
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if is_plain(FusedOp::SquaredRelu) {
         return in_f32([x], |[x]| squared_relu_reference(x));
@@ -25,15 +25,15 @@ pub fn squared_relu_reference<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// The backends of [`squared_relu`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SquaredReluOp: Backend {
-    /// `relu(x)²`.
+    /// Computes `relu(x)²`.
     fn fused_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend implements for [`squared_relu`].
 pub trait SquaredReluKernels: Backend {
-    /// The result.
+    /// Returns the result.
     fn squared_relu_forward(x: &FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The gradient of `x`.
+    /// Returns the gradient of `x`.
     fn squared_relu_backward(x: &FloatTensor<Self>, dy: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 

@@ -13,9 +13,9 @@ pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// Puts an operation with result `y` on the tape, with the nodes of its parents.
 ///
-/// If a parent is tracked, `save` returns what backward needs; the function it is given saves a parent.
-/// `backward` takes the step, the gradient of `y` and what was saved, and registers the gradients of the
-/// parents.
+/// If a parent is tracked, `save` returns the state that backward needs; the function passed to it saves a
+/// parent. `backward` takes the step, the gradient of `y` and the saved state, and registers the gradients of
+/// the parents.
 pub fn record<B: Backend, C: CheckpointStrategy, S, const N: usize>(
     parents: [NodeGuard; N],
     y: FloatTensor<B>,
@@ -42,17 +42,17 @@ pub struct Step<'a, const N: usize> {
 }
 
 impl<const N: usize> Step<'_, N> {
-    /// Which parents are tracked.
+    /// Returns which parents are tracked.
     pub fn wanted(&self) -> [bool; N] {
         self.ops.parents.each_ref().map(Option::is_some)
     }
 
-    /// The value of a parent that was saved, computed again if it was not kept.
+    /// Returns the value of a saved parent, recomputed if it was not kept.
     pub fn value<B: Backend>(&mut self, id: NodeId) -> FloatTensor<B> {
         self.checkpointer.retrieve_node_output(id)
     }
 
-    /// Takes the gradient of a parent that is registered, for this operation to add its own.
+    /// Takes the registered gradient of a parent, so that this operation can add its own.
     pub fn take_gradient<B: Backend>(&mut self, parent: usize) -> Option<FloatTensor<B>> {
         self.ops.parents[parent].as_ref().map(|node| self.grads.consume::<B>(node))
     }
@@ -64,7 +64,7 @@ impl<const N: usize> Step<'_, N> {
         }
     }
 
-    /// Registers the gradients of all parents that are tracked.
+    /// Registers the gradients of all tracked parents.
     pub fn register_all<B: Backend>(&mut self, gradients: [Option<FloatTensor<B>>; N]) {
         for (parent, gradient) in gradients.into_iter().enumerate() {
             gradient.into_iter().for_each(|gradient| self.register::<B>(parent, gradient));

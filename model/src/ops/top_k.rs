@@ -1,4 +1,4 @@
-//! Choosing the largest values of each row.
+//! Selection of the largest values of each row.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
@@ -9,12 +9,12 @@ use burn::tensor::{Int, Tensor};
 
 use super::tape::Tracked;
 
-/// The indices of the `k` largest values of each row of `scores` `[rows, width]`, the largest first: `[rows,
-/// k]`. Of equal values the one with the lower index comes first. Indices have no gradient.
+/// Returns the indices of the `k` largest values of each row of `scores` `[rows, width]`, the largest first:
+/// `[rows, k]`. Among equal values, the lower index comes first. Indices have no gradient.
 ///
 /// # Panics
 ///
-/// If `k` is more than `width`.
+/// If `k` is greater than `width`.
 pub fn top_k(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
     let [_, width] = scores.dims();
     assert!(k <= width, "top_k: {k} of {width} values");
@@ -29,7 +29,7 @@ pub fn top_k_reference(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
 /// The backends of [`top_k`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait TopKOp: Backend {
-    /// The indices of the `k` largest values of each row.
+    /// Returns the indices of the `k` largest values of each row.
     fn fused_top_k(scores: FloatTensor<Self>, k: usize) -> IntTensor<Self>;
 }
 

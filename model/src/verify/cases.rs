@@ -7,12 +7,13 @@ use crate::ops::{
     self, ExpertProjections, FusedOp, HeadLayout, LogitOptions, Residual, RotaryFrequencies, Routing,
 };
 
-/// What kernels are compiled for besides dtypes.
+/// The parameters, other than dtypes, for which kernels are compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shapes {
-    /// The kinds of attention layers: the width of a head, and the rows that a row sees at most.
+    /// The kinds of attention layers: the width of a head, and the maximum number of rows that a row attends
+    /// to.
     pub attention: Vec<(usize, Option<usize>)>,
-    /// Whether there are layers of experts.
+    /// True if there are layers of experts.
     pub experts: bool,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Case {
     pub(super) plain: Op,
 }
 
-/// A case of `op`, whose calls are made from a function and its reference alike.
+/// Creates a case of `op`, whose calls are built alike from a function and its reference.
 macro_rules! case {
     ($op:ident, $($rest:tt)+) => {
         case!((FusedOp::$op), $($rest)+)
@@ -47,9 +48,9 @@ macro_rules! case {
     };
 }
 
-/// The calls of all operations.
+/// Returns the calls of all operations.
 pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
-    // Widths are multiples of what kernels read at once, as those of models are: other widths have other
+    // Widths are multiples of the vector sizes of kernels, like those of models: other widths use other
     // kernels. Numbers of rows are odd.
     let mut cases = Vec::new();
     cases.extend(linear([33, 64, 128]));
@@ -61,7 +62,7 @@ pub(super) fn cases(shapes: &Shapes) -> Vec<Case> {
             cases.extend(heads(FusedOp::Attention, size, head_dim, window));
         }
         if WARPGROUP_HEADS.contains(&head_dim) {
-            // The last one is long enough for loops without masks, and for stages that are used again.
+            // The last one is long enough for loops without masks, and for stages that are reused.
             for size in [[2, 67, 4, 2], [1, 16, 2, 2], [1, 300, 2, 1]] {
                 cases.extend(heads(FusedOp::WarpgroupAttention, size, head_dim, window).into_iter().skip(1));
             }
@@ -111,7 +112,7 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 7] {
         stream.add_result(normed * y)
     };
     let plain_stream: Stream = |x, weight, y| x.clone() + ops::rms_norm_reference(x, weight, 1e-5) * y;
-    // A layer before the norm, and one behind it.
+    // A layer before the norm, and one after it.
     let streams: Stream = |x, weight, y| {
         let (stream, normed) = Residual::new(x).add_result_and_norm(y.clone() * 2.0, weight, 1e-5);
         stream.add_result(normed * y)
@@ -176,10 +177,10 @@ fn rows(shape @ [rows, width]: [usize; 2]) -> [Case; 7] {
     ]
 }
 
-/// Widths of heads that there are kernels for warpgroups of.
+/// Head widths for which there are warpgroup kernels.
 const WARPGROUP_HEADS: [usize; 2] = [64, 128];
 
-/// Rotary, and attention in the name of `attention`.
+/// Returns cases of rotary embedding, and of attention as `attention`.
 fn heads(
     attention: FusedOp,
     [batch, seq, heads, kv_heads]: [usize; 4],
@@ -224,7 +225,7 @@ fn cross_entropy(layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> Case
                 HeadLayout::VocabRows => [vocab, d_model],
                 HeadLayout::VocabColumns => [d_model, vocab],
             };
-            // Every fifth target is left out.
+            // Every fifth target is ignored.
             let target = |i: usize| if i % 5 == 3 { -100 } else { (i * 7 % vocab) as i64 };
             let targets = ints((0..rows).map(target).collect(), [rows], &t[0].device());
             let (hidden, weight) = (matrix(&t[0], [rows, d_model]), matrix(&t[1], shape));
@@ -276,7 +277,7 @@ fn matrix(x: &Tensor<1>, shape: [usize; 2]) -> Tensor<2> {
     x.clone().reshape(shape)
 }
 
-/// Integers on `device`, without autodiff.
+/// Creates a tensor of integers on `device`, without autodiff.
 fn ints<const D: usize>(values: Vec<i64>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
     Tensor::from_data(TensorData::new(values, shape), &device.clone().inner())
 }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use crate::random::{GOLDEN, mix};
 
-/// Standard normal values that depend on `seed` and the index only.
+/// Returns standard normal values that depend only on `seed` and the index.
 pub(super) fn normal(len: usize, seed: u64) -> Vec<f64> {
     let uniform = |i: u64| (mix((seed << 40 | i).wrapping_mul(GOLDEN)) >> 11) as f64 / (1u64 << 53) as f64;
     let value = |i: u64| {
@@ -14,18 +14,18 @@ pub(super) fn normal(len: usize, seed: u64) -> Vec<f64> {
     (0..len as u64).map(value).collect()
 }
 
-/// A tensor of `values` in `dtype`.
+/// Creates a tensor of `values` in `dtype`.
 pub(super) fn flat(values: &[f64], dtype: FloatDType, device: &Device) -> Tensor<1> {
     let dtype = DType::from(dtype);
     let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The values of a tensor.
+/// Returns the values of a tensor.
 ///
 /// # Panics
 ///
-/// If the device that has it failed.
+/// If its device has failed.
 pub(super) fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().convert_dtype(DType::F64).iter().collect()
 }

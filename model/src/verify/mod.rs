@@ -1,9 +1,9 @@
-//! The fused kernels of a device, held against their plain forms on small inputs.
+//! Checks of a device's fused kernels against their plain forms on small inputs.
 //!
 //! The same inputs, rounded to the dtype, go through the operation on the device and through its reference in
 //! `f64` on the CPU, forward and backward. An operation whose largest error is above its bound is plain from
-//! then on in this process ([`crate::ops::use_plain`]). Operations that others are made of are checked first,
-//! so that one kernel that is wrong does not fail the others.
+//! then on in this process ([`crate::ops::use_plain`]). Operations that others consist of are checked first,
+//! so that one wrong kernel does not fail the others.
 
 mod cases;
 mod inputs;
@@ -20,34 +20,33 @@ pub use cases::Shapes;
 use cases::{Case, cases};
 use inputs::{flat, normal, values};
 
-/// How an operation compares with its reference in one dtype.
+/// The comparison of an operation with its reference in one dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The operation.
     pub op: FusedOp,
-    /// What it computed in.
+    /// The dtype of its inputs.
     pub dtype: FloatDType,
-    /// The largest error of any value of the result or a gradient, as a share of the largest magnitude of
-    /// that result or gradient in the reference. `None` if a value is not finite or the operation failed.
+    /// The largest error of any value of the result or a gradient, relative to the largest magnitude of that
+    /// result or gradient in the reference. `None` if a value is not finite or the operation failed.
     pub error: Option<f64>,
-    /// The largest error that is rounding.
+    /// The largest error that rounding can explain.
     pub bound: f64,
-    /// Where the error is: `output`, `gradient 1` (of the second input), or the message of a failure.
+    /// Location of the error: `output`, `gradient 1` (of the second input), or the message of a failure.
     pub place: String,
 }
 
 impl Finding {
-    /// Whether the kernel computes what it should.
+    /// Returns whether the kernel is right.
     pub fn is_right(&self) -> bool {
         self.error.is_some_and(|error| error <= self.bound)
     }
 }
 
-/// Compares every fused operation on `device`, which is without autodiff, with its reference in each of
-/// `dtypes` that the device has. An operation that differs is plain in this process afterwards.
+/// Compares every fused operation on `device`, which must not have autodiff, with its reference in each of
+/// `dtypes` that the device supports. An operation that differs is plain in this process afterwards.
 ///
-/// `fault` names an operation whose results are taken for twice what they are: a drill for what follows
-/// from a wrong kernel.
+/// `fault` names an operation whose results are doubled, to exercise the handling of a wrong kernel.
 pub fn verify(
     device: &Device,
     dtypes: &[FloatDType],
@@ -75,13 +74,13 @@ pub fn verify(
     findings
 }
 
-/// The one of two findings with the larger error.
+/// Returns the finding with the larger error.
 fn worse(a: Finding, b: Finding) -> Finding {
     let error = |finding: &Finding| finding.error.unwrap_or(f64::INFINITY);
     if error(&b) > error(&a) { b } else { a }
 }
 
-/// Those of `dtypes` in which `device` has attention by instructions for warpgroups.
+/// Returns those of `dtypes` for which `device` has attention with warpgroup instructions.
 fn dtypes_of_warpgroups(device: &Device, dtypes: &[FloatDType]) -> Vec<FloatDType> {
     let is_half = |dtype: &&FloatDType| matches!(dtype, FloatDType::F16 | FloatDType::BF16);
     match has_warpgroups(device) {
@@ -90,7 +89,7 @@ fn dtypes_of_warpgroups(device: &Device, dtypes: &[FloatDType]) -> Vec<FloatDTyp
     }
 }
 
-/// The largest error of `case`, with its results multiplied by `scale`.
+/// Returns the largest error of `case`, with its results multiplied by `scale`.
 fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Finding {
     let cpu = Device::flex();
     let inputs: Vec<_> = case.sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect();
@@ -99,7 +98,7 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
     let device = device.clone().autodiff();
     let bound = bound(case.op, dtype, &device);
     let finding = |error, place| Finding { op: case.op, dtype, error, bound, place };
-    // A kernel that a device cannot compile or launch is a panic in burn.
+    // If a device cannot compile or launch a kernel, burn panics.
     match catch_unwind(AssertUnwindSafe(|| run(&case.fused, &inputs, dtype, &device))) {
         Err(panic) => finding(None, message(&*panic)),
         Ok(actual) => {
@@ -120,14 +119,14 @@ fn compare(case: &Case, device: &Device, dtype: FloatDType, scale: f64) -> Findi
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("the operation failed without a message").to_owned()
 }
 
-/// The result of `op` and the gradients of its inputs, from `Σ result · normal`.
+/// Returns the result of `op` and the gradients of its inputs, from `Σ result · normal`.
 fn run(
     op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
     inputs: &[Vec<f64>],
@@ -143,9 +142,9 @@ fn run(
     std::iter::once(result).chain(leaves.iter().map(of_leaf)).collect()
 }
 
-/// Of the largest value: `f32` is rounded to 24 bits again and again, or in products to the 11 of TF32 where
-/// `device` does so, and attention has three of them one after another. A half-precision result and the
-/// gradient that comes in are rounded to 8 bits in `bf16`.
+/// Returns the bound relative to the largest value. `f32` is rounded to 24 bits repeatedly, or in products to
+/// the 11 bits of TF32 if `device` does so, and attention has three products in a row. In `bf16`, the result
+/// and the incoming gradient are rounded to 8 bits.
 fn bound(op: FusedOp, dtype: FloatDType, device: &Device) -> f64 {
     let has_products = matches!(
         op,

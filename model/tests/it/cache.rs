@@ -1,4 +1,4 @@
-//! Decoding with a cache gives what the whole pass gives.
+//! Decoding with a cache gives the same logits as a pass over the whole sequence.
 
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -10,7 +10,7 @@ use crate::ops_support::*;
 
 const VOCAB: usize = 50;
 
-/// A model with weights large enough that attention matters.
+/// Returns a model whose weights are large enough for attention to matter.
 fn config(kv_heads: usize) -> ModelConfig {
     ModelConfig {
         vocab_size: VOCAB,
@@ -24,7 +24,8 @@ fn config(kv_heads: usize) -> ModelConfig {
     }
 }
 
-/// Windows of an odd length in all blocks, in every other one, and with room for more than is ever read.
+/// Returns models with windows of an odd length in all blocks, in every other block, and with a window longer
+/// than any text.
 fn windowed() -> [ModelConfig; 4] {
     let windowed = |window, pattern: Option<&str>| ModelConfig {
         window: Some(window),
@@ -61,7 +62,8 @@ fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [batch, seq]), &Device::flex())
 }
 
-/// The largest error of the logits after each of `chunks`, relative to the largest logit.
+/// Asserts that the logits after each of `chunks` match those of the whole pass, relative to the largest
+/// logit.
 fn assert_chunks_match(config: &ModelConfig, batch: usize, chunks: &[usize]) {
     let model = decoder(config, 5, &Device::flex());
     let seq = chunks.iter().sum();
@@ -98,8 +100,8 @@ fn cached_decoding_matches_over_many_tiles() {
     }
 }
 
-/// Prompts that are shorter than the window, as long and longer, and chunks that begin and end anywhere in
-/// it.
+/// Prompts that are shorter than the window, equally long and longer, and chunks that begin and end anywhere
+/// in it.
 #[test]
 fn cached_decoding_in_a_window_matches_the_whole_pass() {
     for config in windowed() {
@@ -114,7 +116,7 @@ fn cached_decoding_in_a_window_matches_the_whole_pass() {
     }
 }
 
-/// A window with room for all that the cache has room for keeps what full attention keeps.
+/// A window at least as long as the cache's capacity keeps the same positions as full attention.
 #[test]
 fn a_window_for_all_has_the_bits_of_full_attention() {
     let logits = |window| {
@@ -128,7 +130,7 @@ fn a_window_for_all_has_the_bits_of_full_attention() {
     assert_eq!(logits(Some(1000)), logits(None));
 }
 
-/// However long the text is, a layer with a window keeps as many positions as the window has.
+/// No matter how long the text is, a layer with a window keeps only as many positions as the window has.
 #[test]
 fn a_cache_is_bounded_by_the_window() {
     // Keys and values of four bytes, in two heads of four.
@@ -164,7 +166,7 @@ fn check_cleared_cache(config: &ModelConfig) {
     cache.clear();
     assert_eq!(next(1), first);
     assert_ne!(other, first);
-    // Of another batch, too.
+    // Also for another batch size.
     cache.clear();
     let both = decoder::next_logits(&model, tokens(2, 3, 1), &cache).expect("room");
     assert_eq!(both.dims(), [2, VOCAB]);
@@ -184,7 +186,7 @@ fn a_full_cache_says_so_and_stays_as_it_is() {
     assert_eq!(cache.len(), cache.capacity());
 }
 
-/// Hands out every block twice, as a provider may that runs blocks again.
+/// Provides every block twice, as a provider that recomputes blocks may.
 struct Twice(Decoder);
 
 impl Modules for Twice {
@@ -230,7 +232,7 @@ fn a_block_that_runs_twice_leaves_the_same_cache() {
     }
 }
 
-/// A layer that appends what it is given, and remembers where the cache keeps it.
+/// A layer that appends its input, and records where the cache stores it.
 #[derive(burn::module::Module, Debug)]
 struct Recorder {
     #[module(skip)]

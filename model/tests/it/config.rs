@@ -1,4 +1,4 @@
-//! Shapes that can be, shapes that cannot, and what they count.
+//! Valid and invalid shapes, and their parameter counts.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
@@ -37,7 +37,7 @@ impl ModuleVisitor for Parameters {
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Arms of enums have no part in names.
+        // Variants of enums are not part of names.
         if !container_type.starts_with("Enum:") {
             self.path.push(name.to_owned());
         }
@@ -113,7 +113,7 @@ fn flops_of_attention_follow_the_heads() {
     assert_eq!(attention(&base()), 12.0 * (2 * 16 * 32) as f64);
 }
 
-/// Whether each block of a model has a window.
+/// Returns whether each block of a model has a window.
 fn windowed(config: &ModelConfig) -> Vec<bool> {
     (0..config.layers).map(|index| config.window_of(index).is_some()).collect()
 }
@@ -138,7 +138,7 @@ fn windows_follow_their_pattern() {
             all
         })
     );
-    // And back, as short as it can be.
+    // And back, as short as possible.
     for (pattern, shortest) in
         [("wf", Some("wf")), ("ffww", Some("ffww")), ("wwww", None), ("wfwf", Some("wf"))]
     {
@@ -185,7 +185,7 @@ fn shapes_that_cannot_be_are_refused() {
     );
     let zero = ModelConfig { heads: 0, ..heads(6) };
     assert_eq!(zero.validate(), Err(ModelConfigError::Zero { key: "heads" }));
-    // With a width of their own, heads need not divide the model's.
+    // With an explicit head width, the number of heads need not divide the model's width.
     ModelConfig { d_model: 18, ..heads(6) }.validate().expect("can be");
     assert!(said(ModelConfig { d_model: 18, ..base() }).contains("not divisible by model.heads"));
 

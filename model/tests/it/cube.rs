@@ -1,5 +1,5 @@
-//! The operations on wgpu, over a driver that runs on the CPU, against the references on flex; or on an
-//! NVIDIA GPU in place of wgpu, where `KILN_TEST_DEVICE` is `cuda`.
+//! The operations on wgpu, with a driver that runs on the CPU, compared with the references on flex; or, if
+//! `KILN_TEST_DEVICE` is `cuda`, on an NVIDIA GPU instead of wgpu.
 
 mod residual;
 
@@ -17,13 +17,13 @@ use kiln_model::{Context, Key, KeyValueCache, ModelConfig};
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
 
-/// Of the largest value of a result.
+/// Relative to the largest value of a result.
 pub const F32_BOUND: f64 = 1e-5;
 const F16_BOUND: f64 = 2e-2;
 
 const CUDA_BF16_BOUND: f64 = 1e-2;
 
-/// Dtypes to test in, with their bounds.
+/// Returns the dtypes to test, with their bounds.
 pub fn dtypes() -> Vec<(FloatDType, f64)> {
     let mut dtypes = vec![(FloatDType::F32, F32_BOUND), (FloatDType::F16, F16_BOUND)];
     if on_cuda() {
@@ -42,7 +42,7 @@ fn cuda() -> Device {
     unreachable!("invariant: on_cuda checks the build")
 }
 
-/// Mesa's llvmpipe through wgpu, or GPU 0.
+/// Returns Mesa's llvmpipe through wgpu, or GPU 0.
 pub fn device() -> Device {
     if on_cuda() {
         with_exact_bounds();
@@ -66,8 +66,8 @@ pub fn device() -> Device {
     device.clone()
 }
 
-/// Leaves NaN in the memory that the next results will be written to. Where kernels are executed and checked, new
-/// memory has it already, and who reads it is told.
+/// Leaves NaN in the memory to which the next results will be written. If kernels are executed and checked,
+/// new memory contains NaN already, and reads of it are reported.
 pub fn poison(device: &Device) {
     if is_executed() {
         return;
@@ -81,8 +81,8 @@ pub fn poison(device: &Device) {
     }
 }
 
-/// Asserts that `op` on wgpu agrees with `reference` on flex, forward and backward, and that it does so with
-/// the same bits in every run and whichever parents are tracked.
+/// Asserts that `op` on wgpu agrees with `reference` on flex, forward and backward, with the same bits in
+/// every run and whichever parents are tracked.
 #[track_caller]
 pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[usize]) {
     let (device, all) = (device(), vec![true; sizes.len()]);
@@ -107,13 +107,14 @@ pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[us
             let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
             let what = format!("{dtype:?} gradient {i}");
             if e.iter().all(|v| *v == 0.0) {
-                // It has no largest value. One score has no slope, which two rounded sums cancel to.
+                // A gradient of zeros has no largest value: a single score has no slope, and two rounded sums
+                // cancel each other.
                 assert!(a.iter().all(|v| v.abs() <= bound * largest), "{what}: {a:?} instead of zeros");
             } else {
                 assert_close(a, e, bound, &what);
             }
         }
-        // What is tracked chooses kernels, not dtypes.
+        // The tracked parents determine kernels, not dtypes.
         let subsets = if dtype == FloatDType::F32 { 1usize << sizes.len() } else { 0 };
         for subset in 0..subsets {
             let tracked: Vec<_> = (0..sizes.len()).map(|i| subset >> i & 1 == 1).collect();
@@ -318,7 +319,7 @@ fn cross_entropy_on_wgpu() {
         }
     };
     for layout in [HeadLayout::VocabRows, HeadLayout::VocabColumns] {
-        // The last has more rows than a block.
+        // The last shape has more rows than a block.
         for shape @ [rows, d_model, vocab] in
             [[1, 1, 1], [1, 20, 17], [33, 20, 301], [257, 64, 1000], [4100, 8, 11]]
         {
@@ -360,7 +361,7 @@ fn a_target_outside_the_vocabulary_makes_the_loss_nan_on_wgpu() {
     assert!(loss(5).is_nan() && loss(1 << 30).is_nan());
 }
 
-/// The same mask as on the CPU, also where sums of counters carry.
+/// The mask is the same as on the CPU, even where sums of counters carry.
 #[test]
 fn dropout_on_wgpu() {
     for len in [1, 257, 40_000] {

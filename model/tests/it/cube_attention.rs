@@ -1,4 +1,4 @@
-//! Attention's kernels: run on wgpu against the reference, and compiled for CUDA.
+//! The kernels of attention: run on wgpu and compared with the reference, and compiled for CUDA.
 
 #[cfg(feature = "cuda")]
 mod compiled;

@@ -1,4 +1,4 @@
-//! Experts of a mixture, and the choice of them, on the device of [`crate::cube`].
+//! Experts of a mixture, and their selection, on the device of [`crate::cube`].
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_model::ops::{experts, experts_reference, router_load, top_k};
@@ -48,7 +48,7 @@ fn an_expert_without_tokens_has_a_gradient_of_zero_on_wgpu() {
     }
 }
 
-/// Asserts that values are NaN where the expected ones are, and that the others are close.
+/// Asserts that values are NaN exactly where the expected ones are, and that the others are close.
 #[track_caller]
 fn assert_close_or_nan(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
     let nans = |values: &[f64]| (0..values.len()).filter(|&i| values[i].is_nan()).collect::<Vec<_>>();
@@ -57,7 +57,7 @@ fn assert_close_or_nan(actual: &[f64], expected: &[f64], bound: f64, what: &str)
     assert_close(&numbers(actual), &numbers(expected), bound, what);
 }
 
-/// Asserts that a run in `dtype` on the device has the values of one in f32 on flex, NaN where that has NaN.
+/// Asserts that a run in `dtype` on the device has the values of a run in f32 on flex, including NaN.
 #[track_caller]
 fn assert_runs_as_on_flex(op: impl Operation, inputs: &[Vec<f64>], (dtype, bound): (FloatDType, f64)) {
     let rounded: Vec<_> = inputs.iter().map(|v| values(flat(v, dtype, &Device::flex()))).collect();
@@ -74,8 +74,9 @@ fn assert_runs_as_on_flex(op: impl Operation, inputs: &[Vec<f64>], (dtype, bound
     }
 }
 
-/// Tokens 0 and 1 choose expert 0, tokens 2 and 3 expert 1. What expert 1 makes of token 0 overflows, and so does
-/// the gradient of token 1 behind its last matrix. No token of its own comes near.
+/// Tokens 0 and 1 choose expert 0, tokens 2 and 3 expert 1. Expert 1's result for token 0 overflows, and so
+/// does the gradient of token 1 after its last matrix. The results for its own tokens do not come close to
+/// overflowing.
 #[test]
 fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
     let sizes = Sizes { tokens: 4, per_token: 1, experts: 2, d_model: 4, d_ff: 3 };
@@ -85,7 +86,7 @@ fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
             eprintln!("SKIPPED: this device has no {dtype:?}");
             continue;
         }
-        // Its square is more than the largest number.
+        // Its square overflows.
         let large = if dtype == FloatDType::F16 { 300.0 } else { 1e20 };
         let mut inputs = inputs(&sizes.flat());
         let [x, weights, gate, up, down] = &mut inputs[..] else { panic!("five operands") };
@@ -101,7 +102,7 @@ fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
         down[sizes.d_model * sizes.d_ff..].fill(large);
         let of_experts = over_choices(experts, sizes, vec![0, 0, 1, 1]);
         let op = |t: &[Tensor<1>]| {
-            // The gradient of token 1 is large; the output is what it is without.
+            // The gradient of token 1 is large; the output is unchanged.
             let factors = [1.0, large, 1.0, 1.0].map(|factor| [factor; 4]).concat();
             let y = of_experts(t);
             let factors = flat(&factors, FloatDType::from(y.dtype()), &y.device());
@@ -112,7 +113,7 @@ fn what_overflows_in_an_expert_that_is_not_chosen_does_not_count_on_wgpu() {
     }
 }
 
-/// A token that is NaN takes part in the gradients of its own experts alone.
+/// A token that is NaN only affects the gradients of its own experts.
 #[test]
 fn a_token_of_nan_leaves_other_experts_alone_on_wgpu() {
     let mut inputs = inputs(&ODD.flat());
@@ -140,7 +141,7 @@ fn top_k_on_wgpu() {
     let device = device();
     for (dtype, _) in dtypes().into_iter().filter(|(dtype, _)| device.supports_dtype(DType::from(*dtype))) {
         for (rows, width, k) in [(1, 1, 1), (5, 4, 4), (100, 128, 8), (3000, 7, 3), (33, 301, 5)] {
-            // Without equal values but by chance, and with few others.
+            // Equal values occur only by chance, or often.
             let equal = (0..rows * width).map(|i| (i * i % 5) as f64 - 2.0).collect();
             for values in [normal(rows * width, 3), equal] {
                 let on =
@@ -152,7 +153,7 @@ fn top_k_on_wgpu() {
     }
 }
 
-/// With NaN, and with values below all finite ones, indices are there and differ.
+/// With NaN, and with values below all finite ones, indices are valid and distinct.
 #[test]
 fn top_k_of_what_is_no_number_on_wgpu() {
     const K: usize = 3;
@@ -182,7 +183,7 @@ fn top_k_of_what_is_no_number_on_wgpu() {
                 distinct.dedup();
                 let are_there = found.iter().all(|index| (0..width as i64).contains(index));
                 assert!(are_there && distinct.len() == K, "{dtype:?} {width}, row {index}: {found:?}");
-                // Which they are is open where there is NaN.
+                // With NaN, their choice is unspecified.
                 assert!(index < 4 || found == expected, "{dtype:?} {width}, row {index}: {found:?}");
             }
         }
@@ -205,7 +206,7 @@ fn a_mixture_on_wgpu() {
     }
 }
 
-/// A token that is NaN makes its own output NaN, and a bias that is NaN chooses experts that are there.
+/// A token that is NaN makes its own output NaN, and a bias that is NaN still selects valid experts.
 #[test]
 fn a_mixture_of_what_is_no_number_on_wgpu() {
     let precision = (FloatDType::F32, F32_BOUND);
@@ -218,7 +219,7 @@ fn a_mixture_of_what_is_no_number_on_wgpu() {
         assert_runs_as_on_flex(operation(&layer, d), &with_nan, precision);
         if expert_bias {
             for nan in [2..3, 0..4] {
-                // Behind the input and the router.
+                // The third input, after `x` and the router.
                 let mut with_nan = inputs.clone();
                 with_nan[2][nan].fill(f64::NAN);
                 assert_runs_as_on_flex(operation(&layer, d), &with_nan, precision);

@@ -1,4 +1,4 @@
-//! The check that a run makes of the kernels of its device, on the device of these tests.
+//! A run's check of its device's kernels, on the device of these tests.
 
 use kiln_model::verify::{Shapes, verify};
 

@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt, under the stand-ins of `benches/fakecuda`: they compute products on the host,
+//! Matrix products by cuBLASLt, under the stand-ins of `benches/standins`: they compute products on the host,
 //! hold them to cuBLASLt's rules, and keep a trace of all that reaches the driver. No kernel runs there, so
 //! the products here are those that need none.
 //!
-//! `benches/fakecuda/products.sh` runs this. On a machine with a GPU, `products_are_right` and
+//! `benches/standins/products.sh` runs this. On a machine with a GPU, `products_are_right` and
 //! `a_layer_is_one_product` can be run as they are; they look at results only, then.
 
 mod algorithms;
@@ -32,7 +32,7 @@ fn device() -> CubeDevice {
     CubeDevice::Cuda(CudaDevice::new(0))
 }
 
-/// One test at a time: they read one trace.
+/// Runs one test at a time, because all tests read the same trace.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,7 +45,7 @@ fn wait_for_thread() {
         .expect("CubeCL's thread is alive");
 }
 
-/// The lines that the stand-ins write from here on.
+/// The lines that the stand-ins write from now on.
 struct Trace {
     path: PathBuf,
     /// Bytes that were there before.
@@ -53,7 +53,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// `None` on a GPU.
+    /// Starts a trace, or returns `None` on a GPU.
     fn start_if_kept() -> Option<Trace> {
         let path = PathBuf::from(env::var_os("FAKE_CUDA_TRACE")?);
         wait_for_thread();
@@ -62,10 +62,10 @@ impl Trace {
     }
 
     fn start() -> Trace {
-        Trace::start_if_kept().expect("FAKE_CUDA_TRACE; benches/fakecuda/products.sh runs this")
+        Trace::start_if_kept().expect("FAKE_CUDA_TRACE; benches/standins/products.sh runs this")
     }
 
-    /// All of them, once CubeCL's thread has done what it was given.
+    /// Returns all lines, once CubeCL's thread has finished its work.
     fn lines(&self) -> Vec<String> {
         wait_for_thread();
         let mut text = String::new();
@@ -77,7 +77,7 @@ impl Trace {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The products among them, by field.
+    /// Returns the products among them, by field.
     fn products(&self) -> Vec<BTreeMap<String, String>> {
         let lines = self.lines();
         let products = lines.iter().filter_map(|line| line.strip_prefix("cublaslt_matmul "));
@@ -110,12 +110,12 @@ fn data(values: Vec<f64>, dtype: DType) -> TensorData {
     TensorData::new(values, [len]).convert_dtype(dtype)
 }
 
-/// How a matrix lies in memory.
+/// Layout of a matrix in memory.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     /// A transposed view.
     columns: bool,
-    /// Elements between rows (or columns), and in front of the first.
+    /// Elements between rows (or columns), and before the first.
     gaps: usize,
     front: usize,
 }
@@ -128,7 +128,8 @@ const LIES: [Lies; 5] = [
     Lies { columns: false, gaps: 0, front: 1 },
 ];
 
-/// A matrix of normal values, and these values by rows. What is not part of it is not a number.
+/// Creates a matrix of normal values, and returns these values by rows. Memory that is not part of the matrix
+/// is NaN.
 fn matrix(seed: u64, [rows, columns]: [usize; 2], lies: Lies, dtype: DType) -> (CubeTensor, Vec<f64>) {
     let exact = data(normal(rows * columns, seed), dtype).convert_dtype(DType::F64);
     let exact: Vec<f64> = exact.try_to_vec().expect("just converted to f64");
@@ -153,7 +154,7 @@ fn multiplied(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     (0..m * n).map(at).collect()
 }
 
-/// Of the largest value: sums in f32, and one rounding to what is written.
+/// Bound relative to the largest value: sums in f32, and one rounding to the output.
 fn bound(written: DType) -> f64 {
     match written {
         DType::BF16 => 4e-3,
@@ -172,7 +173,7 @@ fn type_of(dtype: DType) -> &'static str {
 
 /// `x · w`, `dy · wᵀ`, `xᵀ · dy` and views with gaps, in every dtype, to every kind of output.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn products_are_right() {
     let _alone = alone();
     let sizes = [[1, 1, 1], [3, 5, 7], [1, 7, 3], [5, 1, 4], [6, 9, 1], [33, 20, 17], [64, 32, 48]];
@@ -218,7 +219,7 @@ fn check([m, k, n]: [usize; 3], lies: [Lies; 2], input: DType, written: DType) {
         let [line] = &trace.products()[..] else { panic!("{what}: {:?}", trace.lines()) };
         assert_eq!(trace.count("launch"), 0, "{what}: {:?}", trace.lines());
         let field = |name: &str| line[name].as_str();
-        // cuBLASLt's matrices are the transposes of ours, and so the operands change places.
+        // cuBLASLt's matrices are the transposes of ours, so the operands change places.
         assert_eq!([field("m"), field("n"), field("k")], [n, m, k].map(|size| size.to_string()), "{what}");
         let types = format!("{},{}", type_of(input), type_of(written));
         assert_eq!((field("types"), field("compute")), (types.as_str(), "68"), "{what}");
@@ -236,7 +237,7 @@ fn check([m, k, n]: [usize; 3], lies: [Lies; 2], input: DType, written: DType) {
 
 /// The second product of a kind reaches the driver as one call, and nothing else.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn only_the_first_product_asks() {
     let _alone = alone();
     let (a, _) = matrix(1, [31, 29], LIES[1], DType::BF16);
@@ -248,7 +249,7 @@ fn only_the_first_product_asks() {
     // The caller asks whether there is an algorithm, and the plan asks for it.
     assert_eq!((trace.count("cublaslt_heuristic"), trace.products().len()), (2, 1));
 
-    // Other factors, and over what is there: still the same problem.
+    // Other factors, and overwriting the output: still the same problem.
     for output in [Output::Add(sum.clone()), Output::Overwrite(sum)] {
         let trace = Trace::start();
         matmul(a.clone(), b.clone(), 0.25, output);
@@ -256,7 +257,8 @@ fn only_the_first_product_asks() {
         assert_eq!((lines.len(), trace.products().len()), (1, 1), "{lines:#?}");
     }
 
-    // Another dtype of the output is another problem; room for the second one is left by the first one.
+    // Another dtype of the output is another problem. The first iteration creates its plan, which the second
+    // one uses.
     for heuristics in [2, 0] {
         let trace = Trace::start();
         drop(matmul(a.clone(), b.clone(), 1.0, Output::New(DType::BF16)));
@@ -269,9 +271,9 @@ fn only_the_first_product_asks() {
     }
 }
 
-/// The bias of a layer comes with its product, and so does a weight that is a transposed view.
+/// The bias of a layer is added by its product, even if the weight is a transposed view.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_layer_is_one_product() {
     let _alone = alone();
     let device = Device::cuda(0);
@@ -280,7 +282,7 @@ fn a_layer_is_one_product() {
         let [x, w, bias] = [(rows * d_in, 1), (d_in * d_out, 2), (d_out, 3)]
             .map(|(len, seed)| flat(&normal(len, seed), dtype, &device));
         let [x_values, w_values, b_values] = [&x, &w, &bias].map(|t| values(t.clone()));
-        // The weight as `[d_out, d_in]`, seen as `[d_in, d_out]`.
+        // The weight as `[d_out, d_in]`, viewed as `[d_in, d_out]`.
         let rows_of_w: Vec<f64> = (0..d_in * d_out).map(|i| w_values[i % d_out * d_in + i / d_out]).collect();
         let exact = multiplied(&x_values, &rows_of_w, [rows, d_in, d_out]);
         let expected: Vec<f64> = exact.iter().enumerate().map(|(i, y)| y + b_values[i % d_out]).collect();
@@ -297,9 +299,9 @@ fn a_layer_is_one_product() {
     }
 }
 
-/// Each stream has a workspace of its own, and products wait for what other streams have made.
+/// Each stream has its own workspace, and products wait for the results of other streams.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn streams_share_no_workspace() {
     let _alone = alone();
     let (a, _) = matrix(1, [19, 23], LIES[0], DType::F32);
@@ -325,7 +327,7 @@ fn streams_share_no_workspace() {
 }
 
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn tf32_is_asked_for() {
     let _alone = alone();
     let computes = |dtype| {
@@ -342,15 +344,15 @@ fn tf32_is_asked_for() {
     assert_eq!(computes(DType::F32), ["68"]);
 }
 
-/// What cuBLASLt refuses is an error for whoever reads the result, or the result of that.
+/// If cuBLASLt refuses a product, readers of its result get the error, directly or through later results.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_failure_reaches_the_reader() {
     const RESULT: &str = "FAKE_CUBLASLT_RESULT";
     const NAME: &str = "cublaslt::a_failure_reaches_the_reader";
     if env::var_os(RESULT).is_none() {
         let _alone = alone();
-        // In a process of its own, where every product fails: 13 is CUBLAS_STATUS_EXECUTION_FAILED.
+        // In a separate process, where every product fails: 13 is CUBLAS_STATUS_EXECUTION_FAILED.
         let this = env::current_exe().expect("this program");
         let status =
             Command::new(this).args(["--exact", "--ignored", "--nocapture", NAME]).env(RESULT, "13").status();
@@ -368,6 +370,6 @@ fn a_failure_reaches_the_reader() {
         assert!(text.contains("CUBLAS_STATUS_EXECUTION_FAILED"), "{text}");
         assert!(text.contains("[3, 5] · [5, 3] of F32"), "{text}");
     }
-    // The second was left out.
+    // The second product was skipped.
     assert_eq!(trace.products().len(), 1, "{:#?}", trace.lines());
 }

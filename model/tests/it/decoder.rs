@@ -1,4 +1,4 @@
-//! The decoder as a whole: counts, initial weights, and the loss it starts from.
+//! The decoder as a whole: counts, initial weights, and the initial loss.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -21,7 +21,7 @@ pub fn tiny(tied: bool) -> ModelConfig {
     }
 }
 
-/// Counts elements without initialising anything.
+/// Counts elements without initialising any.
 #[derive(Default)]
 struct Count(usize);
 
@@ -52,7 +52,7 @@ fn flops_count_what_multiplies() {
     let tied = flops(&config);
     assert_eq!(tied, 6.0 * 8_959_232.0 + 12.0 * 10.0 * 256.0 * 256.0);
     let untied = ModelConfig { tie_embeddings: false, ..config.clone() };
-    // The second matrix multiplies, the table that is only looked up does not.
+    // The second matrix is multiplied with; the table, which is only looked up, does not count.
     assert_eq!(flops(&untied), tied);
 }
 
@@ -62,7 +62,7 @@ fn a_name_stands_for_one_layer() {
     let _ = Layers::default().feed_forward("swiglu", |init| Ok(GeGlu::new(init)));
 }
 
-/// Experts of which a token is sent to one.
+/// A mixture that sends a token to one expert.
 #[derive(Module, Debug)]
 struct Experts {
     router: Linear,
@@ -91,7 +91,7 @@ fn experts_count_as_often_as_a_token_meets_them() {
     let config = ModelConfig { feed_forward: "experts".to_owned(), ..config };
     let decoder = Decoder::new(&layers, &config, Key::new(0), &Device::flex()).expect("registered layers");
     let idle = config.layers * 7 * d * d;
-    // The table that tokens are looked up in.
+    // The embedding table.
     let lookup = if config.tie_embeddings { 0 } else { config.vocab_size * d };
     let attention = 12 * config.layers * config.d_model * 32;
     let active = decoder.num_params() - idle - lookup;
@@ -121,7 +121,7 @@ fn values(seed: u64, threads: usize) -> Vec<Vec<f32>> {
 fn initial_weights_depend_on_the_seed_alone() {
     assert_eq!(values(1, 1), values(1, 3));
     let (one, two) = (values(1, 1), values(2, 1));
-    // Norms start at one under every seed, matrices differ.
+    // Norms start at one for every seed; matrices differ.
     assert!(one.iter().zip(&two).all(|(a, b)| (a == b) == a.iter().all(|x| *x == 1.0)));
     // No two matrices share their values.
     let firsts: Vec<f32> = one.iter().map(|values| values[0]).filter(|x| *x != 1.0).collect();

@@ -1,5 +1,5 @@
-//! The layers that other models' weights need: biases, norms of queries and keys, heads of any
-//! width. Each is compared with plain burn and with finite differences.
+//! Layers needed by the weights of other models: biases, norms of queries and keys, heads of any width. Each
+//! is compared with plain burn and with finite differences.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{
@@ -43,7 +43,7 @@ impl ModuleVisitor for Sizes {
     }
 }
 
-/// Puts flat tensors in the place of a module's parameters, in order.
+/// Replaces a module's parameters by flat tensors, in order.
 struct Substitute<'a>(std::slice::Iter<'a, Tensor<1>>);
 
 impl ModuleMapper for Substitute<'_> {
@@ -54,7 +54,7 @@ impl ModuleMapper for Substitute<'_> {
     }
 }
 
-/// A layer as an operation on its input and its parameters.
+/// Converts a layer to an operation on its input and its parameters.
 pub fn operation<L: Layer>(layer: &L, d_model: usize) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let layer = layer.clone().map(&mut Substitute(t[1..].iter()));
@@ -69,7 +69,7 @@ pub fn sizes<L: Layer>(layer: &L, d_model: usize) -> Vec<usize> {
     sizes.0
 }
 
-/// A matrix and, if there is one, a bias, off the front of `parameters`.
+/// Takes a matrix and, if there is one, a bias from the front of `parameters`, and applies them.
 fn project(
     x: Tensor<3>,
     parameters: &mut std::slice::Iter<'_, Tensor<1>>,
@@ -125,7 +125,7 @@ fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
     }
 }
 
-/// A window that is shorter than the sequence, in the blocks that the pattern names.
+/// A window shorter than the sequence, in the blocks that the pattern selects.
 #[test]
 fn attention_in_a_window_matches_plain_burn() {
     for (index, window) in [(0, Some(2)), (1, None)] {
@@ -147,8 +147,8 @@ fn attention_with_biases_norms_and_wide_heads_has_exact_gradients() {
     assert_finite_differences(operation(&attention, config.d_model), &sizes);
 }
 
-/// Holds a feed-forward layer with biases against `inner`: what it does with the projections of its input,
-/// which have the names in `inputs`.
+/// Compares a feed-forward layer with biases to `inner`, a function of the projections of its input, which
+/// are named in `inputs`.
 fn check_feed_forward<L: Layer>(
     make: impl Fn(LayerInit) -> L,
     inputs: usize,
@@ -194,7 +194,7 @@ fn a_parallel_block_gives_both_layers_the_same_input() {
     assert_matches(operation(&block, d), reference, &sizes, 1e-5);
     assert_finite_differences(operation(&block, d), &sizes);
 
-    // The block of that name is made of the layers that the configuration names.
+    // The block of that name uses the layers that the configuration names.
     let named = ModelConfig { block: Some(PARALLEL_RESIDUAL.to_owned()), ..config.clone() };
     let (layers, init) = (Layers::default(), LayerInit { model: &named, ..init });
     let made = layers.make_block(init).expect("built-in layers");

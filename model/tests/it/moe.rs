@@ -1,4 +1,7 @@
-//! The mixture of experts as a layer: against plain burn, its balance loss, and its counts.
+//! The mixture of experts as a layer: comparison with plain burn, its balance loss, and its counts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{
@@ -7,8 +10,8 @@ use burn::tensor::{
 };
 use kiln_model::decoder;
 use kiln_model::layers::{LayerInit, Moe, Record, Records, SwiGlu};
-use kiln_model::ops::{linear_reference, top_k_reference};
-use kiln_model::{Context, Decoder, Key, Layer, Layers, MOE, ModelConfig, MoeConfig};
+use kiln_model::ops::{Probe, Seen, linear_reference, top_k_reference};
+use kiln_model::{BalanceOver, Context, Decoder, Key, Layer, Layers, MOE, ModelConfig, MoeConfig};
 
 use crate::layers::{BATCH, SEQ, operation, sizes};
 use crate::ops_support::*;
@@ -37,8 +40,8 @@ pub fn layer(config: &ModelConfig) -> Moe {
     Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
 }
 
-/// The layer in plain burn: every token through every expert, weighted with 0 where it is not chosen. Experts are
-/// chosen with a `bias`, if there is one.
+/// Computes the layer in plain burn: every token through every expert, weighted with 0 if the expert is not
+/// chosen. Experts are chosen with a `bias`, if there is one.
 fn reference(config: &ModelConfig, bias: Option<[f32; 4]>, t: &[Tensor<1>]) -> Tensor<1> {
     let moe = config.moe.as_ref().expect("experts");
     let (d, ff, tokens) = (config.d_model, moe.expert_d_ff, BATCH * SEQ);
@@ -85,13 +88,13 @@ fn the_layer_matches_plain_burn() {
     }
 }
 
-/// A tensor off the tape, where `like` is.
+/// Creates a tensor off the tape, on the device of `like`.
 fn constant<const N: usize>(values: [f32; N], like: &Tensor<1>) -> Tensor<1> {
     let values: Tensor<1> = Tensor::from_data(values, &like.device());
     values.cast(like.dtype())
 }
 
-/// A bias changes the choice, and gets no gradient of what comes of it. Outside of training as well.
+/// A bias changes the choice, and gets no gradient from its result. This also holds outside of training.
 #[test]
 fn a_bias_counts_for_the_choice_alone() {
     let config = config(MoeConfig { expert_bias: true, ..experts() });
@@ -130,12 +133,13 @@ fn a_bias_is_steered_by_the_load() {
     let most = steering.iter().fold(0.0f64, |a, b| a.max(*b));
     assert!(most > 0.0);
     assert_close(&[largest], &[(most + 24.0) / 24.0], 1e-6, "the largest load over the mean");
-    // Nothing else has another gradient.
+    // No other gradient changes.
     let others: Vec<_> = with_bias.into_iter().filter(|gradient| !is_bias(&gradient)).collect();
     assert_eq!(others, gradient);
 }
 
-/// Loss of one batch, the gradients of the second block, and the largest load over the mean there.
+/// Returns the loss of one batch, the gradients of the second block, and the largest load over the mean
+/// there.
 fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     let config = config(moe);
     let device = Device::flex().autodiff();
@@ -155,7 +159,7 @@ fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
     (values(loss)[0], gradient.1, values(load.value)[0])
 }
 
-/// Loss and gradient of one batch with this weight of the balance.
+/// Returns the loss and gradient of one batch with this weight of the balance loss.
 fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
     let (loss, gradients, _) = train(MoeConfig { router_aux_loss_coef, ..experts() });
     (loss, gradients.concat())
@@ -170,7 +174,7 @@ impl ModuleVisitor for Gradient<'_> {
     }
 }
 
-/// The loss of even load is `experts_per_token`; that of these random weights is a little more.
+/// The loss of an even load is `experts_per_token`; these random weights give slightly more.
 #[test]
 fn the_balance_loss_joins_the_training_loss_with_its_weight() {
     let (plain, gradient) = losses(0.0);
@@ -182,6 +186,75 @@ fn the_balance_loss_joins_the_training_loss_with_its_weight() {
     let twice: Vec<_> = with_one.iter().zip(&gradient).map(|(one, none)| 2.0 * one - none).collect();
     assert_ne!(with_one, gradient);
     assert_close(&with_two, &twice, 1e-4, "gradient");
+}
+
+/// Loss and gradients of one layer are the same either way, those of two layers are not. Over all layers, a
+/// coefficient counts the experts' shares of all tokens: less than over each, since layers prefer other experts.
+#[test]
+fn the_balance_may_be_that_of_all_layers_together() {
+    let with = |over: BalanceOver, router_aux_loss_coef: f64, dense_layers: &[usize]| {
+        let moe = MoeConfig { router_aux_loss_over: Some(over), router_aux_loss_coef, ..experts() };
+        let (loss, gradients, _) = train(MoeConfig { dense_layers: dense_layers.to_vec(), ..moe });
+        (loss, gradients.concat())
+    };
+    let (each, all) = (BalanceOver::EachLayer, BalanceOver::AllLayers);
+    let (one, one_of_all) = (with(each, 1.0, &[0]), with(all, 1.0, &[0]));
+    assert_close(&[one_of_all.0], &[one.0], 1e-6, "loss of one layer");
+    assert_close(&one_of_all.1, &one.1, 1e-5, "gradient of one layer");
+    let plain = with(all, 0.0, &[]);
+    assert_eq!(plain, with(each, 0.0, &[]));
+    let [of_each, of_all] = [each, all].map(|over| with(over, 1.0, &[]).0 - plain.0);
+    // Even load makes 2, the number of experts of a token.
+    assert!(2.0 - 1e-4 < of_all && of_all < of_each - 1e-3, "{of_all} and {of_each}");
+    let expected = balance_of_all_layers();
+    assert!((of_all - expected).abs() < 1e-4, "{of_all}, and {expected} by hand");
+}
+
+/// transformers' `load_balancing_loss_func` of the batch of [`train`], by hand: of the logits of all layers' tokens as
+/// if they were those of one layer.
+fn balance_of_all_layers() -> f64 {
+    let config = config(experts());
+    let device = Device::flex();
+    let decoder = decoder(&config, 3, &device);
+    let inputs = Arc::new(Mutex::new(BTreeMap::new()));
+    let seen = inputs.clone();
+    let probe = Probe::new(move |at: Seen<'_>| {
+        if at.place.ends_with(".ffn") && at.name == "input" {
+            seen.lock().expect("a map").insert(at.place.to_owned(), values(at.values));
+        }
+    });
+    let ids: Vec<i64> = (0..12).map(|i| i * 7 % 37).collect();
+    let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device).reshape([2, 6]);
+    decoder::hidden(&decoder, ids, &Context::evaluation().probed(Some(probe)));
+    let inputs = inputs.lock().expect("a map").clone();
+    assert_eq!(inputs.len(), 2, "layers");
+    let (mut loads, mut probabilities, mut tokens) = ([0.0; 4], [0.0; 4], 0.0);
+    for (layer, input) in decoder.layers.iter().zip(inputs.values()) {
+        let mut router = RouterOf(Vec::new());
+        layer.visit(&mut router);
+        for x in input.chunks(8) {
+            let logit =
+                |expert: usize| x.iter().enumerate().map(|(i, x)| x * router.0[i * 4 + expert]).sum::<f64>();
+            let powers = [0, 1, 2, 3].map(|expert| logit(expert).exp());
+            let mut order = [0, 1, 2, 3];
+            order.sort_by(|a, b| powers[*b].total_cmp(&powers[*a]));
+            order[..2].iter().for_each(|expert| loads[*expert] += 1.0);
+            (0..4).for_each(|expert| probabilities[expert] += powers[expert] / powers.iter().sum::<f64>());
+            tokens += 1.0;
+        }
+    }
+    4.0 * (0..4).map(|expert| loads[expert] / tokens * (probabilities[expert] / tokens)).sum::<f64>()
+}
+
+/// The weights of a layer's router, `[8, 4]`.
+struct RouterOf(Vec<f64>);
+
+impl ModuleVisitor for RouterOf {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.lazy_shape().dims::<D>()[..] == [8, 4] {
+            self.0 = values(param.val());
+        }
+    }
 }
 
 #[test]

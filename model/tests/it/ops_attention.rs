@@ -14,7 +14,7 @@ pub fn operation(f: Attention, sizes: Sizes) -> impl Operation + Sync {
     in_window(f, sizes, None)
 }
 
-/// Where a row sees at most `window` rows.
+/// Restricts `f` to a window, so that a row attends to at most `window` rows.
 pub fn in_window(
     f: Attention,
     [batch, seq, heads, kv_heads, dim]: Sizes,
@@ -60,7 +60,7 @@ fn attention_has_the_same_bits_on_any_number_of_threads() {
     assert_same_bits(operation(causal_attention, shape), &sizes(shape));
 }
 
-/// Scores of hundreds would overflow without the running maximum.
+/// Scores in the hundreds would overflow without the running maximum.
 #[test]
 fn attention_with_large_scores() {
     let shape = [1, 150, 2, 1, 10];
@@ -68,8 +68,7 @@ fn attention_with_large_scores() {
         let op = operation(f, shape);
         move |t: &[Tensor<1>]| op(&[t[0].clone() * 40.0, t[1].clone() * 10.0, t[2].clone()])
     };
-    // The scores themselves are good to 1e-7 of their size, which is an error of 1e-4 in the
-    // weights.
+    // The scores themselves are accurate to 1e-7 of their size, which is an error of 1e-4 in the weights.
     assert_matches(scaled(causal_attention), scaled(causal_attention_reference), &sizes(shape), 1e-3);
 }
 
@@ -96,7 +95,7 @@ fn attention_rejects_heads_that_cannot_be_grouped() {
 
 type Cached = fn(Tensor<4>, Tensor<4>, Tensor<4>, usize, Option<usize>) -> Tensor<4>;
 
-/// The last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are not numbers.
+/// Returns attention of the last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are NaN.
 fn cached(f: Cached, sizes: Sizes, rows: [usize; 2], dtype: FloatDType, window: Option<usize>) -> Vec<f64> {
     let [filled, capacity] = rows;
     let [batch, seq, heads, kv_heads, dim] = sizes;
@@ -122,7 +121,7 @@ fn cached_attention_matches_reference() {
         ([2, 15, 2, 1, 16], 250, 250),
         ([2, 16, 2, 1, 16], 250, 256),
         ([1, 70, 4, 1, 8], 230, 256),
-        // The last rows begin a tile of columns that earlier rows of theirs do not see.
+        // The last rows begin a tile of columns to which the earlier rows do not attend.
         ([2, 60, 2, 2, 8], 200, 220),
         ([2, 129, 4, 1, 64], 129, 140),
     ] {
@@ -138,7 +137,7 @@ fn cached_attention_matches_reference() {
     }
 }
 
-/// The last rows of the whole, whatever they are.
+/// The results are the last rows of the whole sequence's results.
 #[test]
 fn cached_attention_continues_a_sequence() {
     let device = Device::flex();

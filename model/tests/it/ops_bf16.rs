@@ -1,4 +1,4 @@
-//! Products of bf16, by each kind of instructions that the processor has.
+//! Products of bf16, with each kind of instructions that the processor has.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use crate::ops_cross_entropy::operation as loss;
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
 
-/// Half a unit in the last place of bf16, relative to the largest value, and room for sums in `f32`.
+/// Half a unit in the last place of bf16, relative to the largest value, plus a margin for sums in `f32`.
 const ROUNDING: f64 = 1.0 / 256.0;
 /// The incoming gradients are rounded as well.
 const GRADIENTS: f64 = 1.0 / 128.0;
@@ -33,7 +33,7 @@ const SHAPES: [[usize; 3]; 9] = [
 
 type Linear = fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>;
 
-/// A map by a weight, which is stored transposed if `is_transposed`.
+/// Returns a map with a weight, which is stored transposed if `is_transposed`.
 fn operation(f: Linear, [rows, d_in, d_out]: [usize; 3], is_transposed: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([rows, d_in]);
@@ -45,7 +45,7 @@ fn operation(f: Linear, [rows, d_in, d_out]: [usize; 3], is_transposed: bool) ->
     }
 }
 
-/// `op` in bf16 beside `reference` in `f64` on the same, rounded, values.
+/// Compares `op` in bf16 with `reference` in `f64` on the same rounded values.
 #[track_caller]
 fn assert_rounded(op: impl Operation, reference: impl Operation, sizes: &[usize], output: f64) {
     let flex = Device::flex();
@@ -125,7 +125,7 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
     assert_same_bits_in(FloatDType::BF16, op, &sizes_of_attention(shape));
 }
 
-/// What is not a number stays so, and infinity is not made of it.
+/// NaN stays NaN, and infinity does not become NaN.
 #[test]
 fn what_is_not_a_number_stays_so() {
     let device = Device::flex();
@@ -139,7 +139,7 @@ fn what_is_not_a_number_stays_so() {
     assert!(y[128..].iter().all(|&y| y == 64.0));
 }
 
-/// The tests above once more in processes of their own, which `KILN_BF16` tells what to use.
+/// Repeats the tests above in separate processes, in which `KILN_BF16` selects the instructions.
 #[test]
 fn all_instructions_compute_the_same() {
     for (choice, name) in [("amx", "AMX"), ("avx512", "AVX512-BF16"), ("none", "")] {
@@ -151,7 +151,7 @@ fn all_instructions_compute_the_same() {
     }
 }
 
-/// The choice is kept: what is used is what was asked for, or nothing.
+/// The requested instructions are used, or none.
 #[test]
 fn instructions_are_those_that_were_asked_for() {
     if let Ok(name) = std::env::var("KILN_TEST_BF16") {

@@ -50,7 +50,7 @@ fn cross_entropy_is_sound() {
     }
 }
 
-/// A loss with options, in place of one without.
+/// A loss with options, as a function without options.
 macro_rules! with_options {
     ($loss:ident, $options:expr) => {
         |hidden, weight, layout, targets, scale| $loss(hidden, weight, layout, targets, scale, $options).total
@@ -74,7 +74,7 @@ const OPTIONS: [[Loss; 2]; 3] = [
     ],
 ];
 
-/// Logits are some times larger than the cap.
+/// Logits are several times larger than the cap.
 #[test]
 fn a_cap_and_a_z_loss_match_the_reference() {
     for [fused, reference] in OPTIONS {
@@ -103,7 +103,7 @@ fn a_cap_and_a_z_loss_are_sound() {
     }
 }
 
-/// Both have a value that can be written down: with equal logits `l` the sum is `n · exp(l)`.
+/// Both losses have a closed form: with equal logits `l` the sum is `n · exp(l)`.
 #[test]
 fn the_z_loss_is_told_apart() {
     let device = Device::flex();
@@ -119,7 +119,7 @@ fn the_z_loss_is_told_apart() {
     assert!((total / (z_loss + 0.5 * 8f64.ln()) - 1.0).abs() < 1e-6, "{total}");
 }
 
-/// The loss is f32 whatever its operands are, and backward may start from any factor.
+/// The loss is f32 for operands of any dtype, and backward may start from any factor.
 #[test]
 fn cross_entropy_dtype_and_factor() {
     let shape = [9, 4, 7];

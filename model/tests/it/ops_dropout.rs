@@ -38,16 +38,16 @@ fn dropout_keeps_the_expected_share() {
 fn dropout_depends_on_the_key_and_the_counter_alone() {
     let (n, golden) = (10_000, 0x9E37_79B9_7F4A_7C15u64);
     assert_eq!(mask(n, 0.5, 1, 0), mask(n, 0.5, 1, 0));
-    // Different keys, also those a step of the counter apart, agree on half of the elements.
+    // Different keys, even those one counter step apart, agree on half of the elements.
     for (key, offset) in [(2, 0), (1 + golden, 0), (1, 1), (0, 0)] {
         let same = mask(n, 0.5, 1, 0).iter().zip(mask(n, 0.5, key, offset)).filter(|(a, b)| *a == b).count();
         assert!((4_700..5_300).contains(&same), "{same} elements agree with key {key}");
     }
-    // Nor is one a shifted copy of the other.
+    // Nor is one mask a shifted copy of the other.
     assert_ne!(mask(n, 0.5, 1, 0)[1..], mask(n, 0.5, 1 + golden, 0)[..n - 1]);
 }
 
-/// Ranks and micro-batches that hold part of a batch drop what the whole batch would have dropped.
+/// Ranks and micro-batches that hold part of a batch drop the same elements as the whole batch would.
 #[test]
 fn dropout_of_a_split_batch() {
     let (batch, sample) = (6, 35);

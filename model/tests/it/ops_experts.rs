@@ -1,11 +1,11 @@
-//! Experts of a mixture, and the choice of them.
+//! Experts of a mixture, and their selection.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_model::ops::{ExpertProjections, Routing, experts, experts_reference, top_k, top_k_reference};
 
 use crate::ops_support::*;
 
-/// Tokens, experts of a token, experts, width, width inside an expert.
+/// Number of tokens, experts per token, experts, width, width inside an expert.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub tokens: usize,
@@ -16,14 +16,14 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of the flat inputs of [`over`].
+    /// Returns the sizes of the flat inputs of [`over`].
     pub fn flat(self) -> [usize; 5] {
         let Sizes { tokens, per_token, experts, d_model, d_ff } = self;
         let projection = experts * d_model * d_ff;
         [tokens * d_model, tokens * per_token, projection, projection, projection]
     }
 
-    /// Choices in which expert 1 has no token, and the last one most.
+    /// Returns choices in which expert 1 has no token, and the last one most.
     fn choices(self) -> Vec<i64> {
         let Sizes { tokens, per_token, experts, .. } = self;
         let others: Vec<i64> = (0..experts as i64).rev().filter(|expert| *expert != 1).collect();
@@ -32,7 +32,7 @@ impl Sizes {
             if j == 0 && token % 3 > 0 {
                 return others[0];
             }
-            // Other than the first.
+            // Different from the first choice.
             others[1 + (token / 3 + j) % (others.len() - 1)]
         };
         (0..tokens * per_token).map(choice).collect()
@@ -42,12 +42,12 @@ impl Sizes {
 /// An operation on experts.
 pub type Experts = fn(Tensor<2>, Routing, ExpertProjections) -> Tensor<2>;
 
-/// An operation on experts as one on flat tensors.
+/// Converts an operation on experts to an operation on flat tensors.
 pub fn over(run: Experts, sizes: Sizes) -> impl Operation + Sync {
     over_choices(run, sizes, sizes.choices())
 }
 
-/// The same with other choices, `[tokens, k]`.
+/// Does the same with other choices, `[tokens, k]`.
 pub fn over_choices(run: Experts, sizes: Sizes, choices: Vec<i64>) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let Sizes { tokens, per_token, experts, d_model, d_ff } = sizes;
@@ -86,7 +86,7 @@ fn experts_are_sound() {
     assert_same_bits_in(FloatDType::BF16, over(experts, sizes), &sizes.flat());
 }
 
-/// An expert that no token is sent to has a gradient, which is zero.
+/// An expert without tokens has a gradient, which is zero.
 #[test]
 fn an_expert_without_tokens_has_a_gradient_of_zero() {
     let sizes = Sizes { tokens: 9, per_token: 2, experts: 4, d_model: 5, d_ff: 3 };
@@ -111,7 +111,7 @@ fn other_experts_are_refused() {
     experts(Tensor::ones([1, 2], &device), routing, projections);
 }
 
-/// The indices, row by row.
+/// Returns the indices, row by row.
 pub fn chosen(tensor: Tensor<2, Int>) -> Vec<i64> {
     tensor.into_data().convert_dtype(DType::I64).try_to_vec().expect("just converted")
 }
@@ -125,7 +125,7 @@ fn top_k_matches_the_reference() {
     }
 }
 
-/// Of equal values the first; with NaN, indices that are there and differ.
+/// Among equal values, the first is chosen; with NaN, indices are valid and distinct.
 #[test]
 fn top_k_of_equal_values_and_nan() {
     let device = Device::flex();

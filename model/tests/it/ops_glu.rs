@@ -68,8 +68,9 @@ fn geglu_is_sound() {
     assert_same_bits(op, &[100_000, 100_000]);
 }
 
-/// With `up = 1` the result is `g · Φ(g)`: the vectorised error function over its whole range. The share below a gate
-/// far below zero is a small difference, as everywhere that computes it so: its error is one of the gate.
+/// With `up = 1` the result is `g · Φ(g)`: the vectorised error function over its whole range. For a gate far
+/// below zero, `Φ(g)` is a small difference of larger numbers, as in any such implementation, so the error is
+/// relative to the gate.
 #[test]
 fn geglu_is_accurate_for_every_gate() {
     let gates: Vec<f64> = (-7_000..7_000).map(|i| f64::from(i as f32 * 1e-3)).collect();

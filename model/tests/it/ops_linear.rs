@@ -70,7 +70,7 @@ pub fn one_by_one(x: Tensor<2>, maps: [Map; 3]) -> [Tensor<2>; 3] {
 
 #[test]
 fn linears_are_linear_maps_of_one_input() {
-    // The last ones are large enough for the input to be transposed.
+    // The last shapes are large enough for the input to be transposed.
     for shape in [[1, 1, 1], [9, 20, 17], [300, 120, 140], [257, 130, 128]] {
         let all = [true; 3];
         let (op, reference) = (three(linears, shape, all), three(one_by_one, shape, all));
@@ -99,7 +99,7 @@ fn linears_need_not_all_be_used() {
 
 #[test]
 fn linears_leave_the_gradient_of_a_leaf_to_its_caller() {
-    // The input is the tracked leaf itself: burn keeps its gradient, which is not to be added twice.
+    // The input is the tracked leaf itself: burn keeps its gradient, which must not be added twice.
     let [d_in, d_out] = [20, 17];
     let op = |f: fn(Tensor<1>, [Map; 2]) -> [Tensor<1>; 2]| {
         move |t: &[Tensor<1>]| {
@@ -116,7 +116,7 @@ fn linears_leave_the_gradient_of_a_leaf_to_its_caller() {
 #[test]
 fn linear_takes_views() {
     let [rows, d_in, d_out] = [9, 20, 17];
-    // A transposed weight, as a head tied to an embedding has, and a slice of a larger input.
+    // A transposed weight, as in a head tied to an embedding, and a slice of a larger input.
     let view = |f: fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>| {
         move |t: &[Tensor<1>]| {
             let x = t[0].clone().reshape([rows + 2, d_in + 3]).slice([1..rows + 1, 2..d_in + 2]);

@@ -1,4 +1,4 @@
-//! Which operations hold on to the memory of a weight between forward and backward.
+//! Operations must not hold on to the memory of a weight between forward and backward.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use kiln_model::ops::{HeadLayout, embedding, linear, linear_cross_entropy, rms_n
 
 use crate::ops_support::*;
 
-/// How many handles of its weight's buffer `op` leaves behind when the weight is the output of a
-/// memory-bound node, as a sharded gather is. The result of `op` stays alive meanwhile.
+/// Returns the number of handles to its weight's buffer that `op` leaves behind when the weight is the output
+/// of a memory-bound node, like a sharded gather. The result of `op` stays alive meanwhile.
 fn handles_left<const D: usize>(len: usize, op: impl Fn(Tensor<1>) -> Tensor<D>) -> usize {
     let device = Device::flex().autodiff().gradient_checkpointing();
     let shard = flat(&normal(len, 1), FloatDType::F32, &device).require_grad();
@@ -27,10 +27,10 @@ fn handles_left<const D: usize>(len: usize, op: impl Fn(Tensor<1>) -> Tensor<D>)
 #[test]
 fn weights_are_not_kept_for_backward() {
     let device = Device::flex().autodiff().gradient_checkpointing();
-    // A fresh graph for every operation, since backward consumes it.
+    // A fresh graph for every operation, because backward consumes it.
     let row = || flat(&normal(60, 2), FloatDType::F32, &device).require_grad().reshape([3, 20]);
     assert_eq!(handles_left(20, |w| rms_norm(row(), w, 1e-5)), 0, "rms_norm");
-    // The bias is a weight of one dimension: no reshape stands between it and the operation.
+    // The bias is a weight of one dimension, so there is no reshape between it and the operation.
     let matrix = Tensor::<2>::ones([20, 7], &device);
     assert_eq!(handles_left(7, |b| linear(row(), matrix.clone(), Some(b))), 0, "bias");
     let ids = || Tensor::<2, Int>::zeros([1, 3], &Device::flex());

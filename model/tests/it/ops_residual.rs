@@ -16,14 +16,15 @@ pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1>
     (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
 }
 
-/// A layer that adds `y`, and `rms_norm(x + y) · z` of another, which reads the stream behind it.
+/// A layer that adds `y`, followed by `rms_norm(x + y) · z` of another layer, which reads the stream after
+/// it.
 pub fn two_layers(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
     let (stream, normed) = Residual::new(x).add_result_and_norm(y * 1.0, t[1].clone(), 1e-5);
     stream.add_result(normed * z).flatten(0, 1)
 }
 
-/// [`two_layers`], whose sum and norm are operations of their own.
+/// Computes [`two_layers`] with separate operations for the sum and the norm.
 pub fn two_layers_apart(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let [x, y, z] = [0, 3, 2].map(|i| t[i].clone().reshape([rows, width]));
     let stream = Residual::new(Residual::new(x).add_result(y * 1.0));
@@ -85,7 +86,7 @@ fn residual_of_which_one_part_is_used() {
         let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
         let stream = Residual::new(x);
         let normed = stream.rms_norm(t[1].clone(), 1e-5);
-        // What is not part of the output has no backward.
+        // Tensors that are not part of the output have no backward.
         let added = stream.add_result(z.clone());
         let normed = normed * z;
         if sum { (added * 2.0).flatten(0, 1) } else { normed.flatten(0, 1) }

@@ -10,7 +10,7 @@ fn plain() -> RotaryFrequencies {
     RotaryFrequencies::new(10_000.0)
 }
 
-/// As Llama 3.1 has it.
+/// The parameters of Llama 3.1.
 fn llama3() -> RotaryFrequencies {
     let scaling = RopeScaling::Llama3 {
         factor: 8.0,
@@ -55,8 +55,7 @@ fn rotary_is_sound() {
     assert_same_bits(operation(rotary, shape, 0), &[shape.iter().product()]);
 }
 
-/// Rows computed with an offset are the rows of the whole sequence, also when the table has to
-/// grow.
+/// Rows computed with an offset are the rows of the whole sequence, even if the table must grow.
 #[test]
 fn rotary_continues_a_sequence() {
     let (seq, frequencies) = (100, RotaryFrequencies::new(777.0));
@@ -68,8 +67,7 @@ fn rotary_continues_a_sequence() {
     assert_eq!(rows, values(rotary(x, frequencies, 0)));
 }
 
-/// The product of a rotated query and a rotated key depends on the distance of their positions
-/// only.
+/// The product of a rotated query and a rotated key depends only on the distance of their positions.
 #[test]
 fn rotary_is_relative() {
     let at = |seed, position| {
@@ -102,7 +100,8 @@ fn stretched_rotary_matches_reference() {
     }
 }
 
-/// Positions that are divided turn as the positions they become; another table than without.
+/// Scaled positions are rotated like the positions that they are divided to; the table differs from the one
+/// without scaling.
 #[test]
 fn linear_scaling_interpolates_positions() {
     let scaling = Some(RopeScaling::Linear { factor: 4.0 });
@@ -113,9 +112,9 @@ fn linear_scaling_interpolates_positions() {
     assert_ne!(at(stretched, 37), at(plain(), 37));
 }
 
-/// Values of Llama 3.1 8B (heads of 128, theta 500000, factor 8, 1 to 4 turns in 8192 tokens),
-/// computed by hand from the rule: plane `j` has frequency `500000^(−j/64)` and turns
-/// `8192 · frequency / 2π` times within the original context.
+/// Values of Llama 3.1 8B (heads of 128, theta 500000, factor 8, 1 to 4 turns in 8192 tokens), computed by
+/// hand from the rule: plane `j` has frequency `500000^(−j/64)` and turns `8192 · frequency / 2π` times
+/// within the original context.
 #[test]
 fn llama3_scaling_follows_its_rule() {
     let frequency = |j| llama3().frequency(j, 128);
@@ -130,7 +129,7 @@ fn llama3_scaling_follows_its_rule() {
     close(34, 1.785078127680e-04);
     close(35, 9.556212353965e-05);
     close(63, 3.068925988915e-07);
-    // All of it is in between, apart from that.
+    // Planes up to 28 keep their frequency, planes from 35 on are divided, and the rest is in between.
     let plain = RotaryFrequencies::new(500_000.0);
     for j in 0..64 {
         let ratio = frequency(j) / plain.frequency(j, 128);

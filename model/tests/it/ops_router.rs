@@ -1,23 +1,25 @@
-//! What a router computes between its logits and the experts.
+//! The operations of a router of experts, from its logits to the experts' weights.
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::softmax};
-use kiln_model::ops::{fork, router_load, router_means, router_softmax, router_weights};
+use kiln_model::ops::{
+    RouterSums, fork, router_balance, router_load, router_means, router_softmax, router_weights,
+};
 
 use crate::ops_support::*;
 
-/// Tokens, experts, and experts of a token.
+/// Number of tokens, experts, and experts per token.
 pub type Sizes = [usize; 3];
 
 /// An odd number of tokens, and more than one block of them.
 pub const SIZES: [Sizes; 4] = [[1, 1, 1], [7, 4, 2], [23, 5, 3], [5000, 16, 4]];
 
-/// Experts of each token, none of which it has twice.
+/// Returns the experts of each token, distinct for each token.
 pub fn chosen([tokens, experts, k]: Sizes, device: &Device) -> Tensor<2, Int> {
     let choices = (0..tokens * k).map(|i| ((i / k * 3 + i % k) % experts) as i64).collect::<Vec<_>>();
     Tensor::from_data(TensorData::new(choices, [tokens, k]), device)
 }
 
-/// Probabilities, their choice and their means, by the operations or in plain burn.
+/// Returns probabilities, their choice and their means, computed by the operations or in plain burn.
 pub fn routed(sizes: Sizes, is_plain: bool, normalized: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let [tokens, experts, _] = sizes;
@@ -47,6 +49,37 @@ fn routing_matches_plain_burn() {
     }
 }
 
+/// The balance of three layers of four experts with these means of probabilities, one tensor a layer: the sums of what
+/// each layer adds, or their product at once.
+fn balanced(is_plain: bool) -> impl Operation + Sync {
+    move |t: &[Tensor<1>]| {
+        let loads = [[3.0, 1.0, 0.0, 2.0], [0.0, 0.0, 6.0, 0.0], [1.0, 2.0, 2.0, 1.0]];
+        let load = |layer: usize| {
+            let load: Tensor<1> = Tensor::from_data(loads[layer], &t[0].device().inner());
+            load.cast(t[0].dtype())
+        };
+        if is_plain {
+            let sum =
+                |tensors: [Tensor<1>; 3]| tensors.into_iter().reduce(|a, b| a + b).expect("three layers");
+            let means = sum([t[0].clone(), t[1].clone(), t[2].clone()]);
+            let loads = sum([0, 1, 2].map(load));
+            let loads = if means.device().is_autodiff() { Tensor::from_inner(loads) } else { loads };
+            return (means * loads).sum();
+        }
+        let sums = RouterSums::default();
+        let added = (0..3).map(|layer| router_balance(t[layer].clone(), load(layer), &sums, layer));
+        added.reduce(|a, b| a + b).expect("three layers")
+    }
+}
+
+#[test]
+fn the_balance_of_all_layers_is_one_product() {
+    let sizes = [4; 3];
+    assert_matches(balanced(false), balanced(true), &sizes, 5e-6);
+    assert_finite_differences(balanced(false), &sizes);
+    assert_untracked(balanced(false), &sizes);
+}
+
 #[test]
 fn routing_is_sound() {
     for normalized in [true, false] {
@@ -58,7 +91,7 @@ fn routing_is_sound() {
     }
 }
 
-/// As in transformers.
+/// The same dtype as in transformers.
 #[test]
 fn probabilities_of_half_precision_are_in_f32() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {
@@ -93,7 +126,7 @@ fn both_readers_of_a_fork_count() {
     };
     assert_matches(op(true), op(false), &[257, 257], 2e-6);
     assert_sound(op(true), &[23, 23]);
-    // A leaf, whose gradient burn adds up.
+    // A leaf, whose gradients burn adds up.
     let leaf = |t: &[Tensor<1>]| {
         let [a, b] = fork(t[0].clone());
         a.sin() + b.clone() * b

@@ -1,11 +1,11 @@
-//! What the tests of the operations share: an operation is a function of flat tensors, which it
-//! reshapes, to a tensor of any shape; its inputs are given by their sizes.
+//! Helpers of the tests of operations: an operation is a function of flat tensors, which it reshapes, to a
+//! tensor of any shape; its inputs are given by their sizes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
-/// Whether kernels are tested on an NVIDIA GPU: `KILN_TEST_DEVICE` is `cuda`. If it is not set, or `wgpu`,
-/// they are on wgpu.
+/// Returns whether kernels are tested on an NVIDIA GPU: `KILN_TEST_DEVICE` is `cuda`. If it is not set, or
+/// `wgpu`, they are tested on wgpu.
 #[cfg(feature = "wgpu")]
 pub fn on_cuda() -> bool {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
@@ -19,7 +19,7 @@ pub fn on_cuda() -> bool {
     }
 }
 
-/// Whether kernels are executed and checked by the stand-in for NVIDIA's driver.
+/// Returns whether the stand-in for NVIDIA's driver executes and checks kernels.
 #[cfg(feature = "cuda")]
 pub fn is_executed() -> bool {
     on_cuda() && std::env::var("FAKE_CUDA_EXECUTE").is_ok_and(|value| value != "0")
@@ -30,8 +30,9 @@ pub fn is_executed() -> bool {
     false
 }
 
-/// Gives each tensor of this thread a separate allocation where kernels are executed and checked, or
-/// `KILN_TEST_EXACT_BOUNDS` is set. Bounds are then checked per tensor, and reads of unwritten values are reported.
+/// Gives each tensor of this thread a separate allocation if kernels are executed and checked, or
+/// `KILN_TEST_EXACT_BOUNDS` is set. Bounds are then checked per tensor, and reads of unwritten values are
+/// reported.
 #[cfg(feature = "cuda")]
 pub fn with_exact_bounds() {
     thread_local! {
@@ -42,7 +43,7 @@ pub fn with_exact_bounds() {
         let device = cubecl::cuda::CudaDevice::new(0);
         let client = burn_cubecl::CubeDevice::Cuda(device).client();
         let mode = cubecl_runtime::memory_management::MemoryAllocationMode::Dedicated;
-        // SAFETY: it is the mode of this thread's stream, from its first tensor on.
+        // SAFETY: this is the mode of this thread's stream, from its first tensor on.
         unsafe { client.allocation_mode(mode) };
     }
 }
@@ -54,7 +55,7 @@ pub fn with_exact_bounds() {}
 pub trait Operation: Fn(&[Tensor<1>]) -> Tensor<1> {}
 impl<F: Fn(&[Tensor<1>]) -> Tensor<1>> Operation for F {}
 
-/// Standard normal values that depend on `seed` and the index only.
+/// Returns standard normal values that depend only on `seed` and the index.
 pub fn normal(len: usize, seed: u64) -> Vec<f64> {
     let uniform = |i: u64| {
         let mut z = (seed << 40 | i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -69,19 +70,19 @@ pub fn normal(len: usize, seed: u64) -> Vec<f64> {
     (0..len as u64).map(value).collect()
 }
 
-/// A flat tensor of `values` in `dtype`.
+/// Creates a flat tensor of `values` in `dtype`.
 pub fn flat(values: &[f64], dtype: FloatDType, device: &Device) -> Tensor<1> {
     let dtype = DType::from(dtype);
     let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The values of a tensor.
+/// Returns the values of a tensor.
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
 }
 
-/// The inputs of an operation that takes `sizes` values.
+/// Returns the inputs of an operation that takes `sizes` values.
 pub fn inputs(sizes: &[usize]) -> Vec<Vec<f64>> {
     sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect()
 }
@@ -93,7 +94,7 @@ pub struct Run {
     pub output_dtype: DType,
 }
 
-/// Runs `op` and backward from `Σ output · normal`, tracking the inputs that `tracked` names.
+/// Runs `op` and backward from `Σ output · normal`, tracking the inputs that are true in `tracked`.
 pub fn run_tracked(
     op: &impl Operation,
     inputs: &[Vec<f64>],
@@ -148,7 +149,7 @@ pub fn assert_close(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
 pub fn assert_matches(op: impl Operation, reference: impl Operation, sizes: &[usize], bound: f64) {
     let inputs = inputs(sizes);
     let actual = run(&op, &inputs, FloatDType::F32);
-    // The reference in f64, so that the bound is on the error of the operation alone.
+    // The reference in f64, so that the bound applies only to the error of the operation.
     let expected = run(&reference, &inputs, FloatDType::F64);
     assert_runs_close(&actual, &expected, [bound; 2]);
 }
@@ -164,7 +165,7 @@ pub fn assert_runs_close(actual: &Run, expected: &Run, [output, gradients]: [f64
     }
 }
 
-/// Asserts that the gradients of `op` in `f64` are what central differences of its output give.
+/// Asserts that the gradients of `op` in `f64` match central differences of its output.
 #[track_caller]
 pub fn assert_finite_differences(op: impl Operation, sizes: &[usize]) {
     const STEP: f64 = 1e-5;
@@ -187,13 +188,12 @@ pub fn assert_finite_differences(op: impl Operation, sizes: &[usize]) {
             })
             .collect();
         let gradient = gradient.as_ref().expect("a gradient");
-        // The differences themselves are good to about STEP² and the rounding of the loss over
-        // STEP.
+        // The differences themselves are accurate to about STEP² plus the rounding of the loss over STEP.
         assert_close(gradient, &differences, 1e-7, &format!("gradient {i}"));
     }
 }
 
-/// Asserts that `op` on `bf16` tensors is close to `op` in `f32` on the same, rounded, values.
+/// Asserts that `op` on `bf16` tensors is close to `op` in `f32` on the same rounded values.
 #[track_caller]
 pub fn assert_half_precision(op: impl Operation, sizes: &[usize]) {
     let rounded: Vec<_> =
@@ -204,7 +204,7 @@ pub fn assert_half_precision(op: impl Operation, sizes: &[usize]) {
     assert_runs_close(&half, &full, [1.0 / 128.0, 1.0 / 64.0]);
 }
 
-/// Asserts that leaving out any parents changes neither the output nor the other gradients.
+/// Asserts that leaving any parents untracked changes neither the output nor the other gradients.
 #[track_caller]
 pub fn assert_untracked(op: impl Operation, sizes: &[usize]) {
     let (inputs, device) = (inputs(sizes), Device::flex().autodiff());
@@ -223,11 +223,11 @@ pub fn assert_untracked(op: impl Operation, sizes: &[usize]) {
     assert_eq!(values(op(&plain)), all.output, "output without autodiff");
 }
 
-/// Asserts that parents which are memory bound under balanced checkpointing are recomputed rightly.
+/// Asserts that parents that are memory bound under balanced checkpointing are recomputed correctly.
 #[track_caller]
 pub fn assert_recomputed(op: impl Operation, sizes: &[usize]) {
     let inputs = inputs(sizes);
-    // `mul_scalar` is memory bound: a child that asks for its output in backward has it run again.
+    // `mul_scalar` is memory bound: it runs again for a child that needs its output in backward.
     let through_parents = |leaves: &[Tensor<1>]| {
         let parents: Vec<_> = leaves.iter().map(|leaf| leaf.clone().mul_scalar(0.5)).collect();
         op(&parents)
@@ -246,7 +246,7 @@ pub fn assert_same_bits(op: impl Operation + Sync, sizes: &[usize]) {
     assert_same_bits_in(FloatDType::F32, op, sizes);
 }
 
-/// The same in `dtype`.
+/// Asserts the same in `dtype`.
 #[track_caller]
 pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: &[usize]) {
     let inputs = inputs(sizes);
@@ -262,7 +262,7 @@ pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: 
     }
 }
 
-/// All of the above for one operation at one set of small sizes.
+/// Asserts all of the above for one operation at one set of small sizes.
 #[track_caller]
 pub fn assert_sound(op: impl Operation + Sync, sizes: &[usize]) {
     assert_finite_differences(&op, sizes);
@@ -272,7 +272,7 @@ pub fn assert_sound(op: impl Operation + Sync, sizes: &[usize]) {
     assert_same_bits(&op, sizes);
 }
 
-/// A decoder of built-in layers.
+/// Creates a decoder of built-in layers.
 pub fn decoder(config: &ModelConfig, seed: u64, device: &Device) -> Decoder {
     Decoder::new(&Layers::default(), config, Key::new(seed), device).expect("built-in layers")
 }

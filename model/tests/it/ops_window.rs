@@ -1,4 +1,5 @@
-//! Attention in a sliding window, against the whole matrix of scores in which all else is hidden.
+//! Attention in a sliding window, compared with the whole matrix of scores in which everything else is
+//! hidden.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use kiln_model::ops::{causal_attention, causal_attention_reference};
@@ -6,7 +7,7 @@ use kiln_model::ops::{causal_attention, causal_attention_reference};
 use crate::ops_attention::{Sizes, in_window, operation, sizes};
 use crate::ops_support::*;
 
-/// Around what tiles consist of: rows of 48, columns of 192 that begin at multiples of 32.
+/// Windows around the sizes of tiles: rows of 48, columns of 192 that begin at multiples of 32.
 const WINDOWS: [usize; 16] = [1, 2, 3, 7, 31, 32, 33, 47, 48, 49, 63, 65, 191, 192, 193, 255];
 
 #[test]
@@ -27,7 +28,7 @@ fn attention_in_a_window_matches_reference() {
     }
 }
 
-/// Each row is its own value, whatever the scores: nothing else is in the window.
+/// Asserts that each row's result is its own value, regardless of the scores: nothing else is in the window.
 #[track_caller]
 fn assert_copies_values(op: impl Operation, shape: Sizes) {
     let [batch, seq, heads, kv_heads, dim] = shape;
@@ -56,7 +57,7 @@ fn attention_in_a_window_is_sound() {
     }
 }
 
-/// The last window that hides nothing is as long as the sequence.
+/// The shortest window that hides nothing is as long as the sequence.
 #[test]
 fn attention_in_a_window_for_all_has_the_bits_of_full_attention() {
     for shape @ [_, seq, ..] in [[1, 1, 1, 1, 2], [2, 129, 4, 1, 64], [1, 257, 3, 3, 10]] {
@@ -78,7 +79,7 @@ fn attention_in_a_window_has_the_same_bits_on_any_number_of_threads() {
     assert_same_bits(in_window(causal_attention, shape, Some(70)), &sizes(shape));
 }
 
-/// Rows that have left the window count for nothing, however large they are.
+/// Rows that have left the window have no effect, however large they are.
 #[test]
 fn what_a_window_has_left_behind_does_not_count() {
     let (seq, first, window) = (300, 200, 40);

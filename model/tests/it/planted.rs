@@ -1,6 +1,6 @@
 //! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line,
 //! or by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
-//! driver, which puts the bugs into them: `benches/fakecuda/execute.sh planted`.
+//! driver, which puts the bugs into them: `benches/standins/execute.sh planted`.
 
 use std::env;
 use std::process::{Command, Output};
@@ -12,14 +12,14 @@ use crate::cube_attention::executed::check_attention;
 use crate::ops_residual::{sizes_of_two_layers, two_layers, two_layers_reference};
 use crate::ops_support::{assert_close, inputs, is_executed, run, run_tracked, with_exact_bounds};
 
-/// Fails where kernels are not executed.
+/// Fails unless kernels are executed.
 fn executed() {
-    assert!(is_executed(), "kernels are not executed: benches/fakecuda/execute.sh runs this");
+    assert!(is_executed(), "kernels are not executed: benches/standins/execute.sh runs this");
     with_exact_bounds();
 }
 
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention() {
     executed();
     check_attention([1, 130, 2, 1, 64], DType::BF16);
@@ -27,20 +27,20 @@ fn attention() {
 
 /// The kernels that an A100 gets, without instructions for warpgroups.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_on_sm_80() {
     attention();
 }
 
 /// The kernels without tensor cores.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn attention_in_f32() {
     executed();
     check_attention([1, 130, 2, 1, 64], DType::F32);
 }
 
-/// An operation in f32, forward and backward, against its reference.
+/// Compares an operation in f32 with its reference, forward and backward.
 fn check(
     name: &str,
     op: impl Fn(&[Tensor<1>]) -> Tensor<1>,
@@ -59,9 +59,9 @@ fn check(
     }
 }
 
-/// Rows for two cubes of two warps, whose bytes are those of whole allocations.
+/// Rows for two cubes of two warps, whose bytes fill whole allocations.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn norm() {
     type Norm = fn(Tensor<3>, Tensor<1>, f64) -> Tensor<3>;
     let shape = [1, 18, 256];
@@ -71,9 +71,10 @@ fn norm() {
     check("norm", op(ops::rms_norm), op(ops::rms_norm_reference), &[18 * 256, 256]);
 }
 
-/// The norm of a stream that a layer has been added to, and its gradient, which adds that of the stream.
+/// The norm of a stream to which a layer has been added, and its gradient, which includes the gradient of the
+/// stream.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn residual() {
     let shape = [18, 256];
     let op = |t: &[Tensor<1>]| two_layers(t, shape);
@@ -81,22 +82,22 @@ fn residual() {
     check("residual", op, reference, &sizes_of_two_layers(shape));
 }
 
-/// More than whole cubes have units for.
+/// More elements than whole cubes have units for.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn swiglu() {
     let op = |t: &[Tensor<1>]| ops::swiglu(t[0].clone(), t[1].clone());
     let reference = |t: &[Tensor<1>]| ops::swiglu_reference(t[0].clone(), t[1].clone());
     check("swiglu", op, reference, &[4224, 4224]);
 }
 
-/// A bug: an edit of a line of a kernel, a test that launches the kernel, and what has to be told.
+/// A bug: an edit of a line of a kernel, a test that launches the kernel, and the expected report.
 struct Bug {
     name: &'static str,
     test: &'static str,
-    /// The beginning of the kernel's name.
+    /// Prefix of the kernel's name.
     kernel: &'static str,
-    /// Which of the lines that have the text: see `Plant` in `benches/ptx/src/plant.rs`.
+    /// Which of the lines that have the text: see `Plant` in `benches/standins/ptx/src/plant.rs`.
     which: &'static str,
     find: &'static str,
     put: &'static str,
@@ -104,7 +105,7 @@ struct Bug {
 }
 
 enum Told {
-    /// A check of the interpreter, by the start of its message; it names the kernel and the line.
+    /// A check of the interpreter, by the start of its message, which names the kernel and the line.
     Fault(&'static str),
     /// The comparison of a result with the reference, by its name.
     Result(&'static str),
@@ -367,7 +368,7 @@ const BUGS: &[Bug] = &[
     },
 ];
 
-/// Runs a test of this module in a process of its own, with a bug.
+/// Runs a test of this module in a separate process, with a bug.
 fn run_with(bug: Option<&Bug>, test: &str) -> Output {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["--exact", &format!("planted::{test}"), "--ignored", "--nocapture"]);
@@ -380,7 +381,7 @@ fn run_with(bug: Option<&Bug>, test: &str) -> Output {
     command.output().expect("this program starts")
 }
 
-/// Why `bug` counts as not found.
+/// Returns why `bug` counts as not found, if it was not.
 fn missed(bug: &Bug) -> Option<String> {
     let Output { status, stderr, .. } = run_with(Some(bug), bug.test);
     let said = String::from_utf8_lossy(&stderr);
@@ -400,7 +401,7 @@ fn missed(bug: &Bug) -> Option<String> {
 }
 
 #[test]
-#[ignore = "benches/fakecuda/execute.sh planted"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh planted"]
 fn every_planted_bug_is_found() {
     for test in ["attention", "attention_on_sm_80", "attention_in_f32", "norm", "residual", "swiglu"] {
         let Output { status, stderr, .. } = run_with(None, test);

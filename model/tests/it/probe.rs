@@ -1,4 +1,4 @@
-//! Probes: what a pass shows, in which order, and that nothing changes where somebody looks.
+//! Probes: the tensors that a pass shows and their order, and that probing changes no result.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use crate::decoder::tiny;
 /// The values of the loss and of a gradient, with all bits.
 type Bits = (Vec<u32>, Vec<u32>);
 
-/// A step of a small decoder with dropout, which `probe` looks at.
+/// Runs a step of a small decoder with dropout, observed by `probe`.
 fn step(probe: Option<Probe>) -> Bits {
     let device = Device::flex().autodiff();
     let model = crate::ops_support::decoder(&tiny(true), 3, &device);

@@ -137,6 +137,13 @@ pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferErr
     Ok(())
 }
 
+/// Adds `source` to `target` (f32); both have the same length.
+pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferError> {
+    let (handle, len) = (device_of(source)?.handle().clone(), target.len());
+    // SAFETY: both have `len` elements, those of `source` of its dtype.
+    unsafe { accumulate(handle, source.dtype(), target, 0..len, false) }
+}
+
 /// `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
     let mut buffer = Buffer::empty_on(client, dtype, len);

@@ -40,6 +40,15 @@ pub(crate) fn into_f32(source: Buffer) -> Result<Buffer, BufferError> {
     Ok(target)
 }
 
+/// Adds the elements of `source` (f32 or bf16) to those of `target` (f32); both are as long and in the same memory.
+pub(crate) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferError> {
+    match source.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => cube::add(target, source),
+        _ => host::add(target, source),
+    }
+}
+
 /// Sets elements `ranges` of `buffer` (f32) to zero.
 pub(crate) fn clear(
     buffer: &mut Buffer,

@@ -1,13 +1,12 @@
-//! How often values lie where, counted in buckets that are the same for all values, so that counts of shards can
-//! be added.
+//! Histograms whose buckets are the same for all values, so that the counts of shards can be added.
 
 use rayon::prelude::*;
 
-/// Values that one task counts at a time. Fixed, so that sums have the same bits at any number of threads.
+/// Number of values that one task counts. Fixed, so that sums have the same bits for any number of threads.
 const TASK: usize = 1 << 18;
 
-/// Bits of an f32 below those that a bucket is known by: its exponent and two bits of its mantissa, which make four
-/// buckets for each power of two.
+/// Number of low bits of an f32 that do not affect its bucket. A bucket is determined by the exponent and two
+/// bits of the mantissa, which gives four buckets per power of two.
 const DROPPED: u32 = 21;
 
 /// The bits of 2^-40, where buckets begin on both sides of 0.
@@ -16,21 +15,22 @@ const FIRST: u32 = (127 - 40) << 2;
 /// Buckets on each side of 0, up to 2^24.
 const SIDE: usize = 64 << 2;
 
-/// All buckets: negative values, those around 0, positive values.
+/// Number of all buckets: negative values, values around 0, positive values.
 const BUCKETS: usize = 2 * SIDE + 1;
 
-/// How often values lie where. Values that are not finite are left out.
+/// A histogram of values. Values that are not finite are ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueHistogram {
-    /// The lowest value; infinite if there is none.
+    /// The lowest value; infinite if there are no values.
     pub min: f64,
-    /// The highest value; minus infinity if there is none.
+    /// The highest value; minus infinity if there are no values.
     pub max: f64,
     /// The sum of all values.
     pub sum: f64,
-    /// The sum of their squares.
+    /// The sum of the squares of all values.
     pub sum_squares: f64,
-    /// Values in each bucket, which begins where the one before it ends. [`ValueHistogram::limits`] has the ends.
+    /// Number of values in each bucket. A bucket begins where the previous one ends; see
+    /// [`ValueHistogram::limits`].
     pub counts: Vec<f64>,
 }
 
@@ -47,7 +47,8 @@ impl Default for ValueHistogram {
 }
 
 impl ValueHistogram {
-    /// The upper limit of each bucket, ascending. The outermost buckets have all that lies beyond as well.
+    /// Returns the upper limit of each bucket, in ascending order. The outermost buckets also contain all
+    /// values beyond them.
     pub fn limits() -> Vec<f64> {
         let limit = |at: usize| f64::from(f32::from_bits((FIRST + at as u32) << DROPPED));
         let negative = (0..SIDE).rev().map(|at| -limit(at));
@@ -55,7 +56,7 @@ impl ValueHistogram {
         negative.chain(positive).chain([f64::MAX]).collect()
     }
 
-    /// Counts `values`, each multiplied with `factor`.
+    /// Counts `values`, each multiplied by `factor`.
     pub(crate) fn of(values: &[f32], factor: f32) -> Self {
         let parts: Vec<_> = values.par_chunks(TASK).map(|values| Self::of_part(values, factor)).collect();
         let mut all = ValueHistogram::default();
@@ -75,7 +76,7 @@ impl ValueHistogram {
         part
     }
 
-    /// Adds what `other` has counted.
+    /// Adds the counts of `other`.
     pub(crate) fn add(&mut self, other: &ValueHistogram) {
         (self.min, self.max) = (self.min.min(other.min), self.max.max(other.max));
         self.sum += other.sum;
@@ -84,7 +85,7 @@ impl ValueHistogram {
     }
 }
 
-/// The bucket of a finite value.
+/// Returns the bucket of a finite value.
 fn bucket(value: f32) -> usize {
     let magnitude = value.abs().to_bits() >> DROPPED;
     match magnitude.checked_sub(FIRST) {

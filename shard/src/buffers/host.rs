@@ -96,6 +96,16 @@ pub(super) fn cast_to_f32(source: &Buffer, target: &mut Buffer) -> Result<(), Bu
     Ok(())
 }
 
+/// Adds `source` (f32 or bf16) to `target` (f32); both have the same length.
+pub(super) fn add(target: &mut Buffer, source: &Buffer) -> Result<(), BufferError> {
+    let target = target.as_mut_slice::<f32>()?;
+    match source.dtype() {
+        DType::BF16 => change(source.as_slice()?, target, |sum, x: &bf16| *sum += x.to_f32()),
+        _ => change(source.as_slice()?, target, |sum, x: &f32| *sum += x),
+    }
+    Ok(())
+}
+
 /// A copy of `buffer` (f32).
 pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     let source = buffer.as_slice::<f32>()?;

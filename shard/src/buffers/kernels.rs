@@ -1,6 +1,7 @@
 //! CubeCL kernels on flat buffers: filling, casting, accumulating.
 //!
-//! One unit handles one element, or one vector of them. No kernel adds with atomics: the same values give the same bits.
+//! One unit processes one element, or one vector of elements. No kernel adds with atomics, so the same values
+//! give the same bits.
 
 use cubecl::prelude::*;
 
@@ -13,7 +14,7 @@ pub(super) fn fill<F: Float>(to: &mut [F], start: u32, end: u32, value: f32) {
     }
 }
 
-/// Writes `from` in the type of `to`; both are as long.
+/// Converts `from` to the type of `to`, which has the same length.
 #[cube(launch_unchecked)]
 pub(super) fn convert<A: Float, B: Float, N: Size>(from: &[Vector<A, N>], to: &mut [Vector<B, N>]) {
     if ABSOLUTE_POS < to.len() {
@@ -21,7 +22,7 @@ pub(super) fn convert<A: Float, B: Float, N: Size>(from: &[Vector<A, N>], to: &m
     }
 }
 
-/// Adds the `len` vectors of `from` to those of `to` from `start` on, or replaces these.
+/// Adds the `len` vectors of `from` to the vectors of `to` from `start` on, or replaces them.
 #[cube(launch_unchecked)]
 pub(super) fn accumulate<F: Float, N: Size>(
     from: &[Vector<F, N>],

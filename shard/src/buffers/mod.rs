@@ -25,7 +25,7 @@ mod weights;
 
 pub use difference::{FurthestElements, TensorDifference};
 pub(crate) use elements::{
-    cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
+    add, cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
 };
 pub use histogram::ValueHistogram;
 pub use pending::PendingValues;

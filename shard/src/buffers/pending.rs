@@ -5,8 +5,8 @@ use kiln_collectives::BufferError;
 #[cfg(feature = "cube")]
 use super::readback::Readback;
 
-/// Values of a tensor that were asked for. On a GPU the copy is queued behind what the GPU had been given by
-/// then, and nothing has waited for it yet.
+/// Requested values of a tensor. On a GPU the copy is queued behind the GPU's earlier work, and nothing has
+/// waited for it yet.
 pub struct PendingValues(State);
 
 enum State {
@@ -25,7 +25,7 @@ impl PendingValues {
         PendingValues(State::OnDevice(readback))
     }
 
-    /// The values; waits until they are here.
+    /// Waits for the values and returns them.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The memory that the flat buffers of a rank are in.
+//! The memory that contains the flat buffers of a rank.
 
 use std::borrow::Cow;
 
@@ -11,15 +11,15 @@ use {burn::backend::DispatchDevice, cubecl::MemoryScope, cubecl::prelude::Client
 /// The memory that a rank computes with.
 #[derive(Clone)]
 pub(crate) enum Placement {
-    /// Of the host.
+    /// The host's memory.
     Host,
-    /// Of the GPU behind this queue.
+    /// The memory of the GPU behind this queue.
     #[cfg(feature = "cube")]
     Device(Client),
 }
 
 impl Placement {
-    /// Where tensors of `device` are.
+    /// Returns the memory of the tensors of `device`.
     pub(crate) fn of_device(device: &Device) -> Self {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "cube")]
@@ -28,12 +28,12 @@ impl Placement {
         }
     }
 
-    /// Whether it is the host's.
+    /// Returns whether it is the host's memory.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self, Placement::Host)
     }
 
-    /// Where `buffer` is.
+    /// Returns the memory that contains `buffer`.
     pub(crate) fn of_buffer(buffer: &Buffer) -> Self {
         #[cfg(feature = "cube")]
         if let Some(memory) = buffer.device() {
@@ -43,7 +43,7 @@ impl Placement {
         Placement::Host
     }
 
-    /// Room for `len` elements, with arbitrary contents.
+    /// Allocates `len` elements with arbitrary contents.
     pub(crate) fn empty(&self, dtype: DType, len: usize) -> Buffer {
         match self {
             // Zeros from the system cost nothing until they are written.
@@ -53,7 +53,7 @@ impl Placement {
         }
     }
 
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     pub(crate) fn zeros(&self, dtype: DType, len: usize) -> Buffer {
         match self {
             Placement::Host => Buffer::zeros(dtype, len),
@@ -62,7 +62,7 @@ impl Placement {
         }
     }
 
-    /// `buffer`, which is on the host, here.
+    /// Copies `buffer`, which is on the host, to this memory.
     pub(crate) fn place(&self, buffer: Cow<'_, Buffer>) -> Buffer {
         match self {
             Placement::Host => buffer.into_owned(),
@@ -71,11 +71,11 @@ impl Placement {
         }
     }
 
-    /// Bytes that the device holds for the calling thread; `None` on the host.
+    /// Returns the bytes that the device has reserved for the calling thread; `None` on the host.
     pub(crate) fn device_bytes(&self) -> Option<u64> {
         match self {
             Placement::Host => None,
-            // Every thread has a stream of its own there, and every stream pools of memory.
+            // Every thread has its own stream there, and every stream its own memory pools.
             #[cfg(feature = "cube")]
             Placement::Device(client) => {
                 Some(client.memory_report(MemoryScope::CurrentStream).usage().bytes_reserved)
@@ -84,14 +84,14 @@ impl Placement {
     }
 }
 
-/// `len` zeros where tensors of `device` are, for measurements of collectives.
+/// Allocates `len` zeros in the memory of the tensors of `device`, for measurements of collectives.
 pub fn zeros_on(device: &Device, dtype: DType, len: usize) -> Buffer {
     Placement::of_device(device).zeros(dtype, len)
 }
 
-/// Lets the memory of `device` that this thread's tensors will share be laid out in pages for buffers of up to
-/// `bytes`. Call it before anything is there. CubeCL's pages have the size of the largest buffer so far: after a
-/// larger one, pages of the old size are left with holes that only small buffers fit into. Without effect on the
+/// Makes CubeCL lay out the memory of `device` for this thread in pages for buffers of up to `bytes`. Call it
+/// before anything is allocated. CubeCL's pages have the size of the largest buffer so far: after a larger
+/// one, pages of the old size are left with holes into which only small buffers fit. Does nothing on the
 /// host.
 pub fn lay_out_pages(device: &Device, bytes: u64) {
     let placement = Placement::of_device(device);
@@ -100,8 +100,7 @@ pub fn lay_out_pages(device: &Device, bytes: u64) {
     }
 }
 
-/// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
-/// host.
+/// Returns unused memory of `device` to it, which CubeCL would otherwise keep. Does nothing on the host.
 pub fn release_unused(device: &Device) {
     match Placement::of_device(device) {
         Placement::Host => {}

@@ -11,8 +11,7 @@ use kiln_collectives::{Buffer, BufferError, DType};
 
 use crate::sync::lock;
 
-/// A copy to the host that has been queued: behind what the GPU had been given by then, and before what
-/// it was given later.
+/// A queued copy to the host: behind the GPU's earlier work, and before its later work.
 pub(crate) struct Readback {
     dtype: DType,
     len: usize,
@@ -34,7 +33,7 @@ impl Readback {
         Ok(Readback::start(memory.client(), memory.handle().clone(), dtype, len))
     }
 
-    /// Waits until it is here.
+    /// Waits for the copy.
     pub(crate) fn wait(self) -> Result<Buffer, BufferError> {
         let Readback { dtype, len, bytes } = self;
         let failed = |reason: String| BufferError::Device { dtype, len, reason };
@@ -48,8 +47,8 @@ impl Readback {
     }
 }
 
-/// The queue of a device for as long as the process lives, which futures of reads borrow. There is one
-/// per device, and devices live as long.
+/// Returns the queue of a device with the lifetime of the process, because futures of reads borrow it. There
+/// is one per device, and devices live as long.
 fn lasting(client: &Client) -> &'static Client {
     static CLIENTS: Mutex<Vec<&'static Client>> = Mutex::new(Vec::new());
     let mut clients = lock(&CLIENTS);

@@ -1,26 +1,26 @@
-//! What the values of a tensor are like, for people who look into a run.
+//! Statistics of the values of a tensor, for debugging a run.
 
-/// What the values of a tensor are like.
+/// Statistics of the values of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorStatistics {
-    /// Values that are NaN.
+    /// Number of values that are NaN.
     pub nan: usize,
-    /// Values that are infinite.
+    /// Number of values that are infinite.
     pub infinite: usize,
-    /// The least of the finite values; 0 if there are none.
+    /// The smallest finite value; 0 if there is none.
     pub min: f32,
-    /// The largest of the finite values; 0 if there are none.
+    /// The largest finite value; 0 if there is none.
     pub max: f32,
     /// The mean of the finite values.
     pub mean: f64,
-    /// The root of the mean of their squares.
+    /// The root mean square of the finite values.
     pub rms: f64,
-    /// Their 2-norm.
+    /// The 2-norm of the finite values.
     pub norm: f64,
 }
 
 impl TensorStatistics {
-    /// The statistics of `values`.
+    /// Computes the statistics of `values`.
     pub fn of(values: &[f32]) -> Self {
         let nan = values.iter().filter(|value| value.is_nan()).count();
         let infinite = values.iter().filter(|value| value.is_infinite()).count();

@@ -1,12 +1,13 @@
-//! Sums over the elements of a tensor, by which two runs are compared without either's tensors.
+//! Sums over the elements of a tensor, with which two runs are compared without keeping the tensors of
+//! either.
 //!
-//! Each element knows its place: which sample of the run, or which parameter, and its number in there. So ranks and
-//! micro-batches add up, whatever part of the tensor each of them has.
+//! Each element has a place: its sample or parameter, and its index there. So the sums of ranks and
+//! micro-batches add up, no matter which part of the tensor each of them has.
 //!
-//! The hash is a sum of integers: two tensors have the same if they have the same bits, and almost never
-//! otherwise. Where it differs, the sketch tells by how much: it has sums of the values with pseudo-random
-//! signs, and the difference of two such sums is, on average over the signs, as large as the norm of the
-//! difference of the two tensors (Alon, Matias and Szegedy, 1996). Nobody needs both tensors for that.
+//! The hash is a sum of integers: two tensors have the same hash if they have the same bits, and almost never
+//! otherwise. If the hashes differ, the sketch estimates by how much: it contains sums of the values with
+//! pseudo-random signs, and the difference of two such sums is, on average over the signs, as large as the
+//! norm of the difference of the two tensors (Alon, Matias and Szegedy, 1996). That never needs both tensors.
 
 use std::ops::Range;
 
@@ -15,45 +16,47 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// Elements that one task sums. Fixed, so that sums of floats have the same bits at any number of threads.
+/// Number of elements that one task sums. Fixed, so that sums of floats have the same bits for any number of
+/// threads.
 const TASK: usize = 1 << 15;
 
-/// Sums over the elements of a tensor, or of a part of it: what `--hash` keeps of it, and `kiln diff` compares.
+/// Sums over the elements of a tensor, or of a part of it: written by `--hash`, and compared by `kiln diff`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TensorSums {
-    /// Of the bits of every element, mixed with its place.
+    /// Sum of the bits of every element, mixed with its place.
     pub hash: u64,
     /// Number of elements.
     pub count: u64,
-    /// Number of those that are no finite numbers, which the sums below leave out.
+    /// Number of elements that are not finite, which the sums below ignore.
     pub non_finite: u64,
-    /// Of the squares.
+    /// Sum of squares.
     pub squares: f64,
-    /// Of the values with signs.
+    /// Sums of the values with pseudo-random signs.
     pub sketch: [f64; TensorSums::SKETCHES],
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that changes every bit by every bit.
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every bit affects every
+/// bit.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
 
-/// Distance of neighbours before they are mixed.
+/// Distance of adjacent counters before they are mixed.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl TensorSums {
     /// Number of sums in [`TensorSums::sketch`].
     pub const SKETCHES: usize = 4;
 
-    /// A number for a text, such as the name of a parameter, that stands for the text in sums.
+    /// Returns a number that represents a text, such as the name of a parameter, in sums.
     pub fn block_of(name: &str) -> u64 {
         name.bytes().fold(0, |block, byte| mix(block.wrapping_add(GOLDEN) ^ u64::from(byte)))
     }
 
-    /// The sums over `values`, which are the elements from `first` on of `block`: a sample of the run, or a
-    /// parameter.
+    /// Returns the sums over `values`, which are the elements from `first` on of `block`: a sample of the
+    /// run, or a parameter.
     pub fn of(block: u64, first: usize, values: &[f32]) -> Self {
         let of_task = |(task, values): (usize, &[f32])| {
             let mut sums = TensorSums::default();
@@ -67,7 +70,7 @@ impl TensorSums {
         tasks.into_iter().fold(TensorSums::default(), TensorSums::plus)
     }
 
-    /// The sums over one sample of a batch, whose elements are `range` of `data`.
+    /// Returns the sums over one sample of a batch, whose elements are `range` of `data`.
     ///
     /// # Errors
     ///
@@ -92,12 +95,12 @@ impl TensorSums {
         })
     }
 
-    /// The sums over the tokens of one sample.
+    /// Returns the sums over the tokens of one sample.
     pub fn of_ids(sample: u64, ids: &[i32]) -> Self {
         Self::of_bits(sample, ids, |id| (u64::from(id.cast_unsigned()), f64::from(id)))
     }
 
-    /// As [`TensorSums::of`], of values with other bits than those of f32.
+    /// Like [`TensorSums::of`], for values whose bits are not those of f32.
     fn of_bits<T: Copy>(block: u64, values: &[T], bits: impl Fn(T) -> (u64, f64)) -> Self {
         let (mut sums, key) = (TensorSums::default(), mix(block));
         for (place, &value) in (0..).zip(values) {
@@ -107,7 +110,7 @@ impl TensorSums {
         sums
     }
 
-    /// The sums of one number.
+    /// Returns the sums of one number.
     pub fn of_number(value: f64) -> Self {
         let mut sums = TensorSums::default();
         let is_finite = value.is_finite();
@@ -134,7 +137,7 @@ impl TensorSums {
         }
     }
 
-    /// The sums over the elements of both.
+    /// Returns the sums over the elements of both.
     pub fn plus(mut self, other: TensorSums) -> TensorSums {
         self.hash = self.hash.wrapping_add(other.hash);
         self.count += other.count;

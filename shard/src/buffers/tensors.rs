@@ -1,4 +1,4 @@
-//! What a burn backend must do for its tensors to be views of flat buffers.
+//! The operations that a burn backend needs so that its tensors can be views of flat buffers.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use super::weights::FlatWeights;
 /// One f32 value in the memory of a GPU.
 #[cfg(feature = "cube")]
 pub(crate) type DeviceScalar = cubecl::server::Handle;
-/// There is no GPU in this build.
+/// A build without GPU support has no such value.
 #[cfg(not(feature = "cube"))]
 pub(crate) type DeviceScalar = std::convert::Infallible;
 
 /// A backend whose tensors can be views of flat buffers.
 pub(crate) trait FlatTensors: Backend {
-    /// A parameter: `shape` at element `offset` of `weights`, without a copy, on the device of `like`.
+    /// Returns a parameter: a view of `shape` at element `offset` of `weights`, on the device of `like`.
     fn view(
         weights: &FlatWeights,
         like: &FloatTensor<Self>,
@@ -28,11 +28,11 @@ pub(crate) trait FlatTensors: Backend {
         dtype: DType,
     ) -> FloatTensor<Self>;
 
-    /// One element on the device of `like`; its value is never read.
+    /// Returns one element on the device of `like`, whose value is never read.
     fn token(like: &FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Adds a gradient to elements `range` of `target` (f32), or replaces them. The error says what is
-    /// wrong with the gradient.
+    /// Adds a gradient to elements `range` of `target` (f32), or replaces them. The error describes the fault
+    /// in the gradient.
     fn add_gradient(
         target: &mut Buffer,
         range: Range<usize>,
@@ -43,14 +43,14 @@ pub(crate) trait FlatTensors: Backend {
     /// Adds `loss` `[1]` to `sum`.
     fn add_loss(loss: &FloatTensor<Self>, sum: &mut LossSum) -> Result<(), String>;
 
-    /// Starts to read `values` (f32). The error says what is wrong with them.
+    /// Starts to read `values` (f32). The error describes the fault in them.
     fn start_reading(values: &FloatTensor<Self>) -> Result<PendingValues, String>;
 
-    /// `gradient` `[1]` times `scale`.
+    /// Multiplies `gradient` `[1]` by `scale`.
     fn scaled(gradient: FloatTensor<Self>, scale: &DeviceScalar) -> FloatTensor<Self>;
 }
 
-/// The losses of a step added up: on the host in f64, on a GPU in f32 in its own memory.
+/// The sum of the losses of a step: on the host in f64, on a GPU in f32 in its memory.
 #[derive(Default)]
 pub(crate) struct LossSum {
     pub(crate) host: f64,
@@ -59,7 +59,7 @@ pub(crate) struct LossSum {
 }
 
 impl LossSum {
-    /// The sum. Waits for the GPU if it is there.
+    /// Returns the sum. Waits for the GPU if the sum is there.
     pub(crate) fn read(&self) -> Result<f64, BufferError> {
         #[cfg(feature = "cube")]
         if let Some(sum) = &self.device {
@@ -69,7 +69,7 @@ impl LossSum {
     }
 }
 
-/// The dtype's name in burn.
+/// Returns burn's name of the dtype.
 pub(super) fn burn_dtype(dtype: DType) -> BurnDType {
     match dtype {
         DType::F64 => BurnDType::F64,

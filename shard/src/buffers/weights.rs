@@ -1,4 +1,4 @@
-//! The whole weights of a parameter group, and who still reads them.
+//! The whole weights of a parameter group, and their readers.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,12 +21,12 @@ pub(crate) enum FlatWeights {
 }
 
 impl FlatWeights {
-    /// Weights that were gathered into a buffer of their own.
+    /// Wraps weights that were gathered into a separate buffer.
     pub(crate) fn gathered(gathered: Gathered) -> Self {
         Self::new(Owner::Gathered(gathered))
     }
 
-    /// A shard that is the whole parameter group, read in place: nothing is copied.
+    /// Wraps a shard that is the whole parameter group, without a copy.
     pub(crate) fn shared(shard: Arc<Buffer>) -> Self {
         Self::new(Owner::Shard(shard))
     }
@@ -40,7 +40,7 @@ impl FlatWeights {
         FlatWeights::Host(Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)))
     }
 
-    /// The bytes, if they are on the host.
+    /// Returns the bytes, if they are on the host.
     pub(super) fn host(&self) -> Option<&Arc<Bytes>> {
         match self {
             FlatWeights::Host(bytes) => Some(bytes),
@@ -49,7 +49,7 @@ impl FlatWeights {
         }
     }
 
-    /// The buffer, if it is on a GPU.
+    /// Returns the buffer, if it is on a GPU.
     #[cfg(feature = "cube")]
     pub(super) fn device(&self) -> Option<&Buffer> {
         match self {
@@ -58,7 +58,7 @@ impl FlatWeights {
         }
     }
 
-    /// Whether anything but this value reads the weights.
+    /// Returns whether anything other than this value reads the weights.
     pub(crate) fn has_views(&self) -> bool {
         match self {
             FlatWeights::Host(bytes) => Arc::strong_count(bytes) > 1,
@@ -96,16 +96,16 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// A gathered buffer, which goes back to its pool when the last view of it is gone.
+/// A gathered buffer, which returns to its pool when its last view is dropped.
 pub(crate) struct Gathered {
-    /// Taken in drop only.
+    /// `None` only during drop.
     buffer: Option<Buffer>,
     pool: Option<Arc<BufferPool>>,
     _counted: Counted,
 }
 
 impl Gathered {
-    /// `pool` is given if the weights are freed and gathered again within a pass.
+    /// Creates a gathered buffer. `pool` is set if the weights are freed and gathered again within a pass.
     pub(crate) fn new(buffer: Buffer, pool: Option<Arc<BufferPool>>, counted: Counted) -> Self {
         Gathered { buffer: Some(buffer), pool, _counted: counted }
     }
@@ -116,7 +116,7 @@ impl Drop for Gathered {
         let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
         #[cfg(feature = "cube")]
         if buffer.device().is_some_and(DeviceMemory::is_shared) {
-            // A view is left, and keeps the memory for itself.
+            // A view remains, and takes over the memory.
             return;
         }
         pool.put(buffer);
@@ -133,19 +133,20 @@ pub(crate) struct BufferPool {
 #[derive(Default)]
 struct PoolState {
     free: Option<Buffer>,
-    /// Whether the current pass will gather again.
+    /// True if the current pass will gather again.
     open: bool,
 }
 
 impl BufferPool {
-    /// The kept buffer, with arbitrary contents, if it has this dtype and length. A kept buffer of
-    /// another size is freed, so that it makes room for the one that the caller allocates instead.
+    /// Takes the kept buffer, with arbitrary contents, if it has this dtype and length. A kept buffer of
+    /// another size is freed, to make room for the buffer that the caller allocates instead.
     pub(crate) fn take(&self, dtype: DType, len: usize) -> Option<Buffer> {
         let free = lock(&self.state).free.take();
         free.filter(|buffer| buffer.dtype() == dtype && buffer.len() == len)
     }
 
-    /// Keeps `buffer` for the next gather of the pass, if there will be one and no other rank reads it.
+    /// Keeps `buffer` for the next gather of the pass, if there will be one and no other rank reads the
+    /// buffer.
     pub(crate) fn put(&self, buffer: Buffer) {
         if buffer.is_shared() {
             return;
@@ -161,26 +162,26 @@ impl BufferPool {
         lock(&self.state).open = true;
     }
 
-    /// Frees the kept buffer and keeps none from now on: the pass gathers nothing more.
+    /// Frees the kept buffer and stops keeping buffers: the pass gathers nothing more.
     pub(crate) fn close(&self) {
         *lock(&self.state) = PoolState::default();
     }
 }
 
-/// What is counted for as long as a gathered buffer lives.
+/// Counts that apply while a gathered buffer lives.
 #[derive(Default)]
 pub(crate) struct Counted {
-    /// The parameter group, among those that are unsharded.
+    /// The parameter group, counted as unsharded.
     pub(crate) _group: Option<UnshardedGroup>,
-    /// The bytes, where several ranks hold the buffer together.
+    /// The bytes, if several ranks share the buffer.
     pub(crate) _bytes: Option<Held>,
 }
 
-/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from forward
-/// to backward.
+/// Counts the parameter groups that are unsharded at the same time, without those that stay unsharded from
+/// forward to backward.
 pub(crate) type UnshardedCount = Counter;
 
-/// One of an [`UnshardedCount`].
+/// One unit of an [`UnshardedCount`].
 pub(crate) struct UnshardedGroup(Arc<UnshardedCount>);
 
 impl UnshardedGroup {

@@ -48,7 +48,7 @@ pub(crate) struct CommContext {
     pub(crate) pool: Arc<BufferPool>,
     spin_wait: SpinWait,
     pub(crate) unsharded: Arc<UnshardedCount>,
-    /// Whether the current backward is the last of its step: then gradients are reduced.
+    /// True during the backward of the last micro-batch of a step.
     last_micro_batch: AtomicBool,
     /// How far the current forward pass has come; a module that is used a second time lies behind.
     pub(crate) forward_position: AtomicUsize,
@@ -183,6 +183,12 @@ impl CommContext {
 
     pub(crate) fn is_last_micro_batch(&self) -> bool {
         self.last_micro_batch.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the current backward reduces gradients.
+    pub(crate) fn reduces(&self) -> bool {
+        let communicates = self.shard.is_some() || self.replicate.is_some();
+        self.policy.reduces(self.is_last_micro_batch(), communicates)
     }
 
     /// Notes that a view outlived the weights of `group`. Each group is logged once, by rank 0: the

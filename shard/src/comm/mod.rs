@@ -1,5 +1,5 @@
-//! Communication of one rank: what its parameter groups share, and gradients on their way over the
-//! ranks. Takes buffers and gives results back; knows no parameter group.
+//! Communication of one rank: the state that its parameter groups share, and the reduction of gradients over
+//! the ranks. It takes buffers and returns results, and does not depend on parameter groups.
 
 mod context;
 mod reduce;

@@ -3,6 +3,10 @@
 //! At most one reduce-scatter is under way: the next group's first gradient waits for it and takes
 //! over its buffer, so that backward holds one flat gradient besides the gradients of the group it
 //! computes. The wait spans the whole backward of a group, which is what hides the communication.
+//!
+//! If every micro-batch is reduced, its reduced gradient is added to the sum of the earlier micro-batches. The hybrid
+//! strategies reduce each micro-batch over the shard group, and the last sum over the replicas. `NO_SHARD` reduces each
+//! micro-batch over the replicas, so that it adds in the same order as `FULL_SHARD`.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +15,7 @@ use kiln_collectives::{Buffer, DType, Label, Work};
 use super::context::CommContext;
 #[cfg(feature = "cube")]
 use crate::buffers::Readback;
-use crate::buffers::{cast_to, into_f32};
+use crate::buffers::{add, cast_to, into_f32};
 use crate::error::ShardError;
 use crate::memory::{MemoryOwner, owned_by};
 use crate::sync::lock;
@@ -19,8 +23,8 @@ use crate::sync::lock;
 /// Reduces the gradients of one rank's parameter groups.
 pub(crate) struct Reducer {
     context: Arc<CommContext>,
-    /// The reduce-scatter under way.
-    scattering: Mutex<Option<Reduction>>,
+    /// The one reduction under way whose buffer the next gradient takes over.
+    under_way: Mutex<Option<Reduction>>,
     /// A flat f32 gradient that has been reduced, for the next group of the same size.
     spare: Mutex<Option<Buffer>>,
 }
@@ -31,8 +35,10 @@ pub(crate) struct Reduction(Arc<Mutex<Stage>>);
 
 /// How far a gradient has come.
 enum Stage {
-    /// Summed over the ranks that share one copy of the model.
-    Scattering { work: Work, input: Arc<Buffer>, label: Label },
+    /// Summed over the ranks that share one copy of the model, to be added to the sum of `earlier` micro-batches.
+    Scattering { work: Work, input: Arc<Buffer>, label: Label, earlier: Option<Buffer> },
+    /// Whole, summed over the replicas, to be added to the sum of `earlier` micro-batches.
+    Adding { work: Work, earlier: Buffer },
     /// This rank's shard, summed over the replicas.
     Replicating(Work),
     /// This rank's shard, on its way to the host.
@@ -60,10 +66,10 @@ impl Reduction {
 
 impl Reducer {
     pub(crate) fn new(context: Arc<CommContext>) -> Self {
-        Reducer { context, scattering: Mutex::default(), spare: Mutex::default() }
+        Reducer { context, under_way: Mutex::default(), spare: Mutex::default() }
     }
 
-    /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduce-scatter under way.
+    /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduction under way.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
         // One of another size makes room first.
@@ -72,8 +78,14 @@ impl Reducer {
         spare.unwrap_or_else(|| owned_by(MemoryOwner::Gradients, new))
     }
 
-    /// Starts reducing the flat gradient of a parameter group.
-    pub(crate) fn launch(&self, label: Label, gradient: Buffer) -> Result<Reduction, ShardError> {
+    /// Starts reducing the flat gradient of a parameter group in one micro-batch. `earlier` is the reduced sum of
+    /// those before it, if there is one.
+    pub(crate) fn launch(
+        &self,
+        label: Label,
+        gradient: Buffer,
+        earlier: Option<Buffer>,
+    ) -> Result<Reduction, ShardError> {
         let context = &self.context;
         let wire = context.policy.reduce_dtype;
         let stays = context.shard.is_none() && context.replicate.is_none();
@@ -82,52 +94,84 @@ impl Reducer {
         } else {
             (cast_to(&gradient, wire)?, Some(gradient))
         };
-        let Some(group) = &context.shard else {
-            return Ok(Reduction::new(self.replicate(label, gradient)?));
+        let stage = match (&context.shard, &context.replicate, earlier) {
+            (Some(group), _, earlier) => {
+                self.settle();
+                let input = Arc::new(gradient);
+                let len = input.len() / group.world_size();
+                let new = || context.placement().empty(input.dtype(), len);
+                let output = owned_by(MemoryOwner::Gradients, new);
+                let work = group.reduce_scatter(label.clone(), input.clone(), output);
+                Stage::Scattering { work, input, label, earlier }
+            }
+            (None, Some(group), Some(earlier)) => {
+                self.settle();
+                Stage::Adding { work: group.all_reduce(label, gradient), earlier }
+            }
+            // It becomes the sum itself, so no buffer of it is left for the next gradient.
+            (None, Some(group), None) => {
+                return Ok(Reduction::new(Stage::Replicating(group.all_reduce(label, gradient))));
+            }
+            (None, None, earlier) => return Ok(Reduction::new(self.arrive(added(earlier, gradient)?)?)),
         };
-        self.settle();
-        let input = Arc::new(gradient);
-        let len = input.len() / group.world_size();
-        let new = || context.placement().empty(input.dtype(), len);
-        let output = owned_by(MemoryOwner::Gradients, new);
-        let work = group.reduce_scatter(label.clone(), input.clone(), output);
-        let reduction = Reduction::new(Stage::Scattering { work, input, label });
-        *lock(&self.scattering) = Some(reduction.clone());
+        let reduction = Reduction::new(stage);
+        *lock(&self.under_way) = Some(reduction.clone());
         *lock(&self.spare) = spare;
         Ok(reduction)
     }
 
-    /// Sums a reduced shard over the replicas, if there are any.
+    /// Sums this rank's shard over the replicas, if there are any, once it is that of the whole step.
     fn replicate(&self, label: Label, shard: Buffer) -> Result<Stage, ShardError> {
         match &self.context.replicate {
-            Some(group) => Ok(Stage::Replicating(group.all_reduce(label, shard))),
-            None => self.arrive(shard),
+            Some(group) if self.context.is_last_micro_batch() => {
+                let wire = self.context.policy.reduce_dtype;
+                // The sum of several micro-batches is in f32.
+                let shard = if shard.dtype() == wire { shard } else { cast_to(&shard, wire)? };
+                Ok(Stage::Replicating(group.all_reduce(label, shard)))
+            }
+            _ => self.arrive(shard),
         }
     }
 
-    /// Brings a reduced shard to where the optimizer needs it.
+    /// Brings a reduced shard to where the optimizer needs it, once it is that of the whole step.
     fn arrive(&self, shard: Buffer) -> Result<Stage, ShardError> {
         let shard = into_f32(shard)?;
         #[cfg(feature = "cube")]
-        if self.context.offloads() {
+        if self.context.offloads() && self.context.is_last_micro_batch() {
             return Ok(Stage::Arriving(Readback::of(&shard)?));
         }
         Ok(Stage::Reduced(shard))
     }
 
-    /// Waits for the reduce-scatter under way, and starts what comes after it.
+    /// Waits for the reduction under way, and starts what comes after it.
     pub(crate) fn settle(&self) {
-        let Some(reduction) = lock(&self.scattering).take() else { return };
-        let Stage::Scattering { work, input, label } = reduction.take() else { return };
-        let Some(shard) = self.context.wait(work) else { return };
-        // The collective is over on all ranks, so this is the last reference.
-        if let Ok(input) = Arc::try_unwrap(input)
-            && input.dtype() == DType::F32
-        {
-            *lock(&self.spare) = Some(input);
-        }
-        if let Some(stage) = self.context.or_fail(self.replicate(label, shard)) {
+        let Some(reduction) = lock(&self.under_way).take() else { return };
+        let stage = match reduction.take() {
+            Stage::Scattering { work, input, label, earlier } => {
+                let Some(shard) = self.context.wait(work) else { return };
+                // The collective is over on all ranks, so this is the last reference.
+                if let Ok(input) = Arc::try_unwrap(input) {
+                    self.keep(input);
+                }
+                added(earlier, shard).and_then(|sum| self.replicate(label, sum))
+            }
+            Stage::Adding { work, mut earlier } => {
+                let Some(whole) = self.context.wait(work) else { return };
+                let added = add(&mut earlier, &whole).map_err(ShardError::from);
+                self.keep(whole);
+                added.and_then(|()| self.arrive(earlier))
+            }
+            _ => return,
+        };
+        if let Some(stage) = self.context.or_fail(stage) {
             reduction.set(stage);
+        }
+    }
+
+    /// Keeps a whole gradient that has been reduced for the next one, if it is f32.
+    fn keep(&self, gradient: Buffer) {
+        if gradient.dtype() == DType::F32 {
+            *lock(&self.spare) = Some(gradient);
         }
     }
 
@@ -151,12 +195,19 @@ impl Reducer {
             Stage::Reduced(shard) => Some(shard),
             #[cfg(feature = "cube")]
             Stage::Arriving(readback) => self.context.or_fail(readback.wait().map_err(ShardError::from)),
-            Stage::Scattering { .. } | Stage::Replicating(_) | Stage::Gone => None,
+            Stage::Scattering { .. } | Stage::Adding { .. } | Stage::Replicating(_) | Stage::Gone => None,
         }
     }
 
-    /// Frees the spare buffer: the step reduces nothing more.
+    /// Frees the spare buffer: this backward reduces nothing more.
     pub(crate) fn finish(&self) {
         *lock(&self.spare) = None;
     }
+}
+
+/// `gradient`, added to the f32 sum of `earlier` micro-batches if there is one.
+fn added(earlier: Option<Buffer>, gradient: Buffer) -> Result<Buffer, ShardError> {
+    let Some(mut sum) = earlier else { return Ok(gradient) };
+    add(&mut sum, &gradient)?;
+    Ok(sum)
 }

@@ -1,5 +1,5 @@
-//! Building an engine from modules. All ranks agree at the start: the same model, the same policy, the same
-//! first values.
+//! Builds an engine from modules. At the start, all ranks agree on the model, the policy and the initial
+//! values.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ pub struct EngineBuilder {
     reducer: Arc<Reducer>,
     groups: ParamGroups,
     optimizer: Optimizer,
-    /// Of each group.
+    /// The rule of each group.
     rules: Vec<GroupRule>,
     names: HashSet<String>,
     frozen: Box<dyn Fn(&str) -> bool>,
@@ -36,15 +36,15 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Starts an engine on the ranks of `world`, arranged for `policy.strategy`; hybrid strategies
-    /// need `shard_size`. Collective.
+    /// Starts an engine on the ranks of `world`, arranged for `policy.strategy`; hybrid strategies need
+    /// `shard_size`. Collective.
     pub fn new(
         world: Arc<dyn Communicator>,
         policy: Policy,
         shard_size: Option<usize>,
     ) -> Result<Self, ShardError> {
         let is_supported = |dtype| matches!(dtype, DType::F32 | DType::BF16);
-        // f16 is for GPUs that keep the state, which is known only when the first module comes.
+        // f16 is for GPUs that hold the state, which is known only when the first module is added.
         if !is_supported(policy.compute_dtype) && policy.compute_dtype != DType::F16 {
             return Err(ShardError::UnsupportedDType { what: "compute dtype", dtype: policy.compute_dtype });
         }
@@ -64,21 +64,21 @@ impl EngineBuilder {
         })
     }
 
-    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded
-    /// and gathered like others, but get no gradient, no reduction and no optimizer state. Those
-    /// that backward reads stay gathered from forward to backward, unless blocks are recomputed:
-    /// burn's tape cannot read a constant again.
+    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded and
+    /// gathered like others, but have no gradient, reduction or optimizer state. Frozen weights that backward
+    /// reads stay gathered from forward to backward, unless blocks are recomputed: burn's tape cannot read a
+    /// constant again.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
         self
     }
 
-    /// Lets [`Engine::update`] update the parameters of later modules by `optimizer`, instead of by AdamW
+    /// Makes [`Engine::update`] update the parameters of later modules with `optimizer`, instead of AdamW
     /// with its defaults.
     ///
     /// # Panics
     ///
-    /// When there is a module already: its parameters are grouped by the rules of the optimizer before.
+    /// If a module was added already: its parameters are grouped by the rules of the previous optimizer.
     pub fn optimizer(mut self, optimizer: impl Into<Optimizer>) -> Self {
         assert!(
             self.groups.is_empty(),
@@ -88,17 +88,18 @@ impl EngineBuilder {
         self
     }
 
-    /// Makes no initial values for the parameters of later modules whose full name `loaded` accepts: they
-    /// are zero until they are loaded ([`Engine::load_parameter`], [`Engine::fill_parameter`]). Without
-    /// it a model that is loaded would draw random weights only to replace them.
+    /// Skips the initialisation of the parameters of later modules whose full name `loaded` accepts: they are
+    /// zero until they are loaded ([`Engine::load_parameter`], [`Engine::fill_parameter`]). Otherwise,
+    /// loading a model would draw random weights only to replace them.
     pub fn load_later(mut self, loaded: impl Fn(&str) -> bool + 'static) -> Self {
         self.loaded = Box::new(loaded);
         self
     }
 
     /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before the next
-    /// one. `name` is the module's in logs; parameters are called `prefix` plus their path in the module, as
-    /// in `layers.3.` plus `attention.q_proj.weight`. Parameters of other kinds than float stay as they are.
+    /// one. `name` is the module's name in logs. The name of a parameter is `prefix` plus its path in the
+    /// module, as in `layers.3.` plus `attention.q_proj.weight`. Parameters that are not floats are left
+    /// unchanged.
     pub fn fully_shard<M: Module + Sync + 'static>(
         &mut self,
         name: &str,
@@ -167,8 +168,8 @@ impl EngineBuilder {
         values.error.map_or_else(|| Ok((template, masters.into_iter().map(place).collect())), Err)
     }
 
-    /// Completes the engine: checks that all ranks have built the same model under the same
-    /// policy, and copies the first replica's values to the others. Collective.
+    /// Completes the engine: checks that all ranks have built the same model with the same policy, and copies
+    /// the first replica's values to the others. Collective.
     pub fn finish(self) -> Result<Engine, ShardError> {
         let EngineBuilder { context, reducer, groups, optimizer, rules, .. } = self;
         connect(&groups);
@@ -185,13 +186,13 @@ impl EngineBuilder {
 }
 
 impl Engine {
-    /// Checks that all ranks have built the same model under the same policy. Collective.
+    /// Checks that all ranks have built the same model with the same policy. Collective.
     fn compare_plans(&self) -> Result<(), ShardError> {
         let context = &self.context;
         let mut hasher = DefaultHasher::new();
         format!("{:?} {:?} {:?} {:?}", context.policy, self.layout, self.optimizer, self.rules)
             .hash(&mut hasher);
-        // They decide about broadcasts.
+        // These flags determine the broadcasts.
         self.groups.iter().for_each(|group| group.options.is_initialised.hash(&mut hasher));
         let plan = Buffer::from_slice(&hasher.finish().to_le_bytes());
         let all = Buffer::zeros(DType::U8, plan.len() * context.world.world_size());
@@ -203,7 +204,7 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
     }
 
-    /// Fails if a rule is to work where it cannot.
+    /// Fails if a rule does not support the device of its parameters.
     fn check_rules(&self) -> Result<(), ShardError> {
         #[cfg(feature = "cube")]
         for (rule, group) in self.rules.iter().zip(&self.groups) {
@@ -234,7 +235,7 @@ impl Engine {
     }
 }
 
-/// Tells each group which groups passes need after it.
+/// Informs each group which groups passes need after it.
 fn connect(groups: &ParamGroups) {
     let weak = |position: usize| {
         let module = groups.get(position).map_or(0..0, |group| group.options.module.clone());

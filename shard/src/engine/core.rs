@@ -1,4 +1,4 @@
-//! The engine, what it is made of, and messages between its ranks.
+//! The engine, its parts, and messages between its ranks.
 
 use std::ops::Range;
 #[cfg(feature = "cube")]
@@ -26,24 +26,24 @@ pub struct Engine {
     pub(super) context: Arc<CommContext>,
     pub(super) reducer: Arc<Reducer>,
     pub(super) groups: ParamGroups,
-    /// Positions of the groups of the last module, which makes the loss.
+    /// Positions of the groups of the last module, which computes the loss.
     pub(super) last: Range<usize>,
     pub(super) layout: Layout,
     pub(super) optimizer: Optimizer,
-    /// How each group is updated.
+    /// The rule of each group.
     pub(super) rules: Vec<GroupRule>,
-    /// Who transforms which matrices.
+    /// The owner of each matrix, which transforms it.
     pub(super) owners: Owners,
     /// Loss of the step so far, on this rank.
     pub(super) loss: Arc<Mutex<LossSum>>,
-    /// Updates that have been made; on a GPU as of the start, it counts on by itself.
+    /// Number of updates made; on a GPU the number at the start, since the GPU counts further updates itself.
     pub(super) updates: AtomicU64,
-    /// Scale of the loss to start with.
+    /// Initial scale of the loss.
     pub(super) first_scale: Mutex<Option<LossScale>>,
-    /// Optimizer steps on a GPU; made by the first backward pass.
+    /// Optimizer steps on a GPU; created by the first backward pass.
     #[cfg(feature = "cube")]
     pub(super) device_step: OnceLock<DeviceStep>,
-    /// The most bytes of a GPU that this rank was seen to hold.
+    /// Maximum GPU memory in bytes that this rank was observed to hold.
     device_peak: AtomicU64,
 }
 
@@ -78,63 +78,63 @@ impl Engine {
         }
     }
 
-    /// Which parameter lies where.
+    /// Returns the layout of the parameters.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// What [`Engine::update`] updates by.
+    /// Returns the optimizer of [`Engine::update`].
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// How ranks are arranged.
+    /// Returns the arrangement of the ranks.
     pub fn mesh(&self) -> Mesh {
         self.context.mesh
     }
 
-    /// The policy this engine was built with.
+    /// Returns the policy this engine was built with.
     pub fn policy(&self) -> &Policy {
         &self.context.policy
     }
 
-    /// The communicator of all ranks.
+    /// Returns the communicator of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.context.world
     }
 
-    /// Says what this rank does from now on besides communicating, such as `"data loading"`. When
-    /// other ranks wait for it, they say so.
+    /// Sets this rank's current activity other than communication, such as `"data loading"`. Messages of
+    /// ranks that wait for this one name it.
     pub fn set_activity(&self, name: &'static str) {
         self.context.world.recorder().set_activity(name);
     }
 
-    /// The first failure, if any. Operations on the tape cannot return errors; call this after a
+    /// Returns the first failure, if any. Operations on the tape cannot return errors; call this after a
     /// forward pass.
     pub fn check(&self) -> Result<(), ShardError> {
         self.context.check()
     }
 
-    /// The elements of `group`'s flat buffer that this rank holds.
+    /// Returns the elements of `group`'s flat buffer that this rank holds.
     pub(super) fn shard_of(&self, group: &ParamGroup) -> Range<usize> {
         group.layout.shard_range(&self.context.mesh, self.context.rank)
     }
 
-    /// Sums `values` over all ranks, in rank order and f64. What replicas hold alike, such as shards
-    /// of weights under `NO_SHARD` and the hybrid strategies, counts once per replica: for sums over
-    /// shards there is [`Engine::sum_over_shards`]. Collective.
+    /// Sums `values` over all ranks, in rank order and f64. Values that replicas share, such as shards of
+    /// weights under `NO_SHARD` and the hybrid strategies, count once per replica; for sums over shards, see
+    /// [`Engine::sum_over_shards`]. Collective.
     pub fn sum_over_ranks(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         self.all_reduce_f64(Phase::Loss, label, values)
     }
 
-    /// Sums `values` over the ranks that hold different shards, in f64: what each has found in its own
-    /// shard becomes that of the whole model, once, under every strategy. Collective.
+    /// Sums `values` over the ranks that hold different shards, in f64: the shards' values become that of the
+    /// whole model, counted once, under every strategy. Collective.
     pub fn sum_over_shards(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         let Some(group) = &self.context.shard else { return Ok(values.to_vec()) };
         self.sum_within(&**group, Label::new(label, Phase::Loss), values)
     }
 
-    /// [`Engine::sum_over_ranks`] in a phase of the caller's choice. Collective.
+    /// Like [`Engine::sum_over_ranks`], in the given phase. Collective.
     pub fn all_reduce_f64(&self, phase: Phase, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         self.sum_within(&*self.context.world, Label::new(label, phase), values)
     }
@@ -150,7 +150,7 @@ impl Engine {
         Ok(sum.map_or(Ok(Vec::new()), |sum| sum.as_slice::<f64>().map(<[f64]>::to_vec))?)
     }
 
-    /// The messages of all ranks, in rank order; they may differ in length. Collective.
+    /// Returns the messages of all ranks, in rank order; they may differ in length. Collective.
     pub fn all_gather_bytes(
         &self,
         phase: Phase,
@@ -160,7 +160,7 @@ impl Engine {
         let ranks = self.context.world.world_size();
         let mut lengths = vec![0.0; ranks];
         lengths[self.context.rank] = message.len() as f64;
-        // Exact: no message is anywhere near 2^53 bytes long.
+        // Exact, because messages are far shorter than 2^53 bytes.
         let lengths = self.all_reduce_f64(phase, label, &lengths)?;
         let longest = lengths.iter().fold(0.0, |a: f64, b| a.max(*b)) as usize;
         if longest == 0 {
@@ -178,25 +178,25 @@ impl Engine {
         Ok(messages.map(|(bytes, length)| bytes[..length as usize].to_vec()).collect())
     }
 
-    /// Names of parameter groups whose gathered weights were kept alive by a view after they should
-    /// have been freed.
+    /// Returns the names of parameter groups whose gathered weights were kept alive by a view after they
+    /// should have been freed.
     pub fn pinned_groups(&self) -> Vec<String> {
         self.context.pinned()
     }
 
-    /// The most parameter groups that were unsharded at one time since the last call, without those
-    /// that stay unsharded from forward to backward.
+    /// Returns the maximum number of parameter groups that were unsharded at the same time since the last
+    /// call, without those that stay unsharded from forward to backward.
     pub fn take_peak_unsharded(&self) -> usize {
         self.context.unsharded.take_peak()
     }
 
-    /// The most bytes that this rank has held, of the memory that it computes with.
+    /// Returns the maximum bytes that this rank has held, of the memory that it computes with.
     ///
-    /// On the host these are what its threads have allocated since [`memory::reset_peak`]. On a GPU they
-    /// are what CubeCL has reserved of the device for this rank, at any of the times at which this was
-    /// called; CubeCL keeps what is free for later, so the end of a step tells of all of it. What the
-    /// driver, its libraries and NCCL take for themselves is not in it. Waits for CubeCL's thread there,
-    /// not for the GPU. To be called on the rank's own thread.
+    /// On the host, these are the bytes allocated by its threads since [`memory::reset_peak`]. On a GPU, they
+    /// are the bytes that CubeCL has reserved for this rank, at any of the calls of this method; CubeCL keeps
+    /// free memory for later, so a call at the end of a step covers the whole step. Memory of the driver, its
+    /// libraries and NCCL is not included. Waits for CubeCL's thread, but not for the GPU. Must be called on
+    /// the rank's own thread.
     pub fn peak_bytes(&self) -> u64 {
         match self.context.placement().device_bytes() {
             None => memory::peak_bytes(self.context.rank) as u64,

@@ -1,4 +1,4 @@
-//! How the parameters of a module are grouped.
+//! Grouping of a module's parameters.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use crate::optim::{GroupRule, Optimizer};
 use crate::sharded_module::ParameterPlace;
 
 /// The parameter groups of one module: one for the trainable parameters of each rule and one for the frozen
-/// ones, where there are any.
+/// parameters, if there are any.
 pub(super) struct ModuleGroups {
     pub(super) layouts: Vec<ParamGroupLayout>,
-    /// How each group is updated.
+    /// The rule of each group.
     pub(super) rules: Vec<GroupRule>,
-    /// Where each parameter lies.
+    /// The place of each parameter.
     pub(super) places: Vec<ParameterPlace>,
 }
 
@@ -24,7 +24,7 @@ impl ModuleGroups {
         is_frozen: &dyn Fn(&str) -> bool,
         world_size: usize,
     ) -> Self {
-        /// Whether it is frozen, and the rule of one that is not: groups are in this order.
+        /// True if a parameter is frozen, and the rule of one that is not: groups are in this order.
         type Kind = (bool, usize);
         type Group = (Vec<(String, Vec<usize>)>, GroupRule);
         let mut groups: BTreeMap<Kind, Group> = BTreeMap::new();
@@ -55,20 +55,20 @@ impl ModuleGroups {
     }
 }
 
-/// A parameter group that an engine would have: for plans of memory and communication.
+/// A parameter group that an engine would have, for plans of memory and communication.
 #[derive(Clone, Debug)]
 pub struct PlannedGroup {
-    /// Which parameter lies where.
+    /// The layout of its parameters.
     pub layout: ParamGroupLayout,
-    /// Values that the optimizer keeps of each element.
+    /// Number of values that the optimizer keeps per element.
     pub slots: usize,
-    /// Whether the optimizer needs whole parameters, which the ranks send each other for the update.
+    /// True if the optimizer needs whole parameters, which the ranks exchange for the update.
     pub is_whole: bool,
 }
 
 impl PlannedGroup {
-    /// The groups of the module `module`, whose parameters have these names and shapes, as
-    /// [`EngineBuilder::fully_shard`](crate::EngineBuilder::fully_shard) makes them.
+    /// Returns the groups of the module `module`, whose parameters have these names and shapes, as
+    /// [`EngineBuilder::fully_shard`](crate::EngineBuilder::fully_shard) creates them.
     pub fn of_module(
         module: &str,
         parameters: Vec<(String, Vec<usize>)>,

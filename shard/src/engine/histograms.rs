@@ -1,4 +1,4 @@
-//! How often weights and gradients lie where, by module, without gathering them.
+//! Histograms of weights and gradients, by module, without gathering them.
 
 use kiln_collectives::Buffer;
 
@@ -6,13 +6,13 @@ use super::core::Engine;
 use crate::buffers::{ValueHistogram, on_host};
 use crate::error::ShardError;
 
-/// Numbers of a histogram besides its counts: two sums.
+/// Number of values in a histogram other than its counts: two sums.
 const SUMS: usize = 2;
 
 impl Engine {
-    /// Histograms of the gradient before clipping, by the name of the parameter group, such as `layers.3`: from the
-    /// shards, which stay as they are. When to be called is as for [`Engine::grad_norms`]; at other times there are
-    /// none. Waits for a GPU. Collective.
+    /// Returns histograms of the gradient before clipping, by the name of the parameter group, such as
+    /// `layers.3`. They are computed from the shards, which do not change. Must be called at the same time as
+    /// [`Engine::grad_norms`]; at other times there are none. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///
@@ -22,8 +22,8 @@ impl Engine {
         self.histograms("grad_histograms", true, (1.0 / scale) as f32)
     }
 
-    /// Histograms of the weights, by the name of the parameter group; as [`Engine::grad_histograms`]. At any time
-    /// between two steps. Collective.
+    /// Returns histograms of the weights, by the name of the parameter group, like
+    /// [`Engine::grad_histograms`]. May be called at any time between two steps. Collective.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Engine {
         factor: f32,
     ) -> Result<Vec<(String, ValueHistogram)>, ShardError> {
         self.context.check()?;
-        // A module of which only a part is trained has two groups.
+        // A module that is only partly trained has two groups.
         let mut found: Vec<(String, ValueHistogram)> = Vec::new();
         for group in self.groups.iter().filter(|group| !of_gradient || group.layout.trainable) {
             let name = &group.layout.name;
@@ -52,7 +52,7 @@ impl Engine {
             let (values, shard) = (values.as_slice::<f32>()?, self.shard_of(group));
             let Some((_, of_module)) = found.last_mut() else { continue };
             for parameter in &group.layout.parameters {
-                // Without what lies between parameters.
+                // Without the gaps between parameters.
                 let (held, _) = parameter.held_by(&shard);
                 of_module.add(&ValueHistogram::of(&values[held], factor));
             }
@@ -62,14 +62,14 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes of what each rank has counted in its shard what there is in the whole model.
+    /// Sums the ranks' histograms into one for the whole model.
     fn add_shards(&self, label: &str, found: &mut [(String, ValueHistogram)]) -> Result<(), ShardError> {
         let (ranks, own) = (self.mesh().shard_size(), self.mesh().shard_index(self.context.rank));
         let mut message = Vec::new();
         for (_, ValueHistogram { min, max, sum, sum_squares, counts }) in found.iter() {
             message.extend([*sum, *sum_squares]);
             message.extend_from_slice(counts);
-            // There are only sums: each rank has a place of its own, and zeros in those of the others.
+            // Only sums are available, so each rank has its own place, and zeros in those of the others.
             for value in [min, max] {
                 message.extend((0..ranks).map(|rank| if rank == own { *value } else { 0.0 }));
             }

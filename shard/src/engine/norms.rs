@@ -1,4 +1,4 @@
-//! Looking at gradients and weights without changing them, and reading tensors that nothing waits for.
+//! Norms of gradients and weights, and non-blocking reads of tensors.
 
 use burn::tensor::Tensor;
 use kiln_collectives::Buffer;
@@ -10,10 +10,10 @@ use crate::error::ShardError;
 use crate::tape::start_reading;
 
 impl Engine {
-    /// The 2-norm of the gradient of every trainable parameter before clipping, by name and in layout order:
-    /// from the shards, which stay as they are. To be called between the backward of the last micro-batch
-    /// and [`Engine::update`]; before and after there is no gradient, and the norms are 0. Strategies differ
-    /// by the rounding of sums in f64. Waits for a GPU. Collective.
+    /// Returns the 2-norm of the gradient of every trainable parameter before clipping, by name and in layout
+    /// order. They are computed from the shards, which do not change. Must be called between the backward of
+    /// the last micro-batch and [`Engine::update`]; before and after there is no gradient, and all norms
+    /// are 0. Strategies differ only by the rounding of sums in f64. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///
@@ -24,8 +24,8 @@ impl Engine {
         Ok(norms.into_iter().map(|(name, norm)| (name, norm / scale)).collect())
     }
 
-    /// The 2-norm of every parameter, by name and in layout order; as [`Engine::grad_norms`]. At any time
-    /// between two steps. Collective.
+    /// Returns the 2-norm of every parameter, by name and in layout order, like [`Engine::grad_norms`]. May
+    /// be called at any time between two steps. Collective.
     ///
     /// # Errors
     ///
@@ -34,7 +34,7 @@ impl Engine {
         self.norms("weight_norms", false)
     }
 
-    /// Starts to read `values` `[n]` in f32, of the device that this rank computes on. Nothing waits for a
+    /// Starts to read `values` `[n]` in f32 from the device that this rank computes on. Nothing waits for a
     /// GPU until [`PendingValues::wait`].
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Engine {
         Ok(names.into_iter().zip(squares.into_iter().map(f64::sqrt)).collect())
     }
 
-    /// What the loss and with it the gradients are multiplied with.
+    /// Returns the factor of the loss, and therefore of the gradients.
     pub(super) fn gradient_scale(&self) -> Result<f64, ShardError> {
         #[cfg(feature = "cube")]
         if let (Some(scale), crate::buffers::Placement::Device(client)) =

@@ -25,9 +25,9 @@ impl Engine {
         OrderToken::root(device)
     }
 
-    /// Runs backward from `loss` `[1]`, and adds it to that of the step. Gradients add up over the
-    /// micro-batches of a step and are reduced over the ranks during the backward of the last one.
-    /// Collective.
+    /// Runs backward from `loss` `[1]`, and adds it to that of the step. Gradients are reduced over the ranks during
+    /// the backward of the last micro-batch of a step, or of each, and add up over them
+    /// ([`Accumulate`](crate::Accumulate)). Collective.
     pub fn backward(&self, loss: Tensor<1>, last_micro_batch: bool) -> Result<(), ShardError> {
         self.context.check()?;
         self.context.begin_backward(last_micro_batch);
@@ -38,8 +38,10 @@ impl Engine {
             context: self.context.clone(),
         };
         drop(add_loss(loss, sink).backward());
-        if last_micro_batch {
+        if self.context.reduces() {
             self.finish_reductions();
+        }
+        if last_micro_batch {
             self.reshard_all();
         }
         self.reshard_frozen();

@@ -1,8 +1,8 @@
-//! A rank's state at one moment, to be written while training goes on.
+//! A snapshot of a rank's state, which is written while training continues.
 //!
-//! Nothing is copied when it is taken. Forward and backward only read weights; nothing but an optimizer step
-//! changes them or the state of the optimizer. The next step copies what the snapshot has not been done with
-//! by then, and changes the copy.
+//! Taking it copies nothing. Forward and backward only read weights; only an optimizer step changes them or
+//! the state of the optimizer. The next step copies the parts that the snapshot has not released by then, and
+//! changes the copies.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -22,12 +22,12 @@ pub struct Snapshot {
 
 /// The values of one kind of one parameter group.
 struct Values {
-    /// Name of the optimizer's slot; none for the weights.
+    /// Name of the optimizer's slot; `None` for the weights.
     slot: Option<Arc<str>>,
     shard: Arc<Buffer>,
     /// The chunk inside the shard.
     chunk: Range<usize>,
-    /// The chunk, if the shard is on a GPU and it has been asked for.
+    /// A copy of the chunk, if the shard is on a GPU and the chunk has been requested.
     copy: OnceLock<Buffer>,
 }
 
@@ -42,8 +42,8 @@ impl Values {
 }
 
 impl Engine {
-    /// This rank's part of the state as it is now: of every parameter group the chunk that this rank is
-    /// to write, [`ParamGroupLayout::own_chunk`]. All ranks together have every chunk once.
+    /// Returns this rank's part of the current state: for every parameter group the chunk that this rank must
+    /// write, [`ParamGroupLayout::own_chunk`]. All ranks together have every chunk once.
     pub fn snapshot(&self) -> Snapshot {
         let (mesh, rank) = (self.mesh(), self.context.rank);
         let alive = Arc::new(());
@@ -66,8 +66,9 @@ impl Engine {
 }
 
 impl Snapshot {
-    /// The chunk of the parameter group at `position` in the layout, flat, with its padding; `None` if
-    /// there are no values of this kind. Copied only if it is on a GPU, and once until it is released.
+    /// Returns the chunk of the parameter group at `position` in the layout, flat, with its padding; `None`
+    /// if there are no values of this kind. Copied only if it is on a GPU, and only once until it is
+    /// released.
     pub fn values(&self, position: usize, kind: StateKind<'_>) -> Result<Option<&[f32]>, BufferError> {
         let Some(Values { shard, chunk, copy, .. }) = self.find(position, kind) else {
             return Ok(None);
@@ -85,7 +86,7 @@ impl Snapshot {
         Ok(Some(copy.as_slice()?))
     }
 
-    /// Whether there are values of this kind of the parameter group at `position`.
+    /// Returns whether there are values of this kind of the parameter group at `position`.
     pub fn has(&self, position: usize, kind: StateKind<'_>) -> bool {
         self.find(position, kind).is_some()
     }
@@ -94,7 +95,7 @@ impl Snapshot {
         self.groups.get(position)?.iter().find(|values| values.is(kind))
     }
 
-    /// Lets go of the values of one kind of one parameter group: the next step need not copy them.
+    /// Releases the values of one kind of one parameter group, so that the next step need not copy them.
     pub fn release(&mut self, position: usize, kind: StateKind<'_>) {
         if let Some(group) = self.groups.get_mut(position) {
             group.retain(|values| !values.is(kind));

@@ -1,4 +1,4 @@
-//! Whole values in and out of the shards: for checkpoints, and for whoever wants to look.
+//! Reading and writing whole values through the shards, for checkpoints and inspection.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::layout::ParamGroupLayout;
 use crate::param_group::{ParamGroup, StateKind};
 
 impl Engine {
-    /// The whole values of the parameter group at `position` in the layout, flat and padded, on every
+    /// Returns the whole values of the parameter group at `position` in the layout, flat and padded, on every
     /// rank; `None` if there are none of this kind. Holds one group in memory. Collective.
     pub fn gather_group(&self, position: usize, kind: StateKind<'_>) -> Result<Option<Buffer>, ShardError> {
         let context = &self.context;
@@ -28,7 +28,7 @@ impl Engine {
         Ok(whole.map(buffers::into_host).transpose()?)
     }
 
-    /// The whole values of one parameter on every rank. Gathers its group; see
+    /// Returns the whole values of one parameter on every rank. Gathers its group; see
     /// [`Engine::gather_group`]. Collective.
     pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, index) = self.find(name)?;
@@ -39,7 +39,7 @@ impl Engine {
         Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
     }
 
-    /// Replaces this rank's part of one parameter's values; `values` are all of them.
+    /// Replaces this rank's part of one parameter's values; `values` are the whole parameter.
     pub fn load_parameter(&self, name: &str, kind: StateKind<'_>, values: &[f32]) -> Result<(), ShardError> {
         let (group, index) = self.find(name)?;
         let parameter = &group.layout.parameters[index];
@@ -57,10 +57,10 @@ impl Engine {
         })
     }
 
-    /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place: elements
-    /// `range` of the flat parameter. It is not called where this rank holds none. Slots of the optimizer are
-    /// made if there are none, also then: all ranks have them, or none. A gradient is there from the backward
-    /// of the last micro-batch to the optimizer step.
+    /// Calls `fill(range, values)` to write this rank's part of one parameter's values in place: elements
+    /// `range` of the flat parameter. It is not called if this rank holds none. Creates the optimizer's slots
+    /// if there are none, even in that case: all ranks have them, or none. A gradient exists from the
+    /// backward of the last micro-batch to the optimizer step.
     pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
@@ -76,8 +76,8 @@ impl Engine {
         buffers::write(buffer, held, |values| fill(range, values))
     }
 
-    /// Makes the optimizer's slots, of zeros, in every parameter group that has any of them: the state of a
-    /// group is there as a whole or not at all.
+    /// Creates the optimizer's slots, filled with zeros, in every parameter group that has any of them: the
+    /// state of a group exists completely or not at all.
     pub fn complete_slots(&self) {
         for (group, rule) in self.groups.iter().zip(&self.rules) {
             let mut state = group.state();
@@ -88,8 +88,8 @@ impl Engine {
         }
     }
 
-    /// The slots that the optimizer keeps of the parameters of the group at `position` in the layout; none if
-    /// they are frozen.
+    /// Returns the slots that the optimizer keeps for the parameters of the group at `position` in the
+    /// layout; none if they are frozen.
     pub fn slots_of_group(&self, position: usize) -> &[&'static str] {
         match self.groups.get(position) {
             Some(group) if group.layout.trainable => self.group_update(position).rule.slots(),
@@ -97,9 +97,10 @@ impl Engine {
         }
     }
 
-    /// What `read(range, values)` makes of this rank's part of one parameter's values, which are elements
-    /// `range` of the flat parameter; `None` if this rank holds none, or there are none of this kind.
-    /// Replicas hold the same: [`Engine::sum_over_shards`] makes a sum over the whole of such parts.
+    /// Returns the result of `read(range, values)` for this rank's part of one parameter's values, which are
+    /// elements `range` of the flat parameter; `None` if this rank holds none, or there are none of this
+    /// kind. Replicas hold the same values: use [`Engine::sum_over_shards`] to sum such results over the
+    /// whole parameter.
     pub fn read_parameter<T>(
         &self,
         name: &str,
@@ -114,9 +115,9 @@ impl Engine {
         Ok(Some(read(range, &buffers::on_host(&buffer)?.as_slice::<f32>()?[held])))
     }
 
-    /// What `read` makes of the chunk of the parameter group at `position` in the layout that this rank is to
-    /// write, [`ParamGroupLayout::own_chunk`]: flat, with its padding. All ranks together have every chunk once,
-    /// under every strategy. `None` if there are no values of this kind.
+    /// Returns the result of `read` for the chunk of the parameter group at `position` in the layout that
+    /// this rank must write, [`ParamGroupLayout::own_chunk`]: flat, with its padding. All ranks together have
+    /// every chunk once, under every strategy. `None` if there are no values of this kind.
     pub fn read_chunk<T>(
         &self,
         position: usize,
@@ -131,13 +132,13 @@ impl Engine {
         Ok(Some(read(&buffers::on_host(&buffer)?.as_slice::<f32>()?[within])))
     }
 
-    /// Elements of the flat parameter `name` that this rank holds; empty if there are none.
+    /// Returns the elements of the flat parameter `name` that this rank holds; empty if there are none.
     pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
         Ok(self.locate(name)?.2)
     }
 
-    /// The group of parameter `name`, and this rank's part of the parameter: elements of the rank's shard,
-    /// and of the parameter.
+    /// Returns the group of parameter `name`, and this rank's part of the parameter: elements of the rank's
+    /// shard, and of the parameter.
     fn locate(&self, name: &str) -> Result<(&ParamGroup, Range<usize>, Range<usize>), ShardError> {
         let (group, index) = self.find(name)?;
         let (held, range) = group.layout.parameters[index].held_by(&self.shard_of(group));

@@ -1,8 +1,9 @@
-//! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer,
-//! which is left out if one of the first two is not finite.
+//! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer, which
+//! is skipped if the loss or the norm is not finite.
 //!
-//! On the host, and where state is offloaded to it, all of it is done when [`Engine::update`] returns. A GPU
-//! decides for itself and is not waited for; [`Engine::outcome`] is for later, when it has long been done.
+//! On the host, and if state is offloaded to it, the update is complete when [`Engine::update`] returns. A
+//! GPU decides by itself and is not waited for; [`Engine::outcome`] is called later, when it has long
+//! finished.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,26 +21,26 @@ use crate::optim::{DecisionValues, DeviceStep, Sums};
 use crate::optim::{HostStep, LearningRates, LossScale, StepBackend, StepSettings, norm};
 use crate::sync::lock;
 
-/// What a step came to; the same on all ranks.
+/// The outcome of a step; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Sum of the losses that [`Engine::backward`] was given, over all ranks.
+    /// Sum of the losses passed to [`Engine::backward`], over all ranks.
     pub loss: f64,
-    /// 2-norm of the gradient before clipping; the value that clipping used.
+    /// 2-norm of the gradient before clipping; the value used for clipping.
     pub grad_norm: f64,
-    /// Whether weights and optimizer state were updated: loss and norm are finite.
+    /// True if weights and optimizer state were updated, because loss and norm are finite.
     pub applied: bool,
-    /// Whether they were not because the scale of the loss was too large, see [`LossScale`]. It is
-    /// smaller now, and nothing is wrong.
+    /// True if they were not updated because the scale of the loss was too large, see [`LossScale`]. The
+    /// scale is smaller now, and nothing is wrong.
     pub overflowed: bool,
-    /// The first trainable parameter, in layout order, whose gradient is not finite, if there is one
-    /// and the update was left out for it.
+    /// The first trainable parameter, in layout order, whose gradient is not finite, if that is why the
+    /// update was skipped.
     pub non_finite: Option<String>,
     /// The scale of the loss from now on.
     pub loss_scale: Option<LossScale>,
 }
 
-/// An update that has been issued, and whose outcome may not be known yet.
+/// An issued update, whose outcome may not be known yet.
 #[must_use]
 pub struct Update(State);
 
@@ -53,16 +54,17 @@ enum State {
 }
 
 impl Engine {
-    /// Says that `updates` have been made, and which scale the loss had: when a run goes on. To be
-    /// called before the first step.
+    /// Sets the number of updates made so far and the scale of the loss when a run is resumed. Must be called
+    /// before the first step.
     pub fn resume(&self, updates: u64, scale: Option<LossScale>) {
         self.updates.store(updates, Ordering::Relaxed);
         *lock(&self.first_scale) = scale;
     }
 
-    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets the optimizer that the engine
-    /// was built with update this rank's shards in place, unless loss or norm are not finite. A number is the
-    /// learning rate of all parameters; [`LearningRates`] are for schedules of their own. Collective.
+    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and updates this rank's shards in place
+    /// with the optimizer that the engine was built with, unless loss or norm are not finite. A number is the
+    /// learning rate of all parameters; [`LearningRates`] are for parameters with separate schedules.
+    /// Collective.
     pub fn update(
         &self,
         learning_rates: impl Into<LearningRates>,
@@ -90,14 +92,14 @@ impl Engine {
         })))
     }
 
-    /// The end of a step, computed by `backend`. Collective.
+    /// Computes the end of a step with `backend`. Collective.
     fn update_with<B: StepBackend>(
         &self,
         backend: &B,
         settings: StepSettings,
     ) -> Result<(B::Decision, B::Sums), ShardError> {
         let mut loss = backend.loss(&mut lock(&self.loss))?;
-        // A rank alone must not wait for its GPU, which a group of threads does for each call.
+        // A single rank must not wait for its GPU, which a group of threads does for each call.
         if loss.is_on_host() || self.context.world.world_size() > 1 {
             loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
         }
@@ -115,17 +117,17 @@ impl Engine {
             let Some(gradient) = state.take_reduced() else { continue };
             let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
             let is_written = backend.update(update, shard, &gradient, &decision)?;
-            // Goes up while the next group is updated.
+            // Uploaded while the next group is updated.
             group.refresh_compute_shard(&mut state, is_written)?;
         }
         self.update_whole(backend, &decision)?;
         Ok((decision, sums))
     }
 
-    /// The sums of squares of the gradient by chunk, over all ranks. Each rank sums the chunks that it
-    /// holds; chunks are the same under every strategy and are added in order, so the norm has the same
-    /// bits under every strategy. Collective: one all-reduce over the shard axis, none over the
-    /// replicas, which hold the same gradient.
+    /// Returns the sums of squares of the gradient by chunk, over all ranks. Each rank sums the chunks that
+    /// it holds; chunks are the same under every strategy and are added in order, so the norm has the same
+    /// bits under every strategy. Collective: one all-reduce over the shard axis, none over the replicas,
+    /// which hold the same gradient.
     fn squares<B: StepBackend>(&self, backend: &B) -> Result<(Buffer, B::Sums), ShardError> {
         let states: Vec<_> = self.groups.iter().map(|group| group.state()).collect();
         let gradients: Vec<_> = states
@@ -161,7 +163,7 @@ impl Engine {
         HostStep { layout: &self.layout, rank: self.context.rank, updates: &self.updates }
     }
 
-    /// The 2-norm of the reduced gradient of all trainable parameters. Collective.
+    /// Returns the 2-norm of the reduced gradient of all trainable parameters. Collective.
     pub fn grad_norm(&self) -> Result<f64, ShardError> {
         let scale = self.gradient_scale()?;
         let (squares, ()) = self.squares(&self.host_step())?;
@@ -169,7 +171,7 @@ impl Engine {
         Ok(norm(&squares)? / scale)
     }
 
-    /// The first trainable parameter, in layout order, whose reduced gradient holds a value that
+    /// Returns the first trainable parameter, in layout order, whose reduced gradient contains a value that
     /// is not finite on any rank. Collective.
     pub fn first_non_finite_gradient(&self) -> Result<Option<String>, ShardError> {
         let mut flags = Vec::new();
@@ -190,7 +192,8 @@ impl Engine {
         self.first_flagged(&flags)
     }
 
-    /// The first of the trainable parameters, in layout order, whose flag is set on any rank. Collective.
+    /// Returns the first of the trainable parameters, in layout order, whose flag is set on any rank.
+    /// Collective.
     fn first_flagged(&self, flags: &[bool]) -> Result<Option<String>, ShardError> {
         let flags: Vec<_> = flags.iter().map(|flag| f64::from(u8::from(*flag))).collect();
         let flags = self.sum_over_ranks("non_finite", &flags)?;
@@ -203,8 +206,8 @@ impl Engine {
             .map(|parameter| parameter.name.clone()))
     }
 
-    /// What an update came to; waits until it is known. Collective: all ranks ask, in the order of the
-    /// updates, at the same place between their other calls.
+    /// Waits for the outcome of an update and returns it. Collective: all ranks must call it, in the order of
+    /// the updates, at the same place between their other calls.
     pub fn outcome(&self, update: Update) -> Result<Outcome, ShardError> {
         match update.0 {
             State::Known(outcome) => Ok(outcome),
@@ -213,7 +216,8 @@ impl Engine {
         }
     }
 
-    /// What backward starts with instead of 1; `None` where the loss is not scaled.
+    /// Returns the gradient of the loss with which backward starts instead of 1; `None` if the loss is not
+    /// scaled.
     pub(super) fn loss_scale(&self) -> Option<DeviceScalar> {
         #[cfg(feature = "cube")]
         return self.device_step()?.scale();
@@ -224,7 +228,7 @@ impl Engine {
 
 #[cfg(feature = "cube")]
 impl Engine {
-    /// Optimizer steps on a GPU; `None` where the host updates.
+    /// Returns the optimizer steps on a GPU, or `None` if the host updates.
     fn device_step(&self) -> Option<&DeviceStep> {
         // Offloaded weights and optimizer state are updated on the host.
         let Placement::Device(client) = self.context.state_placement() else { return None };

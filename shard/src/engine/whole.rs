@@ -1,13 +1,13 @@
 //! The end of a step for parameter groups whose rule works on whole matrices, such as Muon's.
 //!
-//! Such a group goes through three stages. Its directions, made element by element on the shards, are
+//! Such a group goes through three stages. Its directions, computed element by element on the shards, are
 //! gathered. Each rank of the world transforms the matrices that it owns into a flat buffer that is zero
 //! elsewhere. These buffers are summed like a gradient, always in f32, so that every rank gets the shard of
 //! the updates that it applies. Adding zeros changes no bit, so the updates are the same under every
 //! strategy.
 //!
-//! Stages overlap: while a group is transformed, the directions of the next one are gathered and the updates
-//! of the one before are summed.
+//! Stages overlap: while a group is transformed, the directions of the next group are gathered and the
+//! updates of the previous one are summed.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use crate::buffers::FlatWeights;
 use crate::error::ShardError;
 use crate::optim::{GroupUpdate, StepBackend, Target, transform};
 
-/// A buffer that is there, or on its way.
+/// A buffer that has arrived, or is still in transfer.
 enum Pending {
     Here(Buffer),
     Coming(Work),
 }
 
-/// The directions of the group at a position, whole.
+/// The whole directions of the group at a position.
 struct Directions(usize, Pending);
 
 /// The updates of the group at a position: this rank's shard, summed over the ranks of one copy of the model.
 struct Updates(usize, Pending);
 
 impl Engine {
-    /// The group at `position`, and how it is updated.
+    /// Returns the group at `position` with its rule.
     pub(super) fn group_update(&self, position: usize) -> GroupUpdate<'_> {
         let rule = &self.rules[position];
         GroupUpdate {
@@ -51,7 +51,7 @@ impl Engine {
     ) -> Result<(), ShardError> {
         let positions = (0..self.groups.len()).filter(|at| self.group_update(*at).rule.is_whole());
         let (mut gathering, mut reducing) = (None, None);
-        // Two more turns for the groups that are under way at the end.
+        // Two more iterations for the groups that are in progress at the end.
         for position in positions.map(Some).chain([None, None]) {
             let directions = position.map(|at| self.start_directions(backend, at, decision)).transpose()?;
             let before = std::mem::replace(&mut gathering, directions.flatten());
@@ -63,7 +63,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes directions of this rank's shard of the gradient, and starts to gather them.
+    /// Computes the directions of this rank's shard of the gradient, and starts to gather them.
     fn start_directions<B: StepBackend>(
         &self,
         backend: &B,
@@ -81,7 +81,7 @@ impl Engine {
         };
         let numel = group.layout.padded_numel();
         let whole = match ranks.shares_gathers() && gradient.is_on_host() {
-            // Ranks that are threads read one copy.
+            // Ranks that are threads read the same copy.
             true => Buffer::unallocated(DType::F32, numel),
             false => context.state_placement().empty(DType::F32, numel),
         };
@@ -89,7 +89,7 @@ impl Engine {
         Ok(Some(Directions(position, Pending::Coming(work))))
     }
 
-    /// Transforms the matrices that this rank owns, and starts to sum what the ranks have made.
+    /// Transforms the matrices that this rank owns, and starts to sum the ranks' results.
     fn start_updates(&self, Directions(position, whole): Directions) -> Result<Updates, ShardError> {
         let (context, group) = (&self.context, &self.groups[position]);
         let directions = FlatWeights::shared(Arc::new(self.arrived(whole)?));

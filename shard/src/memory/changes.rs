@@ -1,7 +1,7 @@
-//! Every change of counted memory in this process for a while, in order.
+//! Records every change of counted memory in this process for some time, in order.
 //!
-//! Nothing is recorded, and nothing but the load of one flag is done for it, while nobody wants it. What is recorded goes
-//! into memory that is there from the start and not touched before, so that recording allocates nothing.
+//! If recording is off, a change costs only the load of one flag. Records are written to static memory that
+//! is not touched before, so that recording allocates nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Changes that are recorded at most, of all ranks of the process.
+/// Maximum number of recorded changes, of all ranks of the process.
 const CAPACITY: usize = 1 << 20;
 
-/// A change as it is recorded: nanoseconds since [`EPOCH`], whose it is, and by how many bytes.
+/// A recorded change: nanoseconds since [`EPOCH`], the owner, and the number of bytes.
 struct Slot {
     time: AtomicU64,
     tag: AtomicUsize,
@@ -23,14 +23,14 @@ static SLOTS: [Slot; CAPACITY] =
     [const { Slot { time: AtomicU64::new(0), tag: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } };
         CAPACITY];
 
-/// The number of changes since recording has begun; those beyond [`CAPACITY`] are not recorded.
+/// Number of changes since recording began; changes beyond [`CAPACITY`] are not recorded.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// Whether anybody wants changes, and how many do.
+/// True while changes are recorded, and the number of recordings.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static WANTED: Mutex<usize> = Mutex::new(0);
 static EPOCH: OnceLock<Instant> = OnceLock::new();
 
-/// The owner whose word is `tag` holds `bytes` more, or fewer where they are negative.
+/// Records that the owner whose word is `tag` holds `bytes` more, or fewer if negative.
 #[inline]
 pub(super) fn record(tag: usize, bytes: isize) {
     if IS_ON.load(Ordering::Relaxed) {
@@ -47,16 +47,16 @@ fn record_now(tag: usize, bytes: isize) {
     slot.bytes.store(bytes.cast_unsigned(), Ordering::Release);
 }
 
-/// A change that was recorded.
+/// A recorded change.
 #[derive(Clone, Copy)]
 pub(super) struct Recorded {
-    /// Since recording has begun.
+    /// Time since recording began.
     pub(super) after: Duration,
     pub(super) tag: usize,
     pub(super) bytes: isize,
 }
 
-/// Changes are recorded for as long as there is any of these.
+/// Changes are recorded while any value of this type exists.
 #[derive(Debug)]
 pub(super) struct Recording {
     first: usize,
@@ -66,7 +66,7 @@ pub(super) struct Recording {
 impl Recording {
     pub(super) fn begin() -> Self {
         let epoch = EPOCH.get_or_init(Instant::now);
-        // Threads of other ranks begin and end at the same time.
+        // Threads of other ranks begin and end concurrently.
         let mut wanted = lock(&WANTED);
         if *wanted == 0 {
             NEXT.store(0, Ordering::Relaxed);
@@ -76,12 +76,12 @@ impl Recording {
         Recording { first: NEXT.load(Ordering::Relaxed), begun: epoch.elapsed() }
     }
 
-    /// How many changes there were up to now: for [`Recording::take`].
+    /// Returns the number of changes so far, for [`Recording::take`].
     pub(super) fn count(&self) -> usize {
         NEXT.load(Ordering::Relaxed)
     }
 
-    /// The changes of all ranks from the beginning up to the number `count`, and how many there was no room for.
+    /// Returns the first `count` changes of all ranks, and the number of changes that did not fit.
     pub(super) fn take(&self, count: usize) -> (impl Iterator<Item = Recorded>, usize) {
         let slots = SLOTS.get(self.first..count.min(CAPACITY)).unwrap_or_default();
         let begun = self.begun;

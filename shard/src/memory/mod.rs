@@ -1,10 +1,11 @@
-//! Bytes counted per rank.
+//! Memory accounting per rank.
 //!
 //! Ranks that are threads share one heap, so the process's memory says nothing about one rank.
 //! [`CountingAllocator`] counts what each rank's threads allocate: a thread says which rank it
 //! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
 //! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
-//! are large. Gathered weights that several ranks read in one place count in full for each of them.
+//! are large. What threads allocate that work for no rank, such as those that prepare data, counts for none. Gathered
+//! weights that several ranks read in one place count in full for each of them.
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
@@ -18,29 +19,28 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::owners::{BOUND, RANK, Tag, check_limit};
-pub use self::owners::{MAX_RANKS, MemoryOwner, limit, lower_limit, owned_by, write_module_of};
+use self::owners::{BOUND, NO_RANK, RANK, Tag, check_failure, check_limit};
+pub use self::owners::{
+    MAX_RANKS, MemoryOwner, limit, lower_limit, on_failure, owned_by, write_holders, write_module_of,
+};
 pub(crate) use self::owners::{enter_module, name_modules};
 use self::pool::Pool;
 pub use self::profile::{Change, HeldFor, Profile, Profiler};
 
-/// Allocations below this many bytes are not counted.
+/// Allocations smaller than this many bytes are not counted.
 const COUNTED_FROM: usize = 4096;
 
-/// Room in front of a counted allocation for its owner; keeps the data on a cache line of its own.
+/// Bytes before a counted allocation for its owner; keeps the data aligned to a cache line.
 const HEADER: usize = 64;
 
 static POOL: Pool = Pool::new();
 
-/// Counts what is alive, and the most that has been.
+/// Counts live bytes, and their maximum.
 #[derive(Default)]
 pub(crate) struct Counter {
     live: AtomicUsize,
     peak: AtomicUsize,
 }
-
-/// The counter of memory that several ranks hold.
-const FOR_ALL: usize = MAX_RANKS;
 
 static COUNTERS: [Counter; MAX_RANKS + 1] =
     [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS + 1];
@@ -55,25 +55,25 @@ impl Counter {
         self.live.fetch_sub(size, Ordering::Relaxed);
     }
 
-    /// The most since the last call.
+    /// Returns the maximum since the last call.
     pub(crate) fn take_peak(&self) -> usize {
         self.peak.swap(self.live.load(Ordering::Relaxed), Ordering::Relaxed)
     }
 }
 
-/// Counts what the calling thread allocates from now on for `rank`.
+/// Counts the calling thread's allocations from now on for `rank`.
 pub fn bind_to_rank(rank: usize) {
     RANK.with(|bound| bound.set(rank.min(MAX_RANKS - 1)));
     BOUND.set(Some(rank));
 }
 
-/// The rank that the calling thread was bound to with [`bind_to_rank`]. May be called in the handler of a
-/// signal.
+/// Returns the rank that the calling thread was bound to with [`bind_to_rank`]. May be called in a signal
+/// handler.
 pub fn bound_rank() -> Option<usize> {
     BOUND.try_with(Cell::get).ok().flatten()
 }
 
-/// Whether [`CountingAllocator`] is the global allocator, which is tried out.
+/// Returns whether [`CountingAllocator`] is the global allocator, by a test allocation.
 pub fn is_counting() -> bool {
     let block = std::hint::black_box(Vec::<u8>::with_capacity(COUNTED_FROM));
     let counts = COUNTERS.iter().any(|counter| counter.live.load(Ordering::Relaxed) > 0);
@@ -81,34 +81,34 @@ pub fn is_counting() -> bool {
     counts
 }
 
-/// Bytes that `rank` holds now. Zero unless [`CountingAllocator`] is the global allocator.
+/// Returns the bytes that `rank` holds now. Zero unless [`CountingAllocator`] is the global allocator.
 pub fn live_bytes(rank: usize) -> usize {
     COUNTERS[rank.min(MAX_RANKS - 1)].live.load(Ordering::Relaxed)
 }
 
-/// Bytes that the rank of the calling thread holds now, as [`live_bytes`].
+/// Returns the bytes that the rank of the calling thread holds now, like [`live_bytes`].
 pub(crate) fn bytes_here() -> u64 {
     COUNTERS[RANK.get()].live.load(Ordering::Relaxed) as u64
 }
 
-/// The most bytes that `rank` has held since the last [`reset_peak`].
+/// Returns the maximum bytes that `rank` has held since the last [`reset_peak`].
 pub fn peak_bytes(rank: usize) -> usize {
     COUNTERS[rank.min(MAX_RANKS - 1)].peak.load(Ordering::Relaxed)
 }
 
-/// Starts a new peak for `rank` at what it holds now.
+/// Resets the peak of `rank` to its current bytes.
 pub fn reset_peak(rank: usize) {
     COUNTERS[rank.min(MAX_RANKS - 1)].take_peak();
 }
 
-/// Records from now on what `rank` allocates, and who it is for. `None` if nobody counts, or several ranks share its
-/// counter.
+/// Records from now on the allocations of `rank`, with their owners. `None` if allocations are not counted,
+/// or if several ranks share its counter.
 pub fn begin_profile(rank: usize) -> Option<Profiler> {
     (is_counting() && rank + 1 < MAX_RANKS).then(|| Profiler::begin(rank, live_bytes))
 }
 
-/// Memory that a rank holds together with others: it counts for each of them in full, as if it had a copy of
-/// its own, for as long as this lives.
+/// Memory that a rank shares with others. While this value lives, it counts fully for the rank, as if it had
+/// its own copy.
 pub(crate) struct Held {
     counter: &'static Counter,
     tag: Tag,
@@ -116,11 +116,11 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// `size` bytes, held by the rank that the calling thread works for.
+    /// Counts `size` bytes for the calling thread's rank.
     pub(crate) fn new(size: usize) -> Held {
         let rank = RANK.get();
         let (counter, tag) = (&COUNTERS[rank], Tag::gathered(rank));
-        // A rank that allocates is never at zero, unless nobody counts.
+        // A rank that allocates never holds zero bytes, unless allocations are not counted.
         let size = if counter.live.load(Ordering::Relaxed) == 0 { 0 } else { size };
         counter.add(size);
         changes::record(tag.word(), size.cast_signed());
@@ -135,19 +135,19 @@ impl Drop for Held {
     }
 }
 
-/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those
-/// that there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the
-/// usual pages are had sooner. Work without updates calls it when it begins.
+/// Makes [`CountingAllocator`] keep large blocks in huge pages from now on; a separate thread moves existing
+/// blocks. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, normal pages are
+/// available sooner. Programs without updates call it when they begin.
 pub fn use_huge_pages() {
     POOL.use_huge_pages();
 }
 
-/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with
+/// An allocator that counts per rank, and keeps large blocks for reuse. Install it in a binary with
 /// `#[global_allocator]`.
 pub struct CountingAllocator;
 
 impl CountingAllocator {
-    /// The layout with room for the header, or `None` for allocations that are not counted.
+    /// Returns the layout with room for the header, or `None` for allocations that are not counted.
     fn counted(layout: Layout) -> Option<Layout> {
         if layout.size() < COUNTED_FROM || layout.align() > HEADER {
             return None;
@@ -158,17 +158,16 @@ impl CountingAllocator {
     /// Writes the owner into the header at `base` and returns the address of the data.
     ///
     /// # Safety
-    /// `base` is null or the start of an allocation of at least `HEADER` bytes, aligned to it.
+    /// `base` must be null or the start of an allocation of at least `HEADER` bytes, aligned to it.
     unsafe fn own(base: *mut u8, size: usize) -> *mut u8 {
         if base.is_null() {
             return base;
         }
-        let rank = match kiln_collectives::allocates_for_all() {
-            true => FOR_ALL,
-            false => RANK.try_with(Cell::get).unwrap_or(0),
+        let tag = match kiln_collectives::allocates_for_all() {
+            true => Tag::gathered(NO_RANK),
+            false => Tag::here(RANK.try_with(Cell::get).unwrap_or(NO_RANK)),
         };
-        COUNTERS[rank].add(size);
-        let tag = Tag::here(rank);
+        COUNTERS[tag.rank()].add(size);
         tag.add(size);
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {
@@ -178,17 +177,17 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: every counted block comes from `POOL` with the layout computed by `counted`, a function of the
-// caller's layout alone, and goes back to it with the same layout and the same base address.
+// SAFETY: every counted block comes from `POOL` with the layout computed by `counted`, which depends only on
+// the caller's layout, and is returned to it with the same layout and the same base address.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract, passed on; the counted layout is larger, hence not empty.
         unsafe {
             match Self::counted(layout) {
-                None => System.alloc(layout),
+                None => check_failure(System.alloc(layout), layout.size()),
                 Some(counted) => {
                     check_limit(layout.size());
-                    Self::own(POOL.alloc(counted), layout.size())
+                    Self::own(check_failure(POOL.alloc(counted), layout.size()), layout.size())
                 }
             }
         }
@@ -198,18 +197,18 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // SAFETY: as in `alloc`; `own` returns null or the start of `layout.size()` bytes.
         unsafe {
             match Self::counted(layout) {
-                None => System.alloc_zeroed(layout),
+                None => check_failure(System.alloc_zeroed(layout), layout.size()),
                 Some(counted) => {
                     check_limit(layout.size());
-                    Self::own(POOL.alloc_zeroed(counted), layout.size())
+                    Self::own(check_failure(POOL.alloc_zeroed(counted), layout.size()), layout.size())
                 }
             }
         }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: `ptr` came from `alloc` with `layout`, so a counted block has its header, with
-        // the owner's rank, right in front.
+        // SAFETY: `ptr` came from `alloc` with `layout`, so a counted block has its header, with the owner's
+        // rank, right before it.
         unsafe {
             match Self::counted(layout) {
                 None => System.dealloc(ptr, layout),
@@ -229,14 +228,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
         let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         match (Self::counted(layout), Self::counted(new_layout)) {
             // SAFETY: an uncounted block is the system allocator's own.
-            (None, None) => unsafe { System.realloc(ptr, layout, new_size) },
+            (None, None) => unsafe { check_failure(System.realloc(ptr, layout, new_size), new_size) },
             // SAFETY: the block starts at its header and has the counted layout; the pool
             // keeps the header when it moves the block.
             (Some(counted), Some(new_counted)) => unsafe {
                 let base = ptr.sub(HEADER);
                 let tag = Tag::from_word(base.cast::<usize>().read());
                 check_limit(new_size.saturating_sub(layout.size()));
-                let moved = POOL.realloc(base, counted, new_counted.size());
+                let moved = check_failure(POOL.realloc(base, counted, new_counted.size()), new_size);
                 if moved.is_null() {
                     return moved;
                 }
@@ -246,8 +245,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
                 tag.add(new_size);
                 moved.add(HEADER)
             },
-            // SAFETY: a new block, filled with what both blocks have room for; then the old one
-            // goes back with the layout it came with.
+            // SAFETY: a new block, filled with the bytes that fit in both blocks; then the old block is freed
+            // with the layout it was allocated with.
             _ => unsafe {
                 let moved = self.alloc(new_layout);
                 if !moved.is_null() {

@@ -1,8 +1,8 @@
-//! Who holds the memory of a rank, for the moment at which there is no more.
+//! The owners of a rank's memory, for the report when memory is exhausted.
 //!
-//! A thread says what it allocates for with [`owned_by`]; what nobody claims are activations of the module
-//! that its rank is in ([`enter_module`]). Both go into the header of the block, so that it is known when it
-//! is freed.
+//! A thread declares the purpose of its allocations with [`owned_by`]; all other allocations count as
+//! activations of the current module of its rank ([`enter_module`]). Both are stored in the header of the
+//! block, so that they are known when it is freed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use super::changes;
 use crate::sync::lock;
 
-/// Ranks that can be told apart in one process; further ones share the last counter.
+/// Maximum number of ranks per process with separate counters; further ranks share the last counter.
 pub const MAX_RANKS: usize = 64;
 
-/// What memory is for.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryOwner {
-    /// Of modules, and whatever else nobody claims.
+    /// Activations of modules, and everything without another owner.
     Activations,
     /// f32 master weights.
     Weights,
@@ -28,7 +28,7 @@ pub enum MemoryOwner {
     OptimizerState,
     /// Gradients, whole or of a shard.
     Gradients,
-    /// Whole weights that were gathered.
+    /// Gathered whole weights.
     GatheredWeights,
 }
 
@@ -41,48 +41,54 @@ impl MemoryOwner {
         MemoryOwner::GatheredWeights,
     ];
 
-    /// The owner in words.
+    /// Returns the name of the owner.
     pub fn name(self) -> &'static str {
         ["activations", "weights", "optimizer state", "gradients", "gathered weights"][self as usize]
     }
 }
 
+/// The counter of memory that does not belong to a single rank: memory that several ranks read, and allocations of
+/// threads that work for no rank, such as those that prepare a run.
+pub(super) const NO_RANK: usize = MAX_RANKS;
+
 /// Modules that are told apart; those beyond share the last place.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
-/// The most that [`holders`] tells of.
+/// Maximum number of entries that [`holders`] returns.
 pub(super) const HOLDERS: usize = PLACES + OWNERS;
 
-/// Bytes by rank, owner and, of activations, module.
+/// Bytes by rank and owner and, for activations, by module.
 static BY_OWNER: [[AtomicUsize; OWNERS]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; OWNERS] }; MAX_RANKS + 1];
 static BY_PLACE: [[AtomicUsize; PLACES]; MAX_RANKS + 1] =
     [const { [const { AtomicUsize::new(0) }; PLACES] }; MAX_RANKS + 1];
-/// The module that each rank is in, and the pass.
+/// The current module of each rank, and the pass.
 static PLACE: [AtomicUsize; MAX_RANKS + 1] = [const { AtomicUsize::new(0) }; MAX_RANKS + 1];
 /// The names of the modules.
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Bytes of all ranks of this process, and the most that they may be.
+/// Bytes of all ranks of this process.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
-/// The most that they were: what is free of it is in pages that the process has.
+/// The maximum of `TOTAL`: memory freed since then is in pages that the process has.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The most bytes of pages that this process may have.
+/// Maximum bytes of pages of this process.
 static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
+/// The function of [`on_failure`].
+static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
 /// Whether a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
-/// Bytes from which an allocation waits while another thread reports that memory is exhausted.
+/// Minimum bytes of an allocation that waits while another thread reports that memory is exhausted.
 const WAITS_FROM: usize = 64 << 10;
-/// How long such an allocation waits: the report, with its files, should be out by then.
+/// Time that such an allocation waits: the report, with its files, should be written by then.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
 thread_local! {
-    /// The rank that the thread works for, as counters are told apart.
-    pub(super) static RANK: Cell<usize> = const { Cell::new(0) };
+    /// The counter of the rank that the thread works for; [`NO_RANK`] until the thread is bound to a rank.
+    pub(super) static RANK: Cell<usize> = const { Cell::new(NO_RANK) };
     /// The same, without a bound, once it was said.
     pub(super) static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
     static OWNER: Cell<MemoryOwner> = const { Cell::new(MemoryOwner::Activations) };
@@ -101,29 +107,28 @@ pub fn owned_by<T>(owner: MemoryOwner, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// The rank that the calling thread works for is in the module at `index` of those that [`name_modules`] has
-/// named.
+/// Sets the current module of the calling thread's rank, as an index into the names of [`name_modules`].
 pub(crate) fn enter_module(index: usize) {
     PLACE[RANK.get()].store((index + 1).min(PLACES - 1), Ordering::Relaxed);
 }
 
-/// The names of modules, for [`limit`].
+/// Sets the names of modules, for [`limit`].
 pub(crate) fn name_modules(names: impl Iterator<Item = String>) {
     *lock(&NAMES) = names.collect();
 }
 
 /// Writes the name of the module that `rank` has entered last; nothing before the first one. Waits for no
-/// lock and allocates nothing: it may be called in the handler of a signal.
+/// lock and allocates nothing, so it may be called in a signal handler.
 pub fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
     let place = PLACE[rank.min(MAX_RANKS - 1)].load(Ordering::Relaxed);
     let Ok(names) = NAMES.try_lock() else { return Ok(()) };
     place.checked_sub(1).and_then(|place| names.get(place)).map_or(Ok(()), |name| out.write_str(name))
 }
 
-/// Lets this process have at most `bytes` of memory, and its ranks hold as much together. One that asks for
-/// more gets nothing: `told` is called with who holds how much, and ends the process.
+/// Limits this process, and its ranks together, to `bytes` of memory. If an allocation would exceed the
+/// limit, `told` is called with a report of all owners and their bytes, and must end the process.
 pub fn limit(bytes: usize, told: fn(&str)) {
-    // The first call decides what is called; a later one may change the limit.
+    // The function is set only by the first call; later calls may change the limit.
     let _ = EXHAUSTED.set(told);
     LIMIT.store(bytes, Ordering::Relaxed);
     RESIDENT_LIMIT.store(bytes, Ordering::Relaxed);
@@ -136,12 +141,33 @@ pub fn lower_limit(bytes: usize) {
     }
 }
 
+/// Calls `told` with the number of bytes whenever the system refuses an allocation, before its caller learns of it.
+/// It may be called at any moment, on a thread that holds any lock: it must neither allocate nor wait. The first
+/// call decides.
+pub fn on_failure(told: fn(usize)) {
+    let _ = FAILURE.set(told);
+}
+
+/// `block`, which the system has given for `size` bytes, or null.
+pub(super) fn check_failure(block: *mut u8, size: usize) -> *mut u8 {
+    #[cold]
+    fn tell(size: usize) {
+        if let Some(told) = FAILURE.get() {
+            told(size);
+        }
+    }
+    if block.is_null() {
+        tell(size);
+    }
+    block
+}
+
 /// What `rank` holds for every owner, and of activations for every module.
 pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();
     for (place, bytes) in BY_PLACE[rank].iter().map(read).enumerate() {
-        // What other owners hold has no place.
+        // Memory of other owners has no place.
         let bytes = if place == 0 { bytes.saturating_sub(others) } else { bytes };
         held.push((Tag(rank | place << 32), bytes));
     }
@@ -151,7 +177,7 @@ pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     held.retain(|(_, bytes)| *bytes > 0);
 }
 
-/// The name of a place, which [`name_modules`] has given it.
+/// Returns the name of a place, as set by [`name_modules`].
 fn name_of(place: usize, names: &[String]) -> Option<&str> {
     match place {
         0 => None,
@@ -165,7 +191,7 @@ fn name_of(place: usize, names: &[String]) -> Option<&str> {
 pub(super) struct Tag(usize);
 
 impl Tag {
-    /// Of the calling thread, for blocks of `rank`.
+    /// Returns the tag of the calling thread, for blocks of `rank`.
     pub(super) fn here(rank: usize) -> Self {
         let owner = OWNER.try_with(Cell::get).unwrap_or(MemoryOwner::Activations) as usize;
         let place = if owner == 0 { PLACE[rank].load(Ordering::Relaxed) } else { 0 };
@@ -192,7 +218,7 @@ impl Tag {
         self.0 >> 32
     }
 
-    /// Whole weights that `rank` holds together with others.
+    /// Returns the tag of whole weights that `rank` shares with others.
     pub(super) fn gathered(rank: usize) -> Self {
         Tag(rank | (MemoryOwner::GatheredWeights as usize) << 16)
     }
@@ -201,7 +227,7 @@ impl Tag {
         MemoryOwner::ALL.get(self.owner()).copied().unwrap_or(MemoryOwner::Activations)
     }
 
-    /// The module that it belongs to, if it has one.
+    /// Returns the module of the block, if it has one.
     pub(super) fn module(self) -> Option<String> {
         name_of(self.place(), &lock(&NAMES)).map(str::to_owned)
     }
@@ -222,8 +248,8 @@ impl Tag {
     }
 }
 
-/// Ends the process by way of what [`limit`] was given if `size` more would be too much. Called before
-/// anything is locked.
+/// Calls the function passed to [`limit`], which ends the process, if `size` more bytes would exceed the
+/// limit. Called before anything is locked.
 pub(super) fn check_limit(size: usize) {
     let (asked, limit) = (TOTAL.load(Ordering::Relaxed).saturating_add(size), LIMIT.load(Ordering::Relaxed));
     let grows = asked.saturating_sub(MOST.load(Ordering::Relaxed));
@@ -232,16 +258,18 @@ pub(super) fn check_limit(size: usize) {
     }
 }
 
-/// Whether `size` more would be more pages than the process may have: what is counted is not all that it has.
+/// Returns whether `size` more bytes would need more pages than the process may have: it has more than the
+/// counted memory.
 #[cold]
 fn are_pages_short(size: usize) -> bool {
     resident().saturating_add(size) > RESIDENT_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Bytes of pages that this process has for itself; 0 where the system does not tell. Allocates nothing.
+/// Returns the bytes of pages private to this process, or 0 if the system does not report them. Allocates
+/// nothing.
 fn resident() -> usize {
     let mut text = [0u8; 128];
-    // SAFETY: the path ends with a zero, the buffer is as long as is said, and the descriptor is closed.
+    // SAFETY: the path is null-terminated, the buffer has the given length, and the descriptor is closed.
     let (length, page) = unsafe {
         let file = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if file < 0 {
@@ -259,19 +287,19 @@ fn resident() -> usize {
 
 #[cold]
 fn exhausted(size: usize) {
-    // What is allocated to tell of it is small, and must not lead here again.
+    // The allocations of the report are small, and must not lead here again.
     if IS_TELLING.try_with(|is_telling| is_telling.replace(true)).unwrap_or(true) {
         return;
     }
     if IS_REPORTING.swap(true, Ordering::Relaxed) {
-        // Another thread reports it, and ends the process. What it needs for that is small. A tensor has to
+        // Another thread reports it, and ends the process. Its small allocations succeed; a tensor's must
         // wait, or the kernel would end the process first.
         let begun = Instant::now();
         while size >= WAITS_FROM && IS_REPORTING.load(Ordering::Relaxed) && begun.elapsed() < REPORT_TIMEOUT {
             thread::sleep(POLL);
         }
     } else {
-        // Once is enough, where the report does not end the process.
+        // Report only once, in case the report does not end the process.
         let limit = LIMIT.load(Ordering::Relaxed);
         if let Some(told) = EXHAUSTED.get().filter(|_| limit != usize::MAX) {
             told(&describe(size, limit));
@@ -282,52 +310,71 @@ fn exhausted(size: usize) {
     IS_TELLING.set(false);
 }
 
-/// Who holds how much, when `size` more would be above `limit`.
+/// Describes the owners and their bytes, when `size` more bytes would exceed `limit`.
 fn describe(size: usize, limit: usize) -> String {
-    use std::fmt::Write as _;
+    let mut text = String::new();
+    // Writing into a String cannot fail.
+    let _ = write_text(&mut text, size, Some(limit));
+    text
+}
 
-    let counter = RANK.try_with(Cell::get).unwrap_or(0);
+/// Writes a table of the memory that each owner holds, after a request for `size` bytes has failed. Waits for no lock
+/// and allocates nothing.
+///
+/// # Errors
+///
+/// If `out` takes no more.
+pub fn write_holders(out: &mut dyn fmt::Write, size: usize) -> fmt::Result {
+    write_text(out, size, None)
+}
+
+fn write_text(out: &mut dyn fmt::Write, size: usize, limit: Option<usize>) -> fmt::Result {
+    struct Mib(usize);
+    impl fmt::Display for Mib {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            // Padded by hand: a number knows no unit.
+            let mib = self.0 as f64 / f64::from(1 << 20);
+            match f.width() {
+                Some(width) => write!(f, "{mib:>width$.1} MiB", width = width.saturating_sub(4)),
+                None => write!(f, "{mib:.1} MiB"),
+            }
+        }
+    }
+    // A thread that works for no rank is reported as one of rank 0.
+    let counter = RANK.try_with(Cell::get).unwrap_or(0) % MAX_RANKS;
     let rank = BOUND.try_with(Cell::get).ok().flatten().unwrap_or(counter);
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let mib = |bytes: usize| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-    let names = NAMES.try_lock().map(|names| names.clone()).unwrap_or_default();
-    let name = |place: usize| name_of(place, &names).unwrap_or("elsewhere");
+    // A thread that allocates may have it, and may be this one.
+    let names = NAMES.try_lock().ok();
+    let names = names.as_ref().map_or(&[][..], |names| &names[..]);
+    let name = |place: usize| name_of(place, names).unwrap_or("elsewhere");
     let place = name(read(&PLACE[counter]));
-    let held = read(&TOTAL);
-    let mut text = format!(
-        "out of memory: rank {rank} asks for {} in {place}; its process holds {}, in pages of {}, and may hold {}",
-        mib(size),
-        mib(held),
-        mib(resident()),
-        mib(limit)
-    );
-    // Writing into a String cannot fail.
-    let _ = write!(text, "\nof rank {rank}:");
+    let (held, pages) = (Mib(read(&TOTAL)), Mib(resident()));
+    write!(out, "out of memory: rank {rank} asks for {} in {place}; its process holds {held}, ", Mib(size))?;
+    match limit {
+        Some(limit) => write!(out, "in pages of {pages}, and may hold {}", Mib(limit))?,
+        None => write!(out, "in pages of {pages}, and the system gives it no more")?,
+    }
+    write!(out, "\nof rank {rank}:")?;
     for owner in MemoryOwner::ALL {
-        let bytes = read(&BY_OWNER[counter][owner as usize]);
-        let _ = write!(text, "\n  {:>12}  {}", mib(bytes), owner.name());
+        let bytes = Mib(read(&BY_OWNER[counter][owner as usize]));
+        write!(out, "\n  {bytes:>12}  {}", owner.name())?;
     }
-    let mut places: Vec<_> = (0..PLACES)
-        .map(|place| {
-            let mut bytes = read(&BY_PLACE[counter][place]);
-            if place == 0 {
-                // What other owners hold has no place.
-                let others = BY_OWNER[counter][1..].iter().map(read).sum();
-                bytes = bytes.saturating_sub(others);
-            }
-            (bytes, place)
-        })
-        .filter(|(bytes, _)| *bytes > 0)
-        .collect();
-    places.sort_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));
-    text.push_str("\nactivations of rank ");
-    let _ = write!(text, "{rank} by module, the largest first:");
-    for (bytes, place) in places.iter().take(8) {
-        let _ = write!(text, "\n  {:>12}  {}", mib(*bytes), name(*place));
+    let mut places = [(0, 0); PLACES];
+    for (place, (bytes, at)) in places.iter_mut().enumerate() {
+        (*bytes, *at) = (read(&BY_PLACE[counter][place]), place);
     }
-    let shared = BY_OWNER[MAX_RANKS].iter().map(read).sum();
+    // What other owners hold has no place.
+    let others: usize = BY_OWNER[counter][1..].iter().map(read).sum();
+    places[0].0 = places[0].0.saturating_sub(others);
+    places.sort_unstable_by_key(|(bytes, place)| (std::cmp::Reverse(*bytes), *place));
+    write!(out, "\nactivations of rank {rank} by module, the largest first:")?;
+    for (bytes, place) in places.iter().filter(|(bytes, _)| *bytes > 0).take(8) {
+        write!(out, "\n  {:>12}  {}", Mib(*bytes), name(*place))?;
+    }
+    let shared = read(&BY_OWNER[NO_RANK][MemoryOwner::GatheredWeights as usize]);
     if shared > 0 {
-        let _ = write!(text, "\n  {:>12}  gathered weights that all ranks of this process read", mib(shared));
+        write!(out, "\n  {:>12}  gathered weights that all ranks of this process read", Mib(shared))?;
     }
-    text
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! Large blocks of memory, kept from step to step.
 //!
-//! A training step asks for the same blocks again and again. The system's allocator gives large ones back to
-//! the kernel, which has to map and clear the pages anew, 4 KiB at a time. This pool keeps them, in regions
+//! A training step requests the same blocks again and again. The system's allocator returns large blocks to
+//! the kernel, which must map and clear the pages again, 4 KiB at a time. This pool keeps them, in regions
 //! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither
-//! waits for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same
-//! regions, and free neighbours become one again (`talc`).
+//! waits for the kernel nor has TLB misses. Blocks of any size are cut from the same regions, and adjacent
+//! free blocks are merged (`talc`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -17,15 +17,17 @@ use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponenti
 use super::regions::Regions;
 use crate::sync::lock;
 
-/// Blocks of at least this many bytes come from the pool, smaller ones from the system's allocator, which
-/// keeps those itself.
+/// Minimum bytes of blocks from the pool; smaller ones come from the system's allocator, which keeps those
+/// itself.
 const POOLED_FROM: usize = 32 << 10;
 /// Bytes at the end of a block that belong to `talc`.
 const TAIL: usize = size_of::<usize>();
+/// Words of one bit for each list of free blocks.
+const WORDS: usize = 24;
 /// Sizes of blocks between a power of two and the next one.
-const CLASSES: usize = 16;
+const CLASSES: usize = 64;
 
-/// The system's allocator, but for large blocks.
+/// The system's allocator, with a pool for large blocks.
 pub struct Pool {
     large: Mutex<Talc<Regions, Classes>>,
     huge: AtomicBool,
@@ -36,22 +38,22 @@ impl Pool {
         Pool { large: Mutex::new(Talc::new(Regions::new())), huge: AtomicBool::new(false) }
     }
 
-    /// From now on blocks are in huge pages; those that there are move. Costs nothing but the first time.
+    /// Uses huge pages for blocks from now on, and moves existing ones. Free after the first call.
     pub fn use_huge_pages(&self) {
         if self.huge.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Not while the pool is locked: a thread needs memory.
+        // Not while the pool is locked, because starting a thread allocates memory.
         let newest = self.lock().source.use_huge_pages();
         if let Some(newest) = newest {
             newest.move_into_huge_pages();
         }
     }
 
-    /// The layout of the block for what is asked, or `None` if it is not the pool's.
+    /// Returns the layout of the block for a request, or `None` if it does not come from the pool.
     ///
     /// Sizes are rounded up to those that lists of free blocks are kept by, so that a freed block serves the
-    /// next one of its kind: at most a sixteenth more.
+    /// next one of its kind: at most 1.6 % more. Buffers of a power of two, with a header, are just above a size.
     fn pooled(layout: Layout) -> Option<Layout> {
         if layout.size() < POOLED_FROM {
             return None;
@@ -61,10 +63,11 @@ impl Pool {
         Layout::from_size_align(size, layout.align()).ok()
     }
 
-    /// A new block, and how many of its bytes may not be zero: all that follow them are.
+    /// Allocates a block. Also returns how many of its first bytes may be nonzero; all following bytes are
+    /// zero.
     ///
     /// # Safety
-    /// `pooled` is not empty.
+    /// `pooled` must not be empty.
     unsafe fn allocate(&self, pooled: Layout) -> (*mut u8, usize) {
         let mut large = self.lock();
         // SAFETY: the caller's contract.
@@ -82,8 +85,8 @@ impl Pool {
     }
 }
 
-// SAFETY: a block belongs to the pool or to the system's allocator by its layout alone, and goes back to the
-// one that it came from, with the same layout.
+// SAFETY: the layout alone decides whether a block belongs to the pool or to the system's allocator, and it
+// is returned to the allocator that it came from, with the same layout.
 unsafe impl GlobalAlloc for Pool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract; a pooled layout is not empty.
@@ -96,7 +99,7 @@ unsafe impl GlobalAlloc for Pool {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's contract; a pooled layout is not empty, and the block is as long as it.
+        // SAFETY: the caller's contract; a pooled layout is not empty, and the block has its length.
         unsafe {
             match Self::pooled(layout) {
                 None => System.alloc_zeroed(layout),
@@ -125,9 +128,9 @@ unsafe impl GlobalAlloc for Pool {
         // SAFETY: `new_size` with the old alignment is a valid layout by the caller's contract.
         let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         let in_place = match (Self::pooled(layout), Self::pooled(new_layout)) {
-            // SAFETY: the block is the system allocator's.
+            // SAFETY: the block belongs to the system allocator.
             (None, None) => return unsafe { System.realloc(ptr, layout, new_size) },
-            // SAFETY: the block is the pool's, with this layout.
+            // SAFETY: the block belongs to the pool, with this layout.
             (Some(old), Some(new)) => unsafe {
                 let mut large = self.lock();
                 let in_place = large.try_realloc_in_place(ptr, old, new.size());
@@ -141,7 +144,7 @@ unsafe impl GlobalAlloc for Pool {
         if in_place {
             return ptr;
         }
-        // SAFETY: a new block, filled with what both have room for; then the old one goes back.
+        // SAFETY: a new block, filled with the bytes that fit in both; then the old one is freed.
         unsafe {
             let moved = self.alloc(new_layout);
             if !moved.is_null() {
@@ -153,13 +156,13 @@ unsafe impl GlobalAlloc for Pool {
     }
 }
 
-/// Lists of free blocks by size: 16 for every power of two, up to 4 GiB.
+/// Lists of free blocks by size: 64 for every power of two, up to 4 GiB.
 enum Classes {}
 
 impl Binning for Classes {
-    type AvailabilityBitField = [usize; 6];
+    type AvailabilityBitField = [usize; WORDS];
 
-    const BIN_COUNT: u32 = 6 * usize::BITS - 1;
+    const BIN_COUNT: u32 = WORDS as u32 * usize::BITS - 1;
 
     fn size_to_bin(size: usize) -> u32 {
         linear_extent_then_linearly_divided_exponential_binning::<CLASSES, 1>(size)

@@ -1,43 +1,43 @@
-//! What a rank allocates for a while, by owner.
+//! The allocations of a rank over some time, by owner.
 
 use std::time::Duration;
 
 use super::changes::Recording;
 use super::owners::{self, MemoryOwner, Tag};
 
-/// Whose memory it is.
+/// The holder of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeldFor {
-    /// What it is for.
+    /// Purpose of the memory.
     pub owner: MemoryOwner,
-    /// Of activations, the module that they belong to; `None` outside of modules.
+    /// For activations, the module that they belong to; `None` outside of modules.
     pub module: Option<String>,
 }
 
-/// Some memory was allocated or freed.
+/// An allocation or a release of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Since the profile has begun.
+    /// Time since the profile began.
     pub after: Duration,
-    /// Place in [`Profile::holders`].
+    /// Index in [`Profile::holders`].
     pub holder: usize,
-    /// By how many bytes its holder has more than before.
+    /// Change of the holder's bytes.
     pub bytes: i64,
 }
 
-/// The counted allocations of one rank for a while.
+/// The counted allocations of one rank over some time.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Whoever held memory at some time.
+    /// All holders of memory at any time.
     pub holders: Vec<HeldFor>,
-    /// What each of them held in the beginning, in bytes.
+    /// Bytes of each holder at the beginning.
     pub held: Vec<u64>,
-    /// What happened then, in order.
+    /// The changes since then, in order.
     pub changes: Vec<Change>,
-    /// Bytes that the rank held at the end, as [`live_bytes`](super::live_bytes) tells: `held` and all `changes`, if
-    /// none is missing.
+    /// Bytes that the rank held at the end, according to [`live_bytes`](super::live_bytes): `held` plus all
+    /// `changes`, if none is missing.
     pub held_at_end: u64,
-    /// Changes of any rank of the process that there was no room for.
+    /// Number of changes, of any rank of the process, that did not fit.
     pub missing: usize,
 }
 
@@ -45,27 +45,28 @@ pub struct Profile {
 #[derive(Debug)]
 pub struct Profiler {
     rank: usize,
-    /// Tells what a rank holds.
+    /// Returns the bytes that a rank holds.
     live_bytes: fn(usize) -> usize,
     recording: Recording,
     held: Vec<(Tag, usize)>,
 }
 
 impl Profiler {
-    /// Begins to record the allocations of `rank`, which holds as much as `live_bytes` tells.
+    /// Begins to record the allocations of `rank`, whose bytes `live_bytes` returns.
     pub(super) fn begin(rank: usize, live_bytes: fn(usize) -> usize) -> Profiler {
-        // A list that is long enough, before anything is recorded.
+        // Allocated with sufficient capacity before recording begins.
         let mut held = Vec::with_capacity(owners::HOLDERS + 1);
         let recording = Recording::begin();
         let live = live_bytes(rank);
         owners::holders(rank, &mut held);
         let counted: usize = held.iter().map(|(_, bytes)| bytes).sum();
-        // Whole weights that several ranks read in one place count for each of them, and are in no block of theirs.
+        // Whole weights that several ranks read in one place count for each of them, and are in none of their
+        // blocks.
         held.push((Tag::gathered(rank), live.saturating_sub(counted)));
         Profiler { rank, live_bytes, recording, held }
     }
 
-    /// Ends it.
+    /// Ends the recording.
     pub fn end(self) -> Profile {
         let count = self.recording.count();
         let held_at_end = (self.live_bytes)(self.rank) as u64;
@@ -88,7 +89,7 @@ impl Profiler {
 }
 
 impl Profile {
-    /// The place of whoever holds what `tag` is of.
+    /// Returns the index of the holder that matches `tag`.
     fn holder(&mut self, tag: Tag) -> usize {
         let holder = HeldFor { owner: tag.memory_owner(), module: tag.module() };
         self.holders.iter().position(|known| *known == holder).unwrap_or_else(|| {

@@ -1,11 +1,11 @@
-//! Where the pool's memory comes from: regions that are mapped when they are needed and stay.
+//! The memory of the pool: regions that are mapped when they are needed and never unmapped.
 //!
-//! Until the first step is done, the first regions have pages of the usual size. Where a hypervisor takes
-//! back what a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are
-//! slow to get there, and they are cleared as a whole by the thread that touches them first. Then they are
-//! worth it, since every access misses less often in the translation of addresses: a thread of its own moves
-//! into them what there is. More memory than a small model needs is in huge pages from the start; the usual
-//! ones take longer for so much where nothing has been taken back.
+//! Until the first step is done, the first regions have pages of the usual size. If a hypervisor reclaims the
+//! memory that a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are
+//! then slow to get, and the first thread that touches one must clear all of it. After the first step they
+//! are worth it, since accesses have fewer TLB misses: a separate thread moves existing memory into them.
+//! Memory beyond the needs of a small model is in huge pages from the start, because usual pages take longer
+//! for that much if nothing was reclaimed.
 
 use std::alloc::Layout;
 use std::iter::successors;
@@ -19,11 +19,11 @@ use talc::source::Source;
 
 /// Size of a huge page, to which regions are aligned.
 const HUGE_PAGE: usize = 2 << 20;
-/// Size of a region, if no single block needs more. What is not touched takes no memory.
+/// Minimum size of a region; larger if a single block needs more. Untouched parts take no memory.
 const SIZE: usize = 64 << 20;
-/// What `talc` needs at the ends of a region and of a block; an upper bound.
+/// Upper bound of the bytes that `talc` needs at the ends of a region and of a block.
 const OVERHEAD: usize = 16 << 10;
-/// What `talc` writes at most at the start of free memory, to keep book of it; an upper bound.
+/// Upper bound of the bytes that `talc` writes at the start of free memory for bookkeeping.
 const BOOKKEEPING: usize = 4 << 10;
 
 /// Bytes of regions that begin with pages of the usual size.
@@ -36,11 +36,11 @@ pub struct Regions {
     fresh: Range<usize>,
     /// Bytes of regions that may still begin with pages of the usual size.
     left: usize,
-    /// The newest of those that did.
+    /// The newest region that did.
     newest: Option<&'static Region>,
 }
 
-/// A region with pages of the usual size. Its description lies behind it, in the same mapping.
+/// A region with pages of the usual size. Its description lies after it, in the same mapping.
 #[derive(Debug)]
 pub struct Region {
     start: usize,
@@ -53,8 +53,8 @@ impl Regions {
         Regions { fresh: 0..0, left: SMALL_PAGES, newest: None }
     }
 
-    /// Notes that there is a block of `size` bytes at `start`, and returns from which of its bytes on it is
-    /// zero because nothing has ever written there.
+    /// Registers a block of `size` bytes at `start`, and returns the offset in it from which on it is zero,
+    /// because nothing has ever been written there.
     pub fn note(&mut self, start: usize, size: usize) -> usize {
         let end = start + size;
         if end <= self.fresh.start || start >= self.fresh.end {
@@ -65,7 +65,7 @@ impl Regions {
         zero_from.min(end) - start
     }
 
-    /// From now on regions have huge pages. Returns the newest of those that have none.
+    /// Makes new regions use huge pages. Returns the newest region without them.
     pub fn use_huge_pages(&mut self) -> Option<&'static Region> {
         self.left = 0;
         self.newest.take()
@@ -73,19 +73,20 @@ impl Regions {
 }
 
 impl Region {
-    /// Moves this region and all that are older into huge pages: a thread of its own does it, and if there is
-    /// none, the kernel does it by and by.
+    /// Moves this region and all older ones into huge pages, on a separate thread; if the thread cannot
+    /// start, the kernel moves them gradually.
     pub fn move_into_huge_pages(&'static self) {
         let regions = move || successors(Some(self), |region| region.older);
         regions().for_each(|region| {
-            // SAFETY: the region is mapped for good, and the advice leaves its content alone.
+            // SAFETY: the region is never unmapped, and the advice does not change its contents.
             unsafe { libc::madvise(region.start as *mut _, region.size, libc::MADV_HUGEPAGE) };
         });
         let collapse = move || {
             let pages = |region: &Region| (region.start..region.start + region.size).step_by(HUGE_PAGE);
             regions().flat_map(pages).for_each(|page| {
-                // Kernels before 6.1 refuse it. One call for each, since a process ends only between two.
-                // SAFETY: as above; threads that read and write meanwhile find what they would have found.
+                // Kernels before 6.1 refuse it. One call per page, because a process can end only between two
+                // calls.
+                // SAFETY: as above; threads that read and write meanwhile are not affected.
                 unsafe { libc::madvise(page as *mut _, HUGE_PAGE, libc::MADV_COLLAPSE) };
             })
         };
@@ -93,15 +94,15 @@ impl Region {
     }
 }
 
-// SAFETY: `acquire` allocates from the kernel alone.
+// SAFETY: `acquire` allocates only from the kernel.
 unsafe impl Source for Regions {
     fn acquire<B: Binning>(talc: &mut Talc<Self, B>, layout: Layout) -> Result<(), ()> {
         let needed = layout.size().checked_add(layout.align() + OVERHEAD).ok_or(())?;
         let size = needed.max(SIZE).checked_next_multiple_of(HUGE_PAGE).ok_or(())?;
         let mapped = size.checked_add(HUGE_PAGE).ok_or(())?;
-        // SAFETY: a new private mapping, wherever the kernel likes. The part that is claimed lies inside
-        // it, and nobody else knows of it. Mappings begin at a page, so that one page at least is left
-        // behind that part, and its first bytes are the region's description alone.
+        // SAFETY: a new private mapping at an address chosen by the kernel. The claimed part lies inside it,
+        // and nothing else refers to it. Mappings begin at a page, so that at least one page is left after
+        // that part, and its first bytes contain only the region's description.
         unsafe {
             let start = libc::mmap(
                 null_mut(),

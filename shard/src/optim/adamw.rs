@@ -14,14 +14,14 @@ use super::rule::{DeviceRule, DeviceShard, HalfDType};
 use super::rule::{Rule, Settings, ShardRun, UpdateStep};
 use crate::buffers::host::TASK;
 
-/// AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it.
+/// AdamW (Loshchilov and Hutter, 2019), with PyTorch's formulas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Value added to the root of the second moment.
     pub epsilon: f64,
     /// Decoupled weight decay of matrices and embeddings; norms and biases do not decay.
     pub weight_decay: f64,
@@ -34,7 +34,7 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    /// The slots, as PyTorch calls them: the first and the second moment.
+    /// PyTorch's names of the slots: the first and the second moment.
     pub const SLOTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
 }
 
@@ -49,7 +49,7 @@ struct Factors {
     step_size: f32,
     /// Root of the bias correction of the second moment.
     second_root: f32,
-    /// What weight decay leaves of a weight.
+    /// Factor of a weight after weight decay.
     keep: f32,
 }
 
@@ -116,7 +116,7 @@ impl DeviceRule for AdamW {
         learning_rate: f64,
     ) {
         use cubecl::prelude::*;
-        // SAFETY: the lengths are those of the buffers, which the kernel works with.
+        // SAFETY: the lengths are those of the buffers that the kernel accesses.
         unsafe {
             kernels::adamw_factors::launch_unchecked(
                 client,
@@ -144,8 +144,8 @@ impl DeviceRule for AdamW {
         let (client, count) = (shard.client, shard.segments);
         let cubes = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
         let units = CubeDim::new_1d(DeviceShard::THREADS as u32);
-        // SAFETY: all of them have `len` elements, which the table lies inside of; `len` is a multiple of the
-        // vectors' length. The compute shard has the type that is named.
+        // SAFETY: all of them have `len` elements, and the table lies inside them; `len` is a multiple of the
+        // vector length. The compute shard has the named type.
         unsafe {
             let values = |handle: &Handle| BufferArg::from_raw_parts(handle.clone(), vectors);
             macro_rules! launch {
@@ -181,8 +181,8 @@ impl DeviceRule for AdamW {
     }
 }
 
-/// `beta` to the power of `updates`, with the roundings of the kernel that multiplies once per update: a
-/// run that goes on has the same bits.
+/// Computes `beta` to the power of `updates`, with the roundings of the kernel that multiplies once per
+/// update, so that a resumed run has the same bits.
 #[cfg(feature = "cube")]
 fn power(beta: f32, updates: u64) -> f32 {
     let mut power = 1.0;
@@ -195,7 +195,7 @@ fn power(beta: f32, updates: u64) -> f32 {
     power
 }
 
-/// One step of a task's elements; every element is read and written once.
+/// Computes one step of a task's elements; every element is read and written once.
 #[inline(always)]
 fn update_task(
     weights: &mut [f32],

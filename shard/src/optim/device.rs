@@ -1,9 +1,9 @@
 //! An optimizer step on a GPU that nothing on the host waits for.
 //!
-//! Whether and how far weights move depends on the norm of the gradient over all ranks. Reading it
-//! would make the host wait for the whole step, and the GPU for the host in the next one. So the
-//! decision is made on the GPU: one kernel makes it from the sums of squares and the loss, the
-//! optimizer's kernels read it, and the host reads it a step later.
+//! Whether and how far weights move depends on the norm of the gradient over all ranks. Reading it would make
+//! the host wait for the whole step, and the GPU for the host in the next one. So the GPU makes the decision:
+//! one kernel computes it from the sums of squares and the loss, the optimizer's kernels read it, and the
+//! host reads it a step later.
 
 use std::sync::OnceLock;
 
@@ -26,13 +26,13 @@ const VECTOR: usize = DeviceShard::VECTOR;
 const THREADS: usize = DeviceShard::THREADS;
 const DECISION: usize = DeviceShard::DECISION;
 
-/// What a step came to, as the GPU has decided.
+/// The outcome of a step, as decided by the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecisionValues {
     pub(crate) loss: f32,
     pub(crate) norm: f32,
     pub(crate) applied: bool,
-    /// Left out because scaled gradients were too large for their dtype.
+    /// True if the update was skipped because scaled gradients were too large for their dtype.
     pub(crate) overflowed: bool,
     pub(crate) scale: LossScale,
 }
@@ -41,17 +41,16 @@ pub(crate) struct DecisionValues {
 pub(crate) struct DeviceStep {
     client: Client,
     groups: Vec<Option<Segments>>,
-    /// What each rule keeps from step to step for each learning rate, nothing for one that knows the host
-    /// alone; made at the first.
+    /// The state of each rule for each learning rate, created at the first step; empty for host-only rules.
     states: OnceLock<Vec<Vec<Handle>>>,
     /// Number of learning rates that parameters follow.
     schedules: usize,
     /// The scale of the loss, and the updates since it was changed.
     scale: Handle,
-    /// What the newest update came to; zero before the first. The same memory at every step: a copy to the
-    /// host that has been queued is made before the next step writes.
+    /// The outcome of the newest update; zero before the first. The same memory at every step: a queued copy
+    /// to the host runs before the next step writes.
     decision: Handle,
-    /// Updates before the first of this engine.
+    /// Number of updates before the first one of this engine.
     updates: u64,
     scaled: bool,
     world_size: usize,
@@ -61,8 +60,8 @@ pub(crate) struct DeviceStep {
 pub(crate) type Sums = Vec<(usize, Buffer)>;
 
 impl DeviceStep {
-    /// For the shards that `rank` holds, updated by `rules`. `updates` have been made so far; `scale` is that
-    /// of the loss, if it is scaled.
+    /// Creates the step for the shards that `rank` holds, updated by `rules`. `updates` have been made so
+    /// far; `scale` is the scale of the loss, if it is scaled.
     pub(crate) fn new(
         client: &Client,
         layout: &Layout,
@@ -89,19 +88,18 @@ impl DeviceStep {
         }
     }
 
-    /// The factor of the loss, if it has one.
+    /// Returns the factor of the loss, if it has one.
     pub(crate) fn scale(&self) -> Option<DeviceScalar> {
         self.scaled.then(|| self.scale.clone().offset_end(size_of::<f32>() as u64))
     }
 
-    /// Starts reading the newest decision: behind what the GPU has been given so far, and before what it
-    /// will be given.
+    /// Starts to read the newest decision: behind the GPU's earlier work, and before its later work.
     pub(crate) fn read(&self) -> Readback {
         Readback::start(&self.client, self.decision.clone(), DType::F32, DECISION)
     }
 
-    /// By parameter of the group at `position`: whether `sums` of this step holds a value that is not
-    /// finite. Waits for the GPU.
+    /// Returns, by parameter of the group at `position`, whether `sums` of this step contains a value that is
+    /// not finite. Waits for the GPU.
     pub(crate) fn non_finite(
         &self,
         position: usize,
@@ -122,13 +120,13 @@ impl DeviceStep {
 }
 
 impl DeviceStep {
-    /// The state of a rule for each learning rate.
+    /// Returns the state of a rule for each learning rate.
     fn states(&self, rule: usize) -> &[Handle] {
         self.states.get().map_or(&[], |states| &states[rule])
     }
 
-    /// The rule of a group on this GPU, the classes of its parameters, and the shard that it works on as a
-    /// whole, with the first learning rate; `None` if there is nothing to work on.
+    /// Returns the rule of a group on this GPU, the classes of its parameters, and the whole shard, with the
+    /// first learning rate; `None` if there is nothing to update.
     #[allow(clippy::type_complexity)]
     fn prepared<'a>(
         &'a self,
@@ -147,7 +145,7 @@ impl DeviceStep {
         let shard = DeviceShard {
             client: &self.client,
             weights: device_of(&*shard.weights)?.handle(),
-            // Of another dtype, it is cast from the weights before it is used again.
+            // If the compute shard has another dtype, it is cast from the weights before its next use.
             compute: match shard.compute.as_deref().zip(compute) {
                 Some((compute, dtype)) => Some((device_of(compute)?.handle(), dtype)),
                 None => None,
@@ -167,7 +165,7 @@ impl DeviceStep {
 }
 
 impl StepBackend for DeviceStep {
-    /// The learning rates: what else is decided is known on the GPU alone.
+    /// The learning rates: the rest of the decision is known only on the GPU.
     type Decision = LearningRates;
     type Sums = Sums;
 
@@ -191,7 +189,7 @@ impl StepBackend for DeviceStep {
                         one_each(&self.client, count),
                         CubeDim::new_1d(THREADS as u32),
                         VECTOR,
-                        // Shards are as long as whole vectors.
+                        // Shards consist of whole vectors.
                         BufferArg::from_raw_parts(values, gradient.len() / VECTOR),
                         BufferArg::from_raw_parts(segments.table.clone(), count * 3),
                         whole(&sums)?,
@@ -226,7 +224,7 @@ impl StepBackend for DeviceStep {
         settings: StepSettings,
     ) -> Result<LearningRates, BufferError> {
         let StepSettings { rates, max_norm } = settings;
-        // SAFETY: the lengths are those that the kernel works with.
+        // SAFETY: the lengths are those that the kernel accesses.
         unsafe {
             kernels::decide::launch_unchecked(
                 &self.client,
@@ -257,7 +255,7 @@ impl StepBackend for DeviceStep {
     }
 
     fn leaves_out(_: &LearningRates) -> bool {
-        // Not known here: the kernels of the update ask the decision.
+        // Unknown here: the kernels of the update read the decision.
         false
     }
 
@@ -282,7 +280,7 @@ impl StepBackend for DeviceStep {
         rates: &LearningRates,
     ) -> Result<bool, BufferError> {
         let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, rates)? else {
-            // Nothing was changed.
+            // Nothing has changed.
             return Ok(true);
         };
         for Class { settings, table, segments } in classes {
@@ -312,17 +310,17 @@ impl DecisionValues {
     }
 }
 
-/// A cube for each of `count`; there may be idle ones at the end.
+/// Returns a grid with one cube for each of `count`; there may be idle cubes at the end.
 fn one_each(client: &Client, count: usize) -> CubeCount {
     cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1))
 }
 
-/// All values of a buffer, as an argument.
+/// Returns all values of a buffer as an argument.
 ///
 /// # Safety
 ///
-/// The kernel must not touch values behind those of the buffer.
+/// The kernel must not access values beyond those of the buffer.
 unsafe fn whole(buffer: &Buffer) -> Result<BufferArg, BufferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { cube::whole(buffer, device_of(buffer)?) })
 }

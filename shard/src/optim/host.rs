@@ -1,4 +1,4 @@
-//! The end of a step as the host computes it.
+//! The end of a step, computed by the host.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::buffers::{LossSum, host, on_host};
 use crate::layout::{Layout, ParamGroupLayout};
 use crate::param_group::ShardMut;
 
-/// The factor that brings a gradient of norm `norm` down to `max_norm`, as PyTorch computes it;
-/// 1 when `max_norm` is 0 (no clipping) or the norm is small enough.
+/// Returns the factor that reduces a gradient of norm `norm` to `max_norm`, as PyTorch computes it; 1 if
+/// `max_norm` is 0 (no clipping) or the norm is small enough.
 pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }
@@ -22,16 +22,16 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
 pub(crate) struct HostStep<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) rank: usize,
-    /// Updates that have been made.
+    /// Number of updates made.
     pub(crate) updates: &'a AtomicU64,
 }
 
-/// What the host has decided.
+/// The host's decision.
 pub(crate) struct HostDecision {
     pub(crate) loss: f64,
     pub(crate) norm: f64,
     rates: LearningRates,
-    /// That of parameters which follow the first rate; `None` if loss or norm are not finite.
+    /// The step of parameters with the first learning rate; `None` if loss or norm are not finite.
     step: Option<UpdateStep>,
 }
 
@@ -40,13 +40,13 @@ impl HostDecision {
         self.step.is_some()
     }
 
-    /// The step of parameters with these settings, if there is one.
+    /// Returns the step of parameters with these settings, if there is one.
     fn step_of(&self, settings: &Settings) -> Option<UpdateStep> {
         self.step.map(|step| UpdateStep { learning_rate: self.rates.of(settings.schedule), ..step })
     }
 }
 
-/// The 2-norm of all chunks together.
+/// Returns the 2-norm of all chunks together.
 pub(crate) fn norm(squares: &Buffer) -> Result<f64, BufferError> {
     Ok(squares.as_slice::<f64>()?.iter().sum::<f64>().sqrt())
 }
@@ -59,7 +59,7 @@ impl HostStep<'_> {
 
 impl StepBackend for HostStep<'_> {
     type Decision = HostDecision;
-    // The host looks at the gradients themselves.
+    // The host inspects the gradients themselves.
     type Sums = ();
 
     fn loss(&self, sum: &mut LossSum) -> Result<Buffer, BufferError> {
@@ -141,8 +141,8 @@ fn slices<'a>(slots: &'a mut [&mut Buffer]) -> Result<Vec<&'a mut [f32]>, Buffer
     slots.iter_mut().map(|slot| slot.as_mut_slice::<f32>()).collect()
 }
 
-/// The runs of `shard` that belong to parameters, and their settings; neighbours with the same settings are
-/// merged. Alignment gaps are left out: they stay zero.
+/// Returns the runs of `shard` that belong to parameters, and their settings; adjacent runs with the same
+/// settings are merged. Alignment gaps are skipped: they stay zero.
 fn runs(group: GroupUpdate<'_>, shard: &Range<usize>) -> Vec<(Range<usize>, Settings)> {
     let mut runs: Vec<(Range<usize>, Settings)> = Vec::new();
     for (parameter, settings) in group.layout.parameters.iter().zip(group.settings) {

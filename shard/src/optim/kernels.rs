@@ -1,16 +1,16 @@
 //! CubeCL kernels of an optimizer step: sums of squares, the decision, AdamW, Muon, the sign of the gradient.
 //!
-//! No kernel adds with atomics: the same values give the same bits.
+//! No kernel adds with atomics, so the same values give the same bits.
 
 use cubecl::prelude::*;
 
-/// Steps without an overflow after which the scale of the loss is doubled.
+/// Number of steps without an overflow after which the scale of the loss is doubled.
 const GROWTH_STEPS: f32 = 2000.0;
 
 /// The largest scale of the loss.
 const LARGEST_SCALE: f32 = 16_777_216.0;
 
-/// The sum of `value` over the `units` units of a cube, a power of two; right in the first one.
+/// Sums `value` over the `units` units of a cube, a power of two; only the first unit gets the result.
 #[cube]
 fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -29,8 +29,8 @@ fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     shared[0]
 }
 
-/// The sum of squares of each segment. `table` has three values per segment: start, end, and one that
-/// is not read here.
+/// Computes the sum of squares of each segment. `table` has three values per segment: start, end, and one
+/// that is not read here.
 #[cube(launch_unchecked)]
 pub(super) fn squares<N: Size>(
     values: &[Vector<f32, N>],
@@ -39,7 +39,7 @@ pub(super) fn squares<N: Size>(
     #[comptime] units: usize,
 ) {
     let segment = CUBE_POS;
-    // The grid may have cubes behind the last segment.
+    // The grid may have cubes beyond the last segment.
     if segment >= sums.len() {
         terminate!();
     }
@@ -57,7 +57,7 @@ pub(super) fn squares<N: Size>(
     }
 }
 
-/// Adds the sums of the segments of each chunk to its place, `first` for the first. Chunk `i` has
+/// Adds the sums of the segments of each chunk to its place; the first chunk has place `first`. Chunk `i` has
 /// segments `bounds[i]..bounds[i + 1]`.
 #[cube(launch_unchecked)]
 pub(super) fn chunks(sums: &[f32], bounds: &[u32], chunks: &mut [f32], first: u32, #[comptime] units: usize) {
@@ -78,8 +78,7 @@ pub(super) fn chunks(sums: &[f32], bounds: &[u32], chunks: &mut [f32], first: u3
     }
 }
 
-/// Whether a value is neither infinite nor NaN, by its bits: compilers may take for granted that all
-/// values are finite.
+/// Returns whether a value is finite, by its bits: compilers may assume that all values are finite.
 #[cube]
 fn is_finite(value: f32) -> bool {
     u32::reinterpret(value) & 0x7f80_0000 != 0x7f80_0000
@@ -142,7 +141,7 @@ pub(super) fn decide(
     }
 }
 
-/// Factors of one AdamW step, if `decision` says that there is one. `state`: the betas to the power of the
+/// Computes the factors of one AdamW step, if `decision` says so. `state`: the betas to the power of the
 /// updates so far, the learning rate over the first bias correction, the root of the second.
 #[cube(launch_unchecked)]
 pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, beta2: f32, learning_rate: f32) {
@@ -156,10 +155,10 @@ pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, bet
     }
 }
 
-/// One AdamW step of each segment, as on the CPU, if `decision` says so. `table` as in [`squares`], with
-/// whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight; the
-/// learning rate is multiplied by `rate`. The weights are written to `compute` as well, in its dtype, if it
-/// is there.
+/// Computes one AdamW step of each segment, as on the CPU, if `decision` says so. `table` is as in
+/// [`squares`], with whether a segment decays; `state` is as in [`adamw_factors`]; `keep` is the factor of a
+/// weight after decay; the learning rate is multiplied by `rate`. The weights are also written to `compute`,
+/// in its dtype, if it is given.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn adamw<C: Float, N: Size>(
@@ -210,8 +209,8 @@ pub(super) fn adamw<C: Float, N: Size>(
     }
 }
 
-/// Moves the momentum of each segment towards its gradient, and replaces the gradient by the direction of
-/// Muon, as on the CPU, if `decision` says that there is an update. `table` as in [`squares`].
+/// Moves the momentum of each segment towards its gradient, and replaces the gradient by Muon's direction, as
+/// on the CPU, if `decision` says so. `table` is as in [`squares`].
 #[cube(launch_unchecked)]
 pub(super) fn muon_direction<N: Size>(
     gradient: &mut [Vector<f32, N>],
@@ -243,8 +242,8 @@ pub(super) fn muon_direction<N: Size>(
     }
 }
 
-/// Moves the weights of each segment by an update times `rate`, if `decision` says so. `table` as in
-/// [`squares`], with whether a segment decays; `keep` is what decay leaves of a weight.
+/// Moves the weights of each segment by an update times `rate`, if `decision` says so. `table` is as in
+/// [`squares`], with whether a segment decays; `keep` is the factor of a weight after decay.
 #[cube(launch_unchecked)]
 pub(super) fn muon<N: Size>(
     weights: &mut [Vector<f32, N>],
@@ -274,7 +273,7 @@ pub(super) fn muon<N: Size>(
 }
 
 /// Moves the weights of each segment by `rate` against the sign of their gradient, if `decision` says so.
-/// `table` as in [`squares`], in vectors of `vector` elements.
+/// `table` is as in [`squares`], in vectors of `vector` elements.
 #[cube(launch_unchecked)]
 pub(super) fn sign(
     weights: &mut [f32],

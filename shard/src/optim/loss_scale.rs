@@ -1,15 +1,15 @@
-//! The scale of the loss of runs that compute in `f16`.
+//! The scale of the loss in runs that compute in `f16`.
 
 use serde::{Deserialize, Serialize};
 
-/// What the loss is multiplied by before backward, so that small gradients are not lost in `f16`
-/// (Micikevicius et al., 2018): halved when a gradient overflows, which leaves the update out, and
-/// doubled after 2000 updates without that.
+/// The factor of the loss before backward, which keeps small gradients from vanishing in `f16` (Micikevicius
+/// et al., 2018). It is halved when a gradient overflows, in which case the update is skipped, and doubled
+/// after 2000 updates without an overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     /// The factor.
     pub scale: f64,
-    /// Updates since it was changed.
+    /// Number of updates since it was changed.
     pub steps: u64,
 }
 
@@ -20,7 +20,7 @@ impl LossScale {
 }
 
 impl Default for LossScale {
-    /// Where a run starts.
+    /// The initial scale of a run.
     fn default() -> Self {
         LossScale { scale: 65_536.0, steps: 0 }
     }

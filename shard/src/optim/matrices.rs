@@ -1,4 +1,4 @@
-//! Whole matrices in and out of flat buffers, on the host or on a GPU.
+//! Reading and writing whole matrices in flat buffers, on the host or on a GPU.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -19,11 +19,11 @@ pub(crate) struct Source {
     flat: FlatWeights,
     /// `[matrices, rows, columns]`.
     shape: [usize; 3],
-    /// Of the first element.
+    /// Offset of the first element.
     offset: usize,
 }
 
-/// A flat buffer of f32 that updates are written to, and the first thing that went wrong.
+/// A flat buffer of f32 for updates, and the first error.
 #[derive(Clone)]
 pub(crate) struct Target(Arc<Mutex<(Buffer, Result<(), String>)>>);
 
@@ -40,12 +40,12 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// Updates go to `buffer`.
+    /// Writes updates to `buffer`.
     pub(crate) fn new(buffer: Buffer) -> Self {
         Target(Arc::new(Mutex::new((buffer, Ok(())))))
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub(crate) fn into_buffer(self) -> Buffer {
         std::mem::replace(&mut lock(&self.0).0, Buffer::zeros(DType::F32, 0))
     }
@@ -53,9 +53,9 @@ impl Target {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait MatrixOps: Backend {
-    /// The matrices of `source`, on the device of `like`; a view.
+    /// Returns the matrices of `source` as a view, on the device of `like`.
     fn matrices(like: FloatTensor<Self>, source: Source) -> FloatTensor<Self>;
-    /// `updates`, which are written to elements `range` of `target`.
+    /// Writes `updates` to elements `range` of `target`, and returns them.
     fn put(updates: FloatTensor<Self>, target: Target, range: Range<usize>) -> FloatTensor<Self>;
 }
 
@@ -72,8 +72,8 @@ impl<B: FlatTensors> MatrixOps for B {
     }
 }
 
-/// Writes to `target` what `rule` makes of the directions of `parameter` in `flat`, a whole group's. Computes
-/// on `device`, where both are. The error says what is wrong with what it has made.
+/// Applies `rule` to the directions of `parameter` in `flat`, a whole group's, and writes the results to
+/// `target`. Computes on `device`, which holds both. The error describes the fault in the results.
 pub(crate) fn transform(
     rule: &dyn Rule,
     parameter: &ParameterLayout,

@@ -1,8 +1,8 @@
 //! The end of a step on the shards of one rank: the norm of the gradient, clipping, and the optimizer.
 //!
-//! A [`Rule`] is how parameters change, such as AdamW or Muon, and an [`Optimizer`] which rule is whose.
-//! `StepBackend` is where the work is done: by the host, or by a GPU that nothing on the host waits for.
-//! `matrices` has what rules on whole matrices need.
+//! A [`Rule`] defines how parameters change, such as AdamW or Muon, and an [`Optimizer`] assigns rules to
+//! parameters. `StepBackend` does the work: on the host, or on a GPU that nothing on the host waits for.
+//! `matrices` has helpers for rules on whole matrices.
 
 mod adamw;
 mod backend;

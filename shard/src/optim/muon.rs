@@ -13,28 +13,28 @@ use super::rule::{DeviceRule, DeviceShard};
 use super::rule::{DirectionRun, Rule, Settings, ShardRun, UpdateStep};
 use crate::buffers::host::TASK;
 
-/// Muon (Jordan et al., 2024), as PyTorch computes it: momentum whose matrices are made orthogonal. For
+/// Muon (Jordan et al., 2024), with PyTorch's formulas: momentum whose matrices are orthogonalised. For
 /// matrices `[d_in, d_out]`, and for batches of them, such as `[experts, d_in, d_out]`. Computes in f32,
 /// which on NVIDIA GPUs is TF32 in products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Muon {
-    /// What the learning rate of a step is multiplied by.
+    /// Factor of a step's learning rate.
     pub learning_rate: f64,
-    /// Share of the momentum that stays in a step.
+    /// Fraction of the momentum that is kept in a step.
     pub momentum: f64,
-    /// Whether the direction is a blend of gradient and momentum (Nesterov), or momentum alone.
+    /// True if the direction is a blend of gradient and momentum (Nesterov), false for momentum alone.
     pub nesterov: bool,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Newton–Schulz iterations.
+    /// Number of Newton–Schulz iterations.
     pub ns_steps: usize,
     /// Their coefficients.
     pub ns_coefficients: [f64; 3],
-    /// How the learning rate goes by the shape of a matrix.
+    /// Adjustment of the learning rate to the shape of a matrix.
     pub adjust_lr: AdjustLr,
 }
 
-/// How Muon's learning rate goes by the shape `[d_in, d_out]` of a matrix.
+/// Adjustment of Muon's learning rate to the shape `[d_in, d_out]` of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
@@ -69,7 +69,7 @@ impl Default for Muon {
 }
 
 impl Muon {
-    /// The slot, as PyTorch calls it.
+    /// PyTorch's name of the slot.
     pub const SLOTS: [&'static str; 1] = ["momentum_buffer"];
 }
 
@@ -147,8 +147,8 @@ impl DeviceRule for Muon {
         };
         let vectors = shard.len / DeviceShard::VECTOR;
         let (client, count) = (shard.client, shard.segments);
-        // SAFETY: both have `len` elements, which the table lies inside of; `len` is a multiple of the
-        // vectors' length.
+        // SAFETY: both have `len` elements, and the table lies inside them; `len` is a multiple of the vector
+        // length.
         unsafe {
             kernels::muon_direction::launch_unchecked(
                 client,
@@ -190,7 +190,7 @@ impl DeviceRule for Muon {
     }
 }
 
-/// Moves the momentum of a task's elements towards their gradient, and makes directions of both.
+/// Moves the momentum of a task's elements towards their gradient, and computes directions from both.
 #[inline(always)]
 fn direct_task(gradient: &mut [f32], momentum: &mut [f32], clip: f32, kept: f32, nesterov: bool) {
     let new = 1.0 - kept;

@@ -1,4 +1,4 @@
-//! The nearest orthogonal matrix, nearly: Newton–Schulz iterations.
+//! Newton–Schulz iterations, which approximate the nearest orthogonal matrix.
 
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
 #[cfg(feature = "cube")]
@@ -13,16 +13,16 @@ use rayon::prelude::*;
 
 use crate::buffers::host::{TASK, sum_of_squares};
 
-/// The least norm that a matrix is divided by.
+/// Minimum norm by which a matrix is divided.
 const EPSILON: f32 = 1e-7;
 
-/// Brings all singular values of `matrices` `[matrices, rows, columns]` near 1, by `steps` iterations of the
-/// quintic polynomial with these `coefficients` (Jordan et al., 2024). Singular values end between some 0.7
-/// and 1.2 after five steps with Muon's coefficients, which is as good for training as 1. `matrices` are of f32.
+/// Brings all singular values of `matrices` `[matrices, rows, columns]` (f32) near 1, with `steps` iterations
+/// of the quintic polynomial with these `coefficients` (Jordan et al., 2024). Singular values end between
+/// about 0.7 and 1.2 after five steps with Muon's coefficients, which is as good for training as 1.
 pub(super) fn orthogonalized(matrices: Tensor<3>, steps: usize, coefficients: [f64; 3]) -> Tensor<3> {
     let [_, rows, columns] = matrices.dims();
     let [a, b, c] = coefficients.map(|coefficient| coefficient as f32);
-    // The product with its own transpose is as small as it can be.
+    // Makes the product with its own transpose as small as possible.
     let is_tall = rows > columns;
     let gram_of = |x: Tensor<3>| match (x.clone().swap_dims(1, 2), is_tall) {
         (transposed, true) => transposed.matmul(x),
@@ -42,19 +42,20 @@ fn scaled_sum(x: Tensor<3>, a: f32, y: Tensor<3>, b: f32) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::scaled_sum(x.into_dispatch(), a, y.into_dispatch(), b))
 }
 
-/// What an iteration computes besides products. Tensors are of f32 and have three dimensions.
+/// The operations of an iteration other than products. Tensors are f32 and have three dimensions.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait IterationOps: Backend {
-    /// Each of `matrices` divided by its Frobenius norm, or by [`EPSILON`] if that is more.
+    /// Divides each of `matrices` by its Frobenius norm, or by [`EPSILON`] if that is greater.
     fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// `a · x + b · y`.
+    /// Returns `a · x + b · y`.
     fn scaled_sum(x: FloatTensor<Self>, a: f32, y: FloatTensor<Self>, b: f32) -> FloatTensor<Self>;
 }
 
 impl IterationOps for Flex {
     fn normalized(matrices: FlexTensor) -> FlexTensor {
         let shape = matrices.layout().shape().clone();
-        // A view of its whole buffer; `matrices` is dropped, so that it is not copied once more where it is that already.
+        // A view of its whole buffer; `matrices` is dropped, so that it is not copied again if it is one
+        // already.
         let mut normalized = matrices.to_contiguous();
         drop(matrices);
         let size = shape[1] * shape[2];
@@ -67,7 +68,7 @@ impl IterationOps for Flex {
 
     fn scaled_sum(x: FlexTensor, a: f32, y: FlexTensor, b: f32) -> FlexTensor {
         let (x, mut sum) = (x.to_contiguous(), y.to_contiguous());
-        // So that the sum lies in its memory.
+        // Dropped so that the sum can use its memory.
         drop(y);
         let tasks = sum.storage_mut::<f32>().par_chunks_mut(TASK).zip(x.storage::<f32>().par_chunks(TASK));
         tasks.for_each(|(sum, x)| {
@@ -83,7 +84,7 @@ impl IterationOps for Flex {
 impl IterationOps for CubeBackend {
     fn normalized(matrices: FloatTensor<Self>) -> FloatTensor<Self> {
         let squares = Self::float_mul(matrices.clone(), matrices.clone());
-        // Dimension by dimension: a sum over all elements at once may have any order.
+        // Dimension by dimension: a sum over all elements at once may use any order.
         let squares = Self::float_sum_dim(Self::float_sum_dim(squares, 2), 1);
         let norms = Self::float_clamp_min(Self::float_sqrt(squares), Scalar::from(EPSILON));
         Self::float_div(matrices, norms)

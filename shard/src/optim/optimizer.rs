@@ -1,4 +1,4 @@
-//! Which rule updates which parameter.
+//! The assignment of rules to parameters.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::adamw::AdamW;
 use super::rule::{Rule, Settings};
 
-/// The rule and the options of the parameter of this name and shape.
+/// Returns the rule and the options of the parameter with this name and shape.
 type Choose = Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>;
 
-/// An optimizer: one rule for all parameters, or several and who is whose.
+/// An optimizer: one rule for all parameters, or several rules and their assignment.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -29,27 +29,28 @@ pub struct Optimizer {
     choose: Choose,
 }
 
-/// Who updates a parameter, and how.
+/// The rule of a parameter, and its options.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// Index of its rule.
     pub rule: usize,
-    /// What the learning rate of a step is multiplied by, in the place of the rule's own factor.
+    /// Factor of a step's learning rate, instead of the rule's own factor.
     pub learning_rate: Option<f64>,
-    /// Decoupled weight decay in the place of the rule's own.
+    /// Decoupled weight decay, instead of the rule's own.
     pub weight_decay: Option<f64>,
-    /// Which of the [`LearningRates`](super::LearningRates) of a step it follows, in the place of the first.
+    /// Index of its learning rate in the step's [`LearningRates`](super::LearningRates), instead of the
+    /// first.
     pub schedule: Option<usize>,
 }
 
 impl Default for Choice {
-    /// The first rule, as it is.
+    /// Selects the first rule, without options.
     fn default() -> Self {
         Choice { rule: 0, learning_rate: None, weight_decay: None, schedule: None }
     }
 }
 
-/// What has been chosen for a parameter.
+/// The rule and settings of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Assignment {
     /// Index of its rule.
@@ -57,22 +58,22 @@ pub(crate) struct Assignment {
     pub(crate) settings: Settings,
 }
 
-/// How the parameters of one group are updated, which share a rule.
+/// The rule that the parameters of one group share, and their settings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct GroupRule {
     /// Index of the rule.
     pub(crate) rule: usize,
-    /// Of each parameter.
+    /// Settings of each parameter.
     pub(crate) settings: Vec<Settings>,
 }
 
 impl Optimizer {
-    /// The optimizer `name`, as checkpoints call it. `choose(name, shape)` says which of `rules` a parameter
-    /// has; an index behind the last means the last.
+    /// Creates the optimizer `name`, as checkpoints call it. `choose(name, shape)` selects one of `rules` for
+    /// a parameter; an index beyond the last means the last.
     ///
     /// # Panics
     ///
-    /// When there is no rule, two rules have one name, or the name of the optimizer is empty.
+    /// If there is no rule, two rules have the same name, or the name of the optimizer is empty.
     pub fn new(
         name: &str,
         rules: Vec<Arc<dyn Rule>>,
@@ -87,13 +88,13 @@ impl Optimizer {
         Optimizer { name: name.into(), rules, choose: Arc::new(choose) }
     }
 
-    /// The same rules under another name.
+    /// Returns the same rules under another name.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Optimizer { name: name.into(), ..self }
     }
 
-    /// Changes what is chosen for parameters: `change(name, shape, choice)` is what counts from now on.
+    /// Changes the choices for parameters: `change(name, shape, choice)` returns the new choice.
     #[must_use]
     pub fn choosing(self, change: impl Fn(&str, &[usize], Choice) -> Choice + Send + Sync + 'static) -> Self {
         let before = self.choose;
@@ -101,7 +102,7 @@ impl Optimizer {
         Optimizer { choose, ..self }
     }
 
-    /// Gives the parameters that `is_its(name, shape)` accepts to one more rule, whatever was chosen for them.
+    /// Adds a rule for the parameters that `is_its(name, shape)` accepts, regardless of earlier choices.
     #[must_use]
     pub fn with_rule(
         self,
@@ -116,24 +117,24 @@ impl Optimizer {
             let choice = before(name, shape);
             Choice { rule: choice.rule.min(last) + 1, ..choice }
         });
-        // First: a module's groups are reduced in the order of the rules, the last one while backward goes on, and
-        // the parameters of such a rule are few.
+        // First: a module's groups are reduced in the order of the rules, the last one while backward
+        // continues, and such a rule has few parameters.
         let rule: Arc<dyn Rule> = Arc::new(rule);
         let rules = [rule].into_iter().chain(self.rules).collect();
         Optimizer { choose, rules, ..self }
     }
 
-    /// Its name, as in checkpoints.
+    /// Returns its name, as in checkpoints.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The rules, in the order of [`Choice::rule`].
+    /// Returns the rules, in the order of [`Choice::rule`].
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &dyn Rule> {
         self.rules.iter().map(|rule| &**rule)
     }
 
-    /// The names of the slots of all rules.
+    /// Returns the names of the slots of all rules.
     pub fn slots(&self) -> Vec<&'static str> {
         let mut slots = Vec::new();
         for slot in self.rules().flat_map(Rule::slots) {
@@ -144,12 +145,12 @@ impl Optimizer {
         slots
     }
 
-    /// What is chosen for a parameter.
+    /// Returns the choice for a parameter.
     pub fn choice(&self, name: &str, shape: &[usize]) -> Choice {
         (self.choose)(name, shape)
     }
 
-    /// The rule of a parameter.
+    /// Returns the rule of a parameter.
     pub fn rule_of(&self, name: &str, shape: &[usize]) -> &dyn Rule {
         &*self.rules[self.assign(name, shape).rule]
     }
@@ -158,7 +159,7 @@ impl Optimizer {
         &*self.rules[index]
     }
 
-    /// What has been chosen for a parameter, with what is the rule's own.
+    /// Returns the choice for a parameter, completed with the rule's own settings.
     pub(crate) fn assign(&self, name: &str, shape: &[usize]) -> Assignment {
         let Choice { rule, learning_rate, weight_decay, schedule } = self.choice(name, shape);
         let rule = rule.min(self.rules.len() - 1);
@@ -171,7 +172,7 @@ impl Optimizer {
 }
 
 impl<R: Rule + 'static> From<R> for Optimizer {
-    /// One rule for all parameters, under the rule's name.
+    /// Uses one rule for all parameters, under the rule's name.
     fn from(rule: R) -> Self {
         let name = rule.name().to_owned();
         Optimizer::new(&name, vec![Arc::new(rule)], |_, _| Choice::default())
@@ -179,7 +180,7 @@ impl<R: Rule + 'static> From<R> for Optimizer {
 }
 
 impl Default for Optimizer {
-    /// [`AdamW`] with its defaults.
+    /// Returns [`AdamW`] with its defaults.
     fn default() -> Self {
         AdamW::default().into()
     }

@@ -1,14 +1,15 @@
-//! Which rank transforms which matrices.
+//! The assignment of matrices to the ranks that transform them.
 
 use crate::layout::{Layout, ParamGroupLayout};
 
-/// The owner of every parameter whose rule works on whole matrices, by position of its group and its index in
-/// it. The same on all ranks: it follows from the layout alone.
+/// The owner of every parameter whose rule works on whole matrices, by position of its group and its index
+/// there. It depends only on the layout, so it is the same on all ranks.
 pub(crate) struct Owners(Vec<Vec<usize>>);
 
 impl Owners {
-    /// Spreads the parameters of the groups that are `whole` over all ranks: group by group, since groups are
-    /// transformed one after the other, and the most work first, to the rank that has the least so far.
+    /// Spreads the parameters of the groups that are `whole` over all ranks. Groups are processed separately,
+    /// because they are transformed one after the other; in each, the parameter with the most work is
+    /// assigned first, to the rank with the least work so far.
     pub(crate) fn new(layout: &Layout, whole: impl Fn(usize) -> bool) -> Self {
         let mut load = vec![0u128; layout.mesh.world_size()];
         let mut of_group = |group: &ParamGroupLayout| {
@@ -29,21 +30,21 @@ impl Owners {
         Owners(groups.map(|(at, group)| if whole(at) { of_group(group) } else { Vec::new() }).collect())
     }
 
-    /// The parameters of the group at `position` that `rank` owns, by their index in it.
+    /// Returns the parameters of the group at `position` that `rank` owns, by their index there.
     pub(crate) fn owned_by(&self, rank: usize, position: usize) -> impl Iterator<Item = usize> {
         let owners = self.0[position].iter().enumerate();
         owners.filter(move |(_, owner)| **owner == rank).map(|(index, _)| index)
     }
 }
 
-/// About what the products of a matrix with its transpose cost, in multiplications.
+/// Returns the approximate cost of the products of a matrix with its transpose, in multiplications.
 fn cost(shape: &[usize]) -> u128 {
     let [matrices, rows, columns] = as_matrices(shape);
     let (least, most) = (rows.min(columns) as u128, rows.max(columns) as u128);
     matrices as u128 * least * least * (2 * most + least)
 }
 
-/// A shape as that of matrices: `[matrices, rows, columns]`. A vector is one row.
+/// Returns a shape as that of matrices: `[matrices, rows, columns]`. A vector is one row.
 pub(super) fn as_matrices(shape: &[usize]) -> [usize; 3] {
     match *shape {
         [] => [1, 1, 1],

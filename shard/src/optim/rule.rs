@@ -1,4 +1,4 @@
-//! How parameters are changed by their gradients.
+//! Rules by which gradients change parameters.
 
 use std::fmt::Debug;
 
@@ -8,69 +8,69 @@ use cubecl::{prelude::Client, server::Handle};
 #[cfg(feature = "cube")]
 use kiln_collectives::DType;
 
-/// A rule by which parameters change, such as AdamW. An [`Optimizer`](super::Optimizer) says which rule is
-/// whose.
+/// A rule by which parameters change, such as AdamW. An [`Optimizer`](super::Optimizer) assigns rules to
+/// parameters.
 ///
-/// Its state is kept beside the weights as *slots*: named f32 values, one per element, which are zero
+/// Its state is kept alongside the weights as *slots*: named f32 values, one per element, which are zero
 /// before the first update. They are sharded, saved, offloaded and counted like the weights.
 ///
-/// Most rules change each element by itself, given its gradient and its state, and therefore work on shards:
-/// [`Rule::update`] is all of such a rule. A rule that [works on whole matrices](Rule::is_whole) has three
-/// steps:
+/// Most rules change each element independently, given its gradient and its state, and therefore work on
+/// shards. Such a rule only has [`Rule::update`]. A rule that [works on whole matrices](Rule::is_whole) has
+/// three steps:
 ///
-/// 1. [`Rule::direct`] makes a direction of the gradient, element by element, on the shards;
-/// 2. [`Rule::transform`] gets the directions of whole matrices, each on the one rank that owns it, and makes
-///    updates of them;
-/// 3. [`Rule::update`] gets the shard of the updates in the place of the gradient.
+/// 1. [`Rule::direct`] computes a direction from the gradient, element by element, on the shards;
+/// 2. [`Rule::transform`] gets the directions of whole matrices, each on the one rank that owns it, and
+///    computes updates from them;
+/// 3. [`Rule::update`] gets the shard of the updates instead of the gradient.
 pub trait Rule: Debug + Send + Sync {
-    /// What it is called, such as `adamw`.
+    /// Returns its name, such as `adamw`.
     fn name(&self) -> &str;
 
-    /// The names of the slots, as in checkpoints, such as `exp_avg`.
+    /// Returns the names of the slots, as in checkpoints, such as `exp_avg`.
     fn slots(&self) -> &[&'static str];
 
-    /// How a parameter of this shape is updated, unless its options say otherwise.
+    /// Returns the settings of a parameter of this shape, before its options are applied.
     fn settings(&self, shape: &[usize]) -> Settings {
         let _ = shape;
         Settings::default()
     }
 
-    /// Updates neighbouring elements on the host. Called several times in a step.
+    /// Updates adjacent elements on the host. Called several times in a step.
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>);
 
-    /// Whether it works on whole matrices.
+    /// Returns whether the rule works on whole matrices.
     fn is_whole(&self) -> bool {
         false
     }
 
-    /// Replaces the gradient of neighbouring elements by their direction, on the host.
+    /// Replaces the gradient of adjacent elements by their direction, on the host.
     fn direct(&self, step: &UpdateStep, run: DirectionRun<'_>) {
         let _ = (step, run);
     }
 
-    /// The updates of `matrices` `[matrices, rows, columns]`, directions in f32; of the same shape. What it
-    /// makes of a matrix must not depend on the others.
+    /// Returns the updates of `matrices` `[matrices, rows, columns]`, which are directions in f32; of the
+    /// same shape. The result for a matrix must not depend on the others.
     fn transform(&self, matrices: Tensor<3>) -> Tensor<3> {
         matrices
     }
 
-    /// The rule on a GPU; `None` if it knows the host alone.
+    /// Returns the rule on a GPU, or `None` for a host-only rule.
     #[cfg(feature = "cube")]
     fn on_device(&self) -> Option<&dyn DeviceRule> {
         None
     }
 }
 
-/// How one parameter is updated.
+/// Settings for the updates of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// What the learning rate of a step is multiplied by.
+    /// Factor of a step's learning rate.
     pub learning_rate: f64,
     /// Decoupled weight decay: a step multiplies weights by 1 - learning rate × this.
     pub weight_decay: f64,
-    /// What the update is multiplied by besides, and weight decay is not.
+    /// Additional factor of the update, which does not apply to weight decay.
     pub scale: f64,
-    /// Which of the [`LearningRates`] of a step it follows; 0 is the first.
+    /// Index of its learning rate in the step's [`LearningRates`]; 0 is the first.
     pub schedule: usize,
 }
 
@@ -81,14 +81,14 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What weight decay leaves of a weight in a step with this learning rate.
+    /// Returns the factor of a weight after weight decay in a step with this learning rate.
     pub fn kept(&self, learning_rate: f64) -> f32 {
         (1.0 - learning_rate * self.learning_rate * self.weight_decay) as f32
     }
 }
 
-/// The learning rates of a step. All parameters follow the first, as long as [`Settings::schedule`] names no
-/// other.
+/// The learning rates of a step. All parameters use the first one, unless [`Settings::schedule`] selects
+/// another.
 ///
 /// ```
 /// # use kiln_shard::LearningRates;
@@ -104,12 +104,12 @@ pub struct LearningRates {
 }
 
 impl LearningRates {
-    /// The first, and those for the schedules 1, 2 and so on.
+    /// Creates rates with the first one, and those for the schedules 1, 2 and so on.
     pub fn new(first: f64, others: Vec<f64>) -> Self {
         LearningRates { first, others }
     }
 
-    /// That of a schedule; the first if there is none for it.
+    /// Returns the rate of a schedule, or the first one if it has none.
     pub fn of(&self, schedule: usize) -> f64 {
         let other = schedule.checked_sub(1).and_then(|index| self.others.get(index));
         other.copied().unwrap_or(self.first)
@@ -125,70 +125,70 @@ impl From<f64> for LearningRates {
 /// The factors of one optimizer step for parameters with the same settings.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateStep {
-    /// Counts updates from 1.
+    /// Number of the update, counted from 1.
     pub step: u64,
-    /// The learning rate of their schedule, which their settings refer to.
+    /// The learning rate of their schedule, which their settings modify.
     pub learning_rate: f64,
-    /// What clipping multiplies gradients by.
+    /// Factor of gradients after clipping.
     pub gradient_factor: f64,
 }
 
-/// Neighbouring elements of parameters with the same settings, in the memory of the host. All slices are as
-/// long.
+/// Adjacent elements of parameters with the same settings, in host memory. All slices have the same length.
 #[derive(Debug)]
 pub struct ShardRun<'a> {
     /// The f32 master weights.
     pub weights: &'a mut [f32],
-    /// The reduced gradient; the update that [`Rule::transform`] has made, if the rule works on whole
+    /// The reduced gradient, or the update computed by [`Rule::transform`] if the rule works on whole
     /// matrices.
     pub gradient: &'a [f32],
     /// The slots, in the order of [`Rule::slots`].
     pub slots: Vec<&'a mut [f32]>,
-    /// How the parameters are updated.
+    /// Settings of the parameters.
     pub settings: Settings,
 }
 
-/// Neighbouring elements of which directions are wanted, in the memory of the host. All slices are as long.
+/// Adjacent elements whose directions are to be computed, in host memory. All slices have the same length.
 #[derive(Debug)]
 pub struct DirectionRun<'a> {
-    /// The reduced gradient; the direction afterwards.
+    /// The reduced gradient, replaced by the direction.
     pub gradient: &'a mut [f32],
     /// The slots, in the order of [`Rule::slots`].
     pub slots: Vec<&'a mut [f32]>,
 }
 
-/// A rule on a GPU, where nothing on the host waits for what is decided about an update.
+/// A rule on a GPU, where nothing on the host waits for the decision about an update.
 #[cfg(feature = "cube")]
 pub trait DeviceRule: Send + Sync {
-    /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty. The default
-    /// is for rules without state, one unused f32; a rule that has one also needs [`DeviceRule::prepare`].
+    /// Creates the rule's state in GPU memory, which is kept from step to step, after `updates` updates.
+    /// Never empty. The default is for rules without state, one unused f32; a rule with state also needs
+    /// [`DeviceRule::prepare`].
     fn state(&self, client: &Client, updates: u64) -> Handle {
         let _ = updates;
         client.create_from_slice(bytemuck::bytes_of(&0.0f32))
     }
 
-    /// Queues what is computed once in a step, for each of its learning rates with a state of its own: brings
-    /// `state` up to date, if `decision` says that there is an update.
+    /// Queues the computations that a step needs once, for each of its learning rates with a separate state:
+    /// updates `state`, if `decision` says that there is an update.
     fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64) {
         let _ = (client, state, decision, learning_rate);
     }
 
-    /// [`Rule::update`] of one parameter group's shard, queued.
+    /// Queues [`Rule::update`] of one parameter group's shard.
     fn update(&self, shard: &DeviceShard<'_>);
 
-    /// Whether `update` writes [`DeviceShard::compute`] where there is one. Where it does not, weights are
-    /// cast before they are used again.
+    /// Returns whether `update` writes [`DeviceShard::compute`] if it is present. Otherwise, weights are cast
+    /// before their next use.
     fn writes_compute(&self) -> bool {
         false
     }
 
-    /// [`Rule::direct`] of one parameter group's shard, queued.
+    /// Queues [`Rule::direct`] of one parameter group's shard.
     fn direct(&self, shard: &DeviceShard<'_>) {
         let _ = shard;
     }
 }
 
-/// A dtype that a rule rounds weights to on a GPU.
+/// A dtype to which a rule rounds weights on a GPU.
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HalfDType {
@@ -200,7 +200,7 @@ pub enum HalfDType {
 
 #[cfg(feature = "cube")]
 impl HalfDType {
-    /// `dtype`, if it is one of these.
+    /// Returns `dtype`, if it is one of these.
     pub(super) fn of(dtype: DType) -> Option<HalfDType> {
         match dtype {
             DType::BF16 => Some(HalfDType::Bf16),
@@ -210,8 +210,8 @@ impl HalfDType {
     }
 }
 
-/// One parameter group's shard on a GPU, or those of its parameters that have the same settings apart from
-/// whether they decay, cut into segments that belong to one parameter each.
+/// One parameter group's shard on a GPU, or the part with its parameters that have the same settings apart
+/// from whether they decay. It is cut into segments that belong to one parameter each.
 #[cfg(feature = "cube")]
 #[derive(Clone)]
 pub struct DeviceShard<'a> {
@@ -219,9 +219,9 @@ pub struct DeviceShard<'a> {
     pub client: &'a Client,
     /// The f32 master weights.
     pub weights: &'a Handle,
-    /// The same in the compute dtype, for a rule to write as well.
+    /// The weights in the compute dtype, for a rule to write as well.
     pub compute: Option<(&'a Handle, HalfDType)>,
-    /// The reduced gradient, or what has come of it; f32.
+    /// The reduced gradient, or the direction or update computed from it; f32.
     pub gradient: &'a Handle,
     /// The slots, in the order of [`Rule::slots`], f32.
     pub slots: Vec<&'a Handle>,
@@ -232,24 +232,24 @@ pub struct DeviceShard<'a> {
     pub table: &'a Handle,
     /// Number of segments.
     pub segments: usize,
-    /// f32 values: loss, norm, whether to update (if positive), factor of the gradient, scale of the
-    /// loss, updates since that was changed.
+    /// f32 values: loss, norm, whether to update (if positive), factor of the gradient, scale of the loss,
+    /// updates since that was changed.
     pub decision: &'a Handle,
     /// The rule's own state, from [`DeviceRule::state`].
     pub state: &'a Handle,
-    /// The learning rate of the schedule of its parameters.
+    /// The learning rate of its parameters' schedule.
     pub learning_rate: f64,
-    /// How parameters are updated that decay; others do not decay.
+    /// Settings of the parameters that decay; the others have no weight decay.
     pub settings: Settings,
 }
 
 #[cfg(feature = "cube")]
 impl DeviceShard<'_> {
-    /// Elements that a thread reads at once. All parameters start at multiples of it, and what is
-    /// between them is zero.
+    /// Elements that a thread reads at once. All parameters start at multiples of it, and the gaps between
+    /// them are zero.
     pub const VECTOR: usize = 4;
-    /// Values of a decision.
+    /// Number of values of a decision.
     pub const DECISION: usize = 6;
-    /// Threads of a cube, which works on one segment.
+    /// Threads per cube, which processes one segment.
     pub const THREADS: usize = 256;
 }

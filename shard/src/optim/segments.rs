@@ -9,7 +9,7 @@ use super::rule::{DeviceShard, Settings};
 use crate::layout::ParamGroupLayout;
 use crate::mesh::Mesh;
 
-/// Elements of a segment, at most: what one cube works on.
+/// Maximum elements of a segment, which one cube processes.
 const SEGMENT: usize = 1 << 14;
 
 const VECTOR: usize = DeviceShard::VECTOR;
@@ -28,7 +28,7 @@ pub(super) struct Segment {
 /// The segments of one group's shard, in order.
 pub(super) struct Segments {
     pub(super) segments: Vec<Segment>,
-    /// As [`DeviceShard::table`], of all segments.
+    /// Table of all segments, as in [`DeviceShard::table`].
     pub(super) table: Handle,
     /// First segment of each chunk, counted from the start of `chunks`, and the end of the last.
     pub(super) bounds: Handle,
@@ -38,16 +38,16 @@ pub(super) struct Segments {
 
 /// The segments of parameters with the same settings, apart from whether they decay.
 pub(super) struct Class {
-    /// Of those that decay.
+    /// Settings of the parameters that decay.
     pub(super) settings: Settings,
-    /// As [`DeviceShard::table`].
+    /// Table of its segments, as in [`DeviceShard::table`].
     pub(super) table: Handle,
     pub(super) segments: usize,
 }
 
 impl Segments {
-    /// Those of the shard of `group` that `rank` of `mesh` holds, whose parameters have these `settings`;
-    /// `None` if it is frozen.
+    /// Cuts the shard of `group` that `rank` of `mesh` holds, whose parameters have these `settings`; `None`
+    /// if it is frozen.
     pub(super) fn new(
         client: &Client,
         group: &ParamGroupLayout,
@@ -70,7 +70,7 @@ impl Segments {
             let count = segments.iter().filter(is_of).count();
             let table = match count {
                 0 => return None,
-                // All of them, as everywhere where no parameter has settings of its own.
+                // All segments, which is so unless parameters have separate settings.
                 count if count == segments.len() => table.clone(),
                 _ => upload_table(client, segments.iter().filter(is_of)),
             };
@@ -81,7 +81,7 @@ impl Segments {
     }
 }
 
-/// Parameters by settings, apart from whether they decay.
+/// Groups parameters by settings, apart from whether they decay.
 fn classify(settings: &[Settings]) -> Vec<(Settings, Vec<usize>)> {
     let mut classes: Vec<(Settings, Vec<usize>)> = Vec::new();
     for (index, mine) in settings.iter().enumerate() {
@@ -108,7 +108,7 @@ fn upload_table<'a>(client: &Client, segments: impl Iterator<Item = &'a Segment>
         let Range { start, end } = segment.range;
         [start / VECTOR, end.div_ceil(VECTOR), usize::from(segment.decays)]
     });
-    // Never nothing: kernels cannot be given that.
+    // Never empty: kernels cannot be given an empty buffer.
     upload(client, table.chain([0; 3]).collect())
 }
 
@@ -117,7 +117,7 @@ fn upload(client: &Client, values: Vec<usize>) -> Handle {
     client.create_from_slice(bytemuck::cast_slice(&values))
 }
 
-/// The segments of `shard` that belong to parameters, in order.
+/// Returns the segments of `shard` that belong to parameters, in order.
 fn cut(group: &ParamGroupLayout, settings: &[Settings], shard: &Range<usize>) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (index, (parameter, settings)) in group.parameters.iter().zip(settings).enumerate() {

@@ -6,12 +6,12 @@ use super::kernels;
 use super::rule::{DeviceRule, DeviceShard};
 use super::rule::{Rule, ShardRun, UpdateStep};
 
-/// Moves each element by a fixed rate against its gradient, whatever the gradient's size; not at all where that
-/// is zero. For values that are steered rather than learned, such as the biases that balance experts: learning
-/// rate, weight decay and clipping of the step do not touch them. Keeps no state.
+/// Moves each element by a fixed rate against its gradient, regardless of the gradient's size; not at all
+/// where the gradient is zero. For values that are controlled rather than learned, such as the biases that
+/// balance experts: learning rate, weight decay and clipping of the step do not affect them. Keeps no state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sign {
-    /// What an element moves by in a step.
+    /// Distance that an element moves per step.
     pub rate: f64,
 }
 
@@ -46,7 +46,7 @@ impl DeviceRule for Sign {
     fn update(&self, shard: &DeviceShard<'_>) {
         use cubecl::prelude::*;
         let (client, count) = (shard.client, shard.segments);
-        // SAFETY: both have `len` elements, which the table lies inside of.
+        // SAFETY: both have `len` elements, and the table lies inside them.
         unsafe {
             kernels::sign::launch_unchecked(
                 client,

@@ -326,7 +326,7 @@ impl ParamGroup {
         }
         let parameter = &self.layout.parameters[index];
         let added = match &mut self.state().gradient {
-            Gradient::Accumulating { flat, written } => {
+            Gradient::Accumulating { flat, written, .. } => {
                 let added = B::add_gradient(flat, parameter.range(), gradient, !written[index]);
                 added.map(|()| written[index] = true)
             }
@@ -341,12 +341,22 @@ impl ParamGroup {
     /// means that nothing of this use will read the weights again: they make room for the gradient.
     fn before_first_gradient(&self) {
         self.reshard_after_use();
-        let mut state = self.state();
-        if let Gradient::None = state.gradient {
-            let flat = self.reducer.take_buffer(self.layout.padded_numel());
-            let written = vec![false; self.layout.parameters.len()];
-            state.gradient = Gradient::Accumulating { flat, written };
-        }
+        self.open_gradient(&mut self.state());
+    }
+
+    /// Allocates the flat gradient of this micro-batch unless there is one.
+    fn open_gradient(&self, state: &mut GroupState) {
+        let earlier = match std::mem::replace(&mut state.gradient, Gradient::None) {
+            Gradient::None => None,
+            Gradient::Partial(sum) => Some(sum),
+            other => {
+                state.gradient = other;
+                return;
+            }
+        };
+        let flat = self.reducer.take_buffer(self.layout.padded_numel());
+        let written = vec![false; self.layout.parameters.len()];
+        state.gradient = Gradient::Accumulating { flat, written, earlier };
     }
 
     /// Frees the weights when backward has read them for the last time in this use, unless another
@@ -359,7 +369,7 @@ impl ParamGroup {
         }
     }
 
-    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is reduced.
+    /// Backward is done with one use. With the last one of a micro-batch that is reduced, the gradient is sent off.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;
@@ -369,38 +379,34 @@ impl ParamGroup {
         state.open_uses = state.open_uses.saturating_sub(1);
         let complete = state.open_uses == 0;
         drop(state);
-        if complete && self.context.is_last_micro_batch() {
+        if complete && self.context.reduces() {
             self.post_backward();
         }
     }
 
-    /// Sends the gradient off to be reduced, once per step. Parameters without a gradient count as
-    /// zero: every rank must take part in the same reductions.
+    /// Sends the gradient off to be reduced, once in a backward that reduces. Parameters without a gradient
+    /// count as zero: every rank must take part in the same reductions.
     pub(crate) fn post_backward(&self) {
         if !self.layout.trainable {
             return;
         }
         let mut state = self.state();
-        let flat = match std::mem::replace(&mut state.gradient, Gradient::Taken) {
-            Gradient::None => {
-                let placement = self.context.placement();
-                Ok(placement.zeros(DType::F32, self.layout.padded_numel()))
-            }
-            Gradient::Accumulating { mut flat, written } => {
-                let parameters = self.layout.parameters.iter().zip(written);
-                let unwritten = parameters.filter(|(_, written)| !*written);
-                let unwritten = unwritten.map(|(parameter, _)| parameter.range());
-                let cleared = buffers::clear(&mut flat, self.layout.gaps().into_iter().chain(unwritten));
-                cleared.map(|()| flat).map_err(ShardError::from)
-            }
+        self.open_gradient(&mut state);
+        let (mut flat, written, earlier) = match std::mem::replace(&mut state.gradient, Gradient::Taken) {
+            Gradient::Accumulating { flat, written, earlier } => (flat, written, earlier),
             sent => {
                 state.gradient = sent;
                 return;
             }
         };
         state.open_uses = 0;
+        let parameters = self.layout.parameters.iter().zip(written);
+        let unwritten = parameters.filter(|(_, written)| !*written);
+        let unwritten = unwritten.map(|(parameter, _)| parameter.range());
+        let cleared = buffers::clear(&mut flat, self.layout.gaps().into_iter().chain(unwritten));
         let label = self.label(Direction::Backward.phase());
-        let reduction = flat.and_then(|flat| self.reducer.launch(label, flat));
+        let reduction = cleared.map_err(ShardError::from);
+        let reduction = reduction.and_then(|()| self.reducer.launch(label, flat, earlier));
         if let Some(reduction) = self.context.or_fail(reduction) {
             state.gradient = Gradient::Reducing(reduction);
         }
@@ -413,12 +419,16 @@ impl ParamGroup {
         }
     }
 
-    /// Waits until this rank's shard of the reduced gradient is there.
+    /// Waits for this rank's shard of the reduced gradient: that of the step in the last micro-batch, else the sum so
+    /// far.
     pub(crate) fn wait_for_reduced(&self) {
         let mut state = self.state();
         if let Gradient::Reducing(reduction) = &state.gradient {
-            let shard = self.reducer.wait(reduction);
-            state.gradient = shard.map_or(Gradient::Taken, Gradient::Reduced);
+            let there = match self.context.is_last_micro_batch() {
+                true => Gradient::Reduced,
+                false => Gradient::Partial,
+            };
+            state.gradient = self.reducer.wait(reduction).map_or(Gradient::Taken, there);
         }
     }
 

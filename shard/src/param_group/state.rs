@@ -57,12 +57,16 @@ pub(super) enum Weights {
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
-    /// Uses and micro-batches add to it: f32, of the whole group. `written` says which parameters
-    /// have a gradient in it; the elements of the others are arbitrary.
-    Accumulating { flat: Buffer, written: Vec<bool> },
+    /// Uses and, where it is not reduced in between, micro-batches add to it: f32, of the whole group. `written`
+    /// says which parameters have a gradient in it; the elements of the others are arbitrary. `earlier` is the
+    /// reduced sum of earlier micro-batches, if there is one.
+    Accumulating { flat: Buffer, written: Vec<bool>, earlier: Option<Buffer> },
     /// Sent off to be reduced.
     Reducing(Reduction),
-    /// f32, of this rank's shard.
+    /// f32, of this rank's shard: the sum of the micro-batches so far, until the next one has a gradient. Under the
+    /// hybrid strategies it is not summed over the replicas yet.
+    Partial(Buffer),
+    /// f32, of this rank's shard, of the whole step.
     Reduced(Buffer),
     /// The optimizer step has taken it, or it was lost in a failure; there is none until the next step
     /// begins.

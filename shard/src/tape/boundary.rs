@@ -1,12 +1,12 @@
-//! Where backward enters a module and where it leaves it, as operations on burn's tape.
+//! The boundaries at which backward enters and leaves a module, as operations on burn's tape.
 //!
-//! Both are the identity in forward. In backward, the one on a module's output gathers the weights
-//! and starts to gather those of the module before it; the one on its input frees them and sends the
-//! gradients off to be reduced. FSDP2 has the same two hooks, as pre-backward and post-backward.
+//! Both are the identity in forward. In backward, the boundary on a module's output gathers the weights and
+//! starts to gather those of the previous module; the boundary on its input frees them and starts to reduce
+//! the gradients. FSDP2 has the same two hooks, as pre-backward and post-backward.
 //!
-//! A boundary is passed on every rank, whatever a batch makes of the module in between. The first
-//! read of a weight, or the last gradient of a parameter, would not do: a rank whose batch reaches
-//! no such parameter would issue its collectives in another order than the others.
+//! Every rank passes a boundary, no matter which parts of the module its batch reaches. The first read of a
+//! weight, or the last gradient of a parameter, would not suffice: a rank whose batch reaches no such
+//! parameter would issue its collectives in a different order from the others.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -25,21 +25,21 @@ use crate::param_group::ParamGroups;
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     groups: ParamGroups,
-    /// Whether backward goes on to the module before.
+    /// True if backward continues to the previous module.
     goes_on: bool,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait BoundaryOps: Backend {
-    /// `y` itself; on the tape if `token` is.
+    /// Returns `y`, on the tape if `token` is.
     fn output(y: FloatTensor<Self>, token: FloatTensor<Self>, at: Output) -> FloatTensor<Self>;
-    /// `x` itself.
+    /// Returns `x`.
     fn input(x: FloatTensor<Self>, groups: ParamGroups) -> FloatTensor<Self>;
 }
 
-/// `y`, the output of the module of `groups`. Backward gathers their weights when it comes here and, if it
-/// `goes_on` beyond them, starts to gather those of the module before. `token` is the module's: it puts an
-/// output on the tape that no trained weight was used for.
+/// Returns `y`, the output of the module of `groups`. When backward reaches it, it gathers their weights and,
+/// if it `goes_on` beyond them, starts to gather those of the previous module. `token` is the module's token:
+/// it puts an output on the tape that depends on no trained weight.
 pub(crate) fn at_output<const D: usize>(
     y: Tensor<D>,
     token: &Tensor<1>,
@@ -50,13 +50,13 @@ pub(crate) fn at_output<const D: usize>(
     Tensor::from_dispatch(Dispatch::output(y.into_dispatch(), token, Output { groups, goes_on }))
 }
 
-/// `x`, the input of the module of `groups`. Backward frees their weights when it comes here, and sends their
-/// gradients off to be reduced.
+/// Returns `x`, the input of the module of `groups`. When backward reaches it, it frees their weights and
+/// starts to reduce their gradients.
 pub(crate) fn at_input<const D: usize>(x: Tensor<D>, groups: ParamGroups) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::input(x.into_dispatch(), groups))
 }
 
-/// Backward has come to the output of the module of `groups`.
+/// Handles that backward has reached the output of the module of `groups`.
 fn enter(groups: &ParamGroups, goes_on: bool) {
     groups.iter().for_each(|group| group.unshard_in_backward());
     match groups.first() {
@@ -67,7 +67,7 @@ fn enter(groups: &ParamGroups, goes_on: bool) {
     groups.iter().take(1).for_each(|group| group.enter());
 }
 
-/// Backward begins at the loss, which the last module, of `groups`, has made.
+/// Handles the beginning of backward at the loss, which the last module, of `groups`, has computed.
 pub(crate) fn begin_backward(groups: &ParamGroups) {
     enter(groups, true);
 }
@@ -112,7 +112,7 @@ impl<B: Backend> Backward<B, 1> for InputBackward {
     }
 }
 
-// Tensors are moved, not cloned: what nobody else holds may be changed in place.
+// Tensors are moved, not cloned, so that an unshared tensor can be changed in place.
 impl<B: Backend, C: CheckpointStrategy> BoundaryOps for Autodiff<B, C> {
     fn output(y: Tracked<B, C>, token: Tracked<B, C>, at: Output) -> Tracked<B, C> {
         on_tape::<B, C, _, _>(OutputBackward, [y.node(), token.node()], at, y.into_primitive())

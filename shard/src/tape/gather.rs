@@ -1,12 +1,12 @@
 //! Reading a sharded parameter, as an operation on burn's tape.
 //!
 //! Forward gathers the parameter group and returns a view. Backward hands the gradient to the group. The node
-//! recomputes itself on demand, whatever the rest of the graph does, so the tape holds no weights
-//! between forward and backward.
+//! recomputes itself on demand, regardless of the rest of the graph, so the tape holds no weights between
+//! forward and backward.
 //!
-//! Backward steps run by depth. A gather that hung off a leaf would run last and keep all
-//! gradients alive to the end, so it hangs off an *order token*: a one-element child of the
-//! block's input that carries no gradient.
+//! Backward steps run by depth. A gather that depends on a leaf would run last and keep all gradients alive
+//! to the end, so it depends on an *order token*: a one-element child of the block's input that carries no
+//! gradient.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -30,33 +30,33 @@ use crate::buffers::FlatTensors;
 use crate::comm::Direction;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
 
-/// Which parameter to read, and for which use.
+/// The parameter to read, and the use.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightRef {
     pub(crate) group: Arc<ParamGroup>,
     /// Its index in the group's layout.
     pub(crate) index: usize,
     pub(crate) direction: Direction,
-    /// The use; unread by frozen parameters.
+    /// The use; ignored for frozen parameters.
     pub(crate) from: Arc<Use>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait GatherOps: Backend {
-    /// A one-element child of `x` without gradient. When backward comes to it, all gathers under it
-    /// have their gradients, and `leaves` are done with.
+    /// Returns a one-element child of `x` without gradient. When backward reaches it, all gathers under it
+    /// have their gradients, and backward leaves `leaves`.
     fn order_token(x: FloatTensor<Self>, leaves: ParamGroups) -> FloatTensor<Self>;
-    /// The parameter that `weight` names, in the compute dtype.
+    /// Returns the parameter that `weight` names, in the compute dtype.
     fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self>;
 }
 
-/// A one-element child of `x` without gradient, as deep in the graph as `x`. Backward is done with
-/// `leaves` when it comes there.
+/// Returns a one-element child of `x` without gradient, as deep in the graph as `x`. Backward leaves `leaves`
+/// when it reaches the child.
 pub(crate) fn order_token<const D: usize>(x: &Tensor<D>, leaves: ParamGroups) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::order_token(x.clone().into_dispatch(), leaves))
 }
 
-/// The parameter that `weight` names; on the tape if `token` is.
+/// Returns the parameter that `weight` names; on the tape if `token` is.
 pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::gather(token.clone().into_dispatch(), weight))
 }
@@ -104,7 +104,7 @@ struct GatherAgain<B> {
 
 impl<B: FlatTensors> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
-        // Taking the token's state also tells the checkpointer that it has been used.
+        // Taking the token's state also informs the checkpointer that it has been used.
         let token = states.get_state::<FloatTensor<B>>(&self.token);
         let weight = self.weight.group.parameter::<B>(&token, self.weight.index, Direction::Backward);
         states.save(out_node, weight);

@@ -1,4 +1,4 @@
-//! The loss on its way into backward: added up where it is, and scaled if gradients are `f16`.
+//! The loss at the start of backward: summed on its device, and scaled if gradients are `f16`.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,14 +19,14 @@ use crate::error::ShardError;
 use crate::param_group::ParamGroups;
 use crate::sync::lock;
 
-/// What becomes of the loss of a backward pass.
+/// The handling of the loss of a backward pass.
 #[derive(Clone)]
 pub(crate) struct LossSink {
-    /// Where the losses of the step are added up.
+    /// The sum of the losses of the step.
     pub(crate) sum: Arc<Mutex<LossSum>>,
-    /// What backward starts with instead of 1, if gradients are `f16`.
+    /// The gradient with which backward starts instead of 1, if gradients are `f16`.
     pub(crate) scale: Option<DeviceScalar>,
-    /// The groups of the last module, which has made the loss.
+    /// The groups of the last module, which has computed the loss.
     pub(crate) last: ParamGroups,
     pub(crate) context: Arc<CommContext>,
 }
@@ -39,11 +39,11 @@ impl std::fmt::Debug for LossSink {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait LossOps: Backend {
-    /// `loss`, which is added to the step's; backward starts at the scale of the loss.
+    /// Adds `loss` to the step's loss, and returns it; backward starts with the scale of the loss.
     fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self>;
 }
 
-/// Adds `loss` `[1]` to that of the step. Backward is to start from what is returned.
+/// Adds `loss` `[1]` to that of the step. Backward must start from the result.
 pub(crate) fn add_loss(loss: Tensor<1>, sink: LossSink) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::add_loss(loss.into_dispatch(), sink))
 }

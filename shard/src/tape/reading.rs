@@ -1,4 +1,4 @@
-//! Starting to read a tensor of whichever backend.
+//! Starts to read a tensor of any backend.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use super::node::Tracked;
 use crate::buffers::{FlatTensors, PendingValues};
 use crate::sync::lock;
 
-/// Where the started reading goes; an error says what is wrong with the tensor.
+/// The destination of the started read; an error describes the fault in the tensor.
 #[derive(Clone, Default)]
 pub(crate) struct Started(Arc<Mutex<Option<Result<PendingValues, String>>>>);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Started {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait ReadOps: Backend {
-    /// `values`, which are being read.
+    /// Starts to read `values`, and returns them.
     fn start_reading(values: FloatTensor<Self>, started: Started) -> FloatTensor<Self>;
 }
 

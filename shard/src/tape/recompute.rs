@@ -1,8 +1,8 @@
 //! Running a block again in backward instead of keeping its activations (Chen et al., 2016).
 //!
-//! Forward runs the block off the tape and keeps its input. Backward runs it again on a tape of
-//! its own and starts that tape from the incoming gradient. A loss that the block adds is a second
-//! output, whose gradient is there before that of the first.
+//! Forward runs the block off the tape and keeps its input. Backward runs it again on a separate tape and
+//! starts that tape from the incoming gradient. A loss that the block adds is a second output, whose gradient
+//! arrives before that of the first.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,19 +23,20 @@ use crate::buffers::FlatTensors;
 use crate::param_group::ParamGroups;
 use crate::sync::lock;
 
-/// Which run of a block this is.
+/// The run of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// In forward, off the tape.
     First,
-    /// In backward, on a tape of its own.
+    /// In backward, on a separate tape.
     Again,
 }
 
-/// What a block makes of its input `[batch, seq, d_model]`: the same shape, and a loss `[1]` that it adds.
+/// The output of a block for its input `[batch, seq, d_model]`: the same shape, and a loss `[1]` that it
+/// adds.
 pub(crate) type BlockOutput = (Tensor<3>, Option<Tensor<1>>);
 
-/// What to run. The first run must return tensors off the tape.
+/// The function to run. The first run must return tensors off the tape.
 #[derive(Clone)]
 pub(crate) struct Body {
     run: Arc<dyn Fn(Tensor<3>, Run) -> BlockOutput + Send + Sync>,
@@ -54,8 +55,7 @@ impl std::fmt::Debug for Body {
     }
 }
 
-/// The loss that a block adds: its value on the way out of forward, and its gradient on the way into
-/// the second run.
+/// The loss that a block adds: its value for the output of forward, and its gradient for the second run.
 #[derive(Default)]
 pub(crate) struct AddedLoss {
     value: Mutex<Option<Tensor<1>>>,
@@ -70,29 +70,29 @@ impl std::fmt::Debug for AddedLoss {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait RecomputeOps: Backend {
-    /// `body(x)`; `token` puts the node on the tape when `x` is not.
+    /// Computes `body(x)`; `token` puts the node on the tape if `x` is not.
     fn recompute(x: FloatTensor<Self>, token: FloatTensor<Self>, body: Body) -> FloatTensor<Self>;
-    /// `value`, a child of `y` on the tape, whose gradient goes to `loss` and not to `y`.
+    /// Returns `value` as a child of `y` on the tape, whose gradient goes to `loss` and not to `y`.
     fn added_loss(y: FloatTensor<Self>, value: FloatTensor<Self>, loss: Arc<AddedLoss>) -> FloatTensor<Self>;
-    /// A one-element tensor whose backward starts at `y` with `gradient`.
+    /// Returns a one-element tensor whose backward starts at `y` with `gradient`.
     fn seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// `body(x)`, keeping only `x` for backward. `token` is on the tape.
+/// Computes `body(x)`, and keeps only `x` for backward. `token` is on the tape.
 pub(crate) fn recompute(x: Tensor<3>, token: Tensor<1>, body: Body) -> BlockOutput {
     let loss = body.loss.clone();
     let y = Dispatch::recompute(x.into_dispatch(), token.into_dispatch(), body);
     let y = Tensor::from_dispatch(y);
     let value = lock(&loss.value).take();
     let added = value.map(|value| {
-        // Below the block's output, so that backward comes to it before it runs the block again.
+        // Below the block's output, so that backward reaches it before it runs the block again.
         let (y, value) = (y.clone().into_dispatch(), value.autodiff().into_dispatch());
         Tensor::from_dispatch(Dispatch::added_loss(y, value, loss))
     });
     (y, added)
 }
 
-/// A backend whose primitives a block can be run on.
+/// A backend on whose primitives a block can run.
 pub(crate) trait Blocks: FlatTensors {
     fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
     fn primitive(tensor: Tensor<3>) -> FloatTensor<Self>;
@@ -147,9 +147,9 @@ impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
         let (x, body) = ops.state;
         let incoming = B::tensor::<3>(grads.consume::<B>(&ops.node));
         let x = B::tensor::<3>(x).autodiff().require_grad();
-        // A block that is not recomputed reads the result of an operation, never a leaf. Operations add to the
-        // gradient of the one and leave that of the other to burn, which rounds it once more: the block must not
-        // see a leaf here either.
+        // A block that is not recomputed reads the result of an operation, never a leaf. Operations add to
+        // the gradient of a result themselves, but leave the gradient of a leaf to burn, which rounds it once
+        // more. So the block must not see a leaf here either.
         let (y, loss) = (body.run)(at_input(x.clone(), ParamGroups::new()), Run::Again);
         let mut start = seed(y, incoming);
         let of_loss = lock(&body.loss.gradient).take();
@@ -163,7 +163,7 @@ impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
     }
 }
 
-/// A one-element tensor whose backward starts at `y` with `gradient`.
+/// Returns a one-element tensor whose backward starts at `y` with `gradient`.
 fn seed<const D: usize>(y: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
     let (y, gradient) = (y.into_dispatch(), gradient.into_dispatch());
     Tensor::from_dispatch(<Dispatch as RecomputeOps>::seed(y, gradient))
@@ -189,7 +189,7 @@ impl<B: Backend> Backward<B, 1> for SeedBackward {
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let [parent] = ops.parents;
-        // The ones that backward starts with; replaced by the gradient that came in.
+        // The ones with which backward starts; replaced by the incoming gradient.
         let _ = grads.consume::<B>(&ops.node);
         if let Some(parent) = parent {
             grads.register::<B>(parent.id, ops.state);

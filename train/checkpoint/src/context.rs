@@ -1,15 +1,15 @@
-//! What goes into a checkpoint besides the values of the engine.
+//! The contents of a checkpoint other than the engine's values.
 
 use std::sync::Arc;
 
 use super::{CheckpointState, SavedOptimizer};
 
-/// What goes into a checkpoint besides the engine's values.
+/// The contents of a checkpoint other than the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
-    /// What the weights were trained with. An engine that is saved says it itself.
+    /// The optimizer that trained the weights. Replaced by the engine's own when an engine is saved.
     pub optimizer: SavedOptimizer,
-    /// Where the run stands.
+    /// The position of the run.
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
@@ -18,7 +18,7 @@ pub struct SaveContext {
 }
 
 impl SaveContext {
-    /// With nothing but the state: no configuration, no files.
+    /// Creates a context with only the state: no configuration, no files.
     pub fn new(state: CheckpointState) -> Self {
         SaveContext { optimizer: SavedOptimizer::adamw(), state, config: None, files: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Sharded to full and back, without a run: what is behind `kiln convert`.
+//! Conversion between sharded and full checkpoints without a run: the implementation of `kiln convert`.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -17,19 +17,17 @@ use super::{
 };
 use crate::weights::{NotFinite, Weights as _};
 
-/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
-/// Its files are those that a run of so many ranks would have written. Holds one parameter at a time.
+/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
+/// files are the same as if a run of that many ranks had written them. Holds one parameter at a time.
 ///
 /// # Errors
 ///
-/// When `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
-/// written.
+/// If `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be read or written.
 pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
     convert_counted(checkpoint, out, format, ranks, &Meter::default())
 }
 
-/// [`convert`], of which `meter` counts the bytes: those that are compared with their checksums, then those that are
-/// written.
+/// Like [`convert`]. `meter` counts the bytes that are compared with their checksums, then the bytes written.
 ///
 /// # Errors
 ///
@@ -42,7 +40,7 @@ pub fn convert_counted(
     meter: &Meter,
 ) -> Result<()> {
     part::check_free(out)?;
-    // Parts of chunks are read below, which say nothing about the whole.
+    // Below, only parts of chunks are read, which cannot be checked.
     if let Some(problem) = verify_counted(checkpoint, meter).problems.into_iter().next() {
         return Err(problem);
     }
@@ -105,14 +103,14 @@ pub fn convert_counted(
 struct Source<'a> {
     reader: CheckpointReader<'a>,
     layout: Vec<ParamGroupLayout>,
-    /// Weights that are no finite numbers.
+    /// Weights that are not finite.
     found: RefCell<NotFinite>,
-    /// Counts what is handed out.
+    /// Counts the bytes that are read.
     meter: &'a Meter,
 }
 
 impl Source<'_> {
-    /// Fails if a weight that was read is no finite number.
+    /// Fails if a weight that was read is not finite.
     fn check(&self) -> Result<()> {
         self.found.take().check(self.reader.folder(), true)
     }

@@ -1,4 +1,4 @@
-//! What `kiln inspect` says of a checkpoint.
+//! Descriptions of checkpoints for `kiln inspect`.
 
 use std::fmt::Display;
 
@@ -7,7 +7,7 @@ use kiln_process::words::{number_of, size};
 
 use super::{Checkpoint, Saved, TensorEntry};
 
-/// Describes a checkpoint: where its run stood, its files, and a line for each parameter.
+/// Describes a checkpoint: the position of its run, its files, and a line per parameter.
 pub fn describe(checkpoint: &Checkpoint) -> String {
     let manifest = checkpoint.manifest();
     let state = &manifest.state;
@@ -51,12 +51,12 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
     lines.join("\n")
 }
 
-/// One line on the shape of a model.
+/// Describes the shape of a model in one line.
 pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_length: usize) -> String {
     format!("{}, context {context_length}", shape_line(model, parameters))
 }
 
-/// The shape of a model in one line, without the longest sequence.
+/// Describes the shape of a model in one line, without the longest sequence.
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };

@@ -1,4 +1,4 @@
-//! Which checkpoints a run has, and which of them is the latest.
+//! The checkpoints of a run, and the latest of them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,48 +15,48 @@ use super::{CheckpointError, MANIFEST_FILE, Result};
 const CHECKPOINTS: &str = "checkpoints";
 const FOLDER_PREFIX: &str = "fsdp_cpt";
 const LATEST_FILE: &str = "latest";
-/// What the name of a folder that is being written ends with.
+/// Suffix of folders that are being written.
 const PARTIAL: &str = ".partial";
-/// What the name of a checkpoint ends with that a new one of its step is about to replace.
+/// Suffix of a checkpoint that a new one of its step is about to replace.
 const OLD: &str = ".old";
-/// What the name of a checkpoint ends with that is being removed.
+/// Suffix of a checkpoint that is being removed.
 const REMOVED: &str = ".removed";
-/// A name of a checkpoint has fewer bytes.
+/// Upper limit of the bytes of a checkpoint's name.
 const NAME_BYTES: u64 = 256;
 
-/// Which checkpoints of a run stay.
+/// Selects the checkpoints of a run to keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// The newest ones; 0 for all.
+    /// Number of newest checkpoints to keep; 0 for all.
     pub newest: usize,
-    /// Those whose step is a multiple of this, besides; 0 for none.
+    /// Also keep checkpoints whose step is a multiple of this; 0 for none.
     pub every: u64,
 }
 
-/// Folder of all checkpoints of the run in `out`.
+/// Returns the folder of all checkpoints of the run in `out`.
 pub fn folder_of_run(out: &Path) -> PathBuf {
     out.join(CHECKPOINTS)
 }
 
-/// Where the checkpoint of `step` lies in the folder of all.
+/// Returns the path of the checkpoint of `step` in the folder of all checkpoints.
 pub fn place_of(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 
-/// Where it is written to until it is whole.
+/// Returns the path at which it is written until it is complete.
 pub(super) fn beside(place: &Path) -> PathBuf {
     hidden(place, PARTIAL)
 }
 
-/// The hidden name of a checkpoint, with an end that says what becomes of it.
+/// Returns the hidden name of a checkpoint, with a suffix that indicates its state.
 fn hidden(place: &Path, ending: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     place.with_file_name(format!(".{name}{ending}"))
 }
 
-/// The newest whole checkpoint in `folder`: the one that `latest` names, or one that is newer because a
-/// process ended after it had completed a checkpoint and before it had written `latest`. Links of a user
-/// count only if `latest` names no checkpoint.
+/// Returns the newest complete checkpoint in `folder`: the one named by `latest`, or a newer one whose
+/// process ended between completing the checkpoint and writing `latest`. A user's links count only if
+/// `latest` names no checkpoint.
 pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     let mut all = list(folder);
     match named_latest(folder) {
@@ -68,28 +68,29 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The step of the checkpoint that `latest` names, if there is one. A path in its place counts as none.
+/// Returns the step of the checkpoint named by `latest`, if there is one. A path instead of a name is
+/// ignored.
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
     is_whole(&place_of(folder, step)).then_some(step)
 }
 
-/// What is called like a checkpoint in `folder`, as (step, path).
+/// Returns the entries of `folder` with names of checkpoints, as (step, path).
 fn named(folder: &Path) -> impl Iterator<Item = (u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some((step_of(&entry.file_name())?, entry.path())))
 }
 
-/// Complete checkpoints in `folder`, oldest first, as (step, path).
+/// Returns the complete checkpoints in `folder`, oldest first, as (step, path).
 fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
     let mut found: Vec<_> = named(folder).filter(|(_, path)| is_whole(path)).collect();
     found.sort();
     found
 }
 
-/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and
-/// what is wrong with each. If the folder itself cannot be listed, that one.
+/// Returns the folders in `folder` with names of checkpoints that cannot be loaded, oldest first, and the
+/// fault of each. If `folder` itself cannot be listed, returns `folder`.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     match fs::read_dir(folder) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -102,7 +103,7 @@ pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     found.into_iter().filter_map(|(_, path)| objection(&path).map(|why| (path, why))).collect()
 }
 
-/// What is wrong with the checkpoint at `path`, as far as its manifest's file tells.
+/// Returns the fault of the checkpoint at `path`, as far as its manifest's file shows.
 pub(super) fn objection(path: &Path) -> Option<String> {
     match disk::look(path) {
         Ok(true) => None,
@@ -111,12 +112,12 @@ pub(super) fn objection(path: &Path) -> Option<String> {
     }
 }
 
-/// Whether there is a checkpoint in `folder`, also one that cannot be read.
+/// Returns whether there is a checkpoint in `folder`, even an unreadable one.
 pub(super) fn has_any(folder: &Path) -> bool {
     named(folder).any(|(_, path)| disk::look(&path).unwrap_or(true))
 }
 
-/// The newest checkpoint beside the one at `path`, of an earlier step, of which `is_usable` is true.
+/// Returns the newest checkpoint next to the one at `path`, of an earlier step, that `is_usable` accepts.
 pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let step = step_of(path.file_name()?)?;
     let beside = list(parent_of(path)).into_iter().rev();
@@ -132,8 +133,8 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     disk::sync_folder(folder)
 }
 
-/// Lets `latest` name the checkpoint of `step`, from which a run goes on, where it names another one or
-/// none. Returns whether it did.
+/// Makes `latest` name the checkpoint of `step`, from which a run resumes, unless it does already. Returns
+/// whether it changed.
 pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
     if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
@@ -141,8 +142,8 @@ pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
     point_to(folder, step).map(|()| true)
 }
 
-/// The checkpoints up to that of `step` of which only the newest stay, and that of `step` itself. Later ones
-/// are none of this run's, and links are a user's.
+/// Returns the checkpoints up to that of `step` of which only the newest are kept, and that of `step` itself.
+/// Later ones do not belong to this run, and links belong to a user.
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     let mut checkpoints = list(folder);
     let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
@@ -151,9 +152,9 @@ fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     checkpoints
 }
 
-/// How many checkpoints there are at the start of a run that goes on after `step` steps, and how many of
-/// them its next save removes because `keep` is smaller than it was when they were written; 0 if it
-/// removes no more than a run that has always had `keep`.
+/// Returns the number of checkpoints at the start of a run that resumes after `step` steps, and how many of
+/// them its next save removes because `keep` is smaller than when they were written; 0 if it removes no more
+/// than a run that has always had `keep`.
 pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     let there = list(folder).len();
     let own = removable(folder, keep, step);
@@ -161,16 +162,16 @@ pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     (there, if is_more { own + 1 - keep.newest } else { 0 })
 }
 
-/// How many checkpoints there are at the start of a run that goes on after `step` steps of which only the
-/// newest stay.
+/// Returns the number of checkpoints, at the start of a run that resumes after `step` steps, of which only
+/// the newest are kept.
 pub fn removable(folder: &Path, keep: Keep, step: u64) -> usize {
     let mut own = own(folder, keep, step);
     own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
     own.len()
 }
 
-/// Removes the checkpoints that do not stay, now that the one of `step` has been written, and what is left
-/// of earlier removals. What cannot be removed is no reason to stop.
+/// Removes the checkpoints that are not kept, now that the one of `step` has been written, and remains of
+/// earlier removals. Failures only cause warnings.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
@@ -192,7 +193,7 @@ fn warn_unless(outcome: Result<()>, path: &Path, what: &str) {
     }
 }
 
-/// What saves and removals that were interrupted have left in `folder`, of the wanted kinds: steps and paths.
+/// Returns the remains of interrupted saves and removals in `folder`, of the wanted kinds: steps and paths.
 fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
@@ -200,29 +201,29 @@ fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathB
         let name = name.to_str()?.strip_prefix('.')?;
         let (place, ending) = name.split_at(name.rfind('.')?);
         let step = step_of(place.as_ref())?;
-        // Not through a link of a user.
+        // A user's link is not followed.
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         (is_folder && is_wanted(ending)).then(|| (step, entry.path()))
     });
     found.collect()
 }
 
-/// The step in the name of a checkpoint, if it is a name that a run gives.
+/// Returns the step in the name of a checkpoint, if a run could have chosen the name.
 pub fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
-    // `03` and `+3` are numbers as well, and no names of ours.
+    // `03` and `+3` are numbers as well, but not our names.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
-/// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
+/// Returns the steps after `step` with a checkpoint in `folder`, complete or not, in order.
 pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
     let mut steps: Vec<_> = named(folder).map(|(saved, _)| saved).filter(|saved| *saved > step).collect();
     steps.sort_unstable();
     steps
 }
 
-/// Moves the checkpoints of steps after `step` to the new folder `aside`. That of `step`, if any, is the
-/// latest then.
+/// Moves the checkpoints of steps after `step` to the new folder `aside`. The checkpoint of `step`, if there
+/// is one, becomes the latest.
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
@@ -236,13 +237,13 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     disk::sync_folder(folder)
 }
 
-/// Clears up what interrupted saves and removals have left in `folder`. Not while something is being saved.
+/// Cleans up the remains of interrupted saves and removals in `folder`. Must not be called during a save.
 pub fn sweep(folder: &Path) {
     for (step, path) in left_over(folder, |kind| kind == OLD) {
         let place = place_of(folder, step);
-        // It was moved out of the way of a new one, which has not come.
+        // It was moved out of the way of a new checkpoint, which was never completed.
         let outcome = if is_whole(&path) && !is_whole(&place) {
-            // Half of what it gave way to may be there.
+            // A part of the checkpoint that it made way for may be there.
             disk::remove(&place)
                 .and_then(|()| fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place)))
         } else {
@@ -270,7 +271,7 @@ mod tests {
         list(folder.path()).into_iter().map(|(step, _)| step).collect()
     }
 
-    /// The names in a folder, in order.
+    /// Returns the names in a folder, in order.
     fn names_in(folder: &Path) -> Vec<String> {
         let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(name).collect();
@@ -284,9 +285,9 @@ mod tests {
         assert_eq!(kept(&steps, Keep { newest: 0, every: 0 }, 12), steps);
         assert_eq!(kept(&steps, Keep { newest: 2, every: 0 }, 12), [11, 12]);
         assert_eq!(kept(&steps, Keep { newest: 2, every: 5 }, 12), [5, 10, 11, 12]);
-        // The one just written is one of the newest also where it would stay anyway.
+        // The new checkpoint counts as one of the newest, even if it is kept anyway.
         assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
-        // Later ones are not this run's to remove.
+        // Later checkpoints are not this run's to remove.
         assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7, 8, 9, 10, 11, 12]);
     }
 
@@ -304,7 +305,7 @@ mod tests {
         let is_there = |name: &&str| path.join(name).join(MANIFEST_FILE).exists();
         assert!(others.iter().chain(&["fsdp_cpt2", "fsdp_cpt4", "elsewhere"]).all(is_there));
         assert!(!["fsdp_cpt1", "fsdp_cpt3"].iter().any(is_there));
-        // Another run's may be gone on with through a link.
+        // Another run's checkpoint may be resumed through a link.
         assert_eq!(list(path).len(), 2);
         for name in [".fsdp_cpt03.partial", ".fsdp_cpt+3.old"] {
             fs::create_dir(path.join(name)).unwrap();
@@ -313,7 +314,7 @@ mod tests {
         assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
-    /// Whatever stops a removal, no half of a checkpoint stays where whole ones are.
+    /// No matter what interrupts a removal, no part of a checkpoint stays among the complete ones.
     #[test]
     fn an_old_checkpoint_is_moved_away_before_it_is_removed() {
         let folder = tempfile::tempdir().unwrap();
@@ -325,7 +326,7 @@ mod tests {
         for name in ["fsdp_cpt1", "fsdp_cpt2", "fsdp_cpt3", ".fsdp_cpt0.removed"] {
             create(name);
         }
-        // As by a process that was killed in the middle of it, and by a removal that nothing can do.
+        // The remains of a killed process, and of a removal that always fails.
         create(".fsdp_cpt1.removed");
         fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there").unwrap();
         remove_old(path, Keep { newest: 1, every: 0 }, 3);
@@ -351,16 +352,16 @@ mod tests {
         };
         assert_eq!(newest().unwrap(), "fsdp_cpt6");
         assert_eq!(named("fsdp_cpt6\n"), "fsdp_cpt6");
-        // A process ended before it had written it.
+        // The process ended before it had written `latest`.
         assert_eq!(named("fsdp_cpt4"), "fsdp_cpt6");
         assert!(mend_latest(&folder, 6).unwrap() && !mend_latest(&folder, 6).unwrap());
         assert_eq!(fs::read_to_string(folder.join(LATEST_FILE)).unwrap(), "fsdp_cpt6");
-        // Another run's, as a user may put it there, counts only where nothing else does.
+        // Another run's checkpoint, linked by a user, counts only if nothing else does.
         std::os::unix::fs::symlink("fsdp_cpt2", place_of(&folder, 9)).unwrap();
         assert_eq!(named("fsdp_cpt6"), "fsdp_cpt6");
         assert_eq!(named("fsdp_cpt9"), "fsdp_cpt9");
         fs::remove_file(place_of(&folder, 9)).unwrap();
-        // A name leads nowhere else, and what is none is not followed.
+        // A name never leads to another folder, and an invalid name is ignored.
         fs::create_dir(root.path().join("fsdp_cpt8")).unwrap();
         fs::write(root.path().join("fsdp_cpt8").join(MANIFEST_FILE), "{}").unwrap();
         let absolute = root.path().join("fsdp_cpt8").display().to_string();
@@ -385,7 +386,7 @@ mod tests {
         );
     }
 
-    /// On a file system that cannot exchange two folders, between its two renames.
+    /// Interrupted between its two renames, on a file system that cannot exchange two folders.
     #[test]
     fn a_checkpoint_that_was_about_to_be_replaced_comes_back() {
         let folder = tempfile::tempdir().unwrap();

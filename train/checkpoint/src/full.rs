@@ -26,7 +26,7 @@ fn optimizer_file(group: usize, groups: usize) -> String {
     format!("optimizer-{:05}-of-{groups:05}.safetensors", group + 1)
 }
 
-/// Entries of whole parameters.
+/// Returns the entries of whole parameters.
 fn whole(layout: &ParamGroupLayout, group: usize, saved: &Saved) -> Vec<Entry> {
     let parameters = layout.parameters.iter().enumerate();
     parameters
@@ -34,9 +34,9 @@ fn whole(layout: &ParamGroupLayout, group: usize, saved: &Saved) -> Vec<Entry> {
         .collect()
 }
 
-/// Gathers every group to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
-/// `complete`, which asks the status whether it is still wanted; holds one group at a time. The others do not
-/// learn whether rank 0 could. Collective.
+/// Gathers every group to rank 0, which writes it to `beside` and completes the checkpoint from all parts
+/// with `complete`, which checks in the status whether it is still wanted; holds one group at a time. The
+/// other ranks do not learn whether rank 0 succeeded. Collective.
 pub(super) fn save(
     engine: &Engine,
     slots: Vec<Saved>,
@@ -47,7 +47,7 @@ pub(super) fn save(
 ) -> Result<()> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
-    // Of each group, what its rule keeps.
+    // The values that each group's rule keeps.
     let kept = |group: usize, saved: &&Saved| {
         saved.slot().is_some_and(|slot| engine.slots_of_group(group).contains(&slot))
     };
@@ -58,7 +58,7 @@ pub(super) fn save(
         (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots.clone(), patience.timeout, meter));
     for (group, slots) in slots.iter().enumerate() {
         for saved in [Saved::Weight].iter().chain(slots) {
-            // Every rank takes part in every gather, whatever rank 0 has met so far.
+            // Every rank takes part in every gather, even if rank 0 has failed already.
             let values = engine.gather_group(group, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {
                 let saved = saved.clone();
@@ -77,7 +77,7 @@ pub(super) fn save(
     writer.map_or(Ok(()), GroupWriter::outcome)
 }
 
-/// Waits until rank 0 has written what it was given. No rank waits long for another's word. Collective.
+/// Waits until rank 0 has written everything. No rank waits long for a message from another. Collective.
 fn wait_for(mut writer: Option<&mut GroupWriter>, engine: &Engine, beat: Duration) -> Result<()> {
     loop {
         let is_busy = writer.as_mut().is_some_and(|writer| !writer.wait(beat));
@@ -90,8 +90,8 @@ fn wait_for(mut writer: Option<&mut GroupWriter>, engine: &Engine, beat: Duratio
 
 type Job = Box<dyn FnOnce(&mut GroupFiles) -> Result<()> + Send>;
 
-/// The thread of rank 0 that writes groups, as rank 0 sees it: it does one job after the other, and none
-/// after one that has failed. Rank 0 goes on gathering also when it cannot write any more.
+/// Rank 0's handle of the thread that writes groups. The thread does one job after the other, and none after
+/// a job that has failed. Rank 0 continues to gather even if it cannot write any more.
 struct GroupWriter {
     jobs: Option<Sender<Job>>,
     done: Receiver<Result<()>>,
@@ -103,7 +103,7 @@ struct GroupWriter {
 }
 
 impl GroupWriter {
-    /// Of `rank`, whose groups of `layout` are to be written to `folder`.
+    /// Starts the thread of `rank`, which writes the groups of `layout` to `folder`.
     fn start(
         rank: usize,
         folder: &Path,
@@ -140,18 +140,18 @@ impl GroupWriter {
         GroupWriter { jobs, done, status, timeout, folder, busy: false, outcome }
     }
 
-    /// Gives it something to do, unless it has failed.
+    /// Gives the thread a job, unless it has failed.
     fn give(&mut self, job: impl FnOnce(&mut GroupFiles) -> Result<()> + Send + 'static) {
         if let (Some(jobs), Ok(())) = (&self.jobs, &self.outcome) {
             self.status.get_on();
-            // A thread that is gone is noticed by whoever waits for it.
+            // A dead thread is noticed by the wait for it.
             let _ = jobs.send(Box::new(job));
             self.busy = true;
         }
     }
 
-    /// Waits for the end of what it was given, for `most` at most; returns whether it has nothing to do,
-    /// or is not waited for any more.
+    /// Waits for the end of the current job, for at most `most`; returns whether the thread is idle or has
+    /// been given up.
     fn wait(&mut self, most: Duration) -> bool {
         if !self.busy {
             return true;
@@ -161,7 +161,7 @@ impl GroupWriter {
             Err(RecvTimeoutError::Timeout) if !self.status.is_stalled(self.timeout) => {
                 return false;
             }
-            // It hangs in the system. Should it ever return, it finds that its work is not wanted any more.
+            // It hangs in the system. If it ever returns, it finds that its work is no longer wanted.
             Err(RecvTimeoutError::Timeout) => {
                 let (path, seconds) = (self.folder.clone(), self.timeout.as_secs_f64());
                 Err(CheckpointError::Stalled { path, seconds })
@@ -185,27 +185,27 @@ impl GroupWriter {
 
 impl Drop for GroupWriter {
     fn drop(&mut self) {
-        // The ranks have lost each other. Nothing is to be written afterwards.
+        // The ranks have lost each other. Nothing may be written afterwards.
         self.status.cancel();
         self.jobs = None;
         while !self.wait(self.timeout) {}
     }
 }
 
-/// The files of groups, in the thread that writes them.
+/// The files of groups, on the thread that writes them.
 struct GroupFiles {
     folder: PathBuf,
     layout: Vec<ParamGroupLayout>,
-    /// The optimizer's, of each group.
+    /// The optimizer's slots of each group.
     slots: Vec<Vec<Saved>>,
     part: WriterOutput,
-    /// The optimizer's file, between its slots.
+    /// The optimizer's file, while not all slots are written.
     open: Option<PartFile>,
     status: Arc<Status>,
 }
 
 impl GroupFiles {
-    /// Notes that the disk takes something; fails if nobody wants this checkpoint any more.
+    /// Records that the disk makes progress; fails if this checkpoint is no longer wanted.
     fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
@@ -238,9 +238,9 @@ impl GroupFiles {
     }
 }
 
-/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives the values
-/// of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
-/// which is called when all have been written. Holds one parameter at a time.
+/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` returns the
+/// values of whole parameters, and of slots of the optimizer that `has` reports. The folder appears unless
+/// `check` fails, which is called when everything has been written. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,
     layout: &[ParamGroupLayout],
@@ -273,13 +273,12 @@ pub(super) fn write(
     folder.complete(completion)
 }
 
-/// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
-/// `layout` says in which groups; every parameter of it must be among the weights. `meter` counts the bytes.
+/// Writes external weights as a full checkpoint without optimizer state to the new folder `place`. `layout`
+/// defines the groups; every parameter of it must be among the weights. `meter` counts the bytes.
 ///
 /// # Errors
 ///
-/// When the weights cannot be read or are no finite numbers, when something is at `place` already, and when
-/// the disk fails.
+/// If the weights cannot be read or are not finite, if `place` exists already, and if the disk fails.
 pub fn write_full(
     place: &Path,
     weights: &dyn Weights,
@@ -315,8 +314,8 @@ mod tests {
     use super::*;
     use crate::sharded::ShardedDecoder;
 
-    /// Lets two ranks, which wait for each other no longer than `LIMIT`, save to a disk that takes several
-    /// times as long for the end of it. Returns what rank 0 is told.
+    /// Lets two ranks, which wait for each other for at most `LIMIT`, save to a disk that takes several times
+    /// as long to finish. Returns rank 0's result.
     fn save_slowly(timeout: Duration) -> Result<(), String> {
         const LIMIT: Duration = Duration::from_secs(1);
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Whether the folder that a run writes to is still the one that it has locked.
+//! Checks that the folder that a run writes to is still the one that it has locked.
 //!
-//! A run names its folder by a path, and a path may lead elsewhere later: somebody moves the folder and
-//! starts another run under the old name, points a symbolic link elsewhere, or removes the folder. The file
-//! that the run has locked stays the same file through all of that.
+//! A run names its folder by a path, and a path may lead elsewhere later: someone moves the folder and starts
+//! another run under the old name, points a symbolic link elsewhere, or removes the folder. The file that the
+//! run has locked stays the same file throughout.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use kiln_storage::files;
 
 use super::{CheckpointError, Result};
 
-/// A folder, and the open file in it that shows whose it is.
+/// A folder, and the open file in it that proves its ownership.
 #[derive(Clone, Debug)]
 pub struct HeldFolder {
     folder: PathBuf,
@@ -23,7 +23,7 @@ pub struct HeldFolder {
 }
 
 impl HeldFolder {
-    /// `folder`, which is held for as long as `path` leads to the open file `file`.
+    /// Wraps `folder`, which is held for as long as `path` leads to the open file `file`.
     pub fn new(folder: &Path, path: PathBuf, file: Arc<File>) -> Self {
         HeldFolder { folder: folder.to_owned(), path, file }
     }
@@ -37,18 +37,18 @@ impl HeldFolder {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
-            // Something that is no file has come to its place.
+            // Something other than a file has replaced it.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
-        // Opening asks the server of a network file system; a bare look-up may answer from memory.
+        // Opening asks the server of a network file system; a plain lookup may be answered from a cache.
         let there = files::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
         let held = self.file.metadata().map_err(unreadable)?;
         let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());
         if is_same { Ok(()) } else { Err(lost()) }
     }
 
-    /// Whether the folder is known to be another's, or gone.
+    /// Returns whether the folder is known to belong to another run, or to be gone.
     pub fn is_lost(&self) -> bool {
         matches!(self.check(), Err(CheckpointError::NotHeld { .. }))
     }

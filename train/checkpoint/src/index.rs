@@ -1,4 +1,4 @@
-//! The index of weights over several files, in the layout of Hugging Face.
+//! The index of weights in several files, in the layout of Hugging Face.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,34 +1,35 @@
-//! Checkpoints: what a run needs to go on, or a model to be used, in a folder that is there as a whole or
-//! not.
+//! Checkpoints: the state that a run needs to resume, or a model that can be used, in a folder that appears
+//! complete or not at all.
 //!
-//! Beside them, [`hugging_face`] has models in the layout of Hugging Face, [`source`] a model on disk of either
-//! kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded into.
+//! In addition, [`hugging_face`] has models in the layout of Hugging Face, [`source`] a model on disk of
+//! either kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded
+//! into.
 //!
 //! # The folder
 //!
-//! `<out>/checkpoints/fsdp_cpt<step>/` holds
+//! `<out>/checkpoints/fsdp_cpt<step>/` contains
 //!
 //! | file | content |
 //! |---|---|
-//! | `manifest.json` | [`Manifest`]: what was trained and with which optimizer, where the run stood, and for every weight and moment where its chunks are, with their checksums |
-//! | sharded: `model-part-0000i-of-0000n.safetensors`, `optimizer-part-…` | what rank *i* has written: its chunk of every group |
+//! | `manifest.json` | [`Manifest`]: model, optimizer, position of the run, places and checksums of all chunks |
+//! | sharded: `model-part-0000i-of-0000n.safetensors`, `optimizer-part-…` | rank *i*'s chunk of every group |
 //! | full: `model-0000i-of-0000n.safetensors`, `optimizer-…` | group *i*, whole, under its names |
-//! | full: `model.safetensors.index.json` | which file holds which weight, as Hugging Face lays it out |
-//! | `config.toml`, `tokenizer.json` | what the run was started with |
+//! | full: `model.safetensors.index.json` | the file of each weight, in the layout of Hugging Face |
+//! | `config.toml`, `tokenizer.json` | the run's configuration and tokenizer |
 //!
-//! Pieces are the same under every strategy, so the same number of ranks writes the same bytes.
+//! Chunks are the same under every strategy, so the same number of ranks writes the same bytes.
 //!
 //! # Writing
 //!
-//! [`Saver`] writes beside the place, syncs, renames, and then lets `latest` name the folder. In the
-//! background, the step waits for nothing: see [`kiln_shard::Engine::snapshot`]. A save that does not get on
-//! for `checkpoint.timeout_s` has failed; what was there before stays.
+//! [`Saver`] writes next to the place, syncs, renames, and then makes `latest` name the folder. In the
+//! background, the step waits for nothing: see [`kiln_shard::Engine::snapshot`]. A save without progress for
+//! `checkpoint.timeout_s` has failed; earlier checkpoints stay.
 //!
 //! # Reading
 //!
-//! [`Checkpoint`] finds what a rank needs by intersecting its shards with the saved chunks, whatever
-//! the number of ranks and the strategy then and now. Ranks that have read parts of a chunk put
-//! their checksums together, so that every byte is read once and every byte is checked.
+//! [`Checkpoint`] finds the data that a rank needs by intersecting its shards with the saved chunks, for any
+//! number of ranks and any strategy then and now. Ranks that have read parts of a chunk combine their
+//! checksums, so that every byte is read once and every byte is checked.
 
 mod context;
 mod convert;
@@ -86,29 +87,29 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 const CONFIG_FILE: &str = "config.toml";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// Where a run stands.
+/// The position of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointState {
-    /// Optimizer steps done.
+    /// Completed optimizer steps.
     pub step: u64,
-    /// Those of them whose update was left out, because a gradient was not a number.
+    /// Number of steps whose update was skipped because a gradient was not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// What the loss was multiplied by, if gradients were `f16`.
+    /// Scale of the loss, if gradients were `f16`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// Position in the global order of samples of the first sample that has not been trained on.
+    /// Position in the global order of samples of the first sample that has not been used for training.
     pub next_sample: u64,
     /// Tokens trained on.
     pub tokens: u64,
-    /// The state of everything random. All draws are functions of this seed, of names, and of the
-    /// counters above, so nothing else is to be kept.
+    /// The seed of all randomness. All draws are functions of this seed, of names, and of the counters above,
+    /// so no other random state is stored.
     pub seed: u64,
     /// Shape of the model.
     pub model: ModelConfig,
-    /// The longest sequence, in tokens, that the model is made for.
+    /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
-    /// Checksum of the training data, to notice when a run goes on with other data.
+    /// Checksum of the training data, to detect that a run is resumed with other data.
     pub data_sha256: Option<String>,
 }
 
@@ -116,7 +117,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// So that tests can tell how much memory reading something takes.
+/// Lets tests measure the memory use of reading.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

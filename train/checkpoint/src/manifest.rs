@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of, and how to tell that it is whole.
+//! `manifest.json`: the parts of a checkpoint, and the checksums to verify that it is complete.
 
 mod check;
 
@@ -17,14 +17,14 @@ use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Resul
 /// The version of the format that this build writes and reads.
 pub const FORMAT_VERSION: u64 = 5;
 
-/// Manifests beyond this size are not read.
+/// Maximum size of a manifest.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
 
-/// How the values are spread over files.
+/// The distribution of the values over files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// Every rank has written its part.
+    /// One part per rank.
     #[default]
     Sharded,
     /// Whole arrays, one file per group.
@@ -40,28 +40,28 @@ impl std::fmt::Display for Format {
     }
 }
 
-/// What a checkpoint consists of.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT_VERSION`] of the build that wrote it.
     pub format_version: u64,
-    /// How the values are spread over files.
+    /// The distribution of the values over files.
     pub format: Format,
-    /// Ranks of the run that wrote it.
+    /// Number of ranks of the run that wrote it.
     pub ranks: usize,
-    /// What computes with the weights.
+    /// The architecture that the weights belong to.
     pub architecture: Architecture,
-    /// What the weights were trained with, and what the moments are.
+    /// The optimizer that trained the weights, and its state.
     pub optimizer: SavedOptimizer,
-    /// Where the run stood.
+    /// The position of the run.
     pub state: CheckpointState,
-    /// The run's configuration; none for a model from elsewhere.
+    /// The run's configuration; `None` for a model from elsewhere.
     pub config: Option<serde_json::Value>,
     /// The kind of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.
     pub groups: Vec<GroupEntry>,
-    /// All files but the manifest.
+    /// All files except the manifest.
     pub files: BTreeMap<String, FileEntry>,
     /// All weights and moments, in the order of the groups.
     pub tensors: Vec<TensorEntry>,
@@ -70,9 +70,9 @@ pub struct Manifest {
 /// Parameters that are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupEntry {
-    /// As in logs, such as `layers.3`.
+    /// Name as in logs, such as `layers.3`.
     pub name: String,
-    /// Whether its parameters were trained.
+    /// True if its parameters were trained.
     pub trainable: bool,
 }
 
@@ -81,10 +81,10 @@ pub struct GroupEntry {
 pub struct FileEntry {
     /// Its length.
     pub bytes: u64,
-    /// Bytes from its start on that `checksum` is of: the header of a file of tensors, all of any
-    /// other. What follows is chunks, which have checksums of their own.
+    /// Number of bytes at its start that `checksum` covers: the header of a file of tensors, all of any other
+    /// file. The chunks after the header have their own checksums.
     pub covered: u64,
-    /// Of these bytes.
+    /// Checksum of these bytes.
     pub checksum: Checksum,
 }
 
@@ -93,38 +93,38 @@ pub struct FileEntry {
 pub struct TensorEntry {
     /// Full name of the parameter.
     pub name: String,
-    /// What of it.
+    /// Kind of its values.
     pub saved: Saved,
-    /// Position of its group.
+    /// Index of its group.
     pub group: usize,
     /// `F32`.
     pub dtype: String,
     /// Shape of the whole.
     pub shape: Vec<usize>,
-    /// Where its elements are; one after the other, without gaps.
+    /// Locations of its elements, consecutive and without gaps.
     pub chunks: Vec<Chunk>,
 }
 
-/// Neighbouring elements of a flat tensor.
+/// Adjacent elements of a flat tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
     /// First element.
     pub offset: u64,
     /// Number of elements.
     pub length: u64,
-    /// The file that holds them, under the key of the tensor.
+    /// The file that contains them, under the key of the tensor.
     pub file: String,
-    /// Of their bytes.
+    /// Checksum of their bytes.
     pub checksum: Checksum,
 }
 
 impl TensorEntry {
-    /// The key of this tensor in its files.
+    /// Returns the key of this tensor in its files.
     pub fn key(&self) -> String {
         self.saved.key(&self.name)
     }
 
-    /// Number of elements of the whole.
+    /// Returns the number of elements of the whole.
     pub fn numel(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.length).sum()
     }
@@ -135,14 +135,14 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// When it is missing, cannot be read, is not as it was written, or does not make sense.
+    /// If it is missing, cannot be read, has changed since it was written, or is inconsistent.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
     }
 
-    /// The manifest in `bytes`, or what is wrong with them.
+    /// Parses the manifest in `bytes`. The error describes the fault in them.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(expecting = "an object with the key `format_version`")]
@@ -169,22 +169,22 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes it into `folder` and waits until it is on the disk.
+    /// Writes the manifest into `folder` and waits until it is on the disk.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = self.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
         disk::write(&path, &bytes)
     }
 
-    /// A JSON object whose first line is a checksum of all that follows.
+    /// Returns a JSON object whose first line is a checksum of everything that follows.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let json = serde_json::to_string_pretty(self)?;
-        // Without the brace, which the first line has.
+        // Without the brace, which is in the first line.
         let rest = format!("{}\n", json.trim_start_matches('{').trim_start_matches('\n'));
         Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
     }
 
-    /// The layout of the groups over `ranks` ranks: what an engine of as many would have.
+    /// Returns the layout of the groups over `ranks` ranks, as an engine with that many ranks would have it.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
         let mut parameters = vec![Vec::new(); self.groups.len()];
         for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
@@ -198,30 +198,30 @@ impl Manifest {
             .collect()
     }
 
-    /// Names and shapes of all weights.
+    /// Returns names and shapes of all weights.
     pub fn shapes(&self) -> BTreeMap<&str, &[usize]> {
         let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         weights.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect()
     }
 
-    /// Bytes of all files that it describes.
+    /// Returns the bytes of all files that it describes.
     pub fn bytes(&self) -> u64 {
         self.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// Number of elements of all weights.
+    /// Returns the number of elements of all weights.
     pub fn num_parameters(&self) -> u64 {
         let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         weights.map(TensorEntry::numel).sum()
     }
 }
 
-/// The first line: the opening brace and a checksum of the rest.
+/// Returns the first line: the opening brace and a checksum of the rest.
 fn seal(rest: &[u8]) -> String {
     format!("{{ \"checksum\": \"{}\",\n", Checksum::of(rest))
 }
 
-/// The entry of a file that is no file of tensors, as it is in `folder`.
+/// Returns the entry of a file without tensors in `folder`.
 pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry> {
     let path = folder.join(name);
     let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
@@ -229,7 +229,7 @@ pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry> {
     Ok(FileEntry { bytes, covered: bytes, checksum: Checksum::of(&content) })
 }
 
-/// Fails unless a file that is covered as a whole is as the manifest describes it.
+/// Fails unless a fully covered file matches the manifest.
 pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();

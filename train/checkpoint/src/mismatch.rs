@@ -1,16 +1,16 @@
-//! What differs between the weights that there are and those that a model has, as text.
+//! Describes the differences between the given weights and those of a model.
 
-/// Names of one kind that are shown; those of a whole model would fill the screen.
+/// Maximum number of names shown of each kind; those of a whole model would fill the screen.
 const SHOWN: usize = 8;
 
-/// Such as `missing [a, b], of another shape [c]`; kinds of which there are none are left out.
+/// Formats differences, such as `missing [a, b], of another shape [c]`; omits empty kinds.
 pub(crate) fn describe(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
     let kinds = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
     let kinds = kinds.iter().filter(|(_, names)| !names.is_empty());
     kinds.map(|(what, names)| format!("{what} [{}]", first_of(names))).collect::<Vec<_>>().join(", ")
 }
 
-/// Names, or the first of many.
+/// Formats names, or the first of many.
 pub(crate) fn first_of(names: &[String]) -> String {
     let shown = names[..names.len().min(SHOWN)].join(", ");
     match names.len().saturating_sub(SHOWN) {

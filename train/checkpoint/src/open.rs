@@ -1,4 +1,4 @@
-//! Finding a checkpoint, and what it says of itself.
+//! Finding a checkpoint, and its metadata.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,8 +24,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The folder of the checkpoint that `path` stands for: itself, or the newest one in the folder of
-    /// all checkpoints of a run or in a run folder. Reads nothing of it.
+    /// Returns the folder of the checkpoint that `path` stands for: itself, or the newest checkpoint in the
+    /// folder of all checkpoints of a run or in a run folder. Does not read its contents.
     pub fn find(path: &Path) -> Result<PathBuf> {
         let folders = [path.to_owned(), folder_of_run(path)];
         let folder = if is_whole(path) {
@@ -34,7 +34,7 @@ impl Checkpoint {
             folders.iter().find_map(|folder| newest(folder))
         };
         folder.ok_or_else(|| {
-            // Names that are too long, and folders above it that are closed.
+            // Names that are too long, and inaccessible parent folders.
             if let Err(error) = path.try_exists()
                 && error.kind() != ErrorKind::NotADirectory
             {
@@ -43,7 +43,7 @@ impl Checkpoint {
             let hint = "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
             let found = folders.iter().map(|folder| unusable(folder));
             let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| {
-                // What is no folder of a checkpoint lacks a manifest as well.
+                // A path that is not a checkpoint's folder has no manifest either.
                 let why = disk::look(path).is_err().then(|| objection(path)).flatten();
                 why.map(|why| (path.to_owned(), why)).into_iter().collect()
             });
@@ -51,8 +51,8 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the
-    /// manifest and the small files, and no weights yet.
+    /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the manifest
+    /// and the small files, but no weights yet.
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
         match Checkpoint::open_at(&folder) {
@@ -73,7 +73,7 @@ impl Checkpoint {
         let checkpoint = Checkpoint { folder: folder.to_owned(), manifest };
         let sizes = checkpoint.manifest.check_sizes();
         sizes.map_err(|problem| checkpoint.wrong_manifest(problem))?;
-        // Configuration, tokenizer and the like are read in other places, which know no checksums.
+        // Configuration, tokenizer and similar files are read elsewhere, without their checksums.
         for (name, entry) in
             checkpoint.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes)
         {
@@ -86,9 +86,9 @@ impl Checkpoint {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Fails unless the weights are those of its model, made of `layers`, by their number, and their files have
-    /// the lengths in the manifest. To be called before memory is taken for them; content is checked as it is
-    /// read.
+    /// Fails unless the number of weights matches its model, built from `layers`, and their files have the
+    /// lengths in the manifest. Must be called before memory is allocated for them; their contents are
+    /// checked when they are read.
     pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
         let expected = Decoder::count_parameters(layers, &self.manifest.state.model)?;
         self.manifest.check_parameters(expected).map_err(|problem| self.wrong_manifest(problem))?;
@@ -96,7 +96,7 @@ impl Checkpoint {
     }
 
     /// Fails unless the files of weights and of the optimizer's state have the lengths in the manifest. Their
-    /// content is checked as it is read.
+    /// contents are checked when they are read.
     pub fn check_files_are_there(&self) -> Result<()> {
         self.check_lengths(|_| true)
     }
@@ -116,7 +116,7 @@ impl Checkpoint {
         })
     }
 
-    /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.
+    /// Returns the folder of the newest checkpoint of the run in `out`. Does not read its contents.
     pub fn find_latest(out: &Path) -> Result<PathBuf> {
         let folder = folder_of_run(out);
         newest(&folder).ok_or_else(|| {
@@ -125,18 +125,18 @@ impl Checkpoint {
         })
     }
 
-    /// Whether the run in `out` has a complete checkpoint, be it one that cannot be read.
+    /// Returns whether the run in `out` has a complete checkpoint, even an unreadable one.
     pub fn is_in(out: &Path) -> bool {
         has_any(&folder_of_run(out))
     }
 
-    /// What it consists of.
+    /// Returns its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Fails unless this was trained with the architecture that the caller builds: weights of the
-    /// same names and shapes may mean something else elsewhere.
+    /// Fails unless this was trained with the architecture that the caller builds: weights of the same names
+    /// and shapes may have another meaning in a different architecture.
     pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
         match self.manifest.architecture.objection(here) {
             None => Ok(()),
@@ -146,7 +146,7 @@ impl Checkpoint {
         }
     }
 
-    /// Fails unless this was trained with the optimizer that is to go on with its state.
+    /// Fails unless this was trained with the optimizer that is to continue with its state.
     pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
         if saved.is(here) {
@@ -156,37 +156,39 @@ impl Checkpoint {
         Err(CheckpointError::OtherOptimizer { path: self.folder.clone(), saved, here })
     }
 
-    /// Where the run stood.
+    /// Returns the position of the run.
     pub fn state(&self) -> &CheckpointState {
         &self.manifest.state
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The tokenizer's file.
+    /// Returns the path of the tokenizer's file.
     pub fn tokenizer(&self) -> PathBuf {
         self.folder.join(TOKENIZER_FILE)
     }
 
-    /// The configuration of the run that wrote it, if there was one.
+    /// Returns the path of the configuration of the run that wrote it, if there was one.
     pub fn config(&self) -> Option<PathBuf> {
         Some(self.folder.join(CONFIG_FILE)).filter(|path| path.exists())
     }
 
-    /// The longest sequence, in tokens, that the model is made for.
+    /// Returns the longest sequence, in tokens, that the model supports.
     pub fn context_length(&self) -> usize {
         self.manifest.state.context_length
     }
 
-    /// Tokens of a sequence that the model was trained on; its context if there is no configuration.
+    /// Returns the number of tokens of the sequences that the model was trained on, or its context if there
+    /// is no configuration.
     pub fn seq_len(&self) -> usize {
         self.size_in_config("data", "seq_len").unwrap_or_else(|| self.context_length())
     }
 
-    /// `model.context_length` of the configuration, which only a run has whose model came with a context.
+    /// Returns `model.context_length` of the configuration, which only a run has whose initial model had a
+    /// context.
     pub fn given_context(&self) -> Option<usize> {
         self.size_in_config("model", "context_length")
     }
@@ -197,7 +199,7 @@ impl Checkpoint {
     }
 }
 
-/// There is no checkpoint at `path`: what was `found` cannot be used.
+/// Returns the error that there is no usable checkpoint at `path`; `found` lists unusable ones.
 fn none_in(path: &Path, found: Vec<(PathBuf, String)>, hint: &'static str) -> CheckpointError {
     let path = path.to_owned();
     match found.is_empty() {

@@ -1,7 +1,7 @@
-//! What a checkpoint was trained with: the architecture of its model and its optimizer.
+//! The origin of a checkpoint: the architecture of its model and its optimizer.
 //!
-//! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
-//! built-in one and mean something else. So a checkpoint names both, and others refuse it.
+//! Weights do not identify the code that uses them: a custom block may have the names and shapes of the
+//! built-in one and a different meaning. So a checkpoint names both, and programs with others refuse it.
 
 use std::collections::BTreeSet;
 
@@ -11,36 +11,36 @@ use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
 
-/// What computes with the weights of a model.
+/// The architecture of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Architecture {
-    /// The whole; `decoder` is [`kiln_model::decoder::Decoder`].
+    /// Name of the whole; `decoder` is [`kiln_model::decoder::Decoder`].
     pub name: String,
-    /// The parts of it that are not built in.
+    /// Its parts that are not built in.
     pub parts: Vec<CustomPart>,
 }
 
 /// A part of a model that is not built in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomPart {
-    /// What it takes the place of, such as `block`.
+    /// The kind of part that it replaces, such as `block`.
     pub kind: String,
-    /// What its author calls it.
+    /// Name given by its author.
     pub name: String,
 }
 
 impl Architecture {
-    /// The built-in decoder, all parts of which are built in.
+    /// Returns the built-in decoder, without custom parts.
     pub fn decoder() -> Self {
         Architecture { name: "decoder".to_owned(), parts: Vec::new() }
     }
 
-    /// What computes with the weights of `model`.
+    /// Returns the architecture of `model`.
     pub fn of_model(model: &ModelConfig) -> Self {
         Architecture::without(&Layers::default(), model)
     }
 
-    /// The decoder with those layers of `model` that are not among `layers`.
+    /// Returns the decoder with those layers of `model` that are not among `layers`.
     fn without(layers: &Layers, model: &ModelConfig) -> Self {
         let part = |(kind, name): (&str, &str)| CustomPart { kind: kind.to_owned(), name: name.to_owned() };
         Architecture {
@@ -49,12 +49,12 @@ impl Architecture {
         }
     }
 
-    /// Why a program with `layers` cannot use the weights of `model`; `None` if it can.
+    /// Returns why a program with `layers` cannot use the weights of `model`; `None` if it can.
     pub(crate) fn objection_with(layers: &Layers, model: &ModelConfig) -> Option<String> {
         Architecture::without(layers, model).objection(&Architecture::decoder())
     }
 
-    /// Why a program that builds `here` cannot use what this has trained, and which one can; `None` if it
+    /// Returns why a program that builds `here` cannot use these weights, and which program can; `None` if it
     /// can.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
         if self == here {
@@ -79,7 +79,7 @@ impl Architecture {
         ))
     }
 
-    /// What of `other` this one does not have, in words.
+    /// Describes the parts of `other` that this one lacks.
     fn lacks_of(&self, other: &Architecture) -> Vec<String> {
         let name = (self.name != other.name).then(|| format!("architecture `{}`", other.name));
         let parts = other.parts.iter().filter(|part| !self.parts.contains(part));
@@ -108,35 +108,35 @@ impl std::fmt::Display for Architecture {
 pub struct SavedOptimizer {
     /// Its name, such as `adamw`.
     pub name: String,
-    /// Names of the values that it keeps for every element of a weight, as
-    /// [`Saved`] writes them; none for an optimizer without state.
+    /// Names of the values that it keeps for every element of a weight, as written by [`Saved`]; empty for an
+    /// optimizer without state.
     pub state: Vec<String>,
 }
 
 impl SavedOptimizer {
-    /// The built-in AdamW.
+    /// Returns the built-in AdamW.
     pub fn adamw() -> Self {
         SavedOptimizer::of(&Optimizer::default())
     }
 
-    /// The optimizer of a run.
+    /// Returns the optimizer of a run.
     pub fn of(optimizer: &Optimizer) -> Self {
         let state = optimizer.slots().into_iter().map(str::to_owned).collect();
         SavedOptimizer { name: optimizer.name().to_owned(), state }
     }
 
-    /// Whether it is the same: of this name, with state of these names in any order.
+    /// Returns whether both have the same name, and state of the same names in any order.
     pub(super) fn is(&self, other: &Self) -> bool {
         let names = |optimizer: &Self| BTreeSet::from_iter(optimizer.state.clone());
         self.name == other.name && names(self) == names(other)
     }
 
-    /// The slots of its state, as they are saved.
+    /// Returns the slots of its state, in the form in which they are saved.
     pub(super) fn slots(&self) -> Vec<Saved> {
         self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
 
-    /// Whether it keeps state of this name.
+    /// Returns whether it keeps state of this name.
     pub(super) fn keeps(&self, state: &str) -> bool {
         self.state.iter().any(|kept| kept == state)
     }
@@ -181,7 +181,7 @@ mod tests {
         assert!(said.contains("with feed_forward `mine`"), "{said}");
         let layers = Layers::default().feed_forward("mine", |init| Ok(SwiGlu::new(init)));
         assert_eq!(Architecture::objection_with(&layers, &model), None);
-        // The same parts in another order are another model.
+        // The same parts in another order make a different model.
         let two = Architecture { parts: [mine.parts.clone(), mine.parts].concat(), ..stock };
         assert!(two.objection(&with_block("mine")).is_some());
     }

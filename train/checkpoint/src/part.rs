@@ -1,4 +1,4 @@
-//! What one writer has written, and the checkpoint made of all parts.
+//! The output of one writer, and the completion of a checkpoint from all parts.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -23,7 +23,7 @@ use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
 use super::{Architecture, CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, disk, folder};
 
-/// Elements of one parameter that are to be written.
+/// Elements of one parameter to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) group: usize,
@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub(super) range: Range<usize>,
 }
 
-/// What one writer has written.
+/// The output of one writer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct WriterOutput {
     files: BTreeMap<String, FileEntry>,
@@ -57,7 +57,7 @@ pub(super) struct PartFile {
 }
 
 impl PartFile {
-    /// Creates `name` in `folder` for `entries`, whose values are to be put in this order.
+    /// Creates `name` in `folder` for `entries`, whose values must be written in this order.
     pub(super) fn create(
         folder: &Path,
         name: String,
@@ -88,7 +88,7 @@ impl PartFile {
         Ok(())
     }
 
-    /// Waits until it is on the disk, and adds it to `part`.
+    /// Waits until the file is on the disk, and adds it to `part`.
     pub(super) fn finish(self, part: &mut WriterOutput) -> Result<()> {
         part.files.insert(self.name, self.writer.finish()?);
         part.chunks.extend(self.chunks);
@@ -96,19 +96,19 @@ impl PartFile {
     }
 }
 
-/// Where the values of a sharded part come from.
+/// The source of the values of a sharded part.
 pub(super) trait Values {
-    /// Whether there are values of this kind of a group.
+    /// Returns whether there are values of this kind of a group.
     fn has(&self, group: usize, saved: &Saved) -> bool;
 
-    /// The values of an entry.
+    /// Returns the values of an entry.
     fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>>;
 
-    /// Says that no more of these are wanted.
+    /// Reports that no more of these values are needed.
     fn done(&mut self, _unit: usize, _saved: &Saved) {}
 }
 
-/// Bytes of the values that [`write_chunk`] writes.
+/// Returns the bytes of the values that [`write_chunk`] writes.
 pub(super) fn bytes_of_chunk(
     layout: &[ParamGroupLayout],
     index: usize,
@@ -124,8 +124,8 @@ pub(super) fn bytes_of_chunk(
     layout.iter().enumerate().map(of_group).sum()
 }
 
-/// Writes chunk `index` of every group into two files of `folder`, one for weights and one for
-/// the optimizer's `slots` if there are any.
+/// Writes chunk `index` of every group into two files of `folder`, one for weights and one for the
+/// optimizer's `slots` if there are any.
 pub(super) fn write_chunk(
     folder: &Path,
     layout: &[ParamGroupLayout],
@@ -179,18 +179,18 @@ fn part_file(index: usize) -> String {
 }
 
 impl WriterOutput {
-    /// Leaves word of this part in `folder`, for whoever completes the checkpoint.
+    /// Writes the description of this part to `folder`, for the rank that completes the checkpoint.
     pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<()> {
         let path = folder.join(part_file(index));
         let json = serde_json::to_vec(self).map_err(|e| CheckpointError::damaged(&path, e))?;
-        // Found only when it is whole.
+        // Renamed, so that it only appears when it is complete.
         let beside = path.with_extension("partial");
         disk::write(&beside, &json)?;
         disk::rename(&beside, &path)
     }
 
-    /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be
-    /// seen there as it was written.
+    /// Reads the description by the writer `index` in `folder`; `None` if it or a file that it describes is
+    /// not visible there completely.
     fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>> {
         let path = folder.join(part_file(index));
         let json = match files::read(&path, MAX_MANIFEST) {
@@ -199,7 +199,7 @@ impl WriterOutput {
         };
         let part: WriterOutput =
             serde_json::from_slice(&json).map_err(|error| CheckpointError::damaged(&path, error))?;
-        // Opening asks the server of a network file system; a bare look-up may answer from memory.
+        // Opening asks the server of a network file system; a plain lookup may be answered from a cache.
         let is_there = |(name, entry): (&String, &FileEntry)| {
             let found = files::open(&folder.join(name)).and_then(|file| file.metadata());
             found.is_ok_and(|found| found.len() == entry.bytes)
@@ -208,16 +208,16 @@ impl WriterOutput {
     }
 }
 
-/// What writers have left in a folder.
+/// The parts found in a folder.
 pub(super) enum Left {
-    /// The parts of all of them, with all their files.
+    /// The parts of all writers, with all their files.
     All(Vec<WriterOutput>),
-    /// Not those of these writers.
+    /// The parts of these writers are missing.
     Without(Vec<usize>),
 }
 
-/// What `count` writers have left in `folder`. Lists the folder anew, and looks up no name that is not
-/// listed: a network file system may remember for long that a name was not there.
+/// Finds the parts of `count` writers in `folder`. Lists the folder again, and looks up only names that are
+/// listed: a network file system may cache for long that a name did not exist.
 pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let listed = listed.map_err(CheckpointError::io("read", folder))?;
@@ -237,14 +237,14 @@ pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left> {
     Ok(if missing.is_empty() { Left::All(parts) } else { Left::Without(missing) })
 }
 
-/// Removes the word that `count` writers have left in `folder`.
+/// Removes the descriptions by `count` writers in `folder`.
 pub(super) fn forget_all(folder: &Path, count: usize) -> Result<()> {
     (0..count)
         .map(|index| folder.join(part_file(index)))
         .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
 }
 
-/// A checkpoint whose data has been written, and what it still lacks.
+/// A checkpoint whose data has been written, and the data needed to complete it.
 pub(super) struct Completion<'a> {
     pub(super) format: Format,
     pub(super) ranks: usize,
@@ -254,8 +254,8 @@ pub(super) struct Completion<'a> {
 }
 
 impl Completion<'_> {
-    /// Adds everything but the data to the folder `beside` and puts it at `place`. With the last
-    /// rename it is there as a whole.
+    /// Adds everything except the data to the folder `beside` and moves it to `place`. The last rename makes
+    /// the whole checkpoint appear.
     pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<()> {
         let Completion { format, ranks, layout, parts, context } = self;
         let tensors = tensors_of(layout, &parts);
@@ -293,7 +293,7 @@ impl Completion<'_> {
             files,
             tensors,
         };
-        // What could not be read again is no checkpoint.
+        // A checkpoint that could not be read again must not be written.
         manifest.check().map_err(|problem| CheckpointError::Context { problem })?;
         // Last: a folder with a manifest is complete.
         manifest.write(beside)?;
@@ -326,15 +326,15 @@ fn tensors_of(layout: &[ParamGroupLayout], parts: &[WriterOutput]) -> Vec<Tensor
         .collect()
 }
 
-/// A new folder for a checkpoint that some command makes beside `place`; removed unless it comes to its
-/// place. The name is nobody else's: what a user has put there is not touched.
+/// A new folder for a checkpoint that a command creates next to `place`; removed unless it is moved to its
+/// place. Its name is unique, so that no file of a user is touched.
 pub(super) struct NewFolder {
     place: PathBuf,
     beside: StagingFolder,
 }
 
 impl NewFolder {
-    /// Starts one for `place`, where nothing must be.
+    /// Creates a folder for `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self> {
         let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
@@ -342,14 +342,14 @@ impl NewFolder {
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 
-    /// Where to write.
+    /// Returns the path at which to write.
     pub(super) fn path(&self) -> &Path {
         self.beside.path()
     }
 
-    /// Makes a checkpoint of what was written, at its place.
+    /// Completes a checkpoint from the written data, at its place.
     pub(super) fn complete(self, completion: Completion) -> Result<()> {
-        // Again, because a large model takes its time.
+        // Checked again, because writing a large model takes time.
         check_free(&self.place)?;
         completion.complete(self.path(), &self.place)?;
         self.beside.gone();
@@ -357,7 +357,7 @@ impl NewFolder {
     }
 }
 
-/// Fails if there is anything at `place`, also a link that leads nowhere.
+/// Fails if anything exists at `place`, even a dangling link.
 pub(super) fn check_free(place: &Path) -> Result<()> {
     match place.exists() || place.is_symlink() {
         true => Err(CheckpointError::Exists { path: place.to_owned() }),
@@ -365,7 +365,7 @@ pub(super) fn check_free(place: &Path) -> Result<()> {
     }
 }
 
-/// The folder that a run writes its checkpoint for `place` to, new and empty.
+/// Creates the empty folder in which a run writes its checkpoint for `place`.
 pub(super) fn begin(place: &Path) -> Result<PathBuf> {
     let beside = folder::beside(place);
     disk::remove(&beside)?;
@@ -409,7 +409,7 @@ mod tests {
             part.leave(path, index).unwrap();
             assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
         }
-        // Word of a part whose data nobody sees, or not all of it.
+        // The description of a part whose data is missing or incomplete.
         let data = path.join("model-part-00002-of-00002.safetensors");
         let bytes = fs::read(&data).unwrap();
         fs::remove_file(&data).unwrap();

@@ -1,4 +1,4 @@
-//! Keeping the disk busy while what it has delivered is copied.
+//! Read-ahead: keeps the disk busy while delivered data is copied.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use super::tensor_file::TensorFile;
 
-/// Bytes that are asked for before they are copied.
+/// Maximum bytes that are requested before they are copied.
 const AHEAD: usize = 32 << 20;
 
-/// Bytes that are asked for at once.
+/// Bytes per request.
 const STEP: usize = 4 << 20;
 
-/// What a rank is going to read, in the order in which it will.
+/// The data that a rank is going to read, in order.
 #[derive(Default)]
 pub(super) struct ReadAhead {
     left: VecDeque<(Arc<TensorFile>, Range<usize>)>,
-    /// Bytes asked for and not yet copied.
+    /// Bytes requested and not yet copied.
     under_way: usize,
 }
 
@@ -27,7 +27,7 @@ impl ReadAhead {
         self.left.extend(starts.map(|at| (file.clone(), at..(at + STEP).min(bytes.end))));
     }
 
-    /// Asks for as much as is due, now that `copied` more bytes have been copied.
+    /// Requests more data, now that `copied` more bytes have been copied.
     pub(super) fn advance(&mut self, copied: usize) {
         self.under_way = self.under_way.saturating_sub(copied);
         while self.under_way < AHEAD

@@ -1,4 +1,4 @@
-//! Reading from a checkpoint what someone needs, and nothing else.
+//! Reads only the needed parts of a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -17,8 +17,8 @@ use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
 
-/// Reads from a checkpoint. Whole chunks are checked as they are read; of those that several ranks
-/// read parts of, the checksums are put together by [`CheckpointReader::check_parts`].
+/// Reads from a checkpoint. Whole chunks are checked when they are read. If several ranks read parts of a
+/// chunk, [`CheckpointReader::check_parts`] combines their checksums.
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
     tensors: HashMap<(&'a str, &'a Saved), usize>,
@@ -29,7 +29,7 @@ pub struct CheckpointReader<'a> {
     meter: Arc<Meter>,
 }
 
-/// Elements of a chunk that this rank has read, as they are sent.
+/// The elements of a chunk that this rank has read, in the form in which they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct ReadPart {
@@ -42,12 +42,12 @@ struct ReadPart {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that is kept here is half-done at any moment.
+    // The data is consistent at every moment, so it is valid after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checkpoint {
-    /// For reading weights and slots of the optimizer.
+    /// Returns a reader of weights and slots of the optimizer.
     pub fn reader(&self) -> CheckpointReader<'_> {
         let tensors = self.manifest().tensors.iter().enumerate();
         CheckpointReader {
@@ -63,23 +63,23 @@ impl Checkpoint {
 }
 
 impl<'a> CheckpointReader<'a> {
-    /// Bytes of data read up to now.
+    /// Returns the bytes of data read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Counts the bytes of what is being loaded, and how many there are in all: first those of the weights, then
-    /// those of the optimizer's state.
+    /// Returns the meter of the bytes being loaded, and of their total: first of the weights, then of the
+    /// optimizer's state.
     pub fn meter(&self) -> Arc<Meter> {
         self.meter.clone()
     }
 
-    /// Whether the checkpoint has these values.
+    /// Returns whether the checkpoint has these values.
     pub fn has(&self, name: &str, saved: &Saved) -> bool {
         self.tensors.contains_key(&(name, saved))
     }
 
-    /// Reads elements `range` of the flat parameter `name` into `values`, which are as many.
+    /// Reads elements `range` of the flat parameter `name` into `values`, which has the same length.
     pub fn read(&self, name: &str, saved: &Saved, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         let index = self.index_of(name, saved)?;
         let mut values = values;
@@ -98,7 +98,7 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// The chunks that hold elements `range` of a tensor, and which of theirs these are.
+    /// Returns the chunks that contain elements `range` of a tensor, and the matching elements of each chunk.
     fn chunks_of(
         &self,
         index: usize,
@@ -153,7 +153,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(file)
     }
 
-    /// Says what is going to be read next, and in which order, so that the disk can work ahead.
+    /// Plans the next reads, in order, so that the disk can read ahead.
     fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<()> {
         let (mut ahead, mut bytes) = (ReadAhead::default(), 0);
         for &(name, saved) in tensors {
@@ -173,9 +173,9 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from
-    /// weights that may be missing, which keep their values; returns their names. What computes with the
-    /// weights is not compared: that is [`Checkpoint::require_architecture`]. Collective.
+    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for weights that
+    /// may be missing, which keep their values; returns their names. The architecture is not compared: see
+    /// [`Checkpoint::require_architecture`]. Collective.
     pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
@@ -186,9 +186,9 @@ impl<'a> CheckpointReader<'a> {
         loaded.finite(self.checkpoint.folder())
     }
 
-    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there have
-    /// been. Before the first there are no moments. Those of parameters that are frozen now are left where
-    /// they are. Fails if another optimizer than the engine's has left them. Collective.
+    /// Loads this rank's part of the optimizer's moments, and sets the engine's number of updates. Before the
+    /// first update there are no moments. Moments of parameters that are now frozen are not loaded. Fails if
+    /// they belong to another optimizer than the engine's. Collective.
     pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
         self.checkpoint.require_optimizer(&SavedOptimizer::of(engine.optimizer()))?;
         let state = self.checkpoint.state();
@@ -226,8 +226,8 @@ impl<'a> CheckpointReader<'a> {
         self.check_parts(engine)
     }
 
-    /// Checks the chunks of which each rank has read a part: the checksums of the parts make that of
-    /// the chunk. Nothing that was read may be used before. Collective.
+    /// Checks the chunks of which each rank has read a part: the checksums of the parts are combined into
+    /// that of the chunk. Data that was read must not be used before this call. Collective.
     pub fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;

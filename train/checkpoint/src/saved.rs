@@ -1,11 +1,12 @@
-//! What of a parameter is saved.
+//! The parts of a parameter that a checkpoint stores.
 
 use std::sync::Arc;
 
 use kiln_shard::StateKind;
 use serde::{Deserialize, Serialize};
 
-/// What of a parameter is saved; in a manifest `weight`, or the name of a slot of the optimizer's state.
+/// A part of a parameter that a checkpoint stores; in a manifest `weight`, or the name of a slot of the
+/// optimizer's state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Saved {
@@ -15,7 +16,7 @@ pub enum Saved {
     Slot(Arc<str>),
 }
 
-/// What a weight is called in a manifest.
+/// Name of a weight in a manifest.
 const WEIGHT: &str = "weight";
 
 impl From<String> for Saved {
@@ -31,7 +32,7 @@ impl From<Saved> for String {
 }
 
 impl Saved {
-    /// What a slot is called; `None` for the weight.
+    /// Returns the name of a slot; `None` for the weight.
     pub fn slot(&self) -> Option<&str> {
         match self {
             Saved::Weight => None,
@@ -39,12 +40,12 @@ impl Saved {
         }
     }
 
-    /// What the engine has of it.
+    /// Returns the engine's corresponding kind of state.
     pub fn kind(&self) -> StateKind<'_> {
         self.slot().map_or(StateKind::Weight, StateKind::Slot)
     }
 
-    /// The key in a file of tensors of parameter `name`.
+    /// Returns the key in a file of tensors for parameter `name`.
     pub fn key(&self, name: &str) -> String {
         self.slot().map_or_else(|| name.to_owned(), |slot| format!("{name}.{slot}"))
     }

@@ -1,14 +1,14 @@
-//! Saving while a run goes on.
+//! Saving while a run continues.
 //!
-//! A save begins with a word between the ranks, takes a snapshot, and goes on behind the step: every
-//! rank writes its part in a thread of its own and leaves word of it in the folder. When rank 0 finds
-//! the word of all, it completes the checkpoint, also behind the step and without a collective. How
-//! far the ranks are travels with the sum of the losses after each step, so that all of them learn of
-//! a failure, and of the end, in the same step.
+//! A save begins with an agreement between the ranks, takes a snapshot, and continues behind the step: every
+//! rank writes its part in a separate thread and leaves a description of it in the folder. When rank 0 finds
+//! all descriptions, it completes the checkpoint, also behind the step and without a collective. The ranks'
+//! progress is sent with the sum of the losses after each step, so that all of them learn of a failure, and
+//! of the end, in the same step.
 //!
-//! A save that does not get on has failed, and that is all: when all ranks have written their parts,
-//! rank 0 has [`SaveOptions::timeout`] to find them, and a rank may go no longer than that without
-//! writing anything. Who waits for the end of a save says so to the others every few seconds.
+//! A save without progress only fails: when all ranks have written their parts, rank 0 has
+//! [`SaveOptions::timeout`] to find them, and a rank may spend at most that time without writing anything. A
+//! rank that waits for the end of a save sends a message to the others every few seconds.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -27,27 +27,28 @@ use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
 use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, disk, folder, full};
 
-/// How a run saves.
+/// Settings of a run's saves.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
     /// Folder of all checkpoints of the run.
     pub folder: PathBuf,
     /// Sharded or full.
     pub format: Format,
-    /// Whether sharded checkpoints are written behind the steps that follow. Full ones never are:
-    /// rank 0 would have to hold the whole model.
+    /// True if sharded checkpoints are written in the background during the following steps. Full ones never
+    /// are: rank 0 would have to hold the whole model.
     pub background: bool,
-    /// Which checkpoints stay.
+    /// The checkpoints to keep.
     pub keep: Keep,
-    /// How long a save may go without getting on: the parts of all ranks are written and not all of
-    /// them can be seen, or a rank does not get anything written.
+    /// Maximum time without progress: the parts of all ranks are written and not all of them are visible, or
+    /// a rank writes nothing.
     pub timeout: Duration,
-    /// The run folder around them, if it is locked: nothing is written or removed there once it is another's.
+    /// The run folder that contains them, if it is locked: nothing is written or removed there once it
+    /// belongs to another run.
     pub held: Option<HeldFolder>,
 }
 
 impl SaveOptions {
-    /// Sharded checkpoints in `folder`, all of which stay, written by the time that a save is settled.
+    /// Saves sharded checkpoints in `folder`, keeps all of them, and writes them before a save is settled.
     pub fn new(folder: PathBuf) -> Self {
         SaveOptions {
             folder,
@@ -68,33 +69,34 @@ impl SaveOptions {
     }
 }
 
-/// Between two looks at what the other ranks have written: at first, and at most.
+/// Pause between two polls for the other ranks' parts: the first pause, and the maximum.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
-/// How far a rank is with a save in the background, in numbers that add up over the ranks.
+/// A rank's progress of a save in the background, in numbers that can be summed over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// 1 when its part is on the disk.
     pub written: f64,
-    /// 1 when there is nothing left for it to do.
+    /// 1 when it has no work left.
     pub done: f64,
-    /// 1 when it could not do its part.
+    /// 1 when it could not write its part.
     pub failed: f64,
 }
 
 impl Progress {
-    /// As numbers to be summed over the ranks.
+    /// Returns numbers to be summed over the ranks.
     pub fn to_values(self) -> [f64; 3] {
         [self.written, self.done, self.failed]
     }
 
-    /// From sums of [`Progress::to_values`].
+    /// Converts sums of [`Progress::to_values`].
     pub fn from_values([written, done, failed]: [f64; 3]) -> Self {
         Progress { written, done, failed }
     }
 }
 
-/// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same order.
+/// Writes the checkpoints of a run and removes old ones. All ranks must call the same methods in the same
+/// order.
 pub struct Saver {
     options: SaveOptions,
     rank: usize,
@@ -103,7 +105,7 @@ pub struct Saver {
     meter: Arc<Meter>,
 }
 
-/// A save under way.
+/// A save in progress.
 struct Pending {
     place: PathBuf,
     status: Arc<Status>,
@@ -111,28 +113,28 @@ struct Pending {
 }
 
 impl Saver {
-    /// A saver of `rank`.
+    /// Creates the saver of `rank`.
     pub fn new(options: SaveOptions, rank: usize) -> Self {
         Saver { options, rank, pending: None, cpu_time: Duration::ZERO, meter: Arc::default() }
     }
 
-    /// Counts the bytes of this rank's part that are written, of the save that was begun last.
+    /// Returns the meter of the bytes written of this rank's part, for the save that was begun last.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// Whether a save is under way in the background.
+    /// Returns whether a save is in progress in the background.
     pub fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Begins to save the state as it is now; later steps do not change what is written. In the
-    /// background it returns at once, else its folder when all is on the disk. A save that is still
-    /// under way is waited for first. Collective.
+    /// Begins to save the current state; later steps do not change the data that is written. In the
+    /// background it returns at once, otherwise it returns the folder when everything is on the disk. Waits
+    /// for an earlier save first. Collective.
     ///
     /// # Errors
     ///
-    /// When this save or the one before cannot be written. Earlier checkpoints stay as they are.
+    /// If this save or the previous one cannot be written. Earlier checkpoints are unchanged.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
@@ -152,7 +154,7 @@ impl Saver {
                 options.check_held()?;
                 let (format, context) = (Format::Full, &context);
                 Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
-                // A disk that hung for long returns to a run that has given this save up.
+                // A disk that hung for long may return when the run has given up this save.
                 status.get_on().then_some(()).ok_or(CheckpointError::OtherRank)?;
                 finish(&options, step)
             };
@@ -179,14 +181,14 @@ impl Saver {
             .map_err(CheckpointError::io("start a thread to write", &place));
         let agreed = self.agree(engine, thread);
         if agreed.is_err() {
-            // A thread that could be started has no others to wait for.
+            // A thread that was started has no others to wait for.
             status.cancel();
         }
         self.pending = Some(Pending { place, status, thread: agreed? });
         if self.options.background { Ok(None) } else { self.settle(engine) }
     }
 
-    /// How far this rank is; to be summed over the ranks and given to [`Saver::advance`].
+    /// Returns this rank's progress; it must be summed over the ranks and passed to [`Saver::advance`].
     pub fn progress(&self) -> Progress {
         let Some(Pending { status, .. }) = &self.pending else { return Progress::default() };
         let stage = status.stage();
@@ -200,16 +202,16 @@ impl Saver {
         }
     }
 
-    /// Ends a save in the background when it is complete or has failed. `all` is the sum of what all
-    /// ranks reported, so all do so in the same step. Returns the folder of a checkpoint that is
-    /// complete. Collective when there is something to end.
+    /// Ends a save in the background when it is complete or has failed. `all` is the sum of all ranks'
+    /// progress, so all ranks do so in the same step. Returns the folder of a completed checkpoint.
+    /// Collective if there is a save to end.
     pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         self.heed(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
     }
 
-    /// Tells this rank's thread what the others have come to.
+    /// Informs this rank's thread of the others' progress.
     fn heed(&self, all: Progress, ranks: f64) {
         let Some(Pending { status, .. }) = &self.pending else { return };
         if all.failed > 0.0 {
@@ -219,8 +221,8 @@ impl Saver {
         }
     }
 
-    /// Waits for the save that is under way, if there is one; returns its folder. However long that
-    /// takes, no rank waits long for another's word. Collective.
+    /// Waits for the save in progress, if there is one, and returns its folder. However long that takes, no
+    /// rank waits long for a message from another. Collective.
     pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
         let beat = Patience::new(engine.policy().timeout, self.options.timeout).beat;
         let ranks = engine.world().world_size() as f64;
@@ -243,13 +245,13 @@ impl Saver {
         Ok(Some(place))
     }
 
-    /// Waits for the end of a thread, unless nothing can be expected of it any more.
+    /// Waits for the end of a thread, unless it hangs.
     fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
         if status.is_stalled(timeout) {
-            // It hangs in the system, where nobody can call it back. Should it ever return, it finds
-            // that its work is not wanted any more.
+            // It hangs in the system, where it cannot be interrupted. If it ever returns, it finds that its
+            // work is no longer wanted.
             status.cancel();
             let (path, seconds) = (folder::beside(&place), timeout.as_secs_f64());
             return Err(CheckpointError::Stalled { path, seconds });
@@ -260,12 +262,12 @@ impl Saver {
         })
     }
 
-    /// Processor time that this rank's thread has taken for the last complete sharded checkpoint.
+    /// Returns the processor time of this rank's thread for the last complete sharded checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }
 
-    /// Takes away what a failed save has left, so that its room is free.
+    /// Removes the remains of a failed save, to free their space.
     fn clean_after(&self, outcome: Result<()>, place: &Path) -> Result<()> {
         if outcome.is_err()
             && self.rank == 0
@@ -277,14 +279,15 @@ impl Saver {
         outcome
     }
 
-    /// `mine` if no rank has an error; else each rank gets its own, or that another has one.
+    /// Returns `mine` if no rank has an error; otherwise each rank gets its own error, or that another has
+    /// one.
     fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
         let failed = [f64::from(u8::from(mine.is_err()))];
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
         if failed[0] == 0.0 {
             return mine;
         }
-        // That the folder is gone shows in many ways, and maybe to other ranks first.
+        // A lost folder causes many kinds of errors, possibly on other ranks first.
         match self.options.check_held() {
             Err(lost @ CheckpointError::NotHeld { .. }) => Err(lost),
             _ => mine.and(Err(CheckpointError::OtherRank)),
@@ -294,11 +297,11 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        // The run has failed. What all ranks have written may still become a checkpoint; nothing is
-        // to write into the run folder afterwards.
+        // The run has failed. If all ranks have written their parts, they may still become a checkpoint;
+        // nothing may be written into the run folder afterwards.
         if let Some(pending) = self.pending.take() {
             let place = pending.place.clone();
-            // A panic is to be heard by the others before they give up on this rank.
+            // The others must learn of a panic before they give up on this rank.
             if std::thread::panicking() {
                 pending.status.cancel();
             } else {
@@ -316,7 +319,7 @@ impl Drop for Saver {
     }
 }
 
-/// Writes the part of one rank, and on rank 0 what makes a checkpoint of all parts.
+/// Writes the part of one rank, and on rank 0 completes the checkpoint from all parts.
 struct Writer {
     snapshot: Snapshot,
     layout: Vec<ParamGroupLayout>,
@@ -329,10 +332,10 @@ struct Writer {
 }
 
 impl Writer {
-    /// Returns what it has taken of the processors.
+    /// Writes the part, and returns the processor time.
     fn run(mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
-        // Also if this panics.
+        // Reports a failure even if this panics.
         let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
         // The chunk of every group that this rank writes.
@@ -388,13 +391,13 @@ impl Writer {
         }
     }
 
-    /// Fails if nobody wants this checkpoint any more.
+    /// Fails if this checkpoint is no longer wanted.
     fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 }
 
-/// A snapshot, and whoever wants to know that what is in it gets written.
+/// A snapshot, with the status that records the progress of writing it.
 struct Watched<'a> {
     snapshot: &'a mut Snapshot,
     status: &'a Status,
@@ -422,7 +425,7 @@ impl Values for Watched<'_> {
     }
 }
 
-/// After the checkpoint of `step` has come to its place.
+/// Finishes after the checkpoint of `step` has been moved to its place.
 fn finish(options: &SaveOptions, step: u64) -> Result<()> {
     options.check_held()?;
     folder::point_to(&options.folder, step)?;

@@ -9,14 +9,14 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
-/// Parameters of the outer modules are called as there, as in `embed_tokens.weight`.
+/// Prefix of the parameters of the outer modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
 
-/// The outer modules in logs and checkpoints.
+/// Names of the outer modules in logs and checkpoints.
 const EMBED: &str = "embed";
 const HEAD: &str = "head";
 
-/// As in logs and checkpoints, the module of block `index`.
+/// Returns the name of block `index` in logs and checkpoints.
 fn layer_name(index: usize) -> String {
     format!("layers.{index}")
 }
@@ -30,24 +30,24 @@ pub struct ShardedDecoder {
     tied: bool,
 }
 
-/// How the embedding is sharded. Its rows are looked up; backward needs their indices only. A `tied` one is
-/// needed again by the head, so it stays.
+/// Returns the sharding options of the embedding. Its rows are looked up, and backward needs only their
+/// indices. The head uses a `tied` embedding again, so it stays in memory.
 fn embed_options(tied: bool) -> ShardOptions {
     ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false }
 }
 
-/// How the head is sharded: backward starts there.
+/// Sharding options of the head, where backward starts.
 const HEAD_OPTIONS: ShardOptions = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
 
 impl ShardedDecoder {
-    /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank
-    /// ever holds more than one whole parameter. Collective.
+    /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank ever
+    /// holds more than one whole parameter. Collective.
     pub fn new(decoder: Decoder, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
-    /// [`ShardedDecoder::new`], which calls `progress` after each module: how many are done, and how many
-    /// there are.
+    /// Like [`ShardedDecoder::new`], but calls `progress` after each module with the number of finished
+    /// modules and their total.
     pub fn with_progress(
         decoder: Decoder,
         mut builder: EngineBuilder,
@@ -78,18 +78,18 @@ impl ShardedDecoder {
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
     }
 
-    /// The engine: gradients, optimizer step, layout, statistics.
+    /// Returns the engine: gradients, optimizer step, layout, statistics.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// One pass on `device`; with autodiff if the device has it.
+    /// Returns one pass on `device`, with autodiff if the device has it.
     pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a> {
         Pass { decoder: self, device }
     }
 }
 
-/// Hands out the modules of a sharded decoder for one forward pass.
+/// Provides the modules of a sharded decoder for one forward pass.
 pub struct Pass<'a> {
     decoder: &'a ShardedDecoder,
     device: &'a Device,
@@ -126,7 +126,7 @@ impl Modules for Pass<'_> {
     }
 }
 
-/// The built-in decoder of this shape, for names and shapes alone. Initialises nothing.
+/// Returns the built-in decoder of this shape, only for names and shapes. Initialises nothing.
 pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
     Decoder::new(&Layers::default(), model, Key::new(0), &Device::flex())
 }
@@ -134,13 +134,13 @@ pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
 /// Full names and shapes of parameters.
 pub type Shapes = Vec<(String, Vec<usize>)>;
 
-/// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
-/// of the modules. Initialises nothing.
+/// Returns full names and shapes of all parameters, as used by [`ShardedDecoder::new`], in the order of the
+/// modules. Initialises nothing.
 pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
     module_shapes(decoder).into_iter().flatten().collect()
 }
 
-/// As [`parameter_shapes`], module by module: the embedding, the blocks, the head.
+/// Like [`parameter_shapes`], module by module: the embedding, the blocks, the head.
 pub fn module_shapes(decoder: &Decoder) -> Vec<Shapes> {
     let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
@@ -153,15 +153,15 @@ pub fn module_shapes(decoder: &Decoder) -> Vec<Shapes> {
 /// A module of a sharded decoder.
 #[derive(Clone, Debug)]
 pub struct ModuleOutline {
-    /// Its name in logs, as in `layers.3`.
+    /// Its name in logs, such as `layers.3`.
     pub name: String,
     /// Full names and shapes of its parameters.
     pub shapes: Shapes,
-    /// How it is sharded.
+    /// Its sharding options.
     pub options: ShardOptions,
 }
 
-/// The modules of a decoder, as [`ShardedDecoder::new`] shards them. Initialises nothing.
+/// Returns the modules of a decoder, as sharded by [`ShardedDecoder::new`]. Initialises nothing.
 pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
     let shapes = module_shapes(decoder);
     let last = shapes.len() - 1;
@@ -176,14 +176,14 @@ pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
     shapes.into_iter().enumerate().map(of_module).collect()
 }
 
-/// The modules of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
-/// is frozen. Initialises nothing.
+/// Returns the layouts of the modules of a decoder over `ranks` ranks, as in [`ShardedDecoder::new`] if
+/// nothing is frozen. Initialises nothing.
 pub fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
     let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
     modules_of(decoder).into_iter().map(layout).collect()
 }
 
-/// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.
+/// Returns the full names of all parameters, as used by [`ShardedDecoder::new`]. Initialises nothing.
 pub fn parameter_names(decoder: &Decoder) -> Vec<String> {
     parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
 }

@@ -1,4 +1,4 @@
-//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of these.
+//! A model on disk in any supported format. Every command that takes a checkpoint accepts one of these.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -20,6 +20,9 @@ use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
 use crate::{Architecture, Checkpoint, CheckpointError};
 
+/// Tokens of a sequence for an evaluation of a model that Kiln has not trained, at most.
+const USUAL_SEQ_LEN: usize = 2048;
+
 /// What is told while weights are read.
 const LOADING: &str = "loading the weights";
 
@@ -33,8 +36,8 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging
-    /// Face. Whoever computes with its weights calls [`ModelSource::require_layers`] next.
+    /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging Face. Code
+    /// that computes with its weights must call [`ModelSource::require_layers`] next.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
@@ -42,14 +45,14 @@ impl ModelSource {
         Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
     }
 
-    /// As [`ModelSource::open`]; fails unless `layers` has what computes with the weights.
+    /// Like [`ModelSource::open`], but fails unless `layers` has all layers of the model.
     pub fn open_with(path: &Path, layers: &Layers) -> Result<Self, CheckpointError> {
         let source = ModelSource::open(path)?;
         source.require_layers(layers)?;
         Ok(source)
     }
 
-    /// Fails unless `layers` has what computes with the weights.
+    /// Fails unless `layers` has all layers of the model.
     pub fn require_layers(&self, layers: &Layers) -> Result<(), CheckpointError> {
         match Architecture::objection_with(layers, self.model()) {
             None => Ok(()),
@@ -59,8 +62,8 @@ impl ModelSource {
         }
     }
 
-    /// Fails unless the weights belong to the architecture that the caller builds. Those in the
-    /// layout of Hugging Face belong to the built-in decoder, or could not be opened.
+    /// Fails unless the weights belong to the architecture that the caller builds. Weights in the layout of
+    /// Hugging Face belong to the built-in decoder, or could not be opened.
     pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.require_architecture(here),
@@ -73,7 +76,7 @@ impl ModelSource {
         }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.folder(),
@@ -81,7 +84,7 @@ impl ModelSource {
         }
     }
 
-    /// The shape of the model.
+    /// Returns the shape of the model.
     pub fn model(&self) -> &ModelConfig {
         match self {
             ModelSource::Checkpoint(checkpoint) => &checkpoint.state().model,
@@ -89,8 +92,9 @@ impl ModelSource {
         }
     }
 
-    /// The shape of the model, with built-in layers instead of those that are not among `layers`. A program that
-    /// lacks a layer refuses the weights by their architecture, or takes them as they are.
+    /// Returns the shape of the model, with built-in layers instead of those that are not among `layers`. A
+    /// program that lacks a layer either refuses the weights by their architecture, or uses them as those of
+    /// a built-in layer.
     pub fn model_of(&self, layers: &Layers) -> ModelConfig {
         let mut model = self.model().clone();
         for (key, _) in layers.missing(self.model()) {
@@ -104,7 +108,7 @@ impl ModelSource {
         model
     }
 
-    /// The tokenizer's file.
+    /// Returns the path of the tokenizer's file.
     pub fn tokenizer(&self) -> PathBuf {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.tokenizer(),
@@ -112,7 +116,7 @@ impl ModelSource {
         }
     }
 
-    /// The longest sequence, in tokens, that the model is made for.
+    /// Returns the longest sequence, in tokens, that the model supports.
     pub fn context_length(&self) -> usize {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.context_length(),
@@ -120,7 +124,7 @@ impl ModelSource {
         }
     }
 
-    /// The context that the model came with, as opposed to that of the data that it was trained on.
+    /// Returns the context of the original model, as opposed to that of its training data.
     pub fn given_context(&self) -> Option<usize> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.given_context(),
@@ -128,24 +132,41 @@ impl ModelSource {
         }
     }
 
-    /// Tokens of a sequence that the model was trained on, as far as known; at most its context.
+    /// Tokens of a sequence for an evaluation: as many as Kiln has trained the model on. If it has not, as many as the
+    /// context has, but [`USUAL_SEQ_LEN`] at most.
     pub fn seq_len(&self) -> usize {
+        let context = self.context_length();
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.seq_len().min(checkpoint.context_length()),
-            ModelSource::HuggingFace(folder) => folder.context_length(),
+            ModelSource::Checkpoint(checkpoint) if checkpoint.state().next_sample > 0 => {
+                checkpoint.seq_len().min(context)
+            }
+            _ => context.min(USUAL_SEQ_LEN),
         }
     }
 
-    /// Names and contents of the small files that models made from this one carry along.
+    /// Names and contents of the small files that models made from this one carry along. Its
+    /// `generation_config.json` names `tokens`.
     ///
     /// # Errors
     ///
     /// When a file cannot be read.
-    pub fn carried_files(&self) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
-        Ok(hugging_face::carried_files(self.folder(), &hugging_face::token_ids(self.folder())?)?)
+    pub fn carried_files(
+        &self,
+        tokens: &hugging_face::TokenIds,
+    ) -> Result<Vec<hugging_face::CarriedFile>, CheckpointError> {
+        Ok(hugging_face::carried_files(self.folder(), tokens)?)
     }
 
-    /// SHA-256 of the tokens that the model was trained on, if it says so.
+    /// Ids that start, end and pad a text, as the folder names them.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn token_ids(&self) -> Result<hugging_face::TokenIds, CheckpointError> {
+        Ok(hugging_face::token_ids(self.folder())?)
+    }
+
+    /// Returns the SHA-256 of the tokens that the model was trained on, if recorded.
     pub fn data_sha256(&self) -> Option<&str> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.state().data_sha256.as_deref(),
@@ -153,16 +174,16 @@ impl ModelSource {
         }
     }
 
-    /// Ids that end a text besides the tokenizer's own; none if the folder names none.
+    /// Returns the ids that end a text in addition to the tokenizer's own; none if the folder names none.
     pub fn end_ids(&self) -> Result<Vec<u32>, CheckpointError> {
         match self {
-            // A checkpoint that was imported has brought its file along.
+            // An imported checkpoint contains its original file.
             ModelSource::Checkpoint(checkpoint) => Ok(hugging_face::end_ids(checkpoint.folder())?),
             ModelSource::HuggingFace(folder) => Ok(folder.end_ids().to_vec()),
         }
     }
 
-    /// The weights, to be read in parts.
+    /// Returns the weights, for reading in parts.
     pub fn weights(&self) -> Box<dyn Weights + '_> {
         match self {
             ModelSource::Checkpoint(checkpoint) => Box::new(checkpoint.reader()),
@@ -170,18 +191,18 @@ impl ModelSource {
         }
     }
 
-    /// Fails unless the files of all weights are there as a whole, going by their lengths. `layers` has what
-    /// computes with them.
+    /// Fails unless the files of all weights are complete, judging by their lengths. `layers` must have all
+    /// layers of the model.
     pub fn check_weights_are_there(&self, layers: &Layers) -> Result<(), CheckpointError> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.check_weights_are_there(layers),
-            // It could not have been opened.
+            // Otherwise it could not have been opened.
             ModelSource::HuggingFace(_) => Ok(()),
         }
     }
 
-    /// Fails if the saved model is not of the shape of `model`. Says so before any work starts, and
-    /// also where the weights would fit but mean something else, as with another number of heads. If some
+    /// Fails if the shape of the saved model is not that of `model`. Reports this before any work starts,
+    /// even if the weights would fit but have a different meaning, as with another number of heads. If some
     /// weights may be missing, keys that only add weights are left to [`ModelSource::load_weights`], which
     /// compares names.
     pub fn check_model(
@@ -203,14 +224,14 @@ impl ModelSource {
         })
     }
 
-    /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from names
-    /// that may be missing; returns those that were. Collective.
+    /// Loads this rank's part of all weights. Names and shapes must match exactly, except for names that may
+    /// be missing; returns the missing names. Collective.
     pub fn load_weights(
         &self,
         engine: &Engine,
         allow_missing: &AllowMissing,
     ) -> Result<BTreeSet<String>, CheckpointError> {
-        // A line that changes, where somebody watches: what commands print is not to be mixed with it.
+        // A progress line only on a terminal, so that it is not mixed with the output of commands.
         let line = |meter| (engine.world().rank() == 0).then(|| ProgressLine::on_terminal(LOADING, meter));
         match self {
             ModelSource::Checkpoint(checkpoint) => {
@@ -226,7 +247,8 @@ impl ModelSource {
         }
     }
 
-    /// Loads the tokenizer. Fails if the model does not know all of its tokens.
+    /// Loads the tokenizer, whose end of text is the first that the folder names. Fails if the model does not know
+    /// all of its tokens.
     pub fn load_tokenizer(&self) -> Result<Tokenizer, CheckpointError> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
@@ -238,7 +260,7 @@ impl ModelSource {
         {
             return Err(damaged(error.to_string()));
         }
-        let tokenizer = Tokenizer::load(&path)?;
+        let tokenizer = Tokenizer::load(&path)?.ending_with(self.end_ids()?.first().copied());
         let (tokens, known) = (tokenizer.vocab_size(), self.model().vocab_size);
         if tokens > known {
             return Err(damaged(format!("it has {tokens} tokens, and the model knows {known}")));
@@ -246,7 +268,7 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// The decoder with all its weights on `device`, made of `layers` and sharded as `builder` says.
+    /// Returns the decoder with all its weights on `device`, built from `layers` and sharded by `builder`.
     /// Collective.
     pub fn decoder(
         &self,
@@ -256,7 +278,7 @@ impl ModelSource {
     ) -> Result<ShardedDecoder, CheckpointError> {
         self.require_layers(layers)?;
         self.check_weights_are_there(layers)?;
-        // Nothing is drawn from the seed: all weights are loaded.
+        // The seed is not used: all weights are loaded.
         let decoder = Decoder::new(layers, self.model(), Key::new(0), device)?;
         let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
@@ -264,7 +286,7 @@ impl ModelSource {
     }
 }
 
-/// `here`, where keys that only add weights have the values of `saved`.
+/// Returns `here`, with the values of `saved` for keys that only add weights.
 fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig {
     let saved_moe = saved.moe.clone().unwrap_or_default();
     ModelConfig {
@@ -283,10 +305,10 @@ fn without_added_weights(saved: &ModelConfig, here: &ModelConfig) -> ModelConfig
     }
 }
 
-/// What weights of the shape `saved` would not be for a model of the shape `here`, key by key.
-/// Dropout and initial values may differ: they are choices of a run.
+/// Describes, key by key, why weights of the shape `saved` have a different meaning in a model of the shape
+/// `here`. Dropout and initial values may differ: they are choices of a run.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
-    // Of layers that are not built in, whoever compares architectures has said it.
+    // Layers that are not built in are covered by the comparison of architectures.
     let [saved_parts, parts_here] = [saved, here].map(|model| Layers::default().missing(model));
     let is_stock = saved_parts.is_empty() && parts_here.is_empty();
     let built_in = |name: &String| if is_stock { name.clone() } else { String::new() };
@@ -324,7 +346,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
         (saved != here).then(|| format!("model.{key} is {saved} there and {here} here"))
     };
     let mut differences: Vec<_> = shown(saved).into_iter().zip(shown(here)).filter_map(differs).collect();
-    // Other heads of another width say it already.
+    // Already explained by different heads or a different width.
     let explained = saved.d_model != here.d_model || saved.heads != here.heads;
     if !explained && saved.head_dim() != here.head_dim() {
         let (saved, here) = (saved.head_dim(), here.head_dim());
@@ -333,7 +355,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     differences
 }
 
-/// Which blocks of a model have its window, whichever way it says so.
+/// Returns which blocks of a model have its window, regardless of the notation.
 fn window_pattern(model: &ModelConfig) -> String {
     let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
     let pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
@@ -344,15 +366,18 @@ fn none() -> String {
     "none".to_owned()
 }
 
-/// What decides the weights of the experts of a model; the balance of their load is a choice of a run.
+/// Describes the settings that affect the experts' weights; the balance of their load is a choice of a run.
 fn experts(model: &ModelConfig) -> String {
     match &model.moe {
-        Some(moe) => json!(MoeConfig { router_aux_loss_coef: 0.0, ..moe.clone() }).to_string(),
+        Some(moe) => {
+            let MoeConfig { router_aux_loss_coef, router_aux_loss_over, .. } = MoeConfig::default();
+            json!(MoeConfig { router_aux_loss_coef, router_aux_loss_over, ..moe.clone() }).to_string()
+        }
         None => "none".to_owned(),
     }
 }
 
-/// The name of a variant, as it stands in a configuration.
+/// Returns the name of a variant in configurations.
 fn word(value: Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

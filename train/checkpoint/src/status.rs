@@ -1,53 +1,54 @@
-//! How far the thread is that writes a rank's part, and what it is told.
+//! The progress of the thread that writes a rank's part, and commands to it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kiln_process::Meter;
 
-/// How long the parts of the other ranks may take when the run has failed.
+/// Time limit for the parts of the other ranks when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// Ranks that wait for the end of a save talk to each other at least this often.
+/// Maximum time between two messages of ranks that wait for the end of a save.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// How the ranks wait for those that write.
+/// Time limits with which ranks wait for the writing threads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// They talk to each other at least this often, however long the disk takes.
+    /// Maximum time between two messages, however long the disk takes.
     pub(super) beat: Duration,
-    /// A disk that takes nothing for this long has failed.
+    /// Time without progress after which a disk has failed.
     pub(super) timeout: Duration,
 }
 
 impl Patience {
-    /// Of ranks that wait for each other's word no longer than `word`, with a disk no longer than `timeout`.
+    /// Returns the limits for ranks that wait at most `word` for a message from each other, and at most
+    /// `timeout` for the disk.
     pub(super) fn new(word: Duration, timeout: Duration) -> Self {
         Patience { beat: BEAT.min(word / 4), timeout }
     }
 }
 
-/// How far a rank is.
+/// The stage of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its part is being written.
     Writing,
     /// Its part is on the disk.
     Written,
-    /// It has nothing left to do.
+    /// It has no work left.
     Complete,
-    /// It could not do its part.
+    /// It could not write its part.
     Failed,
 }
 
-/// What a thread does that waits for the parts of other ranks.
+/// The next action of a thread that waits for the parts of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It looks for them again.
+    /// Look for them again.
     Look,
-    /// It says that they have not come in time.
+    /// Report that they have not arrived in time.
     Overdue,
-    /// It stops: the save or the run has failed elsewhere.
+    /// Stop: the save or the run has failed elsewhere.
     GiveUp,
 }
 
@@ -60,19 +61,19 @@ pub(super) struct Status {
 
 struct State {
     stage: Stage,
-    /// When the thread last got on with its work.
+    /// Time of the thread's last progress.
     moved: Instant,
-    /// Whether it has nothing to do until other ranks have done their part.
+    /// True while it waits for other ranks to write their parts.
     waiting: bool,
-    /// Until when the parts of other ranks may come; not known before all have been written.
+    /// Deadline for the parts of other ranks; unknown until all parts are written.
     due: Option<Instant>,
-    /// Until when to wait at all, if the run has failed.
+    /// Deadline for all waiting, if the run has failed.
     end: Option<Instant>,
     cancelled: bool,
 }
 
 impl Status {
-    /// Of a thread that begins to write now, and counts the bytes with `meter`.
+    /// Creates the status of a thread that begins to write now, and counts the bytes with `meter`.
     pub(super) fn new(meter: Arc<Meter>) -> Self {
         let state = State {
             stage: Stage::Writing,
@@ -85,13 +86,13 @@ impl Status {
         Status { state: Mutex::new(state), changed: Condvar::new(), meter }
     }
 
-    /// Counts the bytes that are written.
+    /// Returns the meter of the written bytes.
     pub(super) fn meter(&self) -> &Meter {
         &self.meter
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in it is half-done at any moment.
+        // The state is consistent at every moment, so it is valid after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,38 +106,38 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Notes that the thread gets on; false if its work is not wanted any more.
+    /// Records the thread's progress; returns false if its work is no longer wanted.
     pub(super) fn get_on(&self) -> bool {
         let mut state = self.state();
         state.moved = Instant::now();
         !state.cancelled
     }
 
-    /// Whether the thread has work left and has not got on with it for `patience`.
+    /// Returns whether the thread has work left and has made no progress for `patience`.
     pub(super) fn is_stalled(&self, patience: Duration) -> bool {
         let state = self.state();
         let busy = matches!(state.stage, Stage::Writing | Stage::Written) && !state.waiting;
         busy && state.moved.elapsed() > patience
     }
 
-    /// Waits until the thread has nothing left to do, for `most` at most.
+    /// Waits until the thread has no work left, for at most `most`.
     pub(super) fn wait(&self, most: Duration) {
         let busy = |state: &mut State| matches!(state.stage, Stage::Writing | Stage::Written);
         drop(self.changed.wait_timeout_while(self.state(), most, busy));
     }
 
-    /// Tells the thread that the parts of all ranks are written: they may take `timeout` from the
-    /// first time on that this is said.
+    /// Informs the thread that the parts of all ranks are written: it may take `timeout`, from the first such
+    /// call on, until they are visible.
     pub(super) fn all_written(&self, timeout: Duration) {
         let mut state = self.state();
         if state.due.is_none() {
-            // A time beyond what the clock knows never comes.
+            // A time beyond the range of the clock never comes.
             state.due = Instant::now().checked_add(timeout);
             self.changed.notify_all();
         }
     }
 
-    /// Tells the thread to stop: nobody wants this checkpoint any more.
+    /// Tells the thread to stop: this checkpoint is no longer wanted.
     pub(super) fn cancel(&self) {
         self.state().cancelled = true;
         self.changed.notify_all();
@@ -148,7 +149,7 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Waits for `pause` before the next look at what other ranks have written, or less when there is news.
+    /// Waits for `pause`, or less if the status changes, before the next poll for the parts of other ranks.
     pub(super) fn pause(&self, pause: Duration) -> Next {
         let mut state = self.state();
         let now = Instant::now();
@@ -166,17 +167,18 @@ impl Status {
         Next::Look
     }
 
-    /// Marks the part as failed unless it is told to forget that.
+    /// Returns a guard that marks the part as failed when it is dropped, unless [`FailOnDrop::forget`] was
+    /// called.
     pub(super) fn fail_on_drop(self: &Arc<Self>) -> FailOnDrop {
         FailOnDrop(Some(self.clone()))
     }
 }
 
-/// See [`Status::fail_on_drop`].
+/// A guard; see [`Status::fail_on_drop`].
 pub(super) struct FailOnDrop(Option<Arc<Status>>);
 
 impl FailOnDrop {
-    /// All went well.
+    /// Disarms the guard after success.
     pub(super) fn forget(mut self) {
         self.0 = None;
     }

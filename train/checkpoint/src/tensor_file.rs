@@ -22,7 +22,7 @@ pub(super) const CHUNK: usize = 1 << 20;
 /// Bytes of an element: data is f32.
 const WIDTH: u64 = size_of::<f32>() as u64;
 
-/// A file that is being written. The header comes first, so all arrays must be known.
+/// A file that is being written. The header comes first, so all arrays must be known in advance.
 pub(super) struct TensorFileWriter {
     path: PathBuf,
     stream: Stream,
@@ -33,8 +33,8 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended in this
-    /// order. The header names the file, so that two files of equal content cannot be taken for each other.
+    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data must be appended in this
+    /// order. The header contains the file name, so that two files with equal contents cannot be confused.
     pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =
@@ -49,7 +49,7 @@ impl TensorFileWriter {
         Ok(TensorFileWriter { stream, header: checksum, header_bytes, length, path })
     }
 
-    /// Appends values of the array that is next; returns their checksum.
+    /// Appends values of the next array; returns their checksum.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum> {
         let mut checksum = RunningChecksum::default();
         let written = self.stream.append(&little_endian(values), |chunk| checksum.update(chunk));
@@ -57,7 +57,7 @@ impl TensorFileWriter {
         Ok(checksum.finish())
     }
 
-    /// Waits until all is on the disk.
+    /// Waits until everything is on the disk.
     pub(super) fn finish(self) -> Result<FileEntry> {
         let TensorFileWriter { path, stream, header, header_bytes, length } = self;
         let written = stream.length();
@@ -70,7 +70,7 @@ impl TensorFileWriter {
     }
 }
 
-/// Values as they are in a file.
+/// Returns values in the byte order of files.
 fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
         bytemuck::cast_slice(values).into()
@@ -79,18 +79,18 @@ fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     }
 }
 
-/// A file of a checkpoint whose header has been checked. Values are read from their positions; the file
-/// is not mapped into memory, where a signal would end the process if somebody truncated it.
+/// A file of a checkpoint whose header has been checked. Values are read from their positions; the file is
+/// not mapped into memory, where a signal would end the process if the file were truncated.
 pub(super) struct TensorFile {
     path: PathBuf,
     file: File,
-    /// Where the data of each array lies in the file.
+    /// Location of the data of each array in the file.
     arrays: HashMap<String, Range<usize>>,
 }
 
 impl TensorFile {
-    /// Opens `path`, which the manifest describes as `entry`. Fails unless length and header are as
-    /// described. Reads nothing else.
+    /// Opens `path`, which the manifest describes as `entry`. Fails unless length and header match the
+    /// description. Reads nothing else.
     pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self> {
         let damaged = |problem: String| CheckpointError::damaged(&path, problem);
         let file = files::open(&path).map_err(CheckpointError::unreadable(&path))?;
@@ -127,8 +127,8 @@ impl TensorFile {
         Ok(TensorFile { file, arrays, path })
     }
 
-    /// Copies elements `part` of the array `key`, which holds `length`, into `values`; returns their
-    /// checksum. `copied` hears of every chunk.
+    /// Copies elements `part` of the array `key`, which has `length` elements, into `values`; returns their
+    /// checksum. Calls `copied` for every chunk.
     pub(super) fn copy(
         &self,
         key: &str,
@@ -150,20 +150,20 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Asks the disk for bytes that will be copied soon. A hint: without it, it is only slower.
+    /// Hints to the system that these bytes will be copied soon. Only affects speed.
     pub(super) fn ask_for(&self, bytes: Range<usize>) {
         let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
         let _ = posix_fadvise(&self.file, bytes.start as i64, bytes.len() as i64, advice);
     }
 
-    /// Where in the file elements `part` of the array `key` are, which holds `length`.
+    /// Returns the location in the file of elements `part` of the array `key`, which has `length` elements.
     pub(super) fn part(&self, key: &str, length: u64, part: &Range<u64>) -> Result<Range<usize>> {
         let array = self.range(key, length)?;
         let (start, end) = ((part.start * WIDTH) as usize, (part.end * WIDTH) as usize);
         Ok(array.start + start..array.start + end)
     }
 
-    /// The checksum of the array `key`, which holds `length` elements.
+    /// Returns the checksum of the array `key`, which has `length` elements.
     pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum> {
         let bytes = self.range(key, length)?;
         let mut chunk = vec![0; CHUNK.min(bytes.len())];
@@ -176,7 +176,7 @@ impl TensorFile {
         Ok(checksum.finish())
     }
 
-    /// Fills `bytes` with those of the file from `offset` on.
+    /// Fills `bytes` from the file, from `offset` on.
     fn read(&self, bytes: &mut [u8], offset: usize) -> Result<()> {
         self.file.read_exact_at(bytes, offset as u64).map_err(unreadable(&self.path))
     }
@@ -191,13 +191,13 @@ impl TensorFile {
         Ok(range)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Why bytes of a file cannot be read that it had when it was opened.
+/// Returns the error for bytes that cannot be read, although the file had them when it was opened.
 fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |error| match error.kind() {
         io::ErrorKind::UnexpectedEof => CheckpointError::damaged(path, "it became shorter while it was read"),
@@ -272,8 +272,8 @@ mod tests {
         assert!(error.contains("bytes were written instead of"), "{error}");
     }
 
-    /// Headers of any content, described as if they were right: an error or a file, no panic, and
-    /// no memory but for what is there.
+    /// Headers with any contents and matching descriptions: opening returns an error or a file, without a
+    /// panic, and only uses memory for data that exists.
     #[test]
     fn headers_of_any_content_are_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -283,7 +283,7 @@ mod tests {
         memory::bind_to_rank(rank);
         memory::reset_peak(rank);
         let mutation = prop_oneof![
-            // A byte of the header, a length, a number inside the JSON, or anything at all.
+            // A byte of the header, a length, a number inside the JSON, or anything else.
             (0..entry.covered as usize, any::<u8>()).prop_map(|(at, byte)| (at, vec![byte])),
             any::<u64>().prop_map(|length| (0, length.to_le_bytes().to_vec())),
             (8..entry.covered as usize, "[0-9]{1,20}").prop_map(|(at, n)| (at, n.into_bytes())),

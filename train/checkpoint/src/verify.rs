@@ -1,4 +1,4 @@
-//! Recomputing every checksum.
+//! Verification of every checksum.
 
 use kiln_process::Meter;
 use rayon::prelude::*;
@@ -7,14 +7,14 @@ use super::manifest::{Chunk, FileEntry, TensorEntry, check_plain_file};
 use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError};
 
-/// What a look at every byte of a checkpoint has shown.
+/// The result of verifying every byte of a checkpoint.
 #[derive(Debug)]
 pub struct Verified {
-    /// Files looked at, the manifest aside, which has been checked when it was opened.
+    /// Number of verified files, without the manifest, which was checked when it was opened.
     pub files: usize,
-    /// Their bytes, as described.
+    /// Their bytes, according to the manifest.
     pub bytes: u64,
-    /// What is wrong, file by file.
+    /// The problems, file by file.
     pub problems: Vec<CheckpointError>,
 }
 
@@ -23,7 +23,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Verified {
     verify_counted(checkpoint, &Meter::default())
 }
 
-/// [`verify`], of which `meter` counts the bytes that are read.
+/// Like [`verify`]; `meter` counts the bytes that are read.
 pub fn verify_counted(checkpoint: &Checkpoint, meter: &Meter) -> Verified {
     meter.begin(checkpoint.manifest().bytes());
     let manifest = checkpoint.manifest();

@@ -1,4 +1,4 @@
-//! Weights that can be read in parts, wherever they come from.
+//! Weights that can be read in parts, from any source.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,22 +11,22 @@ use kiln_shard::{Engine, StateKind};
 
 use crate::CheckpointError;
 
-/// Named weights that can be read in parts. Names, shapes and the order of elements are those of
-/// Kiln's decoder, whatever is behind them.
+/// Named weights that can be read in parts. Names, shapes and the order of elements are those of Kiln's
+/// decoder, regardless of the source.
 pub trait Weights {
-    /// The folder that they are in, for messages.
+    /// Returns their folder, for messages.
     fn folder(&self) -> &Path;
 
-    /// Full names and shapes of all weights.
+    /// Returns full names and shapes of all weights.
     fn shapes(&self) -> BTreeMap<&str, &[usize]>;
 
-    /// Reads elements `range` of the flat weight `name` as f32 into `values`, which are as many.
-    /// Touches nothing else on the disk, where the format allows.
+    /// Reads elements `range` of the flat weight `name` as f32 into `values`, which has the same length.
+    /// Reads nothing else from the disk, if the format allows that.
     fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError>;
 }
 
-/// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial
-/// values. Nothing may be missing unless it is named.
+/// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial values. No
+/// other weight may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct AllowMissing {
     patterns: Vec<String>,
@@ -34,7 +34,7 @@ pub struct AllowMissing {
 }
 
 impl AllowMissing {
-    /// Names in which `*` stands for anything. `Err` is a message about a pattern that is none.
+    /// Parses names in which `*` matches any text. `Err` is a message about an invalid pattern.
     pub fn new(patterns: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for pattern in patterns {
@@ -46,24 +46,24 @@ impl AllowMissing {
         Ok(AllowMissing { patterns: patterns.to_vec(), set })
     }
 
-    /// Whether the weight `name` may be missing.
+    /// Returns whether the weight `name` may be missing.
     pub fn allows(&self, name: &str) -> bool {
         self.set.is_match(name)
     }
 
-    /// Whether nothing may be missing.
+    /// Returns whether no weight may be missing.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
-    /// The patterns, as given.
+    /// Returns the patterns, as given.
     pub fn patterns(&self) -> &[String] {
         &self.patterns
     }
 }
 
-/// Fails unless `weights` are those of the engine's layout: the same names, apart from those that
-/// may be missing, and the same shapes. Returns the names that are missing.
+/// Fails unless `weights` match the engine's layout: the same names, except for those that may be missing,
+/// and the same shapes. Returns the missing names.
 pub fn compare(
     engine: &Engine,
     weights: &dyn Weights,
@@ -95,19 +95,19 @@ pub fn compare(
     Err(CheckpointError::Names { path, missing, unexpected, misshapen })
 }
 
-/// Values of weights that are no finite numbers, which nothing can be computed with.
+/// Values of weights that are not finite, which makes the weights unusable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NotFinite {
-    /// The first weight that has one, and the value.
+    /// The first weight with such a value, and the value.
     first: Option<(String, f32)>,
-    /// Weights that have some.
+    /// The weights with such values.
     weights: BTreeSet<String>,
-    /// Such values.
+    /// Number of such values.
     values: usize,
 }
 
 impl NotFinite {
-    /// Looks at values of the weight `name`.
+    /// Checks values of the weight `name`.
     pub fn look(&mut self, name: &str, values: &[f32]) {
         let mut others = values.iter().filter(|value| !value.is_finite());
         let Some(value) = others.next() else { return };
@@ -116,8 +116,9 @@ impl NotFinite {
         self.weights.insert(name.to_owned());
     }
 
-    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they
-    /// were saved. Says how many there are if `all` weights have been looked at.
+    /// Fails if there is such a value among the weights in `folder`. Must be called when they are known to be
+    /// unchanged since they were saved. The error includes the number of values if `all` weights were
+    /// checked.
     pub fn check(self, folder: &Path, all: bool) -> Result<(), CheckpointError> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };
@@ -126,7 +127,7 @@ impl NotFinite {
     }
 }
 
-/// Weights whose values are looked at and counted as they are read.
+/// Weights whose values are checked and counted as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
     meter: &'a Meter,
@@ -134,14 +135,14 @@ pub(crate) struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Of weights of which `meter` counts the bytes; they are all going to be read, once.
+    /// Wraps weights whose bytes `meter` counts; all of them must be read, once.
     pub(crate) fn new(weights: &'a dyn Weights, meter: &'a Meter) -> Self {
         let numel = weights.shapes().values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
         meter.begin((numel * size_of::<f32>()) as u64);
         Watched { weights, meter, found: RefCell::default() }
     }
 
-    /// Fails if a value that was read is no finite number.
+    /// Fails if a value that was read is not finite.
     pub(crate) fn check(&self) -> Result<(), CheckpointError> {
         self.found.take().check(self.folder(), true)
     }
@@ -164,22 +165,22 @@ impl Weights for Watched<'_> {
     }
 }
 
-/// What loading has found.
+/// The findings of loading.
 #[derive(Debug)]
 #[must_use]
 pub struct Loaded {
     absent: BTreeSet<String>,
-    /// In this rank's part.
+    /// Values in this rank's part that are not finite.
     not_finite: NotFinite,
 }
 
 impl Loaded {
-    /// The names of weights that were missing, which keep their values.
+    /// Returns the names of missing weights, which keep their values.
     ///
     /// # Errors
     ///
-    /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
-    /// is known that they are as they were saved.
+    /// If a value among those in `folder` is not finite. Must be called when they are known to be unchanged
+    /// since they were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
         self.not_finite.check(folder, false).map(|()| self.absent)
     }

@@ -195,6 +195,7 @@ pub(super) mod tests {
             validation: split,
             documents: 0,
             skipped_files: 0,
+            unknown: 0,
             unigram_entropy: None,
         };
         info.save(folder.path()).unwrap();

@@ -4,15 +4,18 @@
 //! than one chunk: a corpus may be far larger than the memory.
 
 use super::builtin::Builtin;
+use super::cut::Cuts;
+use super::division::Division;
 use super::encoding::NotText;
-use super::jsonl::JsonLines;
+use super::jsonl::{BadLines, JsonLines};
 use super::listing::{Format, Listed, sha256_of};
-use super::piece::{Cutter, TextChunk, chunk_limit};
+use super::piece::{CHUNK_BYTES, Cutter, Piece, TextChunk};
+use super::progress::check;
 use super::reader::{DocumentReader, DocumentText};
-use super::remark::{PassedOver, Unread};
+use super::remark::{JsonFiles, PassedOver, Unread};
 use super::stream;
-use super::text::TextFile;
-use super::{DataError, Result};
+use super::text::{Json, TextFile};
+use super::{DataError, Result, Split};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
@@ -28,15 +31,26 @@ struct Source {
 }
 
 impl Source {
-    /// A reader of the documents; the inner error says why the file is passed over as not text.
-    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
+    /// A reader of the documents; the inner error says why the file is passed over as not text. A file of data that is
+    /// read as text is added to `json`.
+    fn open(
+        &self,
+        skip_bad_lines: bool,
+        json: &mut JsonFiles,
+    ) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
         let path = &self.listed.path;
         Ok(Ok(match self.listed.format {
             Format::Builtin(text) => Box::new(BuiltinText { text, next: 0 }),
-            Format::JsonLines => Box::new(JsonLines::new(self.file()?, path)),
+            Format::JsonLines => Box::new(JsonLines::new(self.file()?, path, skip_bad_lines)),
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
-                Ok(file) => Box::new(file),
+                Ok(file) => {
+                    // A folder of sources has such files, too.
+                    if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
+                        json.add(path);
+                    }
+                    Box::new(file)
+                }
                 Err(problem) if self.listed.is_named => {
                     let problem = problem.to_string();
                     return Err(DataError::NotText { path: path.clone(), problem });
@@ -92,6 +106,7 @@ pub(super) struct Corpus {
     bytes: u64,
     /// Documents to read at most.
     limit: Option<u64>,
+    skip_bad_lines: bool,
 }
 
 impl Corpus {
@@ -117,12 +132,17 @@ impl Corpus {
             sources.push(Source { listed, copy });
         }
         let bytes = sources.iter().map(|source| source.listed.bytes).sum();
-        Ok(Self { sources, bytes, limit: None })
+        Ok(Self { sources, bytes, limit: None, skip_bad_lines: false })
     }
 
     /// Takes no more than the first `limit` documents, if it is given.
     pub(super) fn take(self, limit: Option<u64>) -> Self {
         Self { limit, ..self }
+    }
+
+    /// Skips lines of `.jsonl` files that cannot be used, if `skip` is true.
+    pub(super) fn skip_bad_lines(self, skip: bool) -> Self {
+        Self { skip_bad_lines: skip, ..self }
     }
 
     /// Every file with its SHA-256; files are read on all cores.
@@ -157,16 +177,43 @@ impl Corpus {
         self.bytes
     }
 
-    /// Reads the text, from the start. The chunks are the same on every pass.
-    pub(super) fn chunks(&self) -> TextChunks<'_> {
+    /// Sizes in bytes of the documents that hold any text, up to the first `most`, and whether there are no others.
+    pub(super) fn sizes(&self, most: usize, stop: &AtomicBool) -> Result<(Vec<u64>, bool)> {
+        let mut sizes = Vec::new();
+        let division = Division::default();
+        for chunk in self.chunks(Cuts::ANYWHERE, &division) {
+            check(stop)?;
+            let chunk = chunk?;
+            if sizes.len() as u64 == chunk.document {
+                if sizes.len() == most {
+                    return Ok((sizes, false));
+                }
+                sizes.push(0);
+            }
+            if let Some(size) = sizes.last_mut() {
+                *size += chunk.text.len() as u64;
+            }
+        }
+        Ok((sizes, true))
+    }
+
+    /// Reads the text, from the start, cut where `cuts` allow it and where `division` divides documents. The chunks
+    /// are the same on every pass.
+    pub(super) fn chunks<'a>(&'a self, cuts: Cuts, division: &'a Division) -> TextChunks<'a> {
         TextChunks {
             sources: self.sources.iter(),
-            limit: chunk_limit(self.bytes),
+            skip_bad_lines: self.skip_bad_lines,
             most: self.limit.unwrap_or(u64::MAX),
+            cuts,
+            division,
             source: None,
             cutter: None,
+            split: Split::Train,
+            starts: true,
             documents: 0,
             passed_over: PassedOver::default(),
+            bad_lines: BadLines::default(),
+            json: JsonFiles::default(),
             failed: false,
         }
     }
@@ -192,13 +239,21 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
 /// The chunks of all documents, in order; see [`Corpus::chunks`]. It ends after the first error.
 pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
-    limit: usize,
+    skip_bad_lines: bool,
     /// Documents to read at most.
     most: u64,
+    cuts: Cuts,
+    division: &'a Division,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
     cutter: Option<Cutter>,
+    /// The split of the next chunk of the document.
+    split: Split,
+    /// Whether that chunk is the first of its split.
+    starts: bool,
     documents: u64,
     passed_over: PassedOver,
+    bad_lines: BadLines,
+    json: JsonFiles,
     failed: bool,
 }
 
@@ -213,17 +268,35 @@ impl TextChunks<'_> {
         &self.passed_over
     }
 
+    /// Lines skipped so far because they cannot be used.
+    pub(super) fn bad_lines(&self) -> BadLines {
+        let mut all = self.bad_lines.clone();
+        if let Some((_, reader)) = &self.source {
+            all.append(reader.skipped());
+        }
+        all
+    }
+
+    /// Files of data that are read as text.
+    pub(super) fn json(&self) -> &JsonFiles {
+        &self.json
+    }
+
     fn advance(&mut self) -> Result<Option<TextChunk>> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
                 let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
-                if let Some((text, ends_document)) = next {
-                    let document = self.documents;
+                if let Some(Piece { text, ends_section, ends_document }) = next {
+                    let (document, split, starts) = (self.documents, self.split, self.starts);
+                    self.starts = ends_section;
+                    if ends_section {
+                        self.split = Split::Validation;
+                    }
                     if ends_document {
                         self.documents += 1;
                         self.cutter = None;
                     }
-                    return Ok(Some(TextChunk { document, text, ends_document }));
+                    return Ok(Some(TextChunk { document, split, text, starts, ends: ends_section }));
                 }
                 self.cutter = None;
             }
@@ -232,15 +305,23 @@ impl TextChunks<'_> {
             }
             if let Some((_, reader)) = &mut self.source {
                 match reader.next_document()? {
-                    Some(document) => self.cutter = Some(Cutter::new(document, self.limit)),
-                    None => self.source = None,
+                    Some(document) => {
+                        let section = self.division.section_of(self.documents);
+                        self.split = self.division.split_of(self.documents);
+                        self.starts = true;
+                        self.cutter = Some(Cutter::new(document, CHUNK_BYTES, self.cuts, section));
+                    }
+                    None => {
+                        self.bad_lines.append(reader.skipped());
+                        self.source = None;
+                    }
                 }
                 continue;
             }
             let Some(source) = self.sources.next() else {
                 return Ok(None);
             };
-            match source.open()? {
+            match source.open(self.skip_bad_lines, &mut self.json)? {
                 Ok(reader) => self.source = Some((source, reader)),
                 Err(reason) => {
                     self.passed_over.add(&source.listed.path, Unread::NotText(reason));
@@ -283,7 +364,8 @@ mod tests {
         fs::write(root.join("d.txt"), "").unwrap();
         let corpus = open(&[root, Path::new("builtin:arithmetic"), &root.join("a.txt")]).unwrap();
         assert_eq!(corpus.files(), 6);
-        let mut chunks = corpus.chunks();
+        let division = Division::default();
+        let mut chunks = corpus.chunks(Cuts::AT_WORDS, &division);
         let mut documents: Vec<String> = Vec::new();
         for chunk in &mut chunks {
             let chunk = chunk.unwrap();
@@ -304,12 +386,17 @@ mod tests {
     fn a_long_document_comes_in_pieces() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("long.txt");
-        let text: String = (0..5000).map(|line| format!("line {line}\n")).collect();
+        let text: String = (0..50_000).map(|line| format!("line {line}\n")).collect();
         fs::write(&path, &text).unwrap();
         let corpus = open(&[&path]).unwrap();
-        let chunks: Vec<TextChunk> = corpus.chunks().map(Result::unwrap).collect();
+        let division = Division::default();
+        let chunks: Vec<TextChunk> = corpus.chunks(Cuts::AT_WORDS, &division).map(Result::unwrap).collect();
         assert!(chunks.len() > 40);
-        assert!(chunks.iter().all(|chunk| chunk.document == 0 && chunk.text.ends_with('\n')));
+        assert!(chunks.iter().all(|chunk| chunk.document == 0 && chunk.text.len() <= CHUNK_BYTES));
+        let last = chunks.len() - 1;
+        assert!(chunks.iter().enumerate().all(|(index, chunk)| chunk.starts == (index == 0)));
+        assert!(chunks.iter().enumerate().all(|(index, chunk)| chunk.ends == (index == last)));
+        assert_eq!(corpus.sizes(9, &AtomicBool::new(false)).unwrap(), (vec![text.len() as u64], true));
         assert_eq!(chunks.iter().map(|chunk| chunk.text.as_str()).collect::<String>(), text);
     }
 
@@ -319,7 +406,8 @@ mod tests {
         let path = folder.path().join("image.bin");
         fs::write(&path, b"\0\x01").unwrap();
         let corpus = open(&[&path]).unwrap();
-        let mut chunks = corpus.chunks();
+        let division = Division::default();
+        let mut chunks = corpus.chunks(Cuts::AT_WORDS, &division);
         assert!(matches!(chunks.next(), Some(Err(DataError::NotText { .. }))));
         assert!(chunks.next().is_none());
         let missing = folder.path().join("no.txt");

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Bytes that are looked at to tell what a file is that is not UTF-8 text.
-pub(super) const HEAD: u64 = 512;
+pub(super) const HEAD: usize = 512;
 
 /// How compressed files begin.
 const COMPRESSED: [(&[u8], &str); 5] = [

@@ -42,7 +42,8 @@ pub enum DataError {
     NotText { path: PathBuf, problem: String },
     /// A line of a `.jsonl` file could not be used.
     #[error(
-        "{}, line {line}: {problem}; every line must be an object such as {{\"text\": \"...\"}}",
+        "{}, line {line}: {problem}; every line must be an object such as {{\"text\": \"...\"}}. To skip such lines, \
+         set data.bad_lines = \"skip\" (`kiln data prepare --bad-lines skip`)",
         path.display()
     )]
     JsonLine { path: PathBuf, line: u64, problem: String },
@@ -100,9 +101,27 @@ pub enum DataError {
         path.display()
     )]
     TokenizerFile { path: PathBuf, problem: String },
-    /// The tokenizer has no end-of-text token. `known`: the spellings looked for.
-    #[error("the tokenizer has no end-of-text token; add one of: {known}")]
-    NoEndOfText { known: String },
+    /// The tokenizer has no end-of-text token. `known`: the spellings looked for; `special`: its special tokens.
+    #[error(
+        "which token ends a text is not known: no special token of the tokenizer is one of {known}. Its special tokens \
+         are: {}. Name one: data.end_of_text, `--end-of-text` of `kiln data prepare`, or eos_token_id of a config.json \
+         beside the tokenizer",
+        if special.is_empty() { "none" } else { special }
+    )]
+    NoEndOfText { known: String, special: String },
+    /// A token that was asked for is not in the vocabulary. `special`: the special tokens that are.
+    #[error(
+        "data.end_of_text = {spelling:?} is not in the vocabulary of the tokenizer; its special tokens are: {}",
+        if special.is_empty() { "none" } else { special }
+    )]
+    UnknownToken { spelling: String, special: String },
+    /// Documents are to start with a token that the tokenizer does not have.
+    #[error(
+        "data.bos = true, but the tokenizer has no token that starts a text: its post-processor adds none, and no \
+         special token has such a name. Leave data.bos at \"auto\", or name bos_token_id in a config.json beside the \
+         tokenizer"
+    )]
+    NoStartOfText,
     /// Text could not be turned into tokens.
     #[error("the tokenizer could not encode a text: {problem}; use a byte-level tokenizer")]
     Encode { problem: String },
@@ -226,6 +245,8 @@ impl DataError {
                 | Self::ValidationFraction { .. }
                 | Self::VocabularyTooSmall { .. }
                 | Self::VocabularyTooLarge { .. }
+                | Self::UnknownToken { .. }
+                | Self::NoStartOfText
                 | Self::AlreadyPrepared { .. }
                 | Self::PreparedFromOther { .. }
                 | Self::Output { .. }

@@ -62,6 +62,9 @@ pub struct DataInfo {
     /// Files passed over because they are not UTF-8 text.
     #[serde(default)]
     pub skipped_files: u64,
+    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    #[serde(default)]
+    pub unknown: u64,
     /// What counting single tokens achieves; a yardstick for the validation loss.
     #[serde(default)]
     pub unigram_entropy: Option<UnigramEntropy>,

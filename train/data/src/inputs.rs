@@ -17,15 +17,34 @@ use std::sync::atomic::AtomicBool;
 /// Name of the file, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
 
+/// Version of the rules by which text becomes tokens: how documents are divided between the splits, and how the
+/// tokenizer is used. Folders without a version have 1, which cut documents into chunks.
+const RULES: u64 = 2;
+
 /// What a folder of prepared data was made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Inputs {
+    /// Version of the rules by which text becomes tokens.
+    #[serde(default = "first_rules")]
+    rules: u64,
     tokenizer: Tokenizer,
     validation_fraction: f64,
     seed: u64,
     /// Documents that were taken at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
+    /// Whether documents start with a token, if not as the post-processor says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bos: Option<bool>,
+    /// Spelling of the token that ends documents, if one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end_of_text: Option<String>,
+    /// Whether special tokens were read in the text.
+    #[serde(default)]
+    special_tokens: bool,
+    /// Whether lines that cannot be used were skipped.
+    #[serde(default)]
+    skip_bad_lines: bool,
     /// In the order in which they were read.
     files: Vec<InputFile>,
 }
@@ -50,6 +69,10 @@ struct InputFile {
     modified: Option<u64>,
     /// SHA-256 of its content, in hexadecimal.
     sha256: String,
+}
+
+fn first_rules() -> u64 {
+    1
 }
 
 impl Tokenizer {
@@ -86,10 +109,15 @@ impl Inputs {
             sha256,
         };
         Ok(Self {
+            rules: RULES,
             tokenizer: Tokenizer::of(&options.tokenizer, tokenizer),
             validation_fraction: options.validation_fraction,
             seed: options.seed,
             limit: options.limit,
+            bos: options.bos,
+            end_of_text: options.end_of_text.clone(),
+            special_tokens: options.special_tokens,
+            skip_bad_lines: options.skip_bad_lines,
             files: corpus.digests()?.into_iter().map(file).collect(),
         })
     }
@@ -102,8 +130,8 @@ impl Inputs {
                 |file: &InputFile| (Format::of(Path::new(&file.path)), file.bytes, file.sha256.clone());
             inputs.files.iter().map(text).collect()
         };
-        let options = |inputs: &Self| (inputs.validation_fraction, inputs.seed, inputs.limit);
-        self.tokenizer == other.tokenizer && options(self) == options(other) && texts(self) == texts(other)
+        let options = |inputs: &Self| Self { files: Vec::new(), ..inputs.clone() };
+        options(self) == options(other) && texts(self) == texts(other)
     }
 
     /// The names of files that have the same content, content by content. Empty files count for nothing.
@@ -154,6 +182,11 @@ impl Inputs {
         if then != now {
             differences.push(format!("data.validation_fraction: {then} then, {now} now"));
         }
+        for (key, then, now) in self.other_options(options) {
+            if then != now {
+                differences.push(format!("{key}: {then} then, {now} now"));
+            }
+        }
         let (then, now) = (self.limit, options.limit);
         if then != now {
             let documents = |limit: Option<u64>| limit.map_or("all".to_owned(), |n| format!("the first {n}"));
@@ -167,6 +200,20 @@ impl Inputs {
             Err(error) => return Err(error),
         }
         Ok(differences)
+    }
+
+    /// Options that decide how text becomes tokens: their names, and their values then and now.
+    fn other_options(&self, now: &PrepareOptions) -> [(&'static str, String, String); 5] {
+        let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
+        let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
+        let bad_lines = |skip: bool| if skip { "skip" } else { "error" }.to_owned();
+        [
+            ("version of the rules by which text becomes tokens", self.rules.to_string(), RULES.to_string()),
+            ("data.bos", bos(self.bos), bos(now.bos)),
+            ("data.end_of_text", end(&self.end_of_text), end(&now.end_of_text)),
+            ("data.special_tokens", self.special_tokens.to_string(), now.special_tokens.to_string()),
+            ("data.bad_lines", bad_lines(self.skip_bad_lines), bad_lines(now.skip_bad_lines)),
+        ]
     }
 
     fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
@@ -292,13 +339,11 @@ mod tests {
         }
 
         fn options(&self) -> PrepareOptions {
+            let tokenizer = TokenizerSource::Train { vocab_size: 300 };
             PrepareOptions {
-                inputs: vec![self.path("texts")],
-                out: self.path("data"),
-                tokenizer: TokenizerSource::Train { vocab_size: 300 },
                 validation_fraction: 0.3,
                 seed: 1,
-                limit: None,
+                ..PrepareOptions::new(vec![self.path("texts")], self.path("data"), tokenizer)
             }
         }
 
@@ -331,14 +376,34 @@ mod tests {
         let options = folder.options();
         prepare(&options, &mut |_| {}).unwrap();
         let tokenizer = TokenizerSource::Train { vocab_size: 400 };
-        let other = PrepareOptions { tokenizer, validation_fraction: 0.2, ..options.clone() };
+        let other = PrepareOptions {
+            tokenizer,
+            validation_fraction: 0.2,
+            bos: Some(false),
+            end_of_text: Some("<|end|>".to_owned()),
+            special_tokens: true,
+            skip_bad_lines: true,
+            ..options.clone()
+        };
         assert_eq!(
             folder.differences(&other),
             [
                 "tokenizer: trained with data.vocab_size = 300 then, trained with data.vocab_size = 400 now",
                 "data.validation_fraction: 0.3 then, 0.2 now",
+                "data.bos: auto then, false now",
+                "data.end_of_text: not set then, <|end|> now",
+                "data.special_tokens: false then, true now",
+                "data.bad_lines: error then, skip now",
             ]
         );
+        // As an older build has left it.
+        let record = folder.path("data").join(INPUTS_FILE);
+        let newer = fs::read_to_string(&record).unwrap();
+        fs::remove_file(folder.path("data").join("SHA256SUMS")).unwrap();
+        fs::write(&record, newer.replace("\"rules\": 2,", "")).unwrap();
+        let rules = "version of the rules by which text becomes tokens: 1 then, 2 now";
+        assert_eq!(folder.differences(&options), [rules]);
+        fs::write(&record, newer).unwrap();
         let again = PrepareOptions {
             inputs: vec![folder.path("texts"), folder.path("texts/a.txt")],
             ..options.clone()

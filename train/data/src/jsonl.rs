@@ -1,4 +1,4 @@
-//! `.jsonl` files: every line is a JSON object whose field `text` is one document.
+//! `.jsonl` and `.ndjson` files: every line is a JSON object whose field `text` is one document.
 
 use super::encoding::BYTE_ORDER_MARK;
 use super::reader::{DocumentReader, DocumentText};
@@ -7,6 +7,23 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};
 
+/// Lines that cannot be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BadLines {
+    /// Their number.
+    pub count: u64,
+    /// The first one, as it would have been reported.
+    pub first: Option<String>,
+}
+
+impl BadLines {
+    /// Adds those of another file.
+    pub(super) fn append(&mut self, others: Self) {
+        self.count += others.count;
+        self.first = self.first.take().or(others.first);
+    }
+}
+
 /// Reads one line at a time; blank lines are passed over.
 pub(super) struct JsonLines {
     path: PathBuf,
@@ -14,6 +31,8 @@ pub(super) struct JsonLines {
     /// Number of the line read last, from 1.
     line: u64,
     buffer: Vec<u8>,
+    /// Those that were skipped, if they are to be.
+    skipped: Option<BadLines>,
 }
 
 #[derive(serde::Deserialize)]
@@ -22,10 +41,15 @@ struct Line {
 }
 
 impl JsonLines {
-    /// Reads `file`, which errors call `path`.
-    pub(super) fn new(file: File, path: &Path) -> Self {
+    /// Reads `file`, which errors call `path`; `skips`: whether lines that cannot be used are skipped.
+    pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
-        Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new() }
+        let skipped = skips.then(BadLines::default);
+        Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new(), skipped }
+    }
+
+    fn bad_line(&self, problem: String) -> DataError {
+        DataError::JsonLine { path: self.path.clone(), line: self.line, problem }
     }
 }
 
@@ -44,14 +68,54 @@ impl DocumentReader for JsonLines {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            let line: Line = serde_json::from_slice(line).map_err(|error| DataError::JsonLine {
-                path: self.path.clone(),
-                line: self.line,
-                problem: describe(&error),
-            })?;
-            return Ok(Some(Box::new(Cursor::new(line.text))));
+            match parse(line) {
+                Ok(line) => return Ok(Some(Box::new(Cursor::new(line.text)))),
+                Err(problem) => {
+                    let Some(skipped) = &mut self.skipped else { return Err(self.bad_line(problem)) };
+                    skipped.count += 1;
+                    let (path, line) = (self.path.display(), self.line);
+                    skipped.first.get_or_insert_with(|| format!("{path}, line {line}: {problem}"));
+                }
+            }
         }
     }
+
+    fn skipped(&self) -> BadLines {
+        self.skipped.clone().unwrap_or_default()
+    }
+}
+
+/// The object in a line, or why there is none.
+fn parse(line: &[u8]) -> Result<Line, String> {
+    // The parser would take a list for the fields of an object.
+    if line.trim_ascii_start().starts_with(b"[") {
+        return Err("a list, expected an object".to_owned());
+    }
+    serde_json::from_slice(line).map_err(|error| cause(line, &error))
+}
+
+/// Why a line cannot be used. The parser calls the commonest slips of other programs "expected value" and the like.
+fn cause(line: &[u8], error: &serde_json::Error) -> String {
+    let at = error.column().saturating_sub(1);
+    // Where the parser stopped may be behind the first letters of a word.
+    let is_word = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'-';
+    let start =
+        line[..at.min(line.len())].iter().rposition(|byte| !is_word(byte)).map_or(0, |before| before + 1);
+    let word: Vec<u8> = line[start..].iter().copied().take_while(is_word).collect();
+    if let Some(name) = ["NaN", "Infinity", "-Infinity"].iter().find(|name| name.as_bytes() == word) {
+        return format!("{name} is not JSON (column {})", start + 1);
+    }
+    let message = describe(error);
+    if message.contains("surrogate") || message.contains("unexpected end of hex escape") {
+        return format!(
+            "half of a surrogate pair, as in \"\\ud83d\", is not a character (column {})",
+            error.column()
+        );
+    }
+    if message.starts_with("invalid type: null") {
+        return format!("the field `text` is null, expected a string (column {})", error.column());
+    }
+    message
 }
 
 /// The parser's message about one line, with its own count of lines, which is always 1, left out.
@@ -70,7 +134,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, content).unwrap();
-        let mut lines = JsonLines::new(File::open(&path).unwrap(), &path);
+        let mut lines = JsonLines::new(File::open(&path).unwrap(), &path, false);
         let mut texts = Vec::new();
         while let Some(mut document) = lines.next_document()? {
             let mut text = String::new();
@@ -97,5 +161,40 @@ mod tests {
         assert!(broken.contains("line 1: EOF while parsing an object"), "{broken}");
         let wrong = message("{\"text\": 7}\n");
         assert!(wrong.contains("line 1: invalid type: integer `7`"), "{wrong}");
+    }
+
+    /// What other programs write that is not JSON.
+    #[test]
+    fn causes_are_readable() {
+        let message = |content: &str| read_all(content).unwrap_err().to_string();
+        for (content, expected) in [
+            (r#"{"text": "a", "score": NaN}"#, "line 1: NaN is not JSON (column 24)"),
+            (r#"{"score": Infinity, "text": "a"}"#, "line 1: Infinity is not JSON (column 11)"),
+            (r#"{"score": -Infinity, "text": "a"}"#, "line 1: -Infinity is not JSON (column 11)"),
+            (r#"{"text": "cut \ud83d and more"}"#, "half of a surrogate pair"),
+            (r#"{"text": "cut \ude42 and more"}"#, "half of a surrogate pair"),
+            (r#"{"text": "cut \ud83d"}"#, "half of a surrogate pair"),
+            (r#"{"text": null}"#, "the field `text` is null"),
+            (r#"["a"]"#, "line 1: a list, expected an object"),
+        ] {
+            let message = message(content);
+            assert!(message.contains(expected), "{content}: {message}");
+            assert!(message.contains("data.bad_lines = \"skip\""), "{message}");
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_skipped_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        std::fs::write(&path, "{\"text\": NaN}\n{\"text\": \"a\"}\n[]\n{\"text\": \"b\"}\n{\"te").unwrap();
+        let mut lines = JsonLines::new(File::open(&path).unwrap(), &path, true);
+        let mut count = 0;
+        while lines.next_document().unwrap().is_some() {
+            count += 1;
+        }
+        let skipped = lines.skipped();
+        assert_eq!((count, skipped.count), (2, 3));
+        assert!(skipped.first.unwrap().ends_with("a.jsonl, line 1: NaN is not JSON (column 10)"));
     }
 }

@@ -16,10 +16,10 @@
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
 //! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than
-//! 65,536. An end-of-text token closes every document, and every stretch of a document that continues in the
-//! other split. A folder written by another program is read just as well, as long as it keeps to this form;
-//! the checksums and the unigram figures may be left out of `data.json`, and `inputs.json`, `SHA256SUMS` and
-//! the checksums of blocks altogether.
+//! 65,536. An end-of-text token closes every document, which belongs to one split as a whole. Only where there are
+//! very few documents, the end of each is held out, and both parts are documents by themselves. A folder written by
+//! another program is read just as well, as long as it keeps to this form; the checksums and the unigram figures may
+//! be left out of `data.json`, and `inputs.json`, `SHA256SUMS` and the checksums of blocks altogether.
 //!
 //! While it is being made, the folder is a hidden one beside its place. Once the tokenizer is whole, what is in
 //! it outlives a kill: the next [`prepare()`] of the same text and options goes on from there.
@@ -44,7 +44,9 @@
 mod batch;
 mod blocks;
 mod builtin;
+mod cut;
 mod dataset;
+mod division;
 mod document;
 mod encoding;
 mod entropy;
@@ -67,11 +69,14 @@ mod progress;
 mod reader;
 mod remark;
 mod resume;
+mod spellings;
 mod split_writer;
 mod stream;
 mod sums;
 mod text;
+mod token_names;
 mod tokenizer;
+mod unknown;
 mod verify;
 mod walk;
 
@@ -81,14 +86,14 @@ pub use encoding::NotText;
 pub use error::DataError;
 use error::Result;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
-pub use jsonl::describe as describe_json;
+pub use jsonl::{BadLines, describe as describe_json};
 pub use listing::check_input;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
 use piece::TextChunk;
 pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
-pub use remark::{LeftBehind, PassedOver, Remark, Unread};
+pub use remark::{JsonFiles, LeftBehind, PassedOver, Remark, Unread};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
 pub use verify::{Problem, Verified, verify};

@@ -31,7 +31,7 @@ impl Format {
     pub(super) fn of(path: &Path) -> Self {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         match extension.as_deref().and_then(|extension| extension.to_str()) {
-            Some("jsonl") => Self::JsonLines,
+            Some("jsonl" | "ndjson") => Self::JsonLines,
             Some("parquet") => Self::Parquet,
             _ => Self::Text,
         }

@@ -1,116 +1,132 @@
 //! One pass over the text, which writes both token files.
 
+use super::cut::Cuts;
+use super::division::Division;
 use super::document::Corpus;
-use super::mix::mix_pair;
+use super::jsonl::BadLines;
 use super::progress::{OnProgress, Progress, check};
-use super::remark::PassedOver;
+use super::remark::{JsonFiles, PassedOver};
 use super::resume::{RECORD_BYTES, Record};
+use super::spellings::Spellings;
 use super::split_writer::SplitWriter;
-use super::{PrepareOptions, Result, Split, TextChunk, Tokenizer};
+use super::unknown::Unknown;
+use super::{DataError, Result, Split, TextChunk, Tokenizer};
+use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// TextChunks encoded together: enough to occupy many cores, two megabytes of
-/// text, which the tokenizer blows up to a multiple of that.
-const CHUNKS_PER_BATCH: usize = 256;
+/// Text that is encoded together: enough to occupy many cores, and little enough that the tokenizer, which takes
+/// about 150 times as much memory, does not fill the memory.
+const BATCH_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
+
+/// How documents become tokens.
+pub(super) struct Encoder<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    /// Tokens in front of every document.
+    pub(super) start: Vec<u32>,
+    /// The token behind every document.
+    pub(super) end: u32,
+    pub(super) division: &'a Division,
+}
 
 /// One pass over the text that writes both token files.
 pub(super) struct Pass<'a> {
-    tokenizer: &'a Tokenizer,
-    pub(super) end_of_text: u32,
-    validation_fraction: f64,
-    seed: u64,
+    encoder: &'a Encoder<'a>,
+    cuts: Cuts,
     stop: &'a AtomicBool,
     folder: PathBuf,
     /// Chunks that are in the token files already, when this begins.
     there: u64,
     /// Text up to the last record, in bytes.
     recorded: u64,
-    /// A chunk whose split is given rather than drawn.
-    pub(super) forced: Option<(u64, Split)>,
+    unknown_tokens: Unknown,
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
-    /// The split of the last chunk, while its document goes on.
-    unfinished: Option<Split>,
-    pub(super) chunks: u64,
+    chunks: u64,
     pub(super) documents: u64,
     pub(super) passed_over: PassedOver,
+    pub(super) bad_lines: BadLines,
+    pub(super) json: JsonFiles,
     pub(super) text_bytes: u64,
-    /// Size and index of the two longest chunks, the longest first.
-    pub(super) longest: [(usize, u64); 2],
+    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    pub(super) unknown: u64,
+    /// Spellings of special tokens in the text.
+    pub(super) spellings: Spellings,
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(
-        tokenizer: &'a Tokenizer,
-        folder: &Path,
-        options: &PrepareOptions,
-        stop: &'a AtomicBool,
-    ) -> Result<Self> {
-        let create = |split: Split| SplitWriter::create(folder, split, tokenizer.vocab_size());
+    pub(super) fn new(encoder: &'a Encoder<'a>, folder: &Path, stop: &'a AtomicBool) -> Result<Self> {
+        let create = |split: Split| SplitWriter::create(folder, split, encoder.tokenizer.vocab_size());
         let writers = [create(Split::Train)?, create(Split::Validation)?];
-        Self::on(writers, Record::default(), tokenizer, folder, options, stop)
+        Ok(Self::on(writers, Record::default(), encoder, folder, stop))
     }
 
     /// A pass that goes on from `record`. `None` if the token files do not have what it counts.
     pub(super) fn resume(
         record: Record,
-        tokenizer: &'a Tokenizer,
+        encoder: &'a Encoder<'a>,
         folder: &Path,
-        options: &PrepareOptions,
         stop: &'a AtomicBool,
     ) -> Result<Option<Self>> {
-        let reopen = |split, tokens| SplitWriter::reopen(folder, split, tokenizer.vocab_size(), tokens);
+        let vocab_size = encoder.tokenizer.vocab_size();
+        let reopen = |split, tokens| SplitWriter::reopen(folder, split, vocab_size, tokens);
         let writers = [reopen(Split::Train, record.train)?, reopen(Split::Validation, record.validation)?];
         let [Some(train), Some(validation)] = writers else { return Ok(None) };
-        Self::on([train, validation], record, tokenizer, folder, options, stop).map(Some)
+        Ok(Some(Self::on([train, validation], record, encoder, folder, stop)))
     }
 
     fn on(
         [train, validation]: [SplitWriter; 2],
         record: Record,
-        tokenizer: &'a Tokenizer,
+        encoder: &'a Encoder<'a>,
         folder: &Path,
-        options: &PrepareOptions,
         stop: &'a AtomicBool,
-    ) -> Result<Self> {
-        Ok(Self {
-            tokenizer,
-            end_of_text: tokenizer.end_of_text()?,
-            validation_fraction: options.validation_fraction,
-            seed: options.seed,
+    ) -> Self {
+        Self {
+            cuts: encoder.tokenizer.cuts(),
+            unknown_tokens: Unknown::of(encoder.tokenizer),
+            spellings: Spellings::new(encoder.tokenizer.special_tokens()),
+            encoder,
             stop,
             folder: folder.to_owned(),
             there: record.chunks,
             recorded: record.text_bytes,
-            forced: None,
             train,
             validation,
-            unfinished: None,
             chunks: 0,
             documents: 0,
             passed_over: PassedOver::default(),
+            bad_lines: BadLines::default(),
+            json: JsonFiles::default(),
             text_bytes: 0,
-            longest: [(0, 0); 2],
-        })
+            unknown: record.unknown,
+        }
     }
 
     pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<()> {
-        let mut chunks = corpus.chunks();
+        let mut chunks = corpus.chunks(self.cuts, self.encoder.division);
         loop {
             check(self.stop)?;
-            let batch = chunks.by_ref().take(CHUNKS_PER_BATCH).collect::<Result<Vec<TextChunk>, _>>()?;
+            let (mut batch, mut bytes) = (Vec::new(), 0);
+            while bytes < BATCH_BYTES
+                && let Some(chunk) = chunks.next()
+            {
+                let chunk = chunk?;
+                bytes += chunk.text.len();
+                batch.push(chunk);
+            }
             if batch.is_empty() {
                 break;
             }
             let there = usize::try_from(self.there.saturating_sub(self.chunks)).unwrap_or(usize::MAX);
             let (there, new) = batch.split_at(there.min(batch.len()));
             for chunk in there {
-                self.write(chunk, None)?;
+                self.count(chunk);
+                self.writer(chunk.split).count_text(chunk.text.len());
             }
-            let texts = new.iter().map(|chunk| chunk.text.as_str()).collect();
-            for (chunk, ids) in new.iter().zip(self.tokenizer.encode_batch(texts)?) {
-                self.write(chunk, Some(&ids))?;
+            for (chunk, ids) in new.iter().zip(self.encode(new)?) {
+                self.count(chunk);
+                self.write(chunk, &ids)?;
             }
             self.documents = chunks.documents();
             if !new.is_empty() && self.text_bytes.saturating_sub(self.recorded) >= RECORD_BYTES {
@@ -124,60 +140,49 @@ impl<'a> Pass<'a> {
             });
         }
         self.passed_over = chunks.passed_over().clone();
+        self.bad_lines = chunks.bad_lines();
+        self.json = chunks.json().clone();
         Ok(())
+    }
+
+    /// The ids of each chunk, computed on all cores.
+    fn encode(&mut self, chunks: &[TextChunk]) -> Result<Vec<Vec<u32>>> {
+        let texts: Vec<&str> =
+            chunks.iter().map(|chunk| self.cuts.as_encoded(&chunk.text, chunk.starts)).collect();
+        let ids = self.encoder.tokenizer.encode_batch(texts.clone())?;
+        let unknown = texts.par_iter().zip(&ids).map(|(text, ids)| self.unknown_tokens.count(text, ids));
+        self.unknown += unknown.sum::<Result<u64, DataError>>()?;
+        Ok(ids)
     }
 
     /// Records how far this is, for a prepare that goes on from here.
     fn record(&mut self) -> Result<()> {
-        // A choice by hand comes after a pass over all of the text, which is small.
-        if self.forced.is_some() {
-            return Ok(());
-        }
         self.train.sync()?;
         self.validation.sync()?;
         let (train, validation) = (self.train.tokens(), self.validation.tokens());
-        let (chunks, text_bytes) = (self.chunks, self.text_bytes);
+        let (chunks, text_bytes, unknown) = (self.chunks, self.text_bytes, self.unknown);
         self.recorded = text_bytes;
-        Record { chunks, text_bytes, train, validation }.save(&self.folder)
+        Record { chunks, text_bytes, train, validation, unknown }.save(&self.folder)
     }
 
-    /// Writes the `ids` of a chunk; `None` if they are in the files already.
-    fn write(&mut self, chunk: &TextChunk, ids: Option<&[u32]>) -> Result<()> {
-        let split = self.draw(self.chunks);
-        let end_of_text: &[u32] = if ids.is_some() { &[self.end_of_text] } else { &[] };
-        let ids = ids.unwrap_or_default();
-        // Text that goes on in the other split ends here: without the token, the text
-        // after the gap would look like its continuation.
-        if let Some(previous) = self.unfinished.filter(|&previous| previous != split) {
-            self.writer(previous).write(end_of_text, 0)?;
-        }
-        self.writer(split).write(ids, chunk.text.len())?;
-        self.unfinished = Some(split);
-        if chunk.ends_document {
-            self.writer(split).write(end_of_text, 0)?;
-            self.unfinished = None;
-        }
-
-        let size = chunk.text.len();
-        if size > self.longest[0].0 {
-            self.longest = [(size, self.chunks), self.longest[0]];
-        } else if size > self.longest[1].0 {
-            self.longest[1] = (size, self.chunks);
-        }
+    fn count(&mut self, chunk: &TextChunk) {
+        self.spellings.count(&chunk.text);
         self.chunks += 1;
-        self.text_bytes += size as u64;
-        Ok(())
+        self.text_bytes += chunk.text.len() as u64;
     }
 
-    /// The split of a chunk.
-    fn draw(&self, chunk: u64) -> Split {
-        match self.forced {
-            Some((index, split)) if index == chunk => return split,
-            _ => {}
+    /// Writes the `ids` of a chunk.
+    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<()> {
+        let encoder = self.encoder;
+        let writer = self.writer(chunk.split);
+        if chunk.starts {
+            writer.write(&encoder.start, 0)?;
         }
-        // 53 bits: as many as a number in 0..1 can hold.
-        let number = (mix_pair(self.seed, chunk) >> 11) as f64 / (1_u64 << 53) as f64;
-        if number < self.validation_fraction { Split::Validation } else { Split::Train }
+        writer.write(ids, chunk.text.len())?;
+        if chunk.ends {
+            writer.write(&[encoder.end], 0)?;
+        }
+        Ok(())
     }
 
     fn writer(&mut self, split: Split) -> &mut SplitWriter {
@@ -187,11 +192,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    pub(super) fn empty_split(&self) -> Option<Split> {
-        match (self.train.tokens(), self.validation.tokens()) {
-            (0, _) => Some(Split::Train),
-            (_, 0) => Some(Split::Validation),
-            _ => None,
-        }
+    /// Whether one of the splits has no text.
+    pub(super) fn has_empty_split(&self) -> bool {
+        self.train.tokens() == 0 || self.validation.tokens() == 0
     }
 }

@@ -1,36 +1,49 @@
-//! Cutting a stream of text into chunks of bounded size.
+//! Cutting a stream of text into chunks.
 
 use std::io::{self, Read};
 
-/// The largest chunk, in bytes, of a corpus of ordinary size.
-const LARGEST: u64 = 8 * 1024;
-/// The largest chunk of a very small corpus. Shorter ones would tear text apart.
-const SMALLEST: u64 = 1024;
-/// TextChunks that even a small corpus should have, so that a split of a few percent can
-/// be close to the share asked for.
-const WANTED: u64 = 200;
+use super::Split;
+use super::cut::Cuts;
 
-/// A stretch of one document. The chunks of a document, put together, are its text.
+/// The size that chunks should have at most, in bytes.
+pub(super) const CHUNK_BYTES: usize = 8 * 1024;
+
+/// Bytes behind a place that are looked at.
+const LOOKAHEAD: usize = 4;
+
+/// A chunk of one document. The chunks of a document, put together, are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextChunk {
     /// Position of the document among those that hold any text, from 0.
     pub document: u64,
+    /// The split that it belongs to.
+    pub split: Split,
     /// The text; never empty.
     pub text: String,
-    /// Whether this is the last chunk of its document.
-    pub ends_document: bool,
+    /// Whether this is the first chunk of what its document has in its split.
+    pub starts: bool,
+    /// Whether this is the last chunk of what its document has in its split.
+    pub ends: bool,
 }
 
-/// The limit on the size of chunks, in bytes, for a corpus of `corpus_bytes`.
-pub(super) fn chunk_limit(corpus_bytes: u64) -> usize {
-    (corpus_bytes / WANTED).clamp(SMALLEST, LARGEST) as usize
+/// Text of a document, and what ends with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) text: String,
+    /// The first section of a document that was to be cut in two.
+    pub(super) ends_section: bool,
+    /// The document.
+    pub(super) ends_document: bool,
 }
 
-/// Cuts one document. A chunk ends with a line where it can, otherwise before a
-/// space, otherwise between two characters.
+/// Cuts one document. A chunk ends where the tokenizer allows it, however long it becomes; a document that is
+/// divided between the splits is also cut there, at the end of a line if there is one.
 pub(super) struct Cutter {
     reader: Box<dyn Read + Send>,
     limit: usize,
+    cuts: Cuts,
+    /// Bytes up to the end of the first section, if there are two.
+    section: Option<u64>,
     /// Bytes that were read and belong to no chunk yet.
     pending: Vec<u8>,
     /// Whether the reader has been read to its end.
@@ -38,105 +51,156 @@ pub(super) struct Cutter {
 }
 
 impl Cutter {
-    /// Cuts what `reader` yields to chunks of at most `limit` bytes.
-    pub(super) fn new(reader: Box<dyn Read + Send>, limit: usize) -> Self {
+    /// Cuts the text of `reader` where `cuts` allow it, to chunks of `limit` bytes if possible. `section`: where the
+    /// document is divided, in bytes from its start.
+    pub(super) fn new(reader: Box<dyn Read + Send>, limit: usize, cuts: Cuts, section: Option<u64>) -> Self {
         // A chunk must have room for the longest character.
-        Self { reader, limit: limit.max(4), pending: Vec::new(), drained: false }
+        Self { reader, limit: limit.max(4), cuts, section, pending: Vec::new(), drained: false }
     }
 
-    /// The next chunk and whether it is the last one; `None` once there is no more text.
-    pub(super) fn next(&mut self) -> io::Result<Option<(String, bool)>> {
-        self.fill()?;
-        if self.pending.is_empty() {
-            return Ok(None);
+    /// The next piece; `None` once there is no more text.
+    pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
+        let mut limit = self.limit;
+        loop {
+            self.fill(limit + LOOKAHEAD)?;
+            if self.pending.is_empty() {
+                return Ok(None);
+            }
+            let text = complete(&self.pending)?;
+            let section = self.section.and_then(|left| usize::try_from(left).ok());
+            if let Some(end) = section.filter(|left| *left <= text.len()) {
+                let at = end_of_line(text, end);
+                self.section = None;
+                return self.take(at, true).map(Some);
+            }
+            if self.drained && text.len() <= limit {
+                return self.take(text.len(), false).map(Some);
+            }
+            if let Some(at) = self.cuts.last_place(text, limit) {
+                return self.take(at, false).map(Some);
+            }
+            limit *= 2;
         }
-        let last = self.pending.len() <= self.limit;
-        let rest = if last { Vec::new() } else { self.pending.split_off(self.cut()) };
-        let text = String::from_utf8(std::mem::replace(&mut self.pending, rest))
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))?;
-        Ok(Some((text, last)))
     }
 
-    /// Reads until more than one chunk is pending or the reader is drained, so that
-    /// whether a chunk is the last one is known when it is handed out.
-    fn fill(&mut self) -> io::Result<()> {
-        while !self.drained && self.pending.len() <= self.limit {
-            let wanted = (self.limit + 1 - self.pending.len()) as u64;
-            let read = self.reader.by_ref().take(wanted).read_to_end(&mut self.pending)?;
+    /// Takes the first `at` bytes out of those that are pending.
+    fn take(&mut self, at: usize, ends_section: bool) -> io::Result<Piece> {
+        let rest = self.pending.split_off(at);
+        let text = String::from_utf8(std::mem::replace(&mut self.pending, rest)).map_err(invalid)?;
+        let ends_document = self.drained && self.pending.is_empty();
+        if let Some(left) = &mut self.section {
+            *left -= at as u64;
+        }
+        Ok(Piece { text, ends_section: ends_section || ends_document, ends_document })
+    }
+
+    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is the
+    /// last one is known when it is handed out.
+    fn fill(&mut self, wanted: usize) -> io::Result<()> {
+        while !self.drained && self.pending.len() <= wanted {
+            let missing = (wanted + 1 - self.pending.len()) as u64;
+            let read = self.reader.by_ref().take(missing).read_to_end(&mut self.pending)?;
             self.drained = read == 0;
         }
         Ok(())
     }
+}
 
-    /// Where to cut the pending bytes, which are more than `limit`.
-    fn cut(&self) -> usize {
-        let head = &self.pending[..self.limit];
-        if let Some(newline) = head.iter().rposition(|&byte| byte == b'\n') {
-            return newline + 1;
+/// The characters of `bytes`, without one that is cut by their end.
+fn complete(bytes: &[u8]) -> io::Result<&str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => {
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).map_err(invalid)
         }
-        // The space goes to the next chunk: in a byte-level vocabulary words begin
-        // with the space before them.
-        if let Some(space) = head.iter().rposition(|&byte| byte == b' ').filter(|&at| at > 0) {
-            return space;
-        }
-        let mut at = self.limit;
-        // In invalid UTF-8 the search may reach the start; the conversion then reports it.
-        while at > 1 && self.pending[at] & 0b1100_0000 == 0b1000_0000 {
-            at -= 1;
-        }
-        at
+        Err(error) => Err(invalid(error)),
     }
+}
+
+fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// The end of the last line in the first `end` bytes of `text`; without one, of a word, or else of a character.
+/// Never 0.
+fn end_of_line(text: &str, end: usize) -> usize {
+    let head = &text.as_bytes()[..end];
+    let newline = head.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
+    let space = || head.iter().rposition(|byte| *byte == b' ').filter(|at| *at > 0);
+    newline.or_else(space).unwrap_or_else(|| match text.floor_char_boundary(end) {
+        0 => text.ceil_char_boundary(1),
+        at => at,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cut(text: &str, limit: usize) -> Vec<(String, bool)> {
-        let mut cutter = Cutter::new(Box::new(io::Cursor::new(text.to_owned())), limit);
-        let mut chunks = Vec::new();
-        while let Some(chunk) = cutter.next().unwrap() {
-            chunks.push(chunk);
+    fn cut(text: &str, limit: usize, cuts: Cuts, section: Option<u64>) -> Vec<Piece> {
+        let mut cutter = Cutter::new(Box::new(io::Cursor::new(text.to_owned())), limit, cuts, section);
+        let mut pieces = Vec::new();
+        while let Some(piece) = cutter.next().unwrap() {
+            pieces.push(piece);
         }
-        chunks
+        pieces
+    }
+
+    fn texts(pieces: &[Piece]) -> Vec<&str> {
+        pieces.iter().map(|piece| piece.text.as_str()).collect()
     }
 
     #[test]
-    fn cuts_after_lines() {
-        let chunks = cut("one\ntwo\nthree\nfour", 9);
-        let expected = [("one\ntwo\n", false), ("three\n", false), ("four", true)];
-        assert_eq!(chunks, expected.map(|(text, last)| (text.to_owned(), last)));
+    fn cuts_after_lines_and_before_words() {
+        assert_eq!(
+            texts(&cut("one\ntwo\nthree\nfour", 9, Cuts::AT_WORDS, None)),
+            ["one\ntwo\n", "three\n", "four"]
+        );
+        assert_eq!(texts(&cut("alpha beta", 7, Cuts::AT_WORDS, None)), ["alpha", " beta"]);
     }
 
     #[test]
-    fn cuts_long_lines_before_spaces_and_between_characters() {
-        assert_eq!(cut("alpha beta", 7)[1], (" beta".to_owned(), true));
-        assert_eq!(cut("ééé", 5)[0], ("éé".to_owned(), false));
-    }
-
-    #[test]
-    fn loses_nothing_and_keeps_to_the_limit() {
-        let text = "wide words, ünïcödé 漢字 and\n\n  blank lines 🙂\n".repeat(40);
-        for limit in 4..200 {
-            let chunks = cut(&text, limit);
-            let whole: String = chunks.iter().map(|(chunk, _)| chunk.as_str()).collect();
-            assert_eq!(whole, text);
-            assert!(chunks.iter().all(|(chunk, _)| !chunk.is_empty() && chunk.len() <= limit));
-            let lasts = chunks.iter().filter(|(_, last)| *last).count();
-            assert!(lasts == 1 && chunks[chunks.len() - 1].1);
+    fn a_text_without_a_place_stays_whole() {
+        for text in ["ééééééééé", "a  b  c  d  e", "one\n\ntwo\r\nthree", ". . . . . . . ."] {
+            assert_eq!(texts(&cut(text, 4, Cuts::AT_WORDS, None)), [text]);
         }
+        assert_eq!(texts(&cut("one\ntwo\nthree", 4, Cuts::default(), None)), ["one\ntwo\nthree"]);
+    }
+
+    #[test]
+    fn no_character_is_lost() {
+        let text = "wide words, ünïcödé 漢字 and\n\n  blank lines 🙂\nx\n".repeat(40);
+        let size = text.len() as u64;
+        for cuts in [Cuts::ANYWHERE, Cuts::AT_WORDS, Cuts::default()] {
+            for limit in (4..200).step_by(7) {
+                for section in [None, Some(1), Some(100), Some(size / 2), Some(size - 1)] {
+                    let pieces = cut(&text, limit, cuts, section);
+                    assert_eq!(texts(&pieces).concat(), text);
+                    assert!(pieces.iter().all(|piece| !piece.text.is_empty()));
+                    let ends = |piece: &&Piece| piece.ends_document;
+                    assert!(pieces.iter().filter(ends).count() == 1 && pieces.last().unwrap().ends_document);
+                    let sections = pieces.iter().filter(|piece| piece.ends_section).count();
+                    assert_eq!(sections, 1 + usize::from(section.is_some()));
+                    let most = pieces.iter().map(|piece| piece.text.len()).max().unwrap();
+                    assert!(cuts != Cuts::ANYWHERE || most <= limit + 2 * LOOKAHEAD, "{most} by {limit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_section_ends_with_a_line_a_word_or_a_character() {
+        let section = |text: &str, at| cut(text, 100, Cuts::AT_WORDS, Some(at))[0].text.clone();
+        assert_eq!(section("one\ntwo\nthree", 9), "one\ntwo\n");
+        assert_eq!(section("one two three", 9), "one two");
+        assert_eq!(section("ééé", 3), "é");
+        assert_eq!(section("ééé", 1), "é");
     }
 
     #[test]
     fn a_document_of_exactly_the_limit_is_one_piece() {
-        assert_eq!(cut("12345678", 8), [("12345678".to_owned(), true)]);
-        assert!(cut("", 8).is_empty());
-    }
-
-    #[test]
-    fn small_corpora_get_small_pieces() {
-        assert_eq!(chunk_limit(1000), 1024);
-        assert_eq!(chunk_limit(400_000), 2000);
-        assert_eq!(chunk_limit(1 << 40), 8192);
+        let whole = Piece { text: "12345678".to_owned(), ends_section: true, ends_document: true };
+        assert_eq!(cut("12345678", 8, Cuts::ANYWHERE, None), [whole]);
+        assert!(cut("", 8, Cuts::ANYWHERE, None).is_empty());
     }
 }

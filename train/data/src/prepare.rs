@@ -1,5 +1,7 @@
 //! From text to a folder of tokens.
 
+use super::cut::Cuts;
+use super::division::{Division, SURVEYED};
 use super::document::Corpus;
 use super::entropy::unigram_entropy;
 use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
@@ -7,11 +9,12 @@ use super::inputs::{INPUTS_FILE, Inputs};
 use super::listing::{Listing, list};
 use super::options::{PrepareOptions, TokenizerSource};
 use super::output::OutputFolder;
-use super::pass::Pass;
+use super::pass::{Encoder, Pass};
 use super::progress::{OnProgress, Progress, check};
 use super::remark::Remark;
 use super::resume::Record;
 use super::sums::Sums;
+use super::token_names::TokenNames;
 use super::tokenizer::read_named_tokenizer;
 use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
@@ -26,9 +29,9 @@ const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
-/// Documents are cut to chunks of a few kilobytes, and a seeded hash assigns every chunk to one of the
-/// splits: a corpus of few long files gets as fair a split as one of many short ones, and the same inputs and
-/// options give the same files. The folder appears complete or not at all.
+/// A seeded hash assigns every document to one of the splits; of fewer than twenty documents, the end of each is
+/// held out. A document has the tokens that its tokenizer gives it as a whole. The same inputs and options give the
+/// same files. The folder appears complete or not at all.
 ///
 /// # Errors
 ///
@@ -102,7 +105,8 @@ fn fill(
     if !streams.is_empty() {
         progress(Progress::ReadingStreams { streams });
     }
-    let corpus = Corpus::open(listed, output.path(), stop)?.take(options.limit);
+    let corpus =
+        Corpus::open(listed, output.path(), stop)?.take(options.limit).skip_bad_lines(options.skip_bad_lines);
     let empty = corpus.empty();
     match empty.len() {
         0 => {}
@@ -115,6 +119,10 @@ fn fill(
     let given = match &options.tokenizer {
         TokenizerSource::File(path) => read_named_tokenizer(path, stop)?,
         TokenizerSource::Train { .. } => Vec::new(),
+    };
+    let names = match &options.tokenizer {
+        TokenizerSource::File(path) if Stream::at(path).is_none() => TokenNames::beside(path)?,
+        _ => TokenNames::default(),
     };
     let inputs = Inputs::of(&corpus, options, &given)?;
     let groups = inputs.repeated();
@@ -135,8 +143,15 @@ fn fill(
         }
     }
     // As a prepare that goes on reads it.
-    let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?;
-    let pass = encode(folder, record, &corpus, &tokenizer, stop, options, progress)?;
+    let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?
+        .reading_special_tokens(options.special_tokens)
+        .ending_as_named(options.end_of_text.as_deref(), &names)?;
+    let (end, start) = (tokenizer.end_of_text()?, tokenizer.start_of_document(options.bos, &names)?);
+    let (sizes, is_all) = corpus.sizes(SURVEYED, stop)?;
+    let division = &Division::new(&sizes, is_all, options.validation_fraction, options.seed);
+    let pass = Encoder { tokenizer: &tokenizer, start, end, division };
+    let pass = encode(folder, record, &corpus, &pass, stop, progress)?;
+    remark_on_text(&pass, division, options, progress);
 
     let (train, train_counts) = pass.train.finish()?;
     let (validation, validation_counts) = pass.validation.finish()?;
@@ -144,11 +159,12 @@ fn fill(
         format_version: FORMAT_VERSION,
         dtype: TokenWidth::of_vocabulary(tokenizer.vocab_size()),
         vocab_size: tokenizer.vocab_size(),
-        end_of_text: pass.end_of_text,
+        end_of_text: end,
         train,
         validation,
         documents: pass.documents,
         skipped_files: pass.passed_over.count() as u64,
+        unknown: pass.unknown,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
@@ -172,7 +188,7 @@ fn tokenizer(
         TokenizerSource::File(path) => Tokenizer::from_file(given, path),
         TokenizerSource::Train { vocab_size } => {
             let wanted = *vocab_size;
-            let tokenizer = train_tokenizer(corpus, wanted, stop, progress)?;
+            let tokenizer = train_tokenizer(corpus, wanted, options.end_of_text.as_deref(), stop, progress)?;
             let reached = tokenizer.vocab_size();
             if reached < wanted {
                 progress(Progress::Remark(Remark::SmallVocabulary { wanted, reached }));
@@ -187,18 +203,17 @@ fn encode<'a>(
     folder: &Path,
     record: Option<Record>,
     corpus: &Corpus,
-    tokenizer: &'a Tokenizer,
+    encoder: &'a Encoder<'a>,
     stop: &'a AtomicBool,
-    options: &PrepareOptions,
     progress: OnProgress<'_>,
 ) -> Result<Pass<'a>> {
     let resumed = match record {
-        Some(record) => Pass::resume(record, tokenizer, folder, options, stop)?,
+        Some(record) => Pass::resume(record, encoder, folder, stop)?,
         None => None,
     };
     let mut pass = match resumed {
         Some(pass) => pass,
-        None => Pass::new(tokenizer, folder, options, stop)?,
+        None => Pass::new(encoder, folder, stop)?,
     };
     pass.run(corpus, progress)?;
     let (files, skipped_files) = (corpus.files(), pass.passed_over.count() as u64);
@@ -206,23 +221,31 @@ fn encode<'a>(
         let passed_over = pass.passed_over.clone();
         progress(Progress::Remark(Remark::PassedOver { files: passed_over, of: files }));
     }
-    match pass.chunks {
-        0 => return Err(DataError::NoText { files, skipped: skipped_files }),
-        1 => return Err(DataError::TooLittleText { bytes: pass.text_bytes }),
-        _ => {}
+    if pass.documents == 0 {
+        return Err(DataError::NoText { files, skipped: skipped_files });
     }
-    let Some(empty) = pass.empty_split() else { return Ok(pass) };
-    // By chance, no chunk went there. This takes a corpus so small that a second pass, with one chunk
-    // assigned by hand, costs nothing. That is the second longest: long enough to be of use there, and
-    // not the longest, which the other split may consist of.
-    let forced = Some((pass.longest[1].1, empty));
-    // Its writers still hold tokens, which must not reach the new files.
-    drop(pass);
-    Record::default().save(folder)?;
-    let mut pass = Pass::new(tokenizer, folder, options, stop)?;
-    pass.forced = forced;
-    pass.run(corpus, progress)?;
+    if pass.has_empty_split() {
+        return Err(DataError::TooLittleText { bytes: pass.text_bytes });
+    }
     Ok(pass)
+}
+
+/// Reports what the owner of the text should know of it.
+fn remark_on_text(pass: &Pass<'_>, division: &Division, options: &PrepareOptions, progress: OnProgress<'_>) {
+    let mut remark = |is_due: bool, remark: Remark| {
+        if is_due {
+            progress(Progress::Remark(remark));
+        }
+    };
+    let documents = division.divided();
+    remark(documents > 0, Remark::DividedDocuments { documents });
+    let tokens = pass.train.tokens() + pass.validation.tokens();
+    let Pass { bad_lines, json, spellings, unknown, .. } = pass;
+    remark(bad_lines.count > 0, Remark::BadLines(bad_lines.clone()));
+    remark(json.count() > 0, Remark::Json(json.clone()));
+    let (count, read) = (spellings.total(), options.special_tokens);
+    remark(count > 0, Remark::SpecialTokens { count, read, tokens: spellings.seen() });
+    remark(*unknown > 0, Remark::Unknown { unknown: *unknown, tokens });
 }
 
 /// Of every file of a folder that is whole but for them.
@@ -256,11 +279,13 @@ pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>> {
 fn train_tokenizer(
     corpus: &Corpus,
     vocab_size: usize,
+    end_of_text: Option<&str>,
     stop: &AtomicBool,
     progress: OnProgress<'_>,
 ) -> Result<Tokenizer> {
     let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
-    let mut chunks = corpus.chunks();
+    let division = Division::default();
+    let mut chunks = corpus.chunks(Cuts::AT_WORDS, &division);
     let (mut text_bytes, mut reported) = (0, 0);
     progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
     let mut next = || -> Result<Option<String>> {
@@ -277,7 +302,11 @@ fn train_tokenizer(
         }
         Ok(chunk.map(|chunk| chunk.text))
     };
-    let tokenizer = Tokenizer::train(std::iter::from_fn(|| next().transpose()), vocab_size)?;
+    let texts = std::iter::from_fn(|| next().transpose());
+    let tokenizer = match end_of_text {
+        Some(end) => Tokenizer::train_ending_with(texts, vocab_size, end)?,
+        None => Tokenizer::train(texts, vocab_size)?,
+    };
     check(stop)?;
     Ok(tokenizer)
 }

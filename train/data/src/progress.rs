@@ -16,8 +16,8 @@ pub enum Progress {
     TrainingTokenizer { input_bytes: u64, text_bytes: u64 },
     /// All words have been counted, and pairs of tokens are merged. Not reported for less than two megabytes.
     MergingTokens,
-    /// Text is being encoded. Reported every two megabytes or less. It starts again from zero if, in a very
-    /// small corpus, the first attempt gave an empty split. `input_bytes`: size of all input files;
+    /// Text is being encoded. Reported every two megabytes, or after a document of more that the tokenizer needs
+    /// whole. `input_bytes`: size of all input files;
     /// `text_bytes`: text encoded so far. It is less than the files hold in `.jsonl` files, and may be more
     /// in `.parquet` files; `documents`: documents finished so far; `tokens`: tokens written so far.
     Encoding { input_bytes: u64, text_bytes: u64, documents: u64, tokens: u64 },

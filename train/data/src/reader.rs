@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use super::Result;
+use super::jsonl::BadLines;
 
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
@@ -12,4 +13,9 @@ pub(super) type DocumentText = Box<dyn Read + Send>;
 pub(super) trait DocumentReader: Send {
     /// The next document; `None` after the last one.
     fn next_document(&mut self) -> Result<Option<DocumentText>>;
+
+    /// Documents that were skipped so far because they cannot be used.
+    fn skipped(&self) -> BadLines {
+        BadLines::default()
+    }
 }

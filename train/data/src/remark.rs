@@ -1,7 +1,9 @@
 //! What the owner of the inputs should know, though it is no reason to stop.
 
 use super::encoding::NotText;
+use super::jsonl::BadLines;
 use super::stream::Stream;
+use kiln_process::words::number_of;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +25,18 @@ pub enum Remark {
     /// The text has too few pairs of tokens to merge for the vocabulary that was asked for. `wanted`: tokens
     /// asked for; `reached`: tokens that there are.
     SmallVocabulary { wanted: usize, reached: usize },
+    /// The documents are so few that the end of each is held out instead of whole ones. `documents`: how many.
+    DividedDocuments { documents: usize },
+    /// Lines of `.jsonl` files could not be used and were skipped.
+    BadLines(BadLines),
+    /// Files are JSON, and are read as plain text.
+    Json(JsonFiles),
+    /// The text has spellings of special tokens. `count`: how often; `read`: whether they became these tokens;
+    /// `tokens`: which.
+    SpecialTokens { count: u64, read: bool, tokens: Vec<String> },
+    /// The tokenizer cannot express some of the text. `unknown`: tokens that stand for it, or characters that are left
+    /// out; `tokens`: tokens of all text.
+    Unknown { unknown: u64, tokens: u64 },
     /// Another prepare has made a folder and not finished it.
     LeftBehind(LeftBehind),
     /// A prepare of other data, or one that cannot be finished now, has left work to go on from. `path`: the
@@ -36,14 +50,41 @@ impl Remark {
     /// Whether text may be missing that was meant to be read, or something has to be done.
     pub fn is_warning(&self) -> bool {
         match self {
-            Self::PassedOver { .. } | Self::NotFollowed { .. } | Self::Empty { .. } | Self::LeftBehind(_) => {
-                true
-            }
+            Self::PassedOver { .. }
+            | Self::NotFollowed { .. }
+            | Self::Empty { .. }
+            | Self::LeftBehind(_)
+            | Self::BadLines(_)
+            | Self::Json(_)
+            | Self::Unknown { .. } => true,
             Self::SameContent { .. }
             | Self::SmallVocabulary { .. }
+            | Self::DividedDocuments { .. }
+            | Self::SpecialTokens { .. }
             | Self::KeptWork { .. }
             | Self::GoesOn { .. } => false,
         }
+    }
+}
+
+/// Files of JSON that are read as plain text. Few of them are kept by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JsonFiles {
+    first: Vec<String>,
+    count: usize,
+}
+
+impl JsonFiles {
+    pub(super) fn add(&mut self, path: &Path) {
+        if self.first.len() < NAMED {
+            self.first.push(path.display().to_string());
+        }
+        self.count += 1;
+    }
+
+    /// Number of files.
+    pub fn count(&self) -> usize {
+        self.count
     }
 }
 
@@ -157,6 +198,52 @@ impl fmt::Display for Remark {
                 "the vocabulary has {reached} tokens, not the {wanted} that were asked for: in this \
                  text, no more pairs of tokens come twice"
             ),
+            Self::DividedDocuments { documents } => write!(
+                f,
+                "the text has so few documents that the end of {} is held out for validation, rather than whole \
+                 documents",
+                if *documents == 1 { "one".to_owned() } else { format!("{documents} of them") }
+            ),
+            Self::BadLines(BadLines { count, first }) => {
+                let first = first.as_deref().unwrap_or_default();
+                write!(
+                    f,
+                    "{} cannot be used and {} skipped: {first}",
+                    number_of(*count, "line"),
+                    was(*count)
+                )?;
+                if *count > 1 { write!(f, ", and {} more", count - 1) } else { Ok(()) }
+            }
+            Self::Json(JsonFiles { first, count }) => write!(
+                f,
+                "{} of JSON {} read as plain text, with all braces and quotes: {}; to read documents out of JSON, \
+                 write one object with the field \"text\" per line to a .jsonl file",
+                number_of(*count as u64, "file"),
+                was(*count as u64),
+                some_of(first, *count)
+            ),
+            Self::SpecialTokens { count, read, tokens } => {
+                let (spellings, tokens) = (number_of(*count, "spelling"), some_of(tokens, tokens.len()));
+                match read {
+                    true => write!(
+                        f,
+                        "the text has {spellings} of special tokens, which became these tokens: {tokens}"
+                    ),
+                    false => write!(
+                        f,
+                        "the text has {spellings} of special tokens ({tokens}), which {} ordinary text: set \
+                         data.special_tokens = true (`kiln data prepare --special-tokens`) if the author of the text \
+                         may write them",
+                        if *count == 1 { "is" } else { "are" }
+                    ),
+                }
+            }
+            Self::Unknown { unknown, tokens } => write!(
+                f,
+                "the tokenizer cannot express all of the text: {unknown} unknown or left-out tokens, {:.2} % of \
+                 {tokens}; take a tokenizer that knows these characters, such as a byte-level one",
+                *unknown as f64 * 100.0 / (*tokens).max(1) as f64
+            ),
             Self::LeftBehind(LeftBehind { path, host, pid }) => write!(
                 f,
                 "{} was made by a prepare on {host} (process {pid}), which may still run; if it does \
@@ -177,6 +264,10 @@ impl fmt::Display for Remark {
             ),
         }
     }
+}
+
+fn was(count: u64) -> &'static str {
+    if count == 1 { "was" } else { "were" }
 }
 
 /// Files of the same content.

@@ -30,6 +30,8 @@ pub(super) struct Record {
     pub(super) train: u64,
     /// Tokens of the validation split.
     pub(super) validation: u64,
+    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    pub(super) unknown: u64,
 }
 
 /// The record as it is on the disk. Another build may cut or encode text in another way.

@@ -110,6 +110,11 @@ impl SplitWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
     }
 
+    /// Counts `bytes` bytes of text whose tokens are in the file already.
+    pub(super) fn count_text(&mut self, bytes: usize) {
+        self.text_bytes += bytes as u64;
+    }
+
     /// Tokens written so far.
     pub(super) fn tokens(&self) -> u64 {
         self.tokens

@@ -3,6 +3,7 @@
 use super::encoding::{BYTE_ORDER_MARK, HEAD, NotText, find_defect};
 use super::reader::{DocumentReader, DocumentText};
 use super::{DataError, Result};
+use serde::de::IgnoredAny;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;
@@ -11,6 +12,34 @@ use std::path::Path;
 /// handed out, so that a file is either used or passed over, never half used.
 pub(super) struct TextFile {
     document: Option<DocumentText>,
+    json: Option<Json>,
+}
+
+/// Data that is read as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Json {
+    /// It has the field that documents have in `.jsonl` files.
+    Documents,
+    /// Something else.
+    Other,
+}
+
+/// Bytes at the start of a file that are looked at to tell whether it is JSON.
+const JSON_HEAD: u64 = 1 << 16;
+
+impl Json {
+    /// What `head`, the start of a file, is, if it is nothing but JSON.
+    fn of(head: &[u8]) -> Option<Self> {
+        let head = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
+        if !head.starts_with(b"{") && !head.starts_with(b"[") {
+            return None;
+        }
+        let values = serde_json::Deserializer::from_slice(head).into_iter::<IgnoredAny>();
+        // The last value may be cut by the end of the head.
+        let is_json = values.into_iter().all(|value| value.map_or_else(|error| error.is_eof(), |_| true));
+        let has_text = head.windows(6).any(|window| window == b"\"text\"");
+        is_json.then_some(if has_text { Self::Documents } else { Self::Other })
+    }
 }
 
 impl TextFile {
@@ -23,13 +52,18 @@ impl TextFile {
         let defect = find_defect(&file)?;
         file.rewind()?;
         let mut head = Vec::new();
-        file.by_ref().take(HEAD).read_to_end(&mut head)?;
+        file.by_ref().take(JSON_HEAD).read_to_end(&mut head)?;
         if let Some(defect) = defect {
-            return Ok(Err(defect.of(&head)));
+            return Ok(Err(defect.of(&head[..head.len().min(HEAD)])));
         }
         let start = if head.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         file.seek(SeekFrom::Start(start as u64))?;
-        Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))) }))
+        Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))), json: Json::of(&head) }))
+    }
+
+    /// What data it is rather than text.
+    pub(super) fn json(&self) -> Option<Json> {
+        self.json
     }
 }
 
@@ -83,6 +117,27 @@ mod tests {
             let mut text = String::new();
             file.next_document().unwrap().unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn data_is_told_from_text() {
+        let array = format!("[{}]", vec![r#"{"text": "a line", "id": 1}"#; 9000].join(",\n"));
+        for (content, expected) in [
+            (array.as_str(), Some(Json::Documents)),
+            ("{\"text\": \"a\"}\n{\"text\": \"b\"}\n", Some(Json::Documents)),
+            ("\u{FEFF}\n {\"name\": [1, 2, null]}", Some(Json::Other)),
+            ("[1] Smith, 1999: a list of references", None),
+            ("[note] \"text\" follows", None),
+            ("{{ template }}", None),
+            ("\"text\" in quotes", None),
+            ("", None),
+        ] {
+            assert_eq!(
+                Json::of(&content.as_bytes()[..content.len().min(JSON_HEAD as usize)]),
+                expected,
+                "{content:.40}"
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Text to token ids and back.
 
+use super::cut::Cuts;
 use super::info::TOKENIZER_FILE;
 use super::stream::{self, Stream};
 use super::sums::read_small_file;
+use super::token_names::{Named, TokenNames};
 use super::{DataError, Result};
 use kiln_storage::files::{self, MAX_WHOLE};
 use std::fs;
@@ -12,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Tokenizer as Inner};
+use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Token, Tokenizer as Inner};
 
 /// The smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
@@ -21,17 +23,28 @@ pub const VOCABULARY_MINIMUM: usize = 257;
 const VOCABULARY_MAXIMUM: usize = i32::MAX as usize;
 /// A merge seen only once saves nothing.
 const MERGE_FREQUENCY: u64 = 2;
-/// Spellings of the end-of-text token, the one of trained tokenizers first.
-const END_OF_TEXT: [&str; 4] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"];
+/// Spellings of the special token that ends a text, that of trained tokenizers first.
+const END_OF_TEXT: [&str; 5] =
+    ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<\u{FF5C}end\u{2581}of\u{2581}sentence\u{FF5C}>"];
+/// Spellings of the special token that starts a text.
+const START_OF_TEXT: [&str; 4] =
+    ["<s>", "<|begin_of_text|>", "<bos>", "<\u{FF5C}begin\u{2581}of\u{2581}sentence\u{FF5C}>"];
 
 /// A tokenizer, trained here or loaded from a `tokenizer.json`.
 ///
-/// The spelling of a special token inside a text is encoded as ordinary text: no
-/// document can end itself. Encoding adds no tokens of its own.
+/// By default the spelling of a special token inside a text is encoded as ordinary text, so no document can end
+/// itself; [`Tokenizer::reading_special_tokens`] changes that. Encoding is not random: the `dropout` of a BPE, which is
+/// for training, is off.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: Inner,
     vocab_size: usize,
+    /// The dropout of the file.
+    dropout: Option<f32>,
+    /// The end of text, if it is not left to the names of special tokens.
+    end_of_text: Option<u32>,
+    /// Tokens that the post-processor puts in front of a text.
+    start_of_text: Vec<u32>,
 }
 
 impl Tokenizer {
@@ -49,6 +62,14 @@ impl Tokenizer {
     where
         I: Iterator<Item = Result<String>> + Send,
     {
+        Self::train_ending_with(texts, vocab_size, END_OF_TEXT[0])
+    }
+
+    /// As [`Self::train`], with an end of text that is spelled `end_of_text`.
+    pub(super) fn train_ending_with<I>(texts: I, vocab_size: usize, end_of_text: &str) -> Result<Self>
+    where
+        I: Iterator<Item = Result<String>> + Send,
+    {
         Self::check_size(vocab_size)?;
         let failed = |error: tokenizers::Error| DataError::TokenizerTraining { problem: error.to_string() };
         let byte_level = ByteLevel::new(false, true, true);
@@ -62,7 +83,7 @@ impl Tokenizer {
             .min_frequency(MERGE_FREQUENCY)
             .vocab_size(vocab_size)
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .special_tokens(vec![AddedToken::from(END_OF_TEXT[0], true)])
+            .special_tokens(vec![AddedToken::from(end_of_text, true)])
             .build();
 
         // The library takes plain texts: the stream ends at an error, which is kept.
@@ -120,13 +141,99 @@ impl Tokenizer {
 
     fn new(mut inner: Inner) -> Result<Self, String> {
         inner.set_encode_special_tokens(true);
+        let dropout = match inner.get_model() {
+            ModelWrapper::BPE(model) => model.dropout,
+            _ => None,
+        };
+        set_dropout(&mut inner, None);
         // Ids may have gaps: the size is what the largest id asks for, not the count.
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or("its vocabulary is empty")? as usize + 1;
         if vocab_size > VOCABULARY_MAXIMUM {
             return Err(format!("token id {} is larger than ids may be", vocab_size - 1));
         }
-        Ok(Self { inner, vocab_size })
+        let start_of_text = tokens_in_front(&inner);
+        Ok(Self { inner, vocab_size, dropout, end_of_text: None, start_of_text })
+    }
+
+    /// The same tokenizer, which encodes the spelling of a special token as that token if `read` is true: for prompts
+    /// and for texts of chats, whose author may write special tokens.
+    pub fn reading_special_tokens(mut self, read: bool) -> Self {
+        self.inner.set_encode_special_tokens(!read);
+        self
+    }
+
+    /// The same tokenizer with `id` as its end of text; `None` leaves it to the names of special tokens.
+    pub fn ending_with(mut self, id: Option<u32>) -> Self {
+        self.end_of_text = id.or(self.end_of_text);
+        self
+    }
+
+    /// The same tokenizer, whose end of text is that of a user (`spelling`), or else of the files beside it.
+    ///
+    /// # Errors
+    ///
+    /// When the vocabulary does not have what the user has named.
+    pub(super) fn ending_as_named(self, spelling: Option<&str>, names: &TokenNames) -> Result<Self> {
+        if let Some(spelling) = spelling {
+            let id = self.inner.token_to_id(spelling);
+            let id = id.ok_or_else(|| DataError::UnknownToken {
+                spelling: spelling.to_owned(),
+                special: self.special_tokens().join(", "),
+            })?;
+            return Ok(self.ending_with(Some(id)));
+        }
+        let id = names.end.iter().find_map(|named| self.id_of(named));
+        Ok(self.ending_with(id))
+    }
+
+    /// The tokens in front of every document: those of the post-processor if `bos` is `None`, none if it is false.
+    ///
+    /// # Errors
+    ///
+    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens have one.
+    pub(super) fn start_of_document(&self, bos: Option<bool>, names: &TokenNames) -> Result<Vec<u32>> {
+        let own = &self.start_of_text;
+        match bos {
+            Some(false) => Ok(Vec::new()),
+            Some(true) if own.is_empty() => {
+                let named = names.start.iter().find_map(|named| self.id_of(named));
+                let id = named.or_else(|| self.special_token(&START_OF_TEXT));
+                id.map(|id| vec![id]).ok_or(DataError::NoStartOfText)
+            }
+            _ => Ok(own.clone()),
+        }
+    }
+
+    fn id_of(&self, named: &Named) -> Option<u32> {
+        match named {
+            Named::Id(id) => self.inner.id_to_token(*id).map(|_| *id),
+            Named::Spelling(spelling) => self.inner.token_to_id(spelling),
+        }
+    }
+
+    /// The first of `spellings` that is a special token.
+    fn special_token(&self, spellings: &[&str]) -> Option<u32> {
+        let is_special = |spelling: &&&str| self.inner.get_added_vocabulary().is_special_token(spelling);
+        self.inner.token_to_id(spellings.iter().find(is_special)?)
+    }
+
+    /// Spellings of all special tokens, in the order of their ids.
+    pub(super) fn special_tokens(&self) -> Vec<String> {
+        let mut tokens: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
+        tokens.retain(|(_, token)| token.special);
+        tokens.sort_by_key(|(id, _)| *id);
+        tokens.into_iter().map(|(_, token)| token.content).collect()
+    }
+
+    /// Where a text may be cut so that its pieces, encoded one by one, have the tokens of the whole.
+    pub(super) fn cuts(&self) -> Cuts {
+        Cuts::of(&self.inner)
+    }
+
+    /// The library's tokenizer.
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
     }
 
     /// Writes a `tokenizer.json` and waits until it is on the disk.
@@ -136,7 +243,9 @@ impl Tokenizer {
     /// When the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let content = self.inner.to_string(true).map_err(|error| DataError::TokenizerFile {
+        let mut stored = self.inner.clone();
+        set_dropout(&mut stored, self.dropout);
+        let content = stored.to_string(true).map_err(|error| DataError::TokenizerFile {
             path: path.to_path_buf(),
             problem: error.to_string(),
         })?;
@@ -146,7 +255,7 @@ impl Tokenizer {
             .map_err(DataError::io("write", path))
     }
 
-    /// The token ids of a text.
+    /// The token ids of a text, and no others.
     ///
     /// # Errors
     ///
@@ -166,6 +275,44 @@ impl Tokenizer {
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 
+    /// The token ids of a prompt: as transformers adds them, those that the post-processor puts in front of a text
+    /// come first, unless the prompt itself starts with them. What it puts behind a text is left out, since a prompt is
+    /// continued. Returns the number of tokens in front, and all tokens.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::encode`].
+    pub fn encode_prompt(&self, prompt: &str) -> Result<(usize, Vec<u32>)> {
+        let ids = self.encode(prompt)?;
+        let front = self.in_front_of(&ids);
+        Ok((front.len(), [front, &ids].concat()))
+    }
+
+    /// The token ids of a prompt and of the answer that follows it. Both are encoded as one text, which is cut
+    /// where the answer begins: a token that spans the border belongs to the answer, as does white space at the end of
+    /// the prompt (as in lm-evaluation-harness). The tokens in front of a prompt are those of
+    /// [`Self::encode_prompt`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::encode`].
+    pub fn encode_pair(&self, prompt: &str, answer: &str) -> Result<(Vec<u32>, Vec<u32>)> {
+        if answer.is_empty() {
+            return Ok((self.encode_prompt(prompt)?.1, Vec::new()));
+        }
+        let border = prompt.trim_end().len();
+        let encoding = self.inner.encode(format!("{prompt}{answer}"), false).map_err(encode_failed)?;
+        let ids = encoding.get_ids();
+        let begins = encoding.get_offsets().iter().position(|(_, end)| *end > border);
+        let (prompt, answer) = ids.split_at(begins.unwrap_or(ids.len()));
+        Ok(([self.in_front_of(ids), prompt].concat(), answer.to_vec()))
+    }
+
+    /// The tokens that belong in front of a text.
+    fn in_front_of(&self, ids: &[u32]) -> &[u32] {
+        if ids.starts_with(&self.start_of_text) { &[] } else { &self.start_of_text }
+    }
+
     /// The text of token ids, special tokens included. Bytes that do not form a
     /// character, as at a cut, come out as U+FFFD; ids without a token are left out.
     ///
@@ -176,23 +323,56 @@ impl Tokenizer {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
 
+    /// The spelling of token `id` in the vocabulary; `None` for an id without a token.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The number of ids: one more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The id of the token that ends a document: of `<|endoftext|>`, `</s>`,
-    /// `<|end_of_text|>` and `<eos>`, the first one in the vocabulary.
+    /// The id of the token that ends a document: the one that [`Self::ending_with`] has set, or else the first of
+    /// the usual names that is a special token.
     ///
     /// # Errors
     ///
-    /// When the vocabulary holds none of them.
+    /// When none was set, and no special token has such a name.
     pub fn end_of_text(&self) -> Result<u32> {
-        END_OF_TEXT
-            .iter()
-            .find_map(|token| self.inner.token_to_id(token))
-            .ok_or_else(|| DataError::NoEndOfText { known: END_OF_TEXT.join(", ") })
+        let id = self.end_of_text.or_else(|| self.special_token(&END_OF_TEXT));
+        id.ok_or_else(|| DataError::NoEndOfText {
+            known: END_OF_TEXT.join(", "),
+            special: self.special_tokens().join(", "),
+        })
     }
+
+    /// The id of the special token that starts a text: the first that the post-processor puts in front, or else the
+    /// first of the usual names.
+    pub fn start_of_text(&self) -> Option<u32> {
+        self.start_of_text.first().copied().or_else(|| self.special_token(&START_OF_TEXT))
+    }
+}
+
+/// Sets the dropout of a BPE.
+fn set_dropout(inner: &mut Inner, dropout: Option<f32>) {
+    if let ModelWrapper::BPE(model) = inner.get_model()
+        && model.dropout != dropout
+    {
+        let mut model = model.clone();
+        model.dropout = dropout;
+        inner.with_model(model);
+    }
+}
+
+/// The tokens that the post-processor puts in front of a text.
+fn tokens_in_front(inner: &Inner) -> Vec<u32> {
+    /// No id is as large.
+    const TEXT: u32 = u32::MAX;
+    let Some(processor) = inner.get_post_processor() else { return Vec::new() };
+    let text = Encoding::from_tokens(vec![Token::new(TEXT, "x".to_owned(), (0, 1))], 0);
+    let Ok(processed) = processor.process(text, None, true) else { return Vec::new() };
+    processed.get_ids().iter().copied().take_while(|id| *id != TEXT).collect()
 }
 
 /// The content of a `tokenizer.json`.

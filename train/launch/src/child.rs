@@ -20,15 +20,15 @@ use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::say::say;
 
-/// What the supervisor waits for.
+/// An event that the supervisor waits for.
 pub(super) enum Event {
-    /// A child has ended and waits to be reaped. `index`: its local rank; `at`: when it ended.
+    /// A child has ended and must be reaped. `index`: its local rank; `at`: time of its end.
     Ended { index: usize, at: Instant },
-    /// The launcher was sent a signal.
+    /// The launcher has received a signal.
     Signal(i32),
 }
 
-/// A rank that was started.
+/// A started rank.
 pub(super) struct Child {
     /// Rank in the job.
     pub(super) rank: usize,
@@ -38,11 +38,11 @@ pub(super) struct Child {
     stderr: Log,
     copying: Vec<Copying>,
     last_words: LastWords,
-    /// Whether the process still exists, if only as a zombie that keeps its number.
+    /// True while the process exists, if only as a zombie that keeps its number.
     exists: bool,
-    /// Whether the launcher has told it to end.
+    /// True if the launcher has told it to end.
     told: bool,
-    /// Why the launcher has killed it, if it has.
+    /// Reason why the launcher has killed it, if it has.
     killed: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Child {
     ) -> Result<Child, LaunchError> {
         let rank = job.rank(index);
         let open = |stream| match Log::open(log_dir, rank, job.restarts(), stream) {
-            // A job that runs already does not end for a log.
+            // A missing log does not end a job that is already running.
             Err(error) if job.restart > 0 => {
                 say(&format!("{error}; the output of rank {rank} is lost"));
                 Log::nowhere()
@@ -77,8 +77,8 @@ impl Child {
             .stdin(Stdio::null())
             .stdout(output(&stdout)?)
             .stderr(output(&stderr)?)
-            // A group of its own: Ctrl-C in the terminal reaches ranks through the launcher alone,
-            // and what a rank has started ends with it.
+            // In a separate group: Ctrl-C in the terminal reaches ranks only through the launcher, and
+            // processes that a rank has started end with it.
             .process_group(0);
         let last_words = LastWords::of(&mut command)
             .map_err(|source| LaunchError::System { what: "make a pipe", source })?;
@@ -105,8 +105,8 @@ impl Child {
             child.copying.push(child.stderr.copy(pipe, Stream::Stderr)?);
         }
         let wait = move || {
-            // Not reaped here: until the supervisor does that, the number belongs to this child,
-            // and no signal can reach a stranger.
+            // Not reaped here: until the supervisor does that, the number belongs to this child, and no
+            // signal can reach an unrelated process.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
             let _ = events.send(Event::Ended { index, at: Instant::now() });
@@ -118,7 +118,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Tells the rank and what it has started to end.
+    /// Tells the rank and the processes it has started to end.
     pub(super) fn end(&mut self) {
         if self.exists {
             self.told = true;
@@ -126,7 +126,7 @@ impl Child {
         }
     }
 
-    /// Ends the rank and what it has started at once; `why` says for which reason.
+    /// Kills the rank and the processes it has started; `why` is the reason.
     pub(super) fn kill(&mut self, why: &str) {
         if self.exists {
             self.told = true;
@@ -135,12 +135,13 @@ impl Child {
         }
     }
 
-    /// Whether the process is stopped, as by SIGSTOP, so that nothing but SIGKILL can end it.
+    /// Returns whether the process is stopped, as by SIGSTOP, so that only SIGKILL can end it.
     pub(super) fn is_stopped(&self) -> bool {
         self.exists && matches!(kiln_process::state_of(self.pid), Some('T' | 't'))
     }
 
-    /// Asks the rank to save and end. Unlike SIGTERM, that may be said to one that was told already.
+    /// Asks the rank to save and end. Unlike SIGTERM, this may be sent to a rank that was told to end
+    /// already.
     pub(super) fn stop(&mut self) {
         if self.exists {
             self.told = true;
@@ -148,7 +149,7 @@ impl Child {
         self.notify(Signal::USR1);
     }
 
-    /// Sends a signal to the rank alone, which knows what it means.
+    /// Sends a signal only to the rank itself, which knows its meaning.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {
             let _ = kill_process(self.pid, signal);
@@ -159,7 +160,7 @@ impl Child {
         self.exists
     }
 
-    /// Takes note of the end that was reported, and ends what the rank has left behind.
+    /// Records the reported end, and ends processes that the rank has left behind.
     pub(super) fn reap(&mut self, at: Instant) -> Result<End, LaunchError> {
         let _ = kill_process_group(self.pid, Signal::KILL);
         let error = |source| LaunchError::System { what: "learn how a rank ended", source };
@@ -208,7 +209,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// Only after an error of the launcher itself is there anything left to end.
+    /// There is only something left to end after an error of the launcher itself.
     fn drop(&mut self) {
         if self.exists {
             let _ = kill_process_group(self.pid, Signal::KILL);

@@ -15,7 +15,7 @@ pub(super) const FAILED: u8 = 1;
 /// Exit code for wrong arguments or configuration.
 pub(super) const USAGE: u8 = 2;
 
-/// How a rank ended.
+/// The end of a rank.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) rank: usize,
@@ -24,60 +24,60 @@ pub(super) struct End {
     pub(super) code: Option<i32>,
     /// The signal that ended it.
     pub(super) signal: Option<i32>,
-    /// When, since its start.
+    /// Time of its end since its start.
     pub(super) after: Duration,
-    /// When, for the order of events.
+    /// Time of its end, for the order of events.
     pub(super) at: Instant,
-    /// Whether the launcher had told it to end.
+    /// True if the launcher had told it to end.
     pub(super) told: bool,
-    /// Why the launcher has killed it, if it has.
+    /// Reason why the launcher has killed it, if it has.
     pub(super) killed: Option<String>,
-    /// What it has told the launcher itself.
+    /// Messages that it has sent to the launcher.
     pub(super) words: Vec<(Word, String)>,
-    /// The optimizer step that it was in, if it has come to one and could say so.
+    /// The optimizer step that it was in, if it had reached one and reported it.
     pub(super) step: Option<u64>,
-    /// Where it was last, as far as the launcher has seen.
+    /// Its last known position.
     pub(super) seen: Seen,
-    /// The folder of crashes of its run.
+    /// The crash folder of its run.
     pub(super) crashes: Option<PathBuf>,
-    /// What is known of its crash, if the launcher had to write that.
+    /// The crash report, if the launcher had to write it.
     pub(super) crash: Option<PathBuf>,
-    /// The id of the run whose folder it has taken.
+    /// The id of the run whose folder it has locked.
     pub(super) run: Option<String>,
-    /// The ranks of the job that it has waited for in vain.
+    /// Ranks of the job that it waited for in vain.
     pub(super) absent: Vec<usize>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
-    /// Where all of them are.
+    /// The file with all of them.
     pub(super) stderr: PathBuf,
 }
 
-/// How all ranks ended, and what the launcher was told meanwhile.
+/// The ends of all ranks, and signals to the launcher meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// In the order in which they ended.
+    /// In the order of their ends.
     pub(super) ranks: Vec<End>,
     /// The first signal that told the launcher to end.
     pub(super) signal: Option<i32>,
-    /// Other nodes whose ranks did not come to meet those of this one.
+    /// Other nodes whose ranks did not meet those of this one.
     pub(super) absent: Vec<usize>,
-    /// Whether the ranks were told that they are about to be preempted.
+    /// True if the ranks were informed that they are about to be preempted.
     pub(super) preempted: bool,
 }
 
 impl End {
-    /// Whether this end is a failure.
+    /// Returns whether this end is a failure.
     pub(super) fn failed(&self) -> bool {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
-    /// Whether it says that it, or a rank that it has met, was asked to stop before there was anything to
-    /// save.
+    /// Returns whether it reports that it, or a rank that it has met, was told to stop before there was
+    /// anything to save.
     pub(super) fn was_stopped(&self) -> bool {
         self.words.iter().any(|(word, _)| *word == Word::Stopped)
     }
 
-    /// Whether it says itself that another rank is the cause.
+    /// Returns whether it reports that another rank is the cause.
     pub(super) fn is_consequence(&self) -> bool {
         let last = self.words.iter().rfind(|(word, _)| *word != Word::Note);
         last.is_some_and(|(word, _)| *word == Word::Consequence)

@@ -1,4 +1,4 @@
-//! What a rank is told: the variables that torchrun sets, and Kiln's own.
+//! The environment of a rank: torchrun's variables, and Kiln's own.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ pub(super) struct Job {
     pub(super) node: Node,
     /// Name of the job.
     pub(super) name: String,
-    /// How often this launcher has started the ranks again.
+    /// Number of times that this launcher has restarted the ranks.
     pub(super) restart: u64,
-    /// The id of the run that an earlier life has worked on.
+    /// The id of the run that an earlier life worked on.
     pub(super) run: Option<String>,
     /// Time between SIGTERM and SIGKILL.
     pub(super) grace: Duration,
 }
 
 impl Job {
-    /// The rank of a child in the whole job.
+    /// Returns the rank of a child in the whole job.
     pub(super) fn rank(&self, local_rank: usize) -> usize {
         self.node.node_rank * self.node.nproc_per_node + local_rank
     }
 
-    /// How often the ranks were started again, by anyone.
+    /// Returns how often the ranks were restarted, by any launcher or scheduler.
     pub(super) fn restarts(&self) -> u64 {
         self.node.job.restarts.saturating_add(self.restart)
     }
 
-    /// The variables of one rank.
+    /// Returns the variables of one rank.
     pub(super) fn environment(&self, local_rank: usize) -> Vec<(&'static str, String)> {
         let node = &self.node;
         let rank = self.rank(local_rank).to_string();
@@ -52,7 +52,7 @@ impl Job {
             ("TORCHELASTIC_RESTART_COUNT", self.restarts().to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", most.to_string()),
             ("TORCHELASTIC_RUN_ID", self.name.clone()),
-            // Unlike torchrun, this launcher keeps nothing on the master's port.
+            // Unlike torchrun, this launcher does not listen on the master's port.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             (LAUNCHER_PID, std::process::id().to_string()),
             (GRACE, self.grace.as_secs_f64().to_string()),

@@ -1,5 +1,5 @@
-//! What the launcher leaves in the run folder of a rank that was killed: the rank itself could write nothing. Ranks
-//! that crash in other ways write the same files themselves.
+//! The crash report of a rank that was killed, written by the launcher because the rank could not. Ranks that
+//! crash in other ways write the same files themselves.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,13 +13,13 @@ use signal_hook::consts::SIGKILL;
 use super::end::End;
 use super::say::signal_name;
 
-/// Writes `crash/rank_<r>` for a rank that somebody else has killed, and returns the folder.
+/// Writes `crash/rank_<r>` for a rank that was not killed by this launcher, and returns the folder.
 pub(super) fn keep(end: &End) -> Option<PathBuf> {
     let crashes = end.crashes.as_deref()?;
     if end.signal != Some(SIGKILL) || end.told {
         return None;
     }
-    // The run fails already; that this cannot be written must not hide why.
+    // The run has failed already; an error here must not hide the cause.
     write(crashes, end).ok()
 }
 
@@ -50,7 +50,7 @@ fn write(crashes: &Path, end: &End) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Makes the first of `rank_<r>`, `rank_<r>-2`, … that is not there.
+/// Creates the first of `rank_<r>`, `rank_<r>-2`, … that does not exist.
 fn new_folder(crashes: &Path, rank: usize) -> io::Result<PathBuf> {
     let mut number = 1;
     loop {

@@ -1,5 +1,5 @@
-//! What a rank tells its launcher besides what it logs: why it ends. A log may be on a full disk; this is
-//! a pipe, which the launcher reads when the rank has ended.
+//! Messages from a rank to its launcher about the reason of its end. A log may be on a full disk; this is a
+//! pipe, which the launcher reads when the rank has ended.
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::AsRawFd;
@@ -10,10 +10,10 @@ use kiln_process::launcher::{PIPE, Word, parse};
 use kiln_process::page::{PAGE, Page, Seen};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 
-/// Bytes that are looked at, at most: what a pipe holds.
+/// Maximum bytes that are read: the capacity of a pipe.
 const MOST: u64 = 64 * 1024;
 
-/// The launcher's end of a rank's pipe, and the page on which the rank says where it is.
+/// The launcher's end of a rank's pipe, and the page on which the rank reports its position.
 #[derive(Debug)]
 pub(super) struct LastWords {
     pipe: PipeReader,
@@ -21,7 +21,7 @@ pub(super) struct LastWords {
 }
 
 impl LastWords {
-    /// Makes pipe and page, and lets `command` start with the other end of each.
+    /// Creates the pipe and the page, and lets `command` start with the other end of each.
     pub(super) fn of(command: &mut Command) -> io::Result<LastWords> {
         let (reader, writer) = io::pipe()?;
         // Neither side ever waits for the other.
@@ -41,15 +41,15 @@ impl LastWords {
         Ok(LastWords { pipe: reader, page })
     }
 
-    /// Where the rank is, or was last.
+    /// Returns the current or last position of the rank.
     pub(super) fn seen(&self) -> Seen {
         self.page.seen()
     }
 
-    /// What a rank that has ended has said.
+    /// Returns the messages of a rank that has ended.
     pub(super) fn read(&self) -> Vec<(Word, String)> {
         let mut bytes = Vec::new();
-        // A pipe that something else still holds open ends with an error, after all that is in it.
+        // If another process still holds the pipe open, reading ends with an error after all of its contents.
         let _ = (&self.pipe).take(MOST).read_to_end(&mut bytes);
         parse(&bytes)
     }

@@ -18,10 +18,10 @@ use super::supervise::{Life, Signals};
 use super::verdict::Verdict;
 use crate::place::{JobSecret, Node, SECRET};
 
-/// How long ranks get to save and end after a signal, where nobody says otherwise.
+/// Default time for ranks to save and end after a signal.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// What to launch.
+/// Settings of a launch.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// This node.
@@ -32,12 +32,12 @@ pub struct Options {
     pub arguments: Vec<OsString>,
     /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
     pub log_dir: Option<PathBuf>,
-    /// Time between SIGTERM and SIGKILL when the job is to end.
+    /// Time between SIGTERM and SIGKILL when the job must end.
     pub grace: Duration,
 }
 
-/// Starts the ranks of a node, again after failures if that is wanted, and returns the exit code.
-/// To be called from the main thread: the system ends ranks with the thread that started them.
+/// Starts the ranks of a node, and restarts them after failures if requested; returns the exit code. Must be
+/// called from the main thread: the system ends ranks together with the thread that started them.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let _output = output::never_block();
     kiln_process::hear_of_children();
@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let choose_port = node.master.port == 0;
     let name = match node.job.name.take() {
         Some(name) => name,
-        // The name must be the same everywhere, so only a single node can make one up.
+        // The name must be the same everywhere, so only a single node can generate one.
         None if node.nodes == 1 => format!("kiln-{:.16}", random_text()?),
         None => "none".to_owned(),
     };
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         if let Some(signal) = signals.pause(pause) {
             let name = signal_name(signal);
             say(&format!("{name} before the next try: the job is not started again"));
-            // Whichever signal it was: nothing runs, and what was saved stays.
+            // For any signal: nothing is running, and saved state remains.
             return Ok(PREEMPTED);
         }
         say(&format!(
@@ -108,8 +108,8 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     }
 }
 
-/// A port on which nobody listens. It is free again when this returns, so another program could
-/// take it before rank 0 does; the job then fails at once and says so.
+/// Returns an unused port. It is free again when this returns, so another program could take it before rank 0
+/// does; the job then fails at once and reports it.
 fn free_port(host: &str) -> Result<u16, LaunchError> {
     let listener = TcpListener::bind((host, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let address = listener.and_then(|listener| listener.local_addr());
@@ -118,7 +118,7 @@ fn free_port(host: &str) -> Result<u16, LaunchError> {
         .map_err(|source| LaunchError::System { what: "find a free port", source })
 }
 
-/// 16 random bytes in hexadecimal.
+/// Returns 16 random bytes in hexadecimal.
 fn random_text() -> Result<String, LaunchError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| LaunchError::System {

@@ -1,17 +1,20 @@
-//! Starts the ranks of a node and watches over them: what is behind `kiln launch`, whose command line is in the
-//! crate `kiln`.
+//! Starts and supervises the ranks of a node: the implementation of `kiln launch`, whose command line is in
+//! the crate `kiln`.
 //!
-//! - [`place`]: where a process stands among the ranks of a job, and what a node is to start;
-//! - `environment`: what a rank is told;
-//! - `child`: one rank as a process, `logs`: where its output goes, `quiet`: what of it a terminal is spared;
+//! - [`place`]: the place of a process among the ranks of a job, and the ranks that a node must start;
+//! - `environment`: the variables of a rank;
+//! - `child`: one rank as a process, `logs`: the destinations of its output, `quiet`: filters the output on a
+//!   terminal;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
-//! - `last_words`: what ranks tell besides what they log, `killed`: what is left of one that could tell nothing;
-//! - `verdict`: what came of it, `report`: in words;
-//! - `restarts`: whether there is another life, and when; `launcher`: a job from its first life to its last.
+//! - `last_words`: messages of ranks in addition to their logs, `killed`: reports for ranks that could send
+//!   none;
+//! - `verdict`: the outcome, `report`: its description;
+//! - `restarts`: whether and when there is another life; `launcher`: a job from its first life to its last.
 //!
 //! Ranks end with their launcher: see [`kiln_process::end_with_launcher`].
 //!
-//! No loop here polls: a thread per child waits for its end, one for signals, and one loop hears them all.
+//! No loop here polls: a thread per child waits for its end, another thread waits for signals, and one loop
+//! receives the events of all of them.
 
 mod child;
 mod end;

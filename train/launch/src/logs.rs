@@ -1,4 +1,4 @@
-//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the console.
+//! The output of ranks: one file per rank, restart and stream; rank 0's output also goes to the console.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,16 +15,16 @@ use super::quiet::Quiet;
 /// The folder of logs in a run folder.
 pub const LOGS: &str = "logs";
 
-/// Bytes at the end of a log that are looked at for its last lines.
+/// Bytes at the end of a log that are searched for its last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
 
-/// Lines of a failed rank's stderr that are shown.
+/// Number of lines of a failed rank's stderr that are shown.
 const TAIL_LINES: usize = 20;
 
-/// Characters of such a line that are shown.
+/// Maximum characters shown of such a line.
 const LINE: usize = 500;
 
-/// Whether `path` is a folder in which a launcher, and nobody else, has written.
+/// Returns whether `path` is a folder in which only a launcher has written.
 pub fn is_log_folder(path: &Path) -> bool {
     let is_log = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name().into_string().ok()?;
@@ -38,9 +38,9 @@ pub fn is_log_folder(path: &Path) -> bool {
     is_named && entries.all(|entry| is_log(entry) == Some(true))
 }
 
-/// Chooses the folder of this launch's logs: `wanted`, or if a launch that is under way writes there, the
-/// first of `other`, `other-2`, … of which that is not so. Logs of the same rank and restart would mix. The
-/// file that is returned keeps others away for as long as it is open.
+/// Chooses the folder of this launch's logs: `wanted`, or if a running launch writes there, the first of
+/// `other`, `other-2`, … without one. Logs of the same rank and restart would be mixed. The returned file
+/// reserves the folder while it is open.
 pub(super) fn claim(
     wanted: &Path,
     other: &Path,
@@ -50,11 +50,11 @@ pub(super) fn claim(
     let mut folder = wanted.to_owned();
     let mut number = 1;
     loop {
-        // Any of its files would do; the launchers of other nodes have other ranks.
+        // Any of its files is suitable; the launchers of other nodes have other ranks.
         let Log { file, .. } = Log::open(&folder, rank, restart, Stream::Stdout)?;
         match file.try_lock() {
             Ok(()) => return Ok((folder, Some(file))),
-            // There are no locks here.
+            // The file system does not support locks.
             Err(TryLockError::Error(_)) => return Ok((folder, None)),
             Err(TryLockError::WouldBlock) => {}
         }
@@ -70,10 +70,10 @@ pub(super) fn claim(
     }
 }
 
-/// An output of a rank.
+/// An output stream of a rank.
 pub(super) type Stream = output::Console;
 
-/// A log file, at the place where a rank starts to write.
+/// A log file, at the position where a rank starts to write.
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) path: PathBuf,
@@ -82,8 +82,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending: an earlier
-    /// job of the same folder keeps its lines.
+    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending, so that the lines of
+    /// an earlier job in the same folder are kept.
     pub(super) fn open(folder: &Path, rank: usize, restart: u64, stream: Stream) -> Result<Log, LaunchError> {
         let name = match stream {
             Stream::Stdout => "stdout",
@@ -102,7 +102,7 @@ impl Log {
         }
     }
 
-    /// A log that keeps nothing.
+    /// Returns a log that discards everything.
     pub(super) fn nowhere() -> Result<Log, LaunchError> {
         let path = PathBuf::from("/dev/null");
         match OpenOptions::new().append(true).open(&path) {
@@ -111,14 +111,14 @@ impl Log {
         }
     }
 
-    /// The file, for a child to write to by itself: nothing it says is lost if the launcher dies.
+    /// Returns the file, for a child to write to directly: nothing is lost if the launcher dies.
     pub(super) fn for_child(&self) -> Result<File, LaunchError> {
         let error = |source| LaunchError::Log { path: self.path.clone(), source };
         self.file.try_clone().map_err(error)
     }
 
-    /// Copies what comes out of `pipe` to the file and the console, until it is closed. The console is spared
-    /// the details of a log on standard error.
+    /// Copies the output of `pipe` to the file and the console, until the pipe is closed. Details of a log on
+    /// standard error are omitted on the console.
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
@@ -137,7 +137,7 @@ impl Log {
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                     Err(_) => break,
                 };
-                // A full disk or a closed console is no reason to stop the rank.
+                // A full disk or a closed console must not stop the rank.
                 if file.write_all(&buffer[..read]).is_err() {
                     lost += read;
                 }
@@ -158,7 +158,7 @@ impl Log {
         Ok(Copying(finished))
     }
 
-    /// The last lines that were written since the log was opened.
+    /// Returns the last lines that were written since the log was opened.
     pub(super) fn tail(&self) -> Vec<String> {
         let read = || {
             let mut file = File::open(&self.path)?;
@@ -174,7 +174,7 @@ impl Log {
             Ok::<_, std::io::Error>(bytes)
         };
         let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
-        // A bar that redraws itself is one line with many carriage returns.
+        // A progress bar that redraws itself is one line with many carriage returns.
         let lines = text.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
         let lines = lines.filter(|line| !line.trim().is_empty());
         let mut last: Vec<_> =
@@ -184,18 +184,18 @@ impl Log {
     }
 }
 
-/// A copy under way, which ends with the number of bytes that the log could not take.
+/// A running copy, which ends with the number of bytes that the log could not store.
 #[derive(Debug)]
 pub(super) struct Copying(Receiver<usize>);
 
 impl Copying {
-    /// Waits until all is copied, but not beyond `deadline`: a process that the rank has left behind
-    /// may keep the pipe open. Returns the bytes that are known to be lost.
+    /// Waits until everything is copied, or until `deadline`: a process that the rank has left behind may
+    /// keep the pipe open. Returns the number of bytes known to be lost.
     pub(super) fn finish(self, deadline: Instant) -> usize {
         let left = deadline.saturating_duration_since(Instant::now());
         self.0.recv_timeout(left).unwrap_or_default()
     }
 }
 
-/// How long the last output of a rank that has ended may take.
+/// Time limit for the last output of a rank that has ended.
 pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);

@@ -1,21 +1,21 @@
-//! What of a rank's log a terminal is spared: lines below `warn`, which are in the file of the rank.
+//! Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's file.
 
 use kiln_process::is_detail;
 
-/// Bytes by which a line shows whether it is such a line.
+/// Maximum bytes from which a line is recognised as such a line.
 const BEGIN: usize = 512;
 
-/// Goes through an output that comes in parts, and leaves out lines that only tell details.
+/// Filters an output that arrives in parts, and omits detail lines.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
-    /// The begin of a line of which it is not known yet whether it is shown.
+    /// The beginning of a line that is not yet known to be shown or omitted.
     begin: Vec<u8>,
-    /// Whether the line that has begun is shown, once that is known.
+    /// Whether the current line is shown, once that is known.
     is_shown: Option<bool>,
 }
 
 impl Quiet {
-    /// What is shown of `bytes`, the next part.
+    /// Returns the part of `bytes`, the next piece of output, that is shown.
     pub(super) fn shown(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut shown = Vec::with_capacity(bytes.len());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -23,7 +23,7 @@ impl Quiet {
             if self.is_shown.is_none() {
                 self.begin.extend(piece);
                 let is_detail = is_detail(&self.begin);
-                // A prompt or a bar does not wait for the end of its line.
+                // A prompt or a progress bar must not wait for the end of its line.
                 let may_be_one = self.begin.len() < BEGIN && matches!(self.begin[0], b'0'..=b'9' | b' ');
                 if !is_whole && !is_detail && may_be_one {
                     continue;
@@ -43,7 +43,7 @@ impl Quiet {
         shown
     }
 
-    /// What is left at the end.
+    /// Returns the rest at the end.
     pub(super) fn rest(self) -> Vec<u8> {
         self.begin
     }

@@ -1,4 +1,4 @@
-//! What the launcher says: the root cause first, then what followed from it.
+//! The launcher's final report: the root cause first, then its consequences.
 
 use kiln_process::launcher::Word;
 use signal_hook::consts::SIGKILL;
@@ -8,10 +8,10 @@ use super::environment::Job;
 use super::say::{say, signal_name};
 use super::verdict::Verdict;
 
-/// Characters of a text by which it is found in a log.
+/// Number of characters of a text that are searched for in a log.
 const COMPARED: usize = 200;
 
-/// Tells how the ranks ended, unless all is well.
+/// Reports how the ranks ended, unless all ended well.
 pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     for end in &ends.ranks {
         for (_, note) in end.words.iter().filter(|(word, _)| *word == Word::Note) {
@@ -27,7 +27,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
         _ => {}
     }
     let mut failed: Vec<&End> = ends.ranks.iter().filter(|end| end.failed()).collect();
-    // The earliest of those that nobody told to end and that blame no other; the others follow from it.
+    // The earliest of the ranks that were not told to end and that blame no other; the others follow from it.
     failed.sort_by_key(|end| (end.told, end.is_consequence(), end.at));
     let Some((cause, others)) = failed.split_first() else { return };
     let first = if cause.told { "did not end well when told to" } else { "failed first" };
@@ -39,7 +39,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     show_stderr(cause);
     for end in others {
         let why = match end.told {
-            // Whoever is named first was told as well: nothing sets these apart.
+            // The rank that is named first was told to end as well, so nothing sets these apart.
             true if cause.told => first,
             true => "told to end by the launcher",
             false => "failed after it",
@@ -57,7 +57,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     }
 }
 
-/// Exit code or signal, and when.
+/// Describes the exit code or signal, and its time.
 fn how(end: &End) -> String {
     let after = end.after.as_secs_f64();
     let what = match (end.code, end.signal) {
@@ -77,7 +77,7 @@ fn how(end: &End) -> String {
     format!("{what} after {after:.1} s{hint}")
 }
 
-/// Shows why a rank says that it failed, unless its log says so too.
+/// Shows the reason that a rank gives for its failure, unless its log shows it too.
 fn show_words(end: &End) {
     for (_, text) in end.words.iter().filter(|(word, _)| *word != Word::Note) {
         let mut lines = text.lines();

@@ -1,4 +1,4 @@
-//! Whether the ranks of a job that failed are started again, and when.
+//! Decides whether and when the ranks of a failed job are restarted.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::verdict::Verdict;
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// A life with a step that lasted so long got somewhere. One without, which perhaps waited in vain for ranks
-/// of another node, did not.
+/// Minimum duration of a life with a step that counts as progress. A life without a step, which may have
+/// waited in vain for ranks of another node, is not progress.
 const LASTED: Duration = Duration::from_secs(300);
 
-/// What follows on the end of all ranks.
+/// The reaction to the end of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It was no failure, or restarts are not wanted.
+    /// No restart: it was no failure, or restarts are disabled.
     End,
-    /// No other try, for this reason.
+    /// No further attempt, for this reason.
     GiveUp(String),
-    /// Another try after a pause.
+    /// Another attempt after a pause.
     Again(Duration),
 }
 
@@ -31,15 +31,15 @@ pub(super) enum Next {
 pub(super) struct Restarts {
     most: u64,
     done: u64,
-    /// Restarts in a row that did not get farther than those before.
+    /// Number of consecutive restarts without progress.
     in_vain: u32,
     /// The latest step that any rank has begun.
     farthest: Option<u64>,
-    /// What the ranks have said of the life before.
+    /// The failures that the ranks reported in the previous life.
     before: Vec<Failure>,
 }
 
-/// How a rank failed in a step, by itself and in its own words.
+/// A rank's own failure in a step, in its own words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     rank: usize,
@@ -50,8 +50,9 @@ struct Failure {
 }
 
 impl Failure {
-    /// Only what a rank says of itself can be known to be the same again: a rank that was killed has said
-    /// nothing, and one that blames another says what has come to it.
+    /// Returns the failure that a rank reports of itself. Only such a failure can be recognised when it
+    /// repeats: a rank that was killed has reported nothing, and a rank that blames another reports a
+    /// consequence.
     fn of(end: &End) -> Option<Failure> {
         let step = end.step.filter(|_| end.failed() && !end.told && !end.is_consequence())?;
         let own = end.words.iter().filter(|(word, _)| *word == Word::Failure);
@@ -62,23 +63,24 @@ impl Failure {
 }
 
 impl Restarts {
-    /// At most `most` of them.
+    /// Allows at most `most` restarts.
     pub(super) fn new(most: u64) -> Self {
         Restarts { most, done: 0, in_vain: 0, farthest: None, before: Vec::new() }
     }
 
-    /// How many there have been.
+    /// Returns the number of restarts so far.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// What follows on a life that ended so and `lasted` so long. Another life is counted as begun.
+    /// Returns the reaction to a life with these ends that `lasted` that long. Another life is counted as
+    /// begun.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
         if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
-        // Whatever was saved in between has not carried it past that step.
+        // Checkpoints saved meanwhile have not carried it past that step.
         if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
             return Next::GiveUp(format!(
                 "giving up: rank {} has failed in step {} as it did in the life before, with the same \
@@ -86,7 +88,7 @@ impl Restarts {
                 again.rank, again.step
             ));
         }
-        // It was there in the life before, or could have come: whoever waits on waits for nobody.
+        // The node was present in the previous life, or could have been: further waiting is pointless.
         if self.done > 0 && !ends.absent.is_empty() {
             let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
             return Next::GiveUp(format!(
@@ -119,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Rank `rank` ends with code 1 in `step`, and says `words`.
+    /// Returns the end of rank `rank` with code 1 in `step`, with messages `words`.
     fn end(rank: usize, step: u64, words: &[(Word, &str)]) -> End {
         let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).collect();
         End {
@@ -147,7 +149,7 @@ mod tests {
         Ends { ranks, ..Ends::default() }
     }
 
-    /// A life of a second that failed.
+    /// Returns the reaction to a failed life of one second.
     fn after(restarts: &mut Restarts, ranks: Vec<End>) -> Next {
         restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
     }
@@ -203,12 +205,12 @@ mod tests {
             let ends = life(vec![end(0, step, &[])]);
             seconds(restarts.after(&ends, Verdict::Failed, Duration::from_secs(lasted)))
         };
-        // Nobody says how far it got, as when all are killed.
+        // No rank reports its progress, as when all are killed.
         let first: Vec<_> = (0..8).map(|_| pause(0, 1)).collect();
         assert_eq!(first, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pause(7, 1), 1);
         assert_eq!([pause(7, 1), pause(6, 1), pause(8, 1), pause(8, 1)], [2, 4, 1, 2]);
-        // Long, and for nothing: the ranks of another node did not come.
+        // Long, but without a step: the ranks of another node did not arrive.
         assert_eq!([pause(8, 1000), pause(0, 1000), pause(0, 1)], [1, 2, 4]);
     }
 

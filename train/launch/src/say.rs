@@ -1,13 +1,13 @@
-//! What the launcher says on stderr.
+//! The launcher's messages on stderr.
 
 use kiln_process::output::complain;
 
-/// Says something on stderr.
+/// Prints a message on stderr.
 pub(super) fn say(text: &str) {
     complain(&format!("kiln launch: {text}"));
 }
 
-/// A signal as people know it.
+/// Returns the usual name of a signal.
 pub(super) fn signal_name(signal: i32) -> String {
     match signal_hook::low_level::signal_name(signal) {
         Some(name) => format!("{name} ({signal})"),

@@ -1,5 +1,5 @@
-//! One life of all ranks of a node: they are started, and this waits until the last one has ended,
-//! passes signals on, and ends the others when one fails.
+//! One life of all ranks of a node: starts them, waits until the last one has ended, passes signals on, and
+//! ends the others when one fails.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator;
 
 use super::child::{Child, Event};
@@ -18,12 +18,12 @@ use super::environment::Job;
 use super::error::LaunchError;
 use super::say::{say, signal_name};
 
-/// How long the others get to end by themselves when a rank has failed: they notice it, exchange
-/// what they know, and say what went wrong.
+/// Time for the other ranks to end by themselves when a rank has failed: they notice it, exchange
+/// information, and report the cause.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How long they get after SIGTERM then. There is nothing left to save without the failed rank, and whoever
-/// could end by itself has done so.
+/// Time that they then get after SIGTERM. Without the failed rank there is nothing left to save, and ranks
+/// that could end by themselves have done so.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
 /// Signals to the launcher, from its start to its end.
@@ -37,8 +37,8 @@ impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
         let error = |what| move |source| LaunchError::System { what, source };
         // `nohup`, and shells for what they start in the background, ignore signals on purpose.
-        let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
-        let heard = heard.into_iter().filter(|signal| !kiln_process::is_ignored(*signal));
+        let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_process::PREEMPTIONS);
+        let heard = heard.filter(|signal| !kiln_process::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(error("watch for signals"))?;
         let handle = signals.handle();
         let (events, receiver) = mpsc::channel();
@@ -59,14 +59,14 @@ impl Signals {
 }
 
 impl Signals {
-    /// Lets `time` pass while no rank runs. Returns the signal that ends this, and the launcher.
+    /// Waits for `time` while no rank runs. Returns the signal that ends the wait, and the launcher.
     pub(super) fn pause(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.receiver.recv_timeout(left) {
                 Ok(Event::Signal(signal)) => return Some(signal),
-                // Of a rank that has been reaped.
+                // An event of a rank that has been reaped.
                 Ok(Event::Ended { .. }) => {}
                 Err(_) => return None,
             }
@@ -80,11 +80,11 @@ impl Drop for Signals {
     }
 }
 
-/// What is to happen to ranks that do not end by themselves.
+/// The next action for ranks that do not end by themselves.
 enum Next {
-    /// Nothing: the job runs.
+    /// None: the job runs.
     Run,
-    /// SIGTERM at that time: a rank has failed, or will not come.
+    /// SIGTERM at that time: a rank has failed, or will not arrive.
     Terminate(Instant),
     /// SIGKILL at that time: they were told to end, `grace` before it.
     Kill { at: Instant, grace: Duration },
@@ -147,10 +147,11 @@ impl Life<'_> {
         Ok(ends)
     }
 
-    /// Passes a signal on.
+    /// Passes a signal on to the ranks.
     fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
-        if signal == SIGUSR1 {
+        if kiln_process::PREEMPTIONS.contains(&signal) {
             ends.preempted = true;
+            // Every rank knows this one, whichever the launcher was sent.
             children.iter().for_each(|child| child.notify(Signal::USR1));
             return next;
         }
@@ -174,7 +175,7 @@ impl Life<'_> {
         Next::Kill { at: Instant::now() + self.job.grace, grace: self.job.grace }
     }
 
-    /// Does what was due.
+    /// Takes the action that is due.
     fn deadline(&self, children: &mut [Child], next: Next) -> Next {
         match next {
             Next::Terminate(_) => {
@@ -192,7 +193,8 @@ impl Life<'_> {
     }
 }
 
-/// Once a rank has failed and only stopped ones are left, nothing is gained by giving those any time.
+/// Kills the remaining ranks if all of them are stopped: once a rank has failed, giving them time gains
+/// nothing.
 fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     if children.iter().any(|child| child.exists() && !child.is_stopped()) {
         return next;
@@ -202,7 +204,7 @@ fn kill_stopped(children: &mut [Child], next: Next) -> Next {
     Next::Wait
 }
 
-/// The next event; `None` when something is due.
+/// Returns the next event; `None` when an action is due.
 fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
     let due = match next {
         Next::Terminate(at) | Next::Kill { at, .. } => at.saturating_duration_since(Instant::now()),
@@ -222,7 +224,7 @@ mod tests {
         let sender = signals.events.clone();
         sender.send(Event::Ended { index: 0, at: Instant::now() }).unwrap();
         sender.send(Event::Signal(SIGTERM)).unwrap();
-        // Not after an hour.
+        // Returns long before the hour.
         assert_eq!(signals.pause(Duration::from_secs(3600)), Some(SIGTERM));
         assert_eq!(signals.pause(Duration::ZERO), None);
     }

@@ -1,19 +1,19 @@
-//! What came of a job: its exit code, and whether another try makes sense.
+//! The outcome of a job: its exit code, and whether another attempt makes sense.
 
 use super::end::{End, Ends, FAILED, PREEMPTED, USAGE};
 
-/// What came of one life of a job.
+/// The outcome of one life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Every rank ended well.
     Done,
-    /// Ranks were told to end, and have saved what they had, if anything.
+    /// Ranks were told to end, and have saved their state, if any.
     Preempted,
-    /// The configuration is wrong; another try would end the same way.
+    /// The configuration is invalid; another attempt would end the same way.
     Usage,
     /// The launcher was told to end by this signal, and ranks did not save.
     Signalled(i32),
-    /// The ranks were told of a preemption and did not save.
+    /// The ranks were informed of a preemption and did not save.
     NotSaved,
     /// A rank failed.
     Failed,
@@ -23,12 +23,12 @@ impl Verdict {
     pub(super) fn of(ends: &Ends) -> Verdict {
         let failed = || ends.ranks.iter().filter(|end| end.failed());
         let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // What the launcher has ended itself says nothing about the cause, and neither do ranks that blame
-        // another, unless it is for something that is wrong for all.
+        // Ranks that the launcher has ended say nothing about the cause, and neither do ranks that blame
+        // another, unless the fault applies to all.
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let says = |end: &&End| !end.told && (is_usage(end) || !end.is_consequence());
         let mut own = failed().filter(says).peekable();
-        // A rank that was asked to stop does not come to meet the others, and they fail for that.
+        // A rank that was told to stop does not meet the others, which fail because of that.
         let stopped = ends.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), ends.signal) {
@@ -42,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// The launcher's exit code.
+    /// Returns the launcher's exit code.
     pub(super) fn code(self) -> u8 {
         match self {
             Verdict::Done => 0,

@@ -10,7 +10,7 @@
 //! - [`export`]: metrics in the forms of other programs;
 //! - [`watch`]: runs on a whole terminal;
 //! - [`page`]: all of it in a browser, and for Prometheus;
-//! - [`plot`]: curves and bars as SVG; [`report`]: pages about runs.
+//! - [`report`]: the page as a file, with all data in it; [`plot`]: curves as SVG.
 //!
 //! The crate is built without burn. It reads run folders and never writes into them, except where a run itself hands
 //! it a file to write.

@@ -1,5 +1,8 @@
 //! A line of `metrics.jsonl` with everything in it, in its order.
 
+use std::io::{self, Read};
+
+use kiln_storage::LineReader;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -104,15 +107,16 @@ impl<'a> Rest<'a> {
 
 /// The lines of a file of metrics, as far as they are whole. A step that is lower than the one before it takes
 /// the place of what was there of that step and later ones, as when a run goes on from an earlier checkpoint.
-pub(crate) fn lines_of(text: &[u8]) -> Vec<Line> {
+pub(crate) fn lines_of<R: Read>(mut file: LineReader<R>) -> io::Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
-    for line in text.split(|byte| *byte == b'\n').filter_map(Line::read) {
+    while let Some(line) = file.next_line()? {
+        let Some(line) = Line::read(line) else { continue };
         if lines.last().is_some_and(|last| last.step > line.step) {
             lines.truncate(lines.partition_point(|known| known.step < line.step));
         }
         lines.push(line);
     }
-    lines
+    Ok(lines)
 }
 
 #[cfg(test)]
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn steps_that_come_again_replace_those_that_were_there() {
         let text = b"{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"val_loss\":1}\n{\"step\":3}\nwhat\n{\"step\":2,\"a\":1}\n{\"st";
-        let lines = lines_of(text);
+        let lines = lines_of(LineReader::new(&text[..])).unwrap();
         assert_eq!(lines.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(lines[1].values.len(), 1);
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use kiln_observe::status::{Look, LookAt, State};
 use kiln_observe::watch::{Theme, WatchError, WatchOptions, run};
+use kiln_testkit::{PATIENCE, run_to_end, status_of, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -27,9 +28,6 @@ const RUN: &str = "KILN_WATCH_TEST_RUN";
 /// Enters and leaves the second screen of the terminal.
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
-
-/// Long enough for a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn healthy() -> Look {
     Look {
@@ -141,6 +139,13 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// Waits until a signal has stopped it.
+    fn wait_for_stop(&self) {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let id = || WaitId::Pid(Pid::from_child(&self.child));
+        wait_until("its stop", || waitid(id(), options).unwrap().is_some());
+    }
+
     fn send(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
@@ -153,7 +158,7 @@ impl Terminal {
 
     /// Waits for the end. The terminal has to be as it was.
     fn end(mut self) -> (ExitStatus, String) {
-        let status = self.child.wait().unwrap();
+        let status = status_of(&mut self.child);
         assert!(!self.is_raw());
         self.wait_for(LEAVE);
         self.wait_for("\x1b[?25h");
@@ -196,7 +201,7 @@ fn a_terminal_that_is_closed_ends_the_program() {
     reader.join().unwrap();
     drop(master);
     // By the signal, or because it cannot draw any more.
-    assert!(!child.wait().unwrap().success());
+    assert!(!status_of(&mut child).success());
 }
 
 #[test]
@@ -222,8 +227,7 @@ fn a_program_that_is_stopped_gives_the_terminal_back_until_it_goes_on() {
         } else {
             terminal.send(Signal::TSTP)
         }
-        let id = WaitId::Pid(Pid::from_child(&terminal.child));
-        waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
+        terminal.wait_for_stop();
         terminal.wait_for(LEAVE);
         assert!(!terminal.is_raw());
         terminal.send(Signal::CONT);
@@ -240,8 +244,7 @@ fn a_stop_that_nobody_could_see_coming_is_made_good() {
     let mut terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     terminal.send(Signal::STOP);
-    let id = WaitId::Pid(Pid::from_child(&terminal.child));
-    waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
+    terminal.wait_for_stop();
     terminal.forget();
     terminal.send(Signal::CONT);
     // The whole screen is drawn again.
@@ -275,7 +278,7 @@ fn a_new_size_is_used() {
 
 #[test]
 fn without_a_terminal_there_is_an_error() {
-    let output = this_program("healthy", "runs/a").stdin(Stdio::null()).output().unwrap();
+    let output = run_to_end(&mut this_program("healthy", "runs/a"));
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("refused: ") && said.contains("standard input is not one"), "{said}");
     assert!(said.contains("kiln status RUN") && said.contains("--http"), "{said}");

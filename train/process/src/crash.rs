@@ -4,13 +4,16 @@
 //!
 //! More than a line is left in the run folder, in `crash/rank_<r>`: also of panics, and of memory that runs out.
 //!
+//! - `refusal`: memory that the system has refused;
 //! - `report`: the folder, and what the handler of a signal can write there;
 //! - `helper`: a thread that adds what the handler cannot find out.
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
-//! have to wait for, and allocates nothing.
+//! have to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: naming the
+//! calls of a backtrace allocates, and the standard library holds a lock meanwhile that a second failure waits for.
 
 mod helper;
+mod refusal;
 mod report;
 mod text;
 pub mod words;
@@ -35,6 +38,7 @@ use super::facts;
 use super::launcher::{self, Word};
 use super::output::{self, complain};
 use super::position;
+use refusal::{Reporting, failed_lately};
 use report::REPORT;
 use text::Text;
 
@@ -63,6 +67,58 @@ const HELP: Duration = Duration::from_secs(5);
 /// What is said. Not on the stack, which may be small.
 static LINE: Mutex<Line> = Mutex::new(Line { text: Text::new(), begin: 0 });
 
+/// The table of [`write_holders`].
+static HOLDERS: Mutex<Text<4096>> = Mutex::new(Text::new());
+
+/// The exit code of a process that has run out of memory.
+const EXHAUSTED: c_int = 1;
+
+/// Notes that the system has refused an allocation of `bytes`. The global allocator calls it before its caller
+/// learns of it. If the thread reports a crash, the process ends here: going on would wait for a lock that the
+/// thread may hold. Allocates nothing and waits for no lock.
+pub fn allocation_failed(bytes: usize) {
+    refusal::note(bytes);
+    if Reporting::is_here() {
+        end_without_memory(bytes, format_args!("no memory to report a crash"));
+    }
+}
+
+/// Ends this process, which asks for `bytes` in vain, and leaves what is known in the run folder. Allocates nothing,
+/// and waits for locks for [`TURN`] at most.
+fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
+    match TOLD.swap(true, Ordering::Relaxed) {
+        // Another thread says it, and ends the process.
+        true => thread::sleep(HELP),
+        false => {
+            let rank = facts::rank_of_thread();
+            let holders = write_holders(bytes);
+            let holders = holders.as_ref().map_or(&[][..], |holders| holders.bytes());
+            let mut report = within(TURN, &REPORT);
+            let what = format_args!("{what}, after an allocation of {bytes} bytes failed");
+            let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, what, holders));
+            if let Ok(mut line) = LINE.try_lock() {
+                // The only error is that there is no more room.
+                let _ = line.compose(&what, rank);
+                line.send(report.as_ref().filter(|_| is_kept).map(|report| report.folder()));
+            }
+            if takes(libc::STDERR_FILENO) {
+                put(libc::STDERR_FILENO, holders);
+            }
+        }
+    }
+    low_level::exit(EXHAUSTED)
+}
+
+/// Writes a table of the memory that each owner holds. Returns `None` while another thread writes it.
+fn write_holders(bytes: usize) -> Option<MutexGuard<'static, Text<4096>>> {
+    let mut holders = within(TURN, &HOLDERS)?;
+    holders.truncate(0);
+    // The only error is that there is no more room.
+    let _ = facts::write_holders(&mut *holders, bytes);
+    holders.ended_by_line();
+    Some(holders)
+}
+
 /// From now on, signals that end this process because of a fault in it are told.
 pub(super) fn tell_crashes() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
@@ -87,7 +143,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     if !TOLD.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
         let info = unsafe { info.as_ref() };
-        tell(&What { signal, info }, address_of_fault(context));
+        let failed = if signal == libc::SIGABRT { failed_lately() } else { None };
+        tell(&What { signal, info, failed }, address_of_fault(context));
     }
     let index = SIGNALS.iter().position(|(known, _)| *known == signal);
     if let Some(before) = index.and_then(|index| BEFORE[index].get()) {
@@ -125,8 +182,10 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
 /// Tells of a signal, and leaves what is known in the run folder.
 fn tell(what: &What<'_>, fault: usize) {
     let rank = facts::rank_of_thread();
+    let holders = what.failed.and_then(write_holders);
+    let holders = holders.as_ref().map_or(&[][..], |holders| holders.bytes());
     let mut report = within(TURN, &REPORT);
-    let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), ""));
+    let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), holders));
     let report = report.filter(|_| is_kept);
     if let Ok(mut line) = LINE.try_lock() {
         // The only error is that there is no more room.
@@ -157,12 +216,17 @@ fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 struct What<'a> {
     signal: c_int,
     info: Option<&'a libc::siginfo_t>,
+    /// Bytes of an allocation whose failure may be the reason.
+    failed: Option<usize>,
 }
 
 impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let What { signal, info } = *self;
+        let What { signal, info, failed } = *self;
         f.write_str(SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n))?;
+        if let Some(bytes) = failed {
+            return write!(f, ", after an allocation of {bytes} bytes failed");
+        }
         let Some(info) = info else { return Ok(()) };
         // SAFETY: the codes above zero are those of the processor's faults, which have an address; at zero and
         // below, a process has sent the signal.
@@ -201,6 +265,14 @@ pub(super) fn keep_panics() {
         helper::start();
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
+            let _reporting = Reporting::begin();
+            if let Some(bytes) = failed_lately() {
+                let text = panic.payload_as_str().and_then(|text| text.lines().next()).unwrap_or_default();
+                match panic.location() {
+                    Some(place) => end_without_memory(bytes, format_args!("a panic at {place}: {text}")),
+                    None => end_without_memory(bytes, format_args!("a panic: {text}")),
+                }
+            }
             if helper::is_here() {
                 return before(panic);
             }
@@ -220,12 +292,13 @@ pub(super) fn keep_panics() {
 /// when the thread cannot go on for the reason `what`. `tell` tells people, once the folder is there.
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     static ONE: Mutex<()> = Mutex::new(());
+    let _reporting = Reporting::begin();
     // It may be this thread that has it, if it cannot even tell that it cannot go on.
     let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {
         let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_kept = report.begin(facts::rank_of_thread(), format_args!("{first}"), more);
+        let is_kept = report.begin(facts::rank_of_thread(), format_args!("{first}"), more.as_bytes());
         is_kept.then(|| PathBuf::from(OsStr::from_bytes(report.folder())))
     };
     tell(folder.as_deref());
@@ -261,7 +334,7 @@ struct Line {
 }
 
 impl Line {
-    fn compose(&mut self, what: &What<'_>, rank: Option<usize>) -> fmt::Result {
+    fn compose(&mut self, what: &dyn fmt::Display, rank: Option<usize>) -> fmt::Result {
         let Line { text, begin } = self;
         if let Some(step) = position::of(rank).map(|position| ManuallyDrop::new(position).step())
             && step > 0

@@ -10,6 +10,8 @@ pub struct Facts {
     pub rank_of_thread: fn() -> Option<usize>,
     /// Writes the name of the module that a rank has entered last, if it has entered one.
     pub write_module_of: fn(usize, &mut dyn fmt::Write) -> fmt::Result,
+    /// Writes a table of the memory that each owner holds, after a request for so many bytes has failed.
+    pub write_holders: fn(&mut dyn fmt::Write, usize) -> fmt::Result,
     /// Version, commit and features of the program.
     pub version: &'static str,
 }
@@ -32,6 +34,11 @@ pub(super) fn rank_of_thread() -> Option<usize> {
 /// Writes the name of the module that `rank` has entered last; nothing if there is none.
 pub(super) fn write_module_of(rank: usize, out: &mut dyn fmt::Write) -> fmt::Result {
     FACTS.get().map_or(Ok(()), |(facts, _)| (facts.write_module_of)(rank, out))
+}
+
+/// Writes a table of the memory that each owner holds, after a request for `bytes` has failed.
+pub(super) fn write_holders(out: &mut dyn fmt::Write, bytes: usize) -> fmt::Result {
+    FACTS.get().map_or(Ok(()), |(facts, _)| (facts.write_holders)(out, bytes))
 }
 
 /// Version, commit and features of the program.

@@ -88,6 +88,8 @@ pub(super) fn stat_of(pid: i32) -> Option<Vec<String>> {
 mod tests {
     use std::process::Command;
 
+    use kiln_testkit::{status_of, wait_until};
+
     use super::*;
 
     #[test]
@@ -116,9 +118,7 @@ mod tests {
         let process = ProcessId::here(pid, started(pid).expect("it runs"));
         assert_eq!(process.is_gone(), Some(false));
         drop(child.stdin.take());
-        while process.is_gone() == Some(false) {
-            std::thread::yield_now();
-        }
-        child.wait().unwrap();
+        wait_until("the end of the shell", || process.is_gone() != Some(false));
+        status_of(&mut child);
     }
 }

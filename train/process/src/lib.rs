@@ -25,7 +25,7 @@ pub mod words;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use crash::{keep, words as crash_words};
+pub use crash::{allocation_failed, keep, words as crash_words};
 pub use facts::Facts;
 pub use id::ProcessId;
 pub use launcher::{GraceError, state_of};
@@ -34,7 +34,7 @@ pub use meter::Meter;
 pub use parent::end_with_launcher;
 pub use pool::in_pool;
 pub use repeat::Repeat;
-pub use signals::{hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
+pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
 
 /// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
 /// called first in `main`; later calls change nothing. Reports of crashes and lines of the log have the `facts`.
@@ -44,12 +44,22 @@ pub use signals::{hear_of_children, is_ignored, stop_on_signals, stop_signal, wa
 /// If `KILN_LOG` says nothing that could be meant.
 pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
     facts::know(facts);
+    spare_address_space();
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
     log::show(filter);
     crash::tell_crashes();
     signals::let_large_writes_fail();
     Ok(())
+}
+
+/// Below a limit of address space, keeps the allocator of the system from reserving 64 MiB of it for each thread.
+fn spare_address_space() {
+    #[cfg(target_env = "gnu")]
+    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+        // SAFETY: sets a number of the allocator, before there is another thread.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
 }
 
 /// From now on, crashes of this process leave what is known of them in the folder of their run. For runs, also those

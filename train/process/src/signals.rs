@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 use signal_hook::low_level;
 
 use super::action::action_of;
@@ -17,6 +17,10 @@ use super::{crash, launcher};
 /// Signals that come closer to the first than this are the same request. `timeout` sends its signal to the
 /// process and then to its group, and a terminal that closes sends SIGHUP as its shell does.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
+
+/// Signals that announce the end of a job and only ask to save: SIGUSR1 by custom, SIGUSR2 from submitit, and SIGXCPU
+/// from the kernel and from schedulers that limit CPU time.
+pub const PREEMPTIONS: [c_int; 3] = [SIGUSR1, SIGUSR2, SIGXCPU];
 
 /// What signals have asked for.
 #[derive(Default)]
@@ -30,9 +34,8 @@ struct Asked {
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or SIGUSR1, the same one at every call. One of the
-/// first three that comes again, a second or more after the first of its kind, ends the process at once,
-/// unless a `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a
+/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or one of [`PREEMPTIONS`], the same one at every call. One of
+/// the first three that comes again, a second or more after the first of its kind, ends the process at once, unless a `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a
 /// machine's job, as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     ASKED.get_or_init(register).stop.clone()
@@ -55,6 +58,8 @@ pub fn stop_signal() -> Option<&'static str> {
         SIGTERM => Some("SIGTERM"),
         SIGHUP => Some("SIGHUP"),
         SIGUSR1 => Some("SIGUSR1"),
+        SIGUSR2 => Some("SIGUSR2"),
+        SIGXCPU => Some("SIGXCPU"),
         _ => None,
     }
 }
@@ -72,7 +77,7 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
     let may_end = !launcher::is_set();
     // Each counts for itself: on Ctrl-C a launcher may send SIGTERM to processes that the terminal has sent
     // SIGINT already, and that is one request.
-    for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().chain(PREEMPTIONS) {
         if is_ignored(signal) {
             continue;
         }
@@ -85,7 +90,7 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
             if let Some(interrupted) = &interrupted {
                 interrupted.store(true, Ordering::Relaxed);
             }
-            if may_end && signal != SIGUSR1 && requests.is_another(now()) {
+            if may_end && !PREEMPTIONS.contains(&signal) && requests.is_another(now()) {
                 crash::end_at_once(signal);
             }
         };

@@ -195,6 +195,8 @@ fn interrupted_at(context: *mut c_void) -> usize {
 mod tests {
     use std::sync::mpsc;
 
+    use kiln_testkit::wait_for;
+
     use super::*;
 
     #[inline(never)]
@@ -223,15 +225,15 @@ mod tests {
         let waiting = named("waiting").spawn(move || waits_for_a_word(&word)).unwrap();
         let turning = named("turning").spawn(|| turns_in_circles(&UNTIL)).unwrap();
         // A thread is there before it is where it is to be.
-        let find = |name: &str, function: &str| loop {
-            let stacks = of_all_threads();
-            let stack = stacks.iter().find(|stack| stack.name == name);
-            if let Some(Ok(calls)) = stack.map(|stack| &stack.calls)
-                && let calls = calls.iter().map(|call| name_of(*call)).collect::<Vec<_>>()
-                && calls.iter().any(|call| call.contains(function))
-            {
-                break calls;
-            }
+        let find = |name: &str, function: &str| {
+            wait_for(function, || {
+                let stacks = of_all_threads();
+                let calls = stacks.iter().find(|stack| stack.name == name).map(|stack| &stack.calls);
+                let Some(Ok(calls)) = calls else { return Err(format!("{calls:?}")) };
+                let calls: Vec<_> = calls.iter().map(|call| name_of(*call)).collect();
+                let is_there = calls.iter().any(|call| call.contains(function));
+                if is_there { Ok(calls) } else { Err(calls.join(", ")) }
+            })
         };
         // What the function calls in its turn may come before it, but nothing of the handler.
         for (name, function) in [("turning", "turns_in_circles"), ("waiting", "waits_for_a_word")] {

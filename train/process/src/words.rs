@@ -21,6 +21,15 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Floating-point operations per second as a person reads them, such as `12.3 GFLOP/s`.
+pub fn flops_per_s(flops: f64) -> String {
+    let units = [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")];
+    match units.into_iter().find(|(unit, _)| flops >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", flops / unit),
+        None => format!("{:.1} MFLOP/s", flops / 1e6),
+    }
+}
+
 /// How long something took, as a person reads it, such as `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
 pub fn took(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -50,7 +59,7 @@ pub fn time_now() -> String {
 
 /// Ascending numbers, such as `1-3, 7`.
 pub fn in_ranges(numbers: &[usize]) -> String {
-    let runs = numbers.chunk_by(|a, b| b - a == 1).map(|run| match run {
+    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),
         single => single.iter().map(usize::to_string).collect(),
     });
@@ -71,6 +80,12 @@ mod tests {
     fn times_have_the_digits_that_matter() {
         let told = [0, 254, 12_440, 125_000, 12_000_000].map(|ms| took(Duration::from_millis(ms)));
         assert_eq!(told, ["0.00 s", "0.25 s", "12.4 s", "2 min 05 s", "3 h 20 min"]);
+    }
+
+    #[test]
+    fn speeds_have_the_unit_that_suits_them() {
+        let told = [0.0, 2.5e7, 12.34e9, 1.5e12, 2e15].map(flops_per_s);
+        assert_eq!(told, ["0.0 MFLOP/s", "25.0 MFLOP/s", "12.3 GFLOP/s", "1.5 TFLOP/s", "2.0 PFLOP/s"]);
     }
 
     #[test]

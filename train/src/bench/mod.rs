@@ -10,11 +10,11 @@ mod strategies;
 mod tune;
 mod ways;
 
-pub use kiln_observe::report::StrategyRow;
 use made_up::settle;
 pub(crate) use made_up::step_with_outcome;
 pub use made_up::{StepTimes, check_counts, check_kernels, default_config, median, step};
 pub(crate) use network::NetworkArgs;
+pub use rounds::StrategyRow;
 pub(crate) use rounds::prepare;
 pub(crate) use strategies::StrategiesArgs;
 pub use strategies::{StrategiesOptions, StrategiesTable, strategies};

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_observe::report::StrategyRow;
 use kiln_shard::{EngineBuilder, Policy, ShardError, memory};
+use serde::Serialize;
 
 use super::{median, settle, step};
 use crate::config::Config;
@@ -22,6 +22,31 @@ use crate::registry::Registry;
 use crate::run::{self, RunOptions};
 use crate::sharded::ShardedDecoder;
 use crate::world::{self, Ranks};
+
+/// Figures of one way to train. Counts and bytes are those of one rank and one step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StrategyRow {
+    /// Its name.
+    pub strategy: String,
+    /// Arrangement of the ranks.
+    pub mesh: String,
+    /// Tokens per second of all ranks, median over rounds.
+    pub tokens_per_s: f64,
+    /// Tokens per second of the slowest and the fastest round.
+    pub tokens_per_s_range: (f64, f64),
+    /// `tokens_per_s` over that of the first strategy, median of the ratios within rounds.
+    pub relative_speed: f64,
+    /// The most bytes that a rank held.
+    pub peak_bytes: u64,
+    /// Bytes that a rank sent.
+    pub sent_bytes: u64,
+    /// Gathers of weights.
+    pub gathers: u64,
+    /// Reductions of gradients.
+    pub reductions: u64,
+    /// Share of a step in which a rank waited for communication, median over rounds.
+    pub wait_share: f64,
+}
 
 /// What is measured, on the ranks that measure it.
 pub(super) struct Rounds<'a> {
@@ -49,13 +74,15 @@ pub(crate) fn prepare(
     registry: &Registry,
     place: Option<&RankEnv>,
 ) -> Result<(Config, ModelConfig, ResolvedDevice)> {
-    if config.data.path.as_os_str().is_empty() {
-        // Tokens are made up; no data is read.
+    let path = config.data.path.clone();
+    if path.as_os_str().is_empty() {
+        // Tokens are made up: a configuration without data is complete.
         config.data.path = "unused".into();
     }
     let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
     let mut config = run::with_ranks(config, &options)?;
-    let model = run::model_without_data(&config, registry.layers())?;
+    config.data.path = path;
+    let model = run::model_of_run(&config, registry.layers())?;
     let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
     config.settle(selected.defaults());
     Ok((config, model, selected))

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
-use kiln_observe::report::{self, Strategies, StrategyRow};
+use kiln_observe::report::Report;
 use kiln_shard::Strategy;
 use serde::Serialize;
 
-use super::rounds::{Rounds, prepare};
+use super::rounds::{Rounds, StrategyRow, prepare};
 use super::{check_counts, default_config};
 use crate::config::{self, Config};
 use crate::device;
@@ -42,7 +42,7 @@ pub(crate) struct StrategiesArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also write a page with plots into this folder, which is new or empty.
+    /// Also write the page report.html into this folder, which is new or empty.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
@@ -67,9 +67,8 @@ impl StrategiesArgs {
         if speaks {
             say(&if self.json { table.to_json() } else { table.to_text() });
             if let Some(place) = &self.report {
-                let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-                let measured = table.for_report(&options, words.collect());
-                let told = write(&report::of_strategies(&measured), place, "--report")?;
+                let report = Report::of_strategies(&table.for_report(&options), version());
+                let told = write(report, place, "--report")?;
                 // Whoever reads JSON reads standard output.
                 if self.json { complain(&told) } else { say(&format!("\n{told}")) }
             }
@@ -172,26 +171,27 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 }
 
 impl StrategiesTable {
-    /// The same for a report, with how it was measured and the words of the command.
-    fn for_report(&self, options: &StrategiesOptions, command: Vec<String>) -> Strategies {
+    /// The table with how it was measured.
+    fn for_report(&self, options: &StrategiesOptions) -> impl Serialize {
         let are = if options.place.is_some() { "processes" } else { "threads of one process" };
-        Strategies {
-            parameters: self.parameters as u64,
-            ranks: self.ranks as u64,
-            global_batch: self.global_batch as u64,
-            seq_len: self.seq_len as u64,
-            seed: self.settled.0,
-            steps: options.steps as u64,
-            rounds: options.rounds as u64,
-            program: version().to_owned(),
-            device: self.device.clone(),
-            facts: vec![
-                ("Ranks".to_owned(), format!("{}, {are}", self.ranks)),
-                ("Compute dtype".to_owned(), self.settled.1.clone()),
-            ],
-            command,
-            rows: self.rows.clone(),
-        }
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        serde_json::json!({
+            "parameters": self.parameters,
+            "ranks": self.ranks,
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "steps": options.steps,
+            "rounds": options.rounds,
+            "facts": {
+                "Program": version(),
+                "Device": self.device,
+                "Seed": self.settled.0.to_string(),
+                "Ranks": format!("{}, {are}", self.ranks),
+                "Compute dtype": self.settled.1,
+            },
+            "command": words,
+            "rows": self.rows,
+        })
     }
 
     /// The table as JSON.

@@ -6,19 +6,20 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kiln_model::{Decoder, Key};
-use kiln_observe::report::StrategyRow;
 use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
 
 use super::check_counts;
-use super::rounds::{Rounds, prepare};
+use super::rounds::{Rounds, StrategyRow, prepare};
 use super::ways::{Tried, Way};
 use crate::config::{self, Config};
 use crate::device;
 use crate::error::{Result, TrainError};
 use crate::launch;
-use crate::metrics::{write_beside, write_new_beside};
+use crate::metrics::write_new_beside;
+use crate::named;
 use crate::place::{self, Role};
+use crate::planner::{MARGIN, share_of_percent};
 use crate::process::output::say;
 use crate::registry::Registry;
 use crate::run;
@@ -52,6 +53,9 @@ pub(crate) struct TuneArgs {
     /// Rounds; the ways alternate, and medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Percent of the free memory that the largest micro-batches to try have to leave free.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
+    margin: f64,
     /// Change one value of the configuration; may be given several times.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     overrides: Vec<String>,
@@ -118,10 +122,18 @@ impl TuneArgs {
         }
         let asked = config::load(&self.config, &self.overrides)?;
         let (config, model, selected) = prepare(asked.clone(), self.ranks, registry, place)?;
-        let TuneArgs { candidates, steps, rounds, .. } = self;
-        let told = format!("{} tune {candidates} {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
+        let TuneArgs { candidates, steps, rounds, margin, .. } = self;
+        let told =
+            format!("{} tune {candidates} {steps} {rounds} {margin} {config:?}", env!("CARGO_PKG_VERSION"));
         let ranks = Ranks::meet(&config, place, &told, &selected)?;
-        let tried = Tried { config: &config, model: &model, registry, selected: &selected, place };
+        let tried = Tried {
+            config: &config,
+            model: &model,
+            registry,
+            selected: &selected,
+            place,
+            margin: share_of_percent(margin)?,
+        };
         let mut ways = agreed(tried.ways()?, &config, &ranks)?;
         ways.truncate(candidates);
         if ways.is_empty() {
@@ -178,7 +190,7 @@ impl TuneArgs {
 
     /// What is said where no way fits: as a run of the configuration is refused, if it is.
     fn nothing_fits(&self, tried: &Tried<'_>) -> TrainError {
-        let Tried { config, model, registry, selected, place } = *tried;
+        let Tried { config, model, registry, selected, place, .. } = *tried;
         let refused = || -> Result<()> {
             let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
             let optimizer = registry.optimizers().make(&config.optim)?;
@@ -211,8 +223,11 @@ impl TuneArgs {
             comment.push('\n');
         }
         let text = format!("{comment}\n{text}");
-        let write = if self.force { write_beside } else { write_new_beside };
-        write(out, text.as_bytes()).map_err(|error| match error.kind() {
+        if self.force {
+            // Whatever is in the file, the user wants it replaced.
+            return named::write(out, text.as_bytes(), "configuration", |_| true);
+        }
+        write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
             // Since it was looked for.
             ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
             _ => TrainError::io("write", out)(error),

@@ -87,6 +87,8 @@ pub(super) struct Tried<'a> {
     pub(super) registry: &'a Registry,
     pub(super) selected: &'a ResolvedDevice,
     pub(super) place: Option<&'a RankEnv>,
+    /// Share of the free memory that the largest micro-batches leave free.
+    pub(super) margin: f64,
 }
 
 impl Tried<'_> {
@@ -158,7 +160,7 @@ impl Tried<'_> {
 
     /// The ranks that are there.
     fn target(&self) -> Target {
-        let Tried { config, selected, place, .. } = *self;
+        let Tried { config, selected, place, margin, .. } = *self;
         let ranks = config.train.ranks;
         let (hardware, free) = if selected.is_gpu() {
             let unknown = Hardware::Unknown { flops: None, bandwidth: None };
@@ -174,6 +176,7 @@ impl Tried<'_> {
             nodes: place.map_or(1, |place| ranks.div_ceil(place.local_world_size.max(1))),
             hardware,
             memory: config.device.memory.map(|size| size.0).or(free.map(share)),
+            margin,
             links: Links::default(),
             backend: match place {
                 _ if selected.is_gpu() => "nccl",

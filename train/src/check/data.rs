@@ -7,6 +7,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::{self, BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer};
 use crate::error::{Result, TrainError};
+use crate::eval::Pair;
 use crate::prepared;
 use crate::process;
 use crate::run::prompts;
@@ -26,8 +27,8 @@ pub(super) enum Found {
     Prepared(Box<DataInfo>, Vec<u8>),
     /// There are none yet; the run prepares them first.
     Later,
-    /// Nothing that can be used.
-    Unusable,
+    /// Nothing that can be used. The size of the vocabulary, if that is known all the same.
+    Unusable(Option<usize>),
 }
 
 /// Looks at the data of `config`. A run that goes on does so on the data of `resume`.
@@ -41,17 +42,28 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
     let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that look at the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
-    let Some(info) = checks.take(DATA, "data", opened) else { return Found::Unusable };
+    let Some(info) = checks.take(DATA, "data", opened) else {
+        return Found::Unusable(DataInfo::load(&section.path).ok().map(|info| info.vocab_size));
+    };
     let tokenizer = tokenizer(config, &info, checks);
     for (split, what) in [(Split::Train, "training"), (Split::Validation, "validation")] {
         let looked = look(config, split, tokenizer.as_ref().map(|(_, tokenizer)| tokenizer), checks);
         checks.take(DATA, what, looked);
     }
-    let content = tokenizer.as_ref().map(|(content, _)| &content[..]);
-    answers(config, content, checks);
+    if let Some(pairs) = pairs(config, checks)
+        && let Some((content, _)) = &tokenizer
+    {
+        let context = context(config, resume);
+        let tokens = prompts::tokenize(config, &pairs, content, info.end_of_text, context);
+        let tokens = checks.take(DATA, "prompts", tokens);
+        if let (Some(path), Some(tokens)) = (&config.eval.prompts, tokens) {
+            let answers = number_of(tokens.len(), "answer");
+            checks.ok(DATA, "eval.prompts", format!("{} has {answers}", path.display()));
+        }
+    }
     match tokenizer {
         Some((content, _)) if !checks.has_failed(DATA) => Found::Prepared(Box::new(info), content),
-        _ => Found::Unusable,
+        _ => Found::Unusable(Some(info.vocab_size)),
     }
 }
 
@@ -62,26 +74,27 @@ fn inputs(config: &Config, checks: &mut Checks) -> Found {
         checks.take(DATA, "text", data::check_input(input));
     }
     if checks.has_failed(DATA) {
-        return Found::Unusable;
+        return Found::Unusable(None);
     }
-    answers(config, None, checks);
+    pairs(config, checks);
     let inputs = number_of(text.len(), "input");
     checks.ok(DATA, "data", format!("{path} is not there yet: the run prepares it first, from {inputs}"));
     Found::Later
 }
 
-/// The prompts of the configuration and the answers of `eval.prompts`, as far as they can be told without a
-/// `tokenizer`, which may not be there yet.
-fn answers(config: &Config, tokenizer: Option<&[u8]>, checks: &mut Checks) {
-    let Some(pairs) = checks.take(DATA, "eval.prompts", prompts::read(config)) else { return };
-    let Some(tokenizer) = tokenizer else { return };
-    let tokens = checks.take(DATA, "prompts", prompts::tokenize(config, &pairs, tokenizer));
-    if let (Some(path), Some(tokens)) = (&config.eval.prompts, tokens) {
-        checks.ok(
-            DATA,
-            "eval.prompts",
-            format!("{} has {}", path.display(), number_of(tokens.len(), "answer")),
-        );
+/// The pairs of `eval.prompts`. Their tokens need a tokenizer, which may not be there yet.
+fn pairs(config: &Config, checks: &mut Checks) -> Option<Vec<(usize, Pair)>> {
+    checks.take(DATA, "eval.prompts", prompts::read(config))
+}
+
+/// Tokens of the longest prompt of `[sample]`, as far as it can be told before the weights are opened.
+fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
+    let seq_len = config.data.seq_len;
+    match (config.model.context_length, resume) {
+        (Some(context), _) => context,
+        (None, Some(checkpoint)) => checkpoint.context_length().max(seq_len),
+        (None, None) if config.init_from().is_some() => usize::MAX,
+        (None, None) => seq_len,
     }
 }
 

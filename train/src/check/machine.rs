@@ -137,7 +137,7 @@ fn machine(config: &Config, device: Option<&ResolvedDevice>, place: Option<&Rank
     if on_gpu {
         checks.ok(ENV, "libraries", doctor::gpus().join("\n"));
     }
-    match Memory::of_machine() {
+    match Memory::of_processes(place.map_or(1, |place| place.local_world_size.max(1))) {
         Some(Memory { total, free }) => {
             checks.ok(ENV, "memory", format!("{} of {} free, swap included", size(free), size(total)));
         }

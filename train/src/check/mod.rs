@@ -14,10 +14,12 @@ mod model;
 mod report;
 mod step;
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_collectives::Communicator;
+use kiln_shard::ranks::panic_message;
 
 use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault, FaultKind};
@@ -150,7 +152,14 @@ impl CheckArgs {
         let sources = Sources::open(setup, checks);
         let data = data::examine(&setup.config, sources.resume.as_ref(), checks);
         if needs_model {
-            found.trained = model::examine(setup, &sources, &data, checks);
+            // Layers, optimizers and losses of the program are made, whose code may panic.
+            let examined =
+                panic::catch_unwind(AssertUnwindSafe(|| model::examine(setup, &sources, &data, checks)));
+            found.trained = examined.unwrap_or_else(|panic| {
+                let text = format!("a part of this program panics: {}", panic_message(&*panic));
+                checks.failed(Stage::Model, "model", TrainError::Crash(text));
+                None
+            });
         }
         let first = setup.options.place.as_ref().is_none_or(|place| place.local_rank == 0);
         if let (Some(trained), Some((_, out)), true) = (&found.trained, &setup.out, first)

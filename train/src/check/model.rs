@@ -61,11 +61,20 @@ pub(super) fn examine(
     }
     let registry = &setup.options.registry;
     let optimizer = checks.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
+    let weights = sources.weights.as_ref();
     let model = match data {
         Found::Prepared(info, tokenizer) => {
-            run::resolve_model(&config, info, sources.weights.as_ref(), tokenizer, registry.layers())
+            run::resolve_model(&config, info, weights, tokenizer, registry.layers())
         }
-        _ => of_config(&config, sources.weights.as_ref(), registry.layers()),
+        // With another vocabulary than that of the data, what is found would be of another model.
+        Found::Unusable(None) if weights.is_none() && config.model.vocab_size.is_none() => {
+            checks.skip(MODEL, "data, which have the vocabulary");
+            return None;
+        }
+        Found::Unusable(Some(vocab_size)) => of_config(&config, weights, registry.layers(), *vocab_size),
+        Found::Unusable(None) | Found::Later => {
+            of_config(&config, weights, registry.layers(), config.data.vocab_size)
+        }
     };
     let model = checks.take(MODEL, "model", model)?;
     checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
@@ -101,10 +110,15 @@ pub(super) fn elements(shapes: &Shapes) -> u64 {
     shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
 }
 
-/// The model before its data are there, with the vocabulary that they will have at most.
-fn of_config(config: &Config, source: Option<&ModelSource>, layers: &Layers) -> Result<ModelConfig> {
+/// The model before its data are there, with the vocabulary of `vocab_size` tokens that they have at most.
+fn of_config(
+    config: &Config,
+    source: Option<&ModelSource>,
+    layers: &Layers,
+    vocab_size: usize,
+) -> Result<ModelConfig> {
     let weights = source.map(|source| source.model_of(layers));
-    let model = config.model.resolve_from(weights.as_ref(), Some(config.data.vocab_size));
+    let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
     Ok(model.map_err(crate::config::ConfigError::invalid)?)
 }
 

@@ -28,8 +28,13 @@ use crate::world;
 /// A model of more parameters is narrowed: a step of it would take longer than anybody waits for a check.
 const WHOLE: u64 = 16_000_000;
 
-/// How far a step may be from the same step after a load, relatively: kernels of GPUs may sum as they like.
+/// Largest relative difference between a step on a GPU and the same step after a load: its kernels sum in any order.
+/// On the CPU, both have the same bits.
 const TOLERANCE: f64 = 1e-3;
+
+/// Steps that are compared. The first after a load depends on the weights alone; what the optimizer remembers shows
+/// in the second.
+const COMPARED: [u64; 2] = [2, 3];
 
 /// The run, shrunk.
 pub(super) struct Shrunk {
@@ -41,6 +46,8 @@ pub(super) struct Shrunk {
     device: Device,
     /// Whether the model is narrower than that of the run.
     narrow: bool,
+    /// Largest relative difference between a step and the same step after a load.
+    tolerance: f64,
 }
 
 impl Shrunk {
@@ -58,8 +65,9 @@ impl Shrunk {
         }
         let optimizer = registry.optimizers().make(&config.optim)?;
         let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let tolerance = if device.is_gpu() { TOLERANCE } else { 0.0 };
         let (registry, device) = (registry.clone(), device.device());
-        Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow })
+        Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow, tolerance })
     }
 
     /// The model on one rank, before its first step, or before its state is loaded. Collective.
@@ -156,15 +164,18 @@ impl Shrunk {
         checkpoint.reader().load_weights(again.engine(), &AllowMissing::default())?;
         checkpoint.reader().load_optimizer(again.engine(), &AllowMissing::default())?;
         let loaded = began.elapsed();
-        let (here, there) = (self.take(&model, 2)?, self.take(&again, 2)?);
-        // The gradient of an overflow is no number.
-        let is_compared = !(here.overflowed && there.overflowed);
-        let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
-        if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b)) {
-            return Err(TrainError::Crash(format!(
-                "the step after a load has loss and norm {there:?}, and without it {here:?}: look at the \
-                 model's own layers and optimizer, which may keep a state that no checkpoint has"
-            )));
+        let mut is_compared = true;
+        for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
+            let (here, there) = (self.take(&model, number)?, self.take(&again, number)?);
+            // The gradient of an overflow is no number.
+            is_compared &= !(here.overflowed && there.overflowed);
+            let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
+            if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
+                return Err(TrainError::Crash(format!(
+                    "the {after} after a load has loss and norm {there:?}, and without it {here:?}: look at the \
+                     model's own layers and optimizer, which may keep a state that no checkpoint has"
+                )));
+            }
         }
         let seconds = |time: Duration| time.as_secs_f64();
         let bytes = crate::words::size(checkpoint.manifest().bytes());
@@ -172,22 +183,24 @@ impl Shrunk {
             "{bytes} saved in {:.2} s and loaded in {:.2} s, {}",
             seconds(saved),
             seconds(loaded),
-            if is_compared { "with the same next step" } else { "the next step overflowed, not compared" }
+            if is_compared { "with the same next steps" } else { "the next steps overflowed, not compared" }
         ))
     }
 }
 
 /// Whether a value of the step after a load is that of the step without it. What is no number is not.
-fn is_near(here: f64, there: f64) -> bool {
-    here == there || (here - there).abs() < TOLERANCE * here.abs()
+fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
+    here == there || (here - there).abs() < tolerance * here.abs()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_near;
+    use super::{TOLERANCE, is_near};
 
     #[test]
     fn what_is_no_number_is_not_the_same() {
+        assert!(is_near(2.0, 2.0, 0.0) && !is_near(2.0, 2.0_f64.next_up(), 0.0));
+        let is_near = |here, there| is_near(here, there, TOLERANCE);
         assert!(is_near(2.0, 2.001) && is_near(0.0, 0.0) && is_near(f64::INFINITY, f64::INFINITY));
         assert!(!is_near(2.0, 2.01) && !is_near(2.0, f64::NAN) && !is_near(f64::NAN, 2.0));
         assert!(!is_near(f64::INFINITY, 2.0) && !is_near(2.0, f64::INFINITY));

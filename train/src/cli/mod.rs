@@ -6,13 +6,14 @@ mod documents;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
 use kiln_shard::ranks::RankError;
 
 use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
 use crate::check::CheckArgs;
-use crate::config::ConfigArgs;
+use crate::config::{self, ConfigArgs};
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::debug::{AttachArgs, StatusArgs, TraceArgs};
 use crate::diff::{BisectArgs, DiffArgs};
@@ -52,80 +53,116 @@ struct Cli {
 enum Command {
     /// Train a model from a configuration file.
     Train(TrainArgs),
-    /// Tell what a run will hold, send and take, before it starts, and which way to run it is best.
+    /// Predict a run's memory, traffic and step time, and recommend a sharding strategy.
     Plan(PlanArgs),
-    /// Try the best ways to run a configuration on the ranks that are there, and write the fastest down.
+    /// Measure the most promising settings of a configuration, and write the fastest to a file.
     Tune(TuneArgs),
-    /// Compile the kernels of a run on NVIDIA GPUs before it starts, and carry them to other machines.
+    /// Compile the kernels of a run for NVIDIA GPUs before it starts, or pack them for other machines.
+    #[cfg_attr(not(feature = "cuda"), command(hide = true))]
     Warmup(WarmupArgs),
-    /// Start several ranks of a run on this node and watch over them.
+    /// Start the ranks of a run on this node, and restart them if one fails.
     Launch(LaunchArgs),
-    /// Look into a run: what every rank is doing, who waits for whom, and whether something is wrong.
+    /// Show what every rank of a run is doing, which ranks wait, and what is wrong.
     Status(StatusArgs),
-    /// Watch runs on a whole terminal: curves, ranks, logs, samples.
+    /// Watch runs in the terminal or in a browser: curves, ranks, logs, samples.
     Watch(WatchArgs),
-    /// Look at everything that a run needs, in seconds, before it starts.
+    /// Check that a run would start: environment, data, model, network, disk.
     Check(CheckArgs),
-    /// Show every key of a configuration: its meaning, its values, and the one that it has.
+    /// Show every key of a configuration, with its meaning and value.
     Config(ConfigArgs),
-    /// Tell what this process knows about its place among others, its network and its machine.
+    /// Show what Kiln finds on this machine: ranks, network, devices, libraries.
     Doctor(DoctorArgs),
-    /// Tell what an error means: its cause, how to check, and how to mend it.
+    /// Explain an error: its cause, how to check it, and how to fix it.
     Explain(ExplainArgs),
-    /// Prepare text for training.
+    /// Prepare, show and verify training data.
     Data {
         #[command(subcommand)]
         command: DataCommand,
     },
-    /// Continue a text with a trained model.
+    /// Generate text with a model.
     Generate(GenerateArgs),
-    /// Tell how well a model does: on validation data, on answers, or logit by logit.
+    /// Evaluate a model: validation loss, answer loss, or logits.
     Eval(EvalArgs),
-    /// Make a checkpoint of a model in the layout of Hugging Face.
+    /// Import a Hugging Face model as a checkpoint.
     Import(ImportArgs),
-    /// Write a model in the layout of Hugging Face, or metrics in the forms of other programs.
+    /// Export a checkpoint to the Hugging Face format.
     Export(ExportArgs),
-    /// Measure.
+    /// Measure sharding strategies or the network.
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// Look into a run that goes on: hold its ranks, print its tensors.
+    /// Debug a running run: hold its ranks, print tensors.
     Attach(AttachArgs),
-    /// Tell what is in a trace that `kiln train --trace` has written.
+    /// Summarize a trace that `kiln train --trace` wrote.
     Trace(TraceArgs),
-    /// Take one step of a run again, from the checkpoint before it, and compare it with what was recorded.
+    /// Repeat one step of a run from the checkpoint before it, and compare it with the record.
     Replay(ReplayArgs),
-    /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
+    /// Show or verify a checkpoint.
     Inspect(InspectArgs),
-    /// Tell where two runs part, or what else differs: checkpoints, metrics, configurations, data.
+    /// Compare two runs, checkpoints, configurations or datasets, and find the first difference.
     Diff(DiffArgs),
-    /// Write a page about runs, with plots: results, how they differ, and how to repeat them.
+    /// Write a page about finished or running runs.
     Report(ReportArgs),
-    /// Find the key that makes the difference of two runs or configurations, by trying.
+    /// Find the setting that makes two runs differ, by trying.
     Bisect(BisectArgs),
-    /// Make a full checkpoint of a sharded one, or the other way round.
+    /// Convert a checkpoint between its full and its sharded form.
     Convert(ConvertArgs),
-    /// Print a script with which a shell completes commands and flags.
+    /// Print a completion script for a shell.
+    #[command(hide = true)]
     Completions(CompletionsArgs),
     /// Write manual pages.
+    #[command(hide = true)]
     Man(ManArgs),
+}
+
+/// The commands as `kiln --help` groups them.
+const GROUPS: [(&str, &[&str]); 7] = [
+    ("Train", &["train", "launch", "plan", "tune", "check", "config"]),
+    ("Data", &["data"]),
+    ("Use", &["generate", "eval"]),
+    ("Checkpoints", &["inspect", "convert", "import", "export"]),
+    ("Watch", &["status", "watch", "report"]),
+    ("Debug", &["attach", "diff", "bisect", "replay", "trace", "explain"]),
+    ("Machine", &["doctor", "bench", "warmup"]),
+];
+
+/// The command line, with its commands in [`GROUPS`].
+fn command_line() -> clap::Command {
+    let command = Cli::command();
+    let mut help = String::from("{about}\n\n{usage-heading} {usage}\n");
+    for (title, names) in GROUPS {
+        help.push_str(&format!("\n{title}:\n"));
+        let shown =
+            names.iter().filter_map(|name| command.find_subcommand(name)).filter(|c| !c.is_hide_set());
+        for command in shown {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            help.push_str(&format!("  {:9} {about}\n", command.get_name()));
+        }
+    }
+    help.push_str("\nOptions:\n{options}\n\nkiln COMMAND --help shows the arguments of a command.");
+    command.help_template(help)
 }
 
 impl Command {
     /// Whether output is only an account of what the command does, which nobody has to read.
     fn is_run(&self) -> bool {
-        matches!(self, Command::Train(_) | Command::Launch(_) | Command::Replay(_))
+        matches!(self, Command::Train(_) | Command::Launch(_))
+    }
+
+    /// Returns whether the command runs ranks, which must not wait for a reader of the output.
+    fn never_blocks(&self) -> bool {
+        self.is_run() || matches!(self, Command::Replay(_))
     }
 }
 
 #[derive(Subcommand)]
 enum DataCommand {
-    /// Tokenize text into train.bin and val.bin.
+    /// Tokenize text for training and validation.
     Prepare(PrepareArgs),
-    /// Show what is in prepared data: counts, lengths, and some of it as text.
+    /// Show prepared data: counts, lengths, and some of it as text.
     Show(ShowArgs),
-    /// Read every byte of prepared data and compare it with the checksums.
+    /// Verify the checksums of prepared data.
     Verify(VerifyArgs),
 }
 
@@ -133,7 +170,7 @@ enum DataCommand {
 enum BenchCommand {
     /// Compare all sharding strategies on the same work.
     Strategies(StrategiesArgs),
-    /// Measure what collectives take on the ranks' network.
+    /// Measure the time of collectives between ranks.
     Network(NetworkArgs),
 }
 
@@ -144,14 +181,16 @@ enum BenchCommand {
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
     let begun = process::begin();
+    process::has_commands();
     output::tell_panics();
-    let command = match Cli::try_parse() {
+    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let command = match parsed {
         Ok(cli) => cli.command,
         Err(error) => return ExitCode::from(tell_usage(&error)),
     };
     // Runs do not wait for whoever reads along; other commands are there to be read.
     let is_run = command.is_run();
-    let _output = is_run.then(output::never_block);
+    let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
         return exit(Err(TrainError::usage(error.to_string())), is_run);
     }
@@ -197,10 +236,10 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Command::Bisect(args) => args.run(registry),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {
-            say(&args.run(Cli::command()));
+            say(&args.run(command_line()));
             Ok(0)
         }
-        Command::Man(args) => args.run(Cli::command()).map(tell).map(done),
+        Command::Man(args) => args.run(command_line()).map(tell).map(done),
     };
     exit(outcome, is_run)
 }
@@ -234,16 +273,6 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
 
 /// Prints help, the version, or what is wrong with the arguments; returns the exit code.
 fn tell_usage(error: &clap::Error) -> u8 {
-    let words: Vec<_> = std::env::args_os().skip(1).take(2).collect();
-    if let [Some("bench"), Some(what @ ("step" | "gpu" | "checkpoint"))] =
-        words.iter().map(|word| word.to_str()).collect::<Vec<_>>()[..]
-    {
-        complain(&format!(
-            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: \
-             cargo run --release -p kiln-benches --bin kiln-bench -- {what}"
-        ));
-        return USAGE;
-    }
     let printed = error.print().and_then(|()| io::stdout().flush());
     match printed {
         // Help is there to be read, except by a reader that went away.
@@ -251,7 +280,22 @@ fn tell_usage(error: &clap::Error) -> u8 {
             complain(&format!("error: cannot write to standard output: {reason}"));
             FAILED
         }
-        _ => u8::try_from(error.exit_code()).unwrap_or(USAGE),
+        _ => {
+            if let Some(key) = unknown_flag(error).and_then(|flag| config::key_of_flag(&flag)) {
+                complain(&format!("  tip: that is a key of the configuration: --set {key}=VALUE"));
+            }
+            u8::try_from(error.exit_code()).unwrap_or(USAGE)
+        }
+    }
+}
+
+/// The flag that the arguments have and the command does not know.
+fn unknown_flag(error: &clap::Error) -> Option<String> {
+    match error.get(ContextKind::InvalidArg)? {
+        ContextValue::String(flag) if error.kind() == clap::error::ErrorKind::UnknownArgument => {
+            Some(flag.clone())
+        }
+        _ => None,
     }
 }
 
@@ -265,6 +309,31 @@ mod tests {
     use clap::error::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn help_has_every_command_once_on_one_screen() {
+        let grouped: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        let shown = |command: &&clap::Command| !["completions", "man"].contains(&command.get_name());
+        let command = Cli::command();
+        let mut all: Vec<_> = command.get_subcommands().filter(shown).map(clap::Command::get_name).collect();
+        let mut sorted = grouped.clone();
+        sorted.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(sorted, all);
+        let help = command_line().render_help().to_string();
+        assert!(help.lines().count() <= 50 && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    }
+
+    #[test]
+    fn flags_that_are_keys_are_suggested() {
+        let unknown = |flag: &str| {
+            let error = command_line().try_get_matches_from(["kiln", "train", "a.toml", flag]).unwrap_err();
+            config::key_of_flag(&unknown_flag(&error).unwrap())
+        };
+        assert_eq!(unknown("--lr").as_deref(), Some("optim.lr"));
+        assert_eq!(unknown("--seq-len").as_deref(), Some("data.seq_len"));
+        assert_eq!(unknown("--nothing-of-ours"), None);
+    }
 
     #[test]
     fn the_catalogue_of_errors_names_commands_that_there_are() {

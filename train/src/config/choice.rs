@@ -1,24 +1,34 @@
-//! Values that a configuration may leave to the device.
+//! Values that a configuration may leave to the device or to the tokenizer.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::{I64Deserializer, StrDeserializer, U64Deserializer};
+use serde::de::value::{BoolDeserializer, I64Deserializer, StrDeserializer, U64Deserializer};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What leaves a value to the device.
+/// Leaves a value to the device or to the tokenizer.
 const AUTO: &str = "auto";
 
-/// A value, or `"auto"`, which becomes one with [`Config::settle`](super::Config::settle).
+/// A value, or `"auto"`. What is left to the device becomes a value with [`Config::settle`](super::Config::settle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice<T> {
-    /// Whatever goes with the device.
+    /// Whatever goes with the device or with the tokenizer.
     Auto,
     /// This one.
     Is(T),
+}
+
+impl<T> Choice<T> {
+    /// The value, if it is not left open.
+    pub fn given(self) -> Option<T> {
+        match self {
+            Choice::Auto => None,
+            Choice::Is(value) => Some(value),
+        }
+    }
 }
 
 impl<T> From<T> for Choice<T> {
@@ -52,7 +62,7 @@ impl<T: JsonSchema> JsonSchema for Choice<T> {
     }
 }
 
-/// Reads `"auto"`, or a value that is a name or a whole number.
+/// Reads `"auto"`, or a value that is a name, a whole number or a boolean.
 struct AutoOr<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoOr<T> {
@@ -67,6 +77,10 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoOr<T> {
             AUTO => Ok(Choice::Auto),
             _ => T::deserialize(StrDeserializer::new(text)).map(Choice::Is),
         }
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
+        T::deserialize(BoolDeserializer::new(value)).map(Choice::Is)
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {

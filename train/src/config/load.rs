@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::Config;
+use super::order::key_of_flag;
 
 /// Why a configuration cannot be used. Every message names the key or file and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +84,35 @@ pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> 
     // From the text, so that a mistake in the file is shown with its line.
     let config: Config = toml::from_str(&text).map_err(parse_error)?;
     let table: Table = toml::from_str(&text).map_err(parse_error)?;
-    Ok((text, table, config))
+    match non_finite(&table) {
+        Some(key) => {
+            Err(ConfigError::Parse { path: path.to_owned(), message: format!("{key}: {NON_FINITE}") })
+        }
+        None => Ok((text, table, config)),
+    }
+}
+
+/// The message about a key of a program that is NaN or infinite.
+const NON_FINITE: &str =
+    "expected a finite number: checkpoints keep keys of programs as JSON, which has no others";
+
+/// The first key of those that a program defines whose value has a number that is NaN or infinite.
+fn non_finite(table: &Table) -> Option<String> {
+    fn is_finite(value: &Value) -> bool {
+        match value {
+            Value::Float(number) => number.is_finite(),
+            Value::Array(values) => values.iter().all(is_finite),
+            Value::Table(values) => values.values().all(is_finite),
+            _ => true,
+        }
+    }
+    ["model.extra", "loss.extra", "optim.extra", "experiment"].into_iter().find_map(|section| {
+        let mut names = section.split('.');
+        let first = table.get(names.next()?)?;
+        let keys = names.try_fold(first, |value, name| value.get(name))?.as_table()?;
+        let (key, _) = keys.iter().find(|(_, value)| !is_finite(value))?;
+        Some(format!("{section}.{key}"))
+    })
 }
 
 /// The parser's message in the words of the configuration rather than of Rust.
@@ -134,7 +163,13 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
     let (path, text) = (path.trim(), value.trim());
-    let (sections, key) = path.rsplit_once('.').ok_or_else(malformed)?;
+    let (sections, key) = path.rsplit_once('.').ok_or_else(|| match key_of_flag(path) {
+        Some(key) => {
+            let message = format!("a key needs its section: --set {key}={text}");
+            ConfigError::OverrideValue { argument: shown(argument), message }
+        }
+        None => malformed(),
+    })?;
     if path.split('.').any(str::is_empty) {
         return Err(malformed());
     }
@@ -153,7 +188,12 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
         Value::Table(table.clone()).try_into::<Config>()
     };
     let error = match read(value.clone()) {
-        Ok(config) => return Ok(config),
+        Ok(config) => {
+            return match non_finite(table) {
+                Some(_) => Err(refused(NON_FINITE.to_owned())),
+                None => Ok(config),
+            };
+        }
         Err(error) => error,
     };
     // Nobody has to quote a text twice, for the shell and for TOML, because it looks like something else.

@@ -44,11 +44,12 @@ pub(crate) use load::typed;
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub(crate) use order::key_of_flag;
 pub(crate) use rewrite::rewritten;
 pub use schema::{
-    Backend, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
-    EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision, PrecisionSection,
-    SampleSection, ShardSection, TrainSection,
+    Backend, BadLines, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection,
+    DeviceSection, EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision,
+    PrecisionSection, SampleSection, ShardSection, TrainSection,
 };
 pub use settle::DeviceDefaults;
 pub(crate) use show::ConfigArgs;

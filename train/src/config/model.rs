@@ -112,7 +112,14 @@ impl ModelSection {
         let heads = model["heads"].clone();
         model.entry("kv_heads").or_insert(heads);
         model.entry("tie_embeddings").or_insert(Value::Boolean(true));
-        model.try_into().map_err(|error: toml::de::Error| error.to_string())
+        let mut model: ModelConfig = model.try_into().map_err(|error: toml::de::Error| error.to_string())?;
+        // The section has all of `[model.moe]`, or nothing: this key alone is the weights' where it leaves it out.
+        if let (Some(moe), Some(of_weights)) =
+            (&mut model.moe, weights.and_then(|weights| weights.moe.as_ref()))
+        {
+            moe.router_aux_loss_over = moe.router_aux_loss_over.or(of_weights.router_aux_loss_over);
+        }
+        Ok(model)
     }
 
     /// The section that describes `model` completely.

@@ -96,3 +96,13 @@ impl<'de> Deserializer<'de> for Keys<'_> {
         newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
+/// The full name of the key that a flag such as `--lr` or `--seq-len` would set; `None` if there is no such key, or
+/// several sections have one.
+pub(crate) fn key_of_flag(flag: &str) -> Option<String> {
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let mut found = sections().into_iter().filter(|(_, keys)| keys.iter().any(|key| **key == *name));
+    match (found.next(), found.next()) {
+        (Some((section, _)), None) => Some(format!("{section}.{name}")),
+        _ => None,
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::tensor::FloatDType;
 use kiln_collectives::DType;
 use kiln_collectives::tcp::{Ports, Seal};
-use kiln_shard::{Recompute, Reshard, Strategy};
+use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -67,9 +67,38 @@ section! {
         seq_len: usize = 256,
         /// Whether samples come in a seeded random order, anew in every epoch.
         shuffle: bool = true,
-        /// Share of the text that is held out when `path` is prepared.
+        /// Share of the text that is held out when `path` is prepared: whole documents, or the ends of a few.
         validation_fraction: f64 = 0.05,
+        /// Whether documents start with the token that starts a text, when `path` is prepared. `auto`: as the
+        /// tokenizer's post-processor says.
+        #[serde(skip_serializing_if = "is_auto")]
+        bos: Choice<bool> = Choice::Auto,
+        /// Spelling of the token that ends a document, when `path` is prepared; if left out, the one that the
+        /// tokenizer and the files beside it name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        end_of_text: Option<String> = None,
+        /// Whether spellings of special tokens in the text become these tokens, when `path` is prepared: for chats.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        special_tokens: bool = false,
+        /// What happens to lines of `.jsonl` files that cannot be used, when `path` is prepared.
+        #[serde(skip_serializing_if = "is_default")]
+        bad_lines: BadLines = BadLines::Error,
     }
+}
+
+fn is_auto<T>(choice: &Choice<T>) -> bool {
+    matches!(choice, Choice::Auto)
+}
+
+/// What happens to lines of `.jsonl` files that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum BadLines {
+    /// The first one ends the preparation.
+    #[default]
+    Error,
+    /// They are counted and left out.
+    Skip,
 }
 
 /// What happens to a step whose loss or gradient is NaN or infinite.
@@ -154,6 +183,10 @@ pub struct ShardSection {
     pub reshard: Reshard,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// The form in which gradients of micro-batches add up: as shards, with a reduction in every micro-batch, or as
+    /// whole gradients on every rank, with one reduction per step. The default is `sharded`, and `unsharded` under
+    /// `NO_SHARD`. A resumed run keeps its value.
+    pub accumulate: Option<Accumulate>,
     /// Whether master weights and moments are in the memory of the host although a GPU computes, and are
     /// updated there: slower, for models whose state does not fit. Without effect on the CPU.
     pub offload: bool,
@@ -161,6 +194,13 @@ pub struct ShardSection {
     /// Without effect on more ranks, and where the strategy shards nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub communicate_alone: bool,
+}
+
+impl ShardSection {
+    /// Returns the form in which gradients of micro-batches add up: the value that is set, or the strategy's default.
+    pub fn accumulate(&self) -> Accumulate {
+        self.accumulate.unwrap_or_else(|| Accumulate::of_strategy(self.strategy))
+    }
 }
 
 /// Where tensors live.
@@ -193,8 +233,9 @@ section! {
         /// Share of that memory that the run may take, above 0 and up to 1; all of it if left out.
         #[serde(skip_serializing_if = "Option::is_none")]
         memory_fraction: Option<f64> = None,
-        /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
-        /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
+        /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. By default for GPUs that of NVIDIA's
+        /// data sheet. That of a CPU is measured with a matrix product by the first starts on a machine, until two
+        /// measurements agree; there is no `mfu` before.
         peak_tflops: Option<f64> = None,
         /// Whether fused kernels are held against plain operations on a GPU that this build has not seen
         /// with its driver. An operation whose kernel is wrong is computed in plain operations.

@@ -40,6 +40,7 @@ impl Config {
             strategy: self.shard.strategy,
             reshard: self.shard.reshard,
             recompute: self.shard.recompute,
+            accumulate: self.shard.accumulate(),
             compute_dtype: self.precision.compute().into(),
             reduce_dtype: self.precision.reduce.into(),
             offload: self.shard.offload,
@@ -111,6 +112,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use kiln_shard::{Accumulate, Strategy};
+
     use super::*;
 
     const GPU: DeviceDefaults = DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 };
@@ -137,6 +140,21 @@ mod tests {
         // Nothing is open any more.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
+    }
+
+    #[test]
+    fn gradients_add_up_as_suits_the_strategy() {
+        let of = |text: &str| config(text).policy().accumulate;
+        assert_eq!(of(""), Accumulate::Sharded);
+        for strategy in Strategy::ALL {
+            let expected =
+                if strategy == Strategy::NoShard { Accumulate::Unsharded } else { Accumulate::Sharded };
+            assert_eq!(of(&format!("[shard]\nstrategy = '{strategy}'")), expected);
+            for set in [Accumulate::Sharded, Accumulate::Unsharded] {
+                let text = format!("[shard]\nstrategy = '{strategy}'\naccumulate = '{set}'");
+                assert_eq!(of(&text), set, "{strategy}");
+            }
+        }
     }
 
     /// GPUs without bf16 have f16, except where the configuration rules it out.

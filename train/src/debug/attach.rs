@@ -14,6 +14,7 @@ use rustyline::{DefaultEditor, ExternalPrinter};
 use super::status::ended;
 use crate::error::{Result, TrainError};
 use crate::metrics::say;
+use crate::process::output::printable;
 use crate::process::terminal;
 use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
 
@@ -143,7 +144,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     prompts.wait();
     if let Some(rank) = focus {
         prompts.wait_until_held();
-        send(&streams[prompts.index()], &Typed { typed: format!("rank {rank}") })?;
+        send(&streams[prompts.index()], &Typed::new(&format!("rank {rank}"))?)?;
         prompts.wait();
     }
     loop {
@@ -171,7 +172,14 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if line.trim().is_empty() && !was_held {
             continue;
         }
-        send(&streams[prompts.index()], &Typed { typed: line })?;
+        let typed = match Typed::new(&line) {
+            Ok(typed) => typed,
+            Err(error) => {
+                say(&error.to_string());
+                continue;
+            }
+        };
+        send(&streams[prompts.index()], &typed)?;
         if was_held {
             prompts.wait();
             let mut is_told = !is_terminal;
@@ -249,12 +257,14 @@ fn handle<P: ExternalPrinter>(
 ) -> Option<()> {
     match message {
         ToPrompt::Text(text) => {
+            // The process may be another build, or say what a file or a tokenizer says.
+            let text = printable(&text);
             let printed = printer.as_mut().is_some_and(|printer| printer.print(format!("{text}\n")).is_ok());
             if !printed {
                 say(&text);
             }
         }
-        ToPrompt::Ask(prompt) => asks.send((index, prompt)).ok()?,
+        ToPrompt::Ask(prompt) => asks.send((index, printable(&prompt).into_owned())).ok()?,
         ToPrompt::Running => asks.send((index, RUNNING.to_owned())).ok()?,
         ToPrompt::End => leave("the run is over", before),
     }

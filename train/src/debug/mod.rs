@@ -24,10 +24,10 @@ pub use hash::{HashOptions, HashOptionsError, HashedKind};
 pub(crate) use kiln_observe::ask::clear;
 pub(crate) use nonfinite::NonFiniteFinder;
 pub use options::DebugOptions;
-pub(crate) use prompt::DebuggedRank;
 pub use prompt::{
     BREAKPOINTS_IN_CODE, Breakpoint, BreakpointError, Desk, Number, Others, Part, Pass, Trigger,
 };
+pub(crate) use prompt::{DebuggedRank, Reach};
 pub(crate) use server::Server;
 pub(crate) use status::About;
 pub use status::StatusArgs;

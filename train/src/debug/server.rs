@@ -12,16 +12,15 @@ use std::time::Duration;
 
 use super::status::About;
 use crate::process::ProcessId;
-use kiln_observe::ask::{Folder, Owner, Reply, Request, Typed, remove_if_empty, send_reply, stranger};
+use kiln_observe::ask::{
+    Folder, MOST_REQUEST, Owner, Reply, Request, Typed, remove_if_empty, send_reply, stranger,
+};
 
 /// Clients that are served at a time.
 const MOST_CLIENTS: usize = 8;
 
 /// How long a client may take to ask, and to take a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Bytes of a request.
-const MOST_REQUEST: u64 = 64 * 1024;
 
 /// Keeps the socket of this process until it is dropped. A process whose socket cannot be made goes on without.
 pub(crate) struct Server {
@@ -146,7 +145,7 @@ impl Shared {
         let mut reader = BufReader::new(stream);
         loop {
             let mut line = String::new();
-            let read = reader.by_ref().take(MOST_REQUEST).read_line(&mut line)?;
+            let read = reader.by_ref().take(MOST_REQUEST as u64).read_line(&mut line)?;
             if read == 0 {
                 return Ok(());
             }
@@ -187,13 +186,14 @@ impl Shared {
             };
             thread::Builder::new().name("kiln-prompt".to_owned()).spawn_scoped(scope, tell)?;
             let mut line = String::new();
-            while reader.by_ref().take(MOST_REQUEST).read_line(&mut line).unwrap_or(0) > 0 {
-                if let Ok(Typed { typed }) = serde_json::from_str(&line) {
-                    desk.line(id, &typed);
-                }
+            while reader.by_ref().take(MOST_REQUEST as u64).read_line(&mut line).unwrap_or(0) > 0 {
+                // A client that sends something else would wait for an answer for ever: end the conversation.
+                let Ok(Typed { typed }) = serde_json::from_str(&line) else { break };
+                desk.line(id, &typed);
                 line.clear();
             }
             desk.detach(id);
+            let _ = stream.shutdown(Shutdown::Both);
             Ok(())
         })
     }
@@ -204,6 +204,7 @@ mod tests {
     use std::io::Write;
 
     use kiln_observe::ask::{Answer, Thread, ask_all};
+    use kiln_testkit::{PATIENCE as PATIENCE_OF_TESTS, wait_for};
 
     use super::*;
 
@@ -214,6 +215,7 @@ mod tests {
 
     fn ask(folder: &Folder, owner: &Owner, line: &str) -> String {
         let stream = folder.connect(owner).unwrap();
+        stream.set_read_timeout(Some(PATIENCE_OF_TESTS)).unwrap();
         // Whoever is refused may be told, and left, before it has asked.
         let _ = (&stream).write_all(line.as_bytes());
         let mut said = String::new();
@@ -232,20 +234,16 @@ mod tests {
         assert!(ask(&folder, owner, status).starts_with("{\"status\":{\"world_size\":2,\"steps\":5,"));
         // The thread of the last client may not be done yet.
         let one_more = folder.connect(owner).unwrap();
-        let refused = loop {
+        let refused = wait_for("a refusal", || {
             let said = ask(&folder, owner, status);
-            if said.contains("refused") {
-                break said;
-            }
-        };
+            if said.contains("refused") { Ok(said) } else { Err(said) }
+        });
         assert!(refused.contains("too many others"), "{refused}");
         drop((silent, one_more));
-        let nonsense = loop {
+        let nonsense = wait_for("a place among the clients", || {
             let said = ask(&folder, owner, "what?\n");
-            if !said.contains("too many") {
-                break said;
-            }
-        };
+            if said.contains("too many") { Err(said) } else { Ok(said) }
+        });
         assert!(nonsense.contains("does not know what was asked"), "{nonsense}");
         drop(server);
         assert!(!out.path().join("debug").exists());

@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_model::ops;
 
 use super::tensors::plain;
@@ -68,8 +68,15 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU: in bf16 where
-/// that is the `precision` and the processor multiplies it, else in f32.
+/// The dtype of the products that are measured: bf16 where that is the `precision` and the processor multiplies it, else f32.
+pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
+    match precision {
+        Precision::Bf16 if ops::bf16_instructions().is_some() => FloatDType::BF16,
+        _ => FloatDType::F32,
+    }
+}
+
+/// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU, in [`peak_dtype`].
 ///
 /// # Errors
 ///
@@ -77,11 +84,7 @@ fn count_cpus(list: &str) -> Option<usize> {
 pub(super) fn measure_peak_flops(precision: Precision, threads: usize) -> io::Result<f64> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(io::Error::other)?;
-    let dtype = match precision {
-        Precision::Bf16 if ops::bf16_instructions().is_some() => DType::BF16,
-        _ => DType::F32,
-    };
-    Ok(pool.install(|| measure_flops_of(&plain(), dtype)))
+    Ok(pool.install(|| measure_flops_of(&plain(), peak_dtype(precision).into())))
 }
 
 /// FLOP/s that `device` reaches in a matrix product, from this thread.

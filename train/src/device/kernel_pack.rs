@@ -11,7 +11,7 @@ use kiln_nvidia::kernel_files::{Form, form_of, kernel_of};
 use tar::{Archive, Builder, Header};
 
 use super::products;
-use crate::metrics::write_beside;
+use kiln_storage::durable::{write_beside, write_named};
 
 /// The most bytes of a kernel.
 const MAX_KERNEL: u64 = 64 << 20;
@@ -42,6 +42,11 @@ pub(crate) struct Unpacked {
 /// If the folder or the archive cannot be accessed, or if the archive has anything else than whole kernels.
 pub(crate) fn unpack(archive: &Path) -> io::Result<Unpacked> {
     unpack_to(archive, &kernel_cache::folder_to_keep()?)
+}
+
+/// Returns whether a file starts with a header of a tar archive, or with the block of zeros of an empty archive.
+fn is_archive(start: &[u8]) -> bool {
+    start.get(257..262) == Some(b"ustar") || (start.len() == 512 && start.iter().all(|byte| *byte == 0))
 }
 
 fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
@@ -76,7 +81,7 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
         header.set_mode(0o644);
         builder.append_data(&mut header, name, content.as_slice())?;
     }
-    write_beside(archive, &builder.into_inner()?)?;
+    write_named(archive, &builder.into_inner()?, "tar archive", is_archive)?;
     Ok(kernels)
 }
 
@@ -144,6 +149,10 @@ mod tests {
         kept_from.write(&kept_from.file(b"two", &[]), Form::Cubin, b"two, compiled");
         kept_to.write(&kept_to.file(b"one", &[]), Form::Ptx, b"one");
         assert_eq!(pack_from(&from, &archive).expect("an archive"), 2);
+        assert_eq!(pack_from(&from, &archive).expect("an archive in the place of an earlier one"), 2);
+        let notes = from.join("notes.txt");
+        assert_eq!(pack_from(&from, &notes).map_err(|error| error.kind()), Err(io::ErrorKind::AlreadyExists));
+        assert_eq!(fs::read(notes).expect("a file"), b"notes");
         assert_eq!(unpack_to(&archive, &to).expect("kernels"), unpacked(2, 1));
         let two = kept_to.file(b"two", &[]);
         assert_eq!(kept_to.read(&two, Form::Cubin).as_deref(), Some(&b"two, compiled"[..]));

@@ -18,6 +18,19 @@ impl Memory {
         Self::of_system(Path::new("/"))
     }
 
+    /// The memory of this machine for as many processes as `processes`, each of which has the limits of this one:
+    /// address space (`ulimit -v`) and data (`ulimit -d`). `None` where the system does not report it.
+    pub fn of_processes(processes: usize) -> Option<Self> {
+        Some(Self::of_machine()?.within_limits(Path::new("/"), processes))
+    }
+
+    fn within_limits(self, root: &Path, processes: usize) -> Self {
+        let Some(left) = left_of_process(root) else { return self };
+        // What a process has used up until now is not for a run.
+        let left = left.saturating_mul(processes as u64);
+        Memory { total: self.total.min(left), free: self.free.min(left) }
+    }
+
     /// As [`Memory::of_machine`], of a system whose files are below `root`.
     fn of_system(root: &Path) -> Option<Self> {
         let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
@@ -52,6 +65,21 @@ impl Memory {
         }
         Some(memory)
     }
+}
+
+/// Bytes that this process may still map below its limits; `None` if it has none.
+fn left_of_process(root: &Path) -> Option<u64> {
+    let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let left = |(limit, used): (&str, &str)| {
+        // `Max address space  <soft>  <hard>  bytes`; `unlimited` is no number.
+        let limit = limits.lines().find_map(|line| line.strip_prefix(limit))?;
+        let limit: u64 = limit.split_whitespace().next()?.parse().ok()?;
+        let used = status.lines().find_map(|line| line.strip_prefix(used))?;
+        let used: u64 = used.split_whitespace().next()?.parse().ok()?;
+        Some(limit.saturating_sub(used.saturating_mul(1024)))
+    };
+    [("Max address space", "VmSize:"), ("Max data size", "VmData:")].into_iter().filter_map(left).min()
 }
 
 /// What the files of a memory control group are called.
@@ -119,7 +147,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        Memory::of_system(root.path())
+        Some(Memory::of_system(root.path())?.within_limits(root.path(), 3))
     }
 
     fn kib(total: u64, free: u64) -> Option<Memory> {
@@ -178,6 +206,28 @@ mod tests {
             ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
         assert_eq!(system(&unlimited), kib(1100, 850));
+    }
+
+    #[test]
+    fn what_a_process_may_still_map_counts() {
+        let limits = |address: &str, data: &str| {
+            let limits = format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max data size             {data:<20} unlimited            bytes     \n\
+                 Max address space         {address:<20} unlimited            bytes     \n"
+            );
+            system(&[
+                ("proc/meminfo", MEMINFO),
+                ("proc/self/limits", &limits),
+                ("proc/self/status", "VmPeak:\t     40 kB\nVmSize:\t     30 kB\nVmData:\t     10 kB\n"),
+            ])
+        };
+        assert_eq!(limits("unlimited", "unlimited"), kib(1100, 850));
+        // Of three processes, each of which has used up 30 of 300.
+        assert_eq!(limits("307200", "unlimited"), kib(810, 810));
+        assert_eq!(limits("307200", "102400"), kib(270, 270));
+        assert_eq!(limits("349525", "unlimited"), Some(Memory { total: 956_415, free: 870_400 }));
+        assert_eq!(limits("10240", "unlimited"), kib(0, 0));
     }
 
     #[test]

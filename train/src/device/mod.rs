@@ -5,7 +5,7 @@
 //! and what is missing is an error: burn and CubeCL panic without a driver.
 //!
 //! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held
-//! against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
+//! against, `kept_peak` what earlier starts have measured of it, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `gpu` is one GPU, `toolkit` goes through NVIDIA's libraries, which [`kiln_nvidia`] finds and loads, and
 //! `cupti` records what a GPU does. `kernel_pack` carries cached kernels to other machines, `kernel_counts` says
 //! how many were compiled, and `products` keeps algorithms of matrix products. For builds with wgpu, `wgpu` looks
@@ -21,6 +21,7 @@ mod error;
 mod flag;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod kept_peak;
 mod kernel_counts;
 #[cfg(feature = "cuda")]
 mod kernel_pack;

@@ -1,58 +1,29 @@
 //! What `mfu` is held against.
 
-use std::io;
+use std::fs;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::cpu::measure_peak_flops;
-use crate::config::Precision;
-
-/// FLOP/s that all devices of a run could reach in products of matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// FLOP/s that all devices of a run could reach in products of matrices. It never changes during a run, so that all
+/// values of `mfu` have one scale.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
     flops: f64,
-    origin: Origin,
-}
-
-/// Where the number comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-enum Origin {
-    /// The user, a data sheet, or a measurement that cannot be made again.
-    Given { told: bool },
-    /// A product of matrices on this machine.
-    Measured(Measurement),
-    /// Steps that were faster than that.
-    Reached,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Measurement {
-    precision: Precision,
-    threads: usize,
-    /// Machines, if all are like this one.
-    machines: f64,
-}
-
-impl Measurement {
-    fn make(self) -> io::Result<f64> {
-        Ok(measure_peak_flops(self.precision, self.threads)? * self.machines)
-    }
+    /// The file that earlier starts have kept their measurements in.
+    kept: Option<PathBuf>,
+    has_warned: bool,
 }
 
 impl Peak {
-    /// A peak that is known.
+    /// A peak that is known: from the user, a data sheet, or a measurement that was just made.
     pub fn given(flops: f64) -> Self {
-        Peak { flops, origin: Origin::Given { told: false } }
+        Peak { flops, kept: None, has_warned: false }
     }
 
-    /// The peak of so many machines, from products of matrices on `threads` threads of this one.
-    ///
-    /// # Errors
-    ///
-    /// If the system does not start them.
-    pub(super) fn measured(precision: Precision, threads: usize, machines: f64) -> io::Result<Self> {
-        let measurement = Measurement { precision, threads, machines };
-        Ok(Peak { flops: measurement.make()?, origin: Origin::Measured(measurement) })
+    /// A peak from the measurements in the file `kept`.
+    pub(super) fn kept(flops: f64, kept: PathBuf) -> Self {
+        Peak { kept: Some(kept), ..Peak::given(flops) }
     }
 
     /// FLOP/s.
@@ -60,42 +31,33 @@ impl Peak {
         self.flops
     }
 
-    /// The share of the peak that steps of `reached` FLOP/s are, from 0 to 1. If it were more than 1, the
-    /// peak was measured while other programs kept the processors busy: it is measured again, once, and is
-    /// then at least what steps have reached. One that was given stays as it is, which is said once.
+    /// The share of the peak that steps of `reached` FLOP/s are, from 0 to 1. More than 1 means that the peak is
+    /// wrong, which is said once. Measurements that earlier starts have kept are removed then: the next starts make
+    /// them again.
     pub fn share(&mut self, reached: f64) -> f64 {
-        // A step without time is none to measure by.
-        if reached > self.flops && reached.is_finite() {
-            self.correct(reached);
+        // A step without time measures nothing.
+        if reached > self.flops && reached.is_finite() && !self.has_warned {
+            self.has_warned = true;
+            self.warn(reached);
         }
         reached / self.flops.max(1.0)
     }
 
-    fn correct(&mut self, reached: f64) {
-        let before = self.flops;
-        match self.origin {
-            Origin::Given { told: true } => {}
-            Origin::Given { told: false } => {
-                self.origin = Origin::Given { told: true };
+    fn warn(&self, reached: f64) {
+        let [reached, peak] = [reached, self.flops].map(|flops| flops / 1e12);
+        match &self.kept {
+            None => tracing::warn!(
+                "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and device.peak_tflops, the data sheet or a \
+                 measurement says {peak:.3}"
+            ),
+            Some(file) => {
+                // Another rank, or another run, may have removed it.
+                let _ = fs::remove_file(file);
                 tracing::warn!(
-                    "mfu is above 100 %: steps reach {:.3} TFLOP/s, and device.peak_tflops, or the data \
-                     sheet, says {:.3}",
-                    reached / 1e12,
-                    before / 1e12
+                    "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier starts have measured {peak:.3}. \
+                     The next starts measure it again; device.peak_tflops sets it"
                 );
             }
-            Origin::Measured(measurement) => {
-                // Steps go on without it.
-                let again = measurement.make().unwrap_or(0.0);
-                *self = Peak { flops: reached.max(again), origin: Origin::Reached };
-                tracing::warn!(
-                    "mfu was above 100 %, because the peak was measured while the machine was busy: it is \
-                     {:.3} TFLOP/s now and was {:.3}; device.peak_tflops sets it for good",
-                    self.flops / 1e12,
-                    before / 1e12
-                );
-            }
-            Origin::Reached => self.flops = reached,
         }
     }
 }
@@ -105,22 +67,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peak_that_steps_exceed_was_measured_wrong() {
-        let measurement = Measurement { precision: Precision::F32, threads: 1, machines: 1.0 };
-        let mut peak = Peak { flops: 2.0, origin: Origin::Measured(measurement) };
-        assert_eq!(peak.share(1.0), 0.5);
-        assert_eq!(peak.flops(), 2.0);
-        // Any processor makes more than that.
-        let share = peak.share(4.0);
-        assert!(share < 0.001, "measured again: {share}");
-        // More than any processor makes.
-        assert_eq!(peak.share(1e30), 1.0);
-        assert_eq!(peak.share(5e29), 0.5);
+    fn a_peak_stays_for_the_whole_run() {
+        let mut peak = Peak::given(2e12);
+        assert_eq!((peak.share(1e12), peak.share(4e12), peak.share(1e12)), (0.5, 2.0, 0.5));
     }
 
     #[test]
-    fn a_peak_that_was_given_stays() {
-        let mut peak = Peak::given(2e12);
-        assert_eq!((peak.share(1e12), peak.share(4e12), peak.share(1e12)), (0.5, 2.0, 0.5));
+    fn a_peak_that_steps_exceed_is_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("peak.json");
+        fs::write(&file, "{}").expect("a file");
+        let mut peak = Peak::kept(2e12, file.clone());
+        assert_eq!(peak.share(1e12), 0.5);
+        assert!(file.exists());
+        assert_eq!((peak.share(4e12), peak.share(1e12)), (2.0, 0.5));
+        assert!(!file.exists());
     }
 }

@@ -11,7 +11,7 @@ use kiln_observe::trace::GpuActivity;
 
 #[cfg(feature = "wgpu")]
 use super::cpu;
-use super::cpu::cpu_defaults;
+use super::cpu::{cpu_defaults, measure_peak_flops, peak_dtype};
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "cuda")]
@@ -20,6 +20,7 @@ use super::data_sheet::DataSheet;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
+use super::kept_peak::{self, Key, processor};
 use super::kernel_counts::KernelCounts;
 use super::memory::Memory;
 use super::peak::Peak;
@@ -39,6 +40,12 @@ const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 
 /// Ends a recording of what a GPU does, and tells it. Whoever wants all of it waits for the GPU before.
 pub(crate) type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
+
+/// The number of `ranks` ranks that are on this machine, and the number of such machines.
+fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
+    let here = place.map_or(ranks, |place| place.local_world_size.max(1));
+    (here, ranks as f64 / here as f64)
+}
 
 /// The device of a run, as far as this process is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -258,9 +265,9 @@ impl ResolvedDevice {
         }
     }
 
-    /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads`
-    /// threads for each rank of this node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is
-    /// that of its data sheet. The other nodes are taken to be like this one.
+    /// The peak of `ranks` ranks, by a measurement that is made now. A CPU's peak is measured with `threads`
+    /// threads for each rank of this node, and that of what wgpu finds in f32; an NVIDIA GPU's is that of its data
+    /// sheet. The other nodes are taken to be like this one.
     ///
     /// # Errors
     ///
@@ -272,11 +279,9 @@ impl ResolvedDevice {
         ranks: usize,
         threads: usize,
     ) -> io::Result<Peak> {
+        let (here, machines) = ranks_here(place, ranks);
         match &self.kind {
-            Kind::Cpu => {
-                let here = place.map_or(ranks, |place| place.local_world_size.max(1));
-                Peak::measured(precision, threads * here, ranks as f64 / here as f64)
-            }
+            Kind::Cpu => Ok(Peak::given(measure_peak_flops(precision, threads * here)? * machines)),
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => {
                 let gpus = if place.is_some() { ranks } else { 1 };
@@ -285,6 +290,34 @@ impl ResolvedDevice {
             #[cfg(feature = "wgpu")]
             Kind::Wgpu => Ok(Peak::given(cpu::measure_flops_of(&self.device(), DType::F32))),
         }
+    }
+
+    /// [`ResolvedDevice::peak`] of a run. Measurements are kept for all starts on this machine, and only where two of
+    /// them agree is the peak known; `None` before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ResolvedDevice::peak`].
+    pub fn known_peak(
+        &self,
+        precision: Precision,
+        place: Option<&RankEnv>,
+        ranks: usize,
+        threads: usize,
+    ) -> io::Result<Option<Peak>> {
+        let (here, machines) = ranks_here(place, ranks);
+        let key = match &self.kind {
+            Kind::Cpu => Key::new(processor(), threads * here, &format!("{:?}", peak_dtype(precision))),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => return self.peak(precision, place, ranks, threads).map(Some),
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => Key::new(self.fingerprint(), 1, "f32"),
+        };
+        // What no later start finds is not worth the time.
+        let Some(file) = key.file() else { return Ok(None) };
+        let measure = || self.peak(precision, place, ranks, threads).map(|peak| peak.flops() / machines);
+        let flops = kept_peak::known(&file, &key, measure)?;
+        Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
     /// What tells an NVIDIA GPU apart from those of other processes; nothing for others.

@@ -7,11 +7,17 @@ use serde::Serialize;
 /// A relative difference that sums in another order make in f32, at most.
 pub(crate) const ROUNDING: f64 = 1e-5;
 
-/// The same where a pass computes in bf16 or f16.
+/// The same where a pass computes in bf16 or f16, and nothing of the kind was compared in an earlier step.
 const HALF_ROUNDING: f64 = 2e-2;
 
 /// How much a difference by rounding may grow from one tensor to a later one before it is more than rounding.
 const GROWTH: f64 = 100.0;
+
+/// The distance between 1 and the next number in bf16.
+const HALF_UNIT: f64 = 1.0 / 128.0;
+
+/// Elements of one tensor that may round the other way in bf16 before that is more than chance.
+const FLIPS: f64 = 4.0;
 
 /// What is expected of two runs, by what is recorded of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,11 +86,23 @@ pub(crate) enum Verdict {
     Different,
 }
 
+/// The size of a difference, and the facts by which it is judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    /// The difference relative to the tensor, or to all tensors of its kind in its module, some of which may be
+    /// nothing but rounding. Infinite or NaN is never rounding.
+    pub(crate) relative: f64,
+    /// Number of elements in bf16 or f16, each of which may round the other way; `u64::MAX` for an f32 tensor.
+    pub(crate) count: u64,
+    /// Set if an earlier step compared places of this kind, so that the noise of these runs is known.
+    pub(crate) is_known: bool,
+}
+
 /// Goes through two things in the order of time, and finds where they part.
 #[derive(Clone, Debug)]
 pub(crate) struct Judge {
-    /// Relative differences up to this are rounding.
-    tolerance: f64,
+    /// Set if both compute in bf16 or f16.
+    is_half: bool,
     /// Whether any other bit is a difference.
     is_strict: bool,
     /// Places that were compared.
@@ -101,8 +119,7 @@ pub(crate) struct Judge {
 
 impl Judge {
     pub(crate) fn new(Expected { is_strict, is_half }: Expected) -> Self {
-        let tolerance = if is_half { HALF_ROUNDING } else { ROUNDING };
-        Judge { tolerance, is_strict, seen: 0, equal: 0, worst: 0.0, first: None, parted: None }
+        Judge { is_half, is_strict, seen: 0, equal: 0, worst: 0.0, first: None, parted: None }
     }
 
     /// A place with the same bits.
@@ -111,16 +128,42 @@ impl Judge {
         self.equal += 1;
     }
 
-    /// A place with other bits. `size` is what is held against the tolerance: the difference relative to the
-    /// tensor, or to all tensors of its kind in its module, some of which may be nothing but rounding.
-    pub(crate) fn other(&mut self, difference: Difference, size: f64) {
+    /// A place with other bits.
+    pub(crate) fn other(&mut self, difference: Difference, size: Size) {
         self.seen += 1;
-        let is_more = self.is_strict || size > self.tolerance.max(GROWTH * self.worst);
-        self.worst = self.worst.max(size);
+        let relative = if size.relative.is_nan() { f64::INFINITY } else { size.relative };
+        let is_more = self.is_strict || relative == f64::INFINITY || relative > self.rounding(size);
+        self.worst = self.worst.max(relative);
         if is_more && self.parted.is_none() {
             self.parted = Some(difference.clone());
         }
         self.first.get_or_insert(difference);
+    }
+
+    /// A place at which one of two things without an order of time is not finite. It is named before all others.
+    pub(crate) fn non_finite(&mut self, difference: Difference) {
+        self.seen += 1;
+        // The first of its kind stays.
+        if self.worst < f64::INFINITY {
+            self.worst = f64::INFINITY;
+            self.first = Some(difference.clone());
+            self.parted = Some(difference);
+        }
+    }
+
+    /// The largest difference that rounding explains. An f32 that is `worst` apart rounds the other way in bf16
+    /// once in unit / `worst` times, and then by a unit: together, the root of `worst` units.
+    fn rounding(&self, Size { count, is_known, .. }: Size) -> f64 {
+        let floor = match (self.is_half, is_known) {
+            (false, _) => ROUNDING,
+            (true, false) => HALF_ROUNDING,
+            (true, true) => {
+                let spread = GROWTH * (self.worst * HALF_UNIT).sqrt();
+                let flips = HALF_UNIT * (FLIPS / count.max(1) as f64).sqrt();
+                spread.max(flips).clamp(ROUNDING, HALF_ROUNDING)
+            }
+        };
+        floor.max(GROWTH * self.worst)
     }
 
     pub(crate) fn verdict(&self) -> Verdict {
@@ -145,8 +188,46 @@ mod tests {
     fn judged(is_strict: bool, differences: &[(Difference, f64)]) -> Judge {
         let mut judge = Judge::new(Expected { is_strict, is_half: false });
         judge.same();
-        differences.iter().for_each(|(difference, size)| judge.other(difference.clone(), *size));
+        let size = |relative| Size { relative, count: 1000, is_known: false };
+        differences
+            .iter()
+            .for_each(|(difference, relative)| judge.other(difference.clone(), size(*relative)));
         judge
+    }
+
+    #[test]
+    fn what_is_not_finite_is_no_rounding() {
+        for size in [f64::NAN, f64::INFINITY] {
+            assert_eq!(judged(false, &[at("a", size)]).verdict(), Verdict::Different, "{size}");
+            let judge = judged(false, &[at("a", f64::INFINITY), at("b", size)]);
+            assert_eq!((judge.verdict(), judge.worst), (Verdict::Different, f64::INFINITY), "{size}");
+        }
+        let mut judge = judged(false, &[at("a", 0.5)]);
+        judge.non_finite(at("b", f64::NAN).0);
+        judge.non_finite(at("c", f64::NAN).0);
+        assert_eq!(judge.parted.map(|parted| parted.at.tensor).as_deref(), Some("b"));
+        assert_eq!(judge.first.map(|first| first.at.tensor).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn in_bf16_a_jump_is_judged_by_the_noise_before_it() {
+        let parts = |noise: f64, jump: f64, is_known: bool| {
+            let mut judge = Judge::new(Expected { is_strict: false, is_half: true });
+            let mut add = |relative, is_known| {
+                let size = Size { relative, count: 4096, is_known };
+                judge.other(at("a", relative).0, size);
+            };
+            add(noise, false);
+            add(jump, is_known);
+            judge.verdict() == Verdict::Different
+        };
+        // The first step of a kind says what the noise is.
+        assert!(!parts(3.6e-10, 1e-2, false));
+        // A gradient that is scaled by 1.01 on one of two ranks.
+        assert!(parts(3.6e-10, 5e-3, true) && parts(1e-8, 5e-3, true));
+        // Weights that are a little apart round the other way here and there.
+        assert!(!parts(3.6e-10, 1.2e-4, true) && !parts(1e-7, 1e-3, true));
+        assert!(!parts(2e-3, 1e-2, true) && parts(2e-3, 0.3, true));
     }
 
     #[test]

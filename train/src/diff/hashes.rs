@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::difference::{Difference, Expected, Judge, ROUNDING, TensorPlace};
+use super::difference::{Difference, Expected, Judge, ROUNDING, Size, TensorPlace};
 use crate::debug::hash::{Entry, StepHashes, StepPhase};
 
 /// What the hashes of two runs have in common.
@@ -16,6 +16,8 @@ pub(crate) struct Compared {
     pub(crate) unpaired: Vec<String>,
     /// The dtypes of the tensor in which they part.
     pub(crate) dtypes: Option<[String; 2]>,
+    /// Phases of the steps before: how far runs are apart in them is known.
+    known: HashSet<StepPhase>,
 }
 
 /// The norm of all tensors of one kind in one module: parts of a gradient may be nothing but rounding, as that of
@@ -42,7 +44,11 @@ fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
 /// Whether passes compute in fewer bits than f32.
 fn is_half(steps: &[StepHashes]) -> bool {
     let mut entries = steps.iter().flat_map(|step| &step.entries);
-    entries.any(|entry| matches!(entry.dtype.as_str(), "bf16" | "f16"))
+    entries.any(is_of_half)
+}
+
+fn is_of_half(entry: &Entry) -> bool {
+    matches!(entry.dtype.as_str(), "bf16" | "f16")
 }
 
 /// Compares the steps that both have, up to the first that has a difference.
@@ -52,11 +58,13 @@ pub(crate) fn compare(a: &[StepHashes], b: &[StepHashes], expected: Expected) ->
     // One that computes in fewer bits and one that does not differ.
     let is_half = expected.is_half || (is_half(a) && is_half(b));
     let judge = Judge::new(Expected { is_strict, is_half });
-    let mut compared = Compared { judge, steps: Vec::new(), phase: None, unpaired: Vec::new(), dtypes: None };
+    let (steps, unpaired) = (Vec::new(), Vec::new());
+    let mut compared = Compared { judge, steps, phase: None, unpaired, dtypes: None, known: HashSet::new() };
     for mine in a {
         let Some(theirs) = b.iter().find(|step| step.step == mine.step) else { continue };
         compared.steps.push(mine.step);
         compared.step(mine, theirs);
+        compared.known.extend(mine.entries.iter().map(|entry| entry.phase));
         if compared.judge.parted.is_some() {
             break;
         }
@@ -100,7 +108,11 @@ impl Compared {
             }
             let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.unit, parameter));
             let had = (self.judge.first.is_some(), self.judge.parted.is_some());
-            self.judge.other(difference, if is_noise { 0.0 } else { size });
+            let relative = if is_noise { 0.0 } else { size };
+            // Sums in f32, as of gradients and norms, have no elements that round the other way in bf16.
+            let count = if is_of_half(mine) { mine.count } else { u64::MAX };
+            let size = Size { relative, count, is_known: self.known.contains(&mine.phase) };
+            self.judge.other(difference, size);
             if had != (self.judge.first.is_some(), self.judge.parted.is_some()) {
                 self.phase = Some(mine.phase);
                 self.dtypes = Some([mine.dtype.clone(), theirs.dtype.clone()]);
@@ -131,6 +143,10 @@ fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
         () if a.non_finite != b.non_finite => {
             let note =
                 format!("{} elements that are not finite, and {} in the second", a.non_finite, b.non_finite);
+            (None, f64::INFINITY, Some(note))
+        }
+        () if a.non_finite > 0 && (!a.phase.may_mask() || a.sketch == b.sketch) => {
+            let note = format!("{} elements of each are not finite", a.non_finite);
             (None, f64::INFINITY, Some(note))
         }
         () if a.dtype != b.dtype => {

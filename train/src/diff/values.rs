@@ -6,20 +6,18 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use kiln_shard::TensorDifference;
+use kiln_storage::LineReader;
 use serde_json::Value as Json;
 
-use super::difference::{Difference, Expected, Judge, TensorPlace};
+use super::difference::{Difference, Expected, Judge, Size, TensorPlace};
 use super::error::DiffError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Saved};
-use crate::data::{DataInfo, Split};
+use crate::data::{self, DataInfo, Split, Tokenizer};
 use crate::debug::hash::split;
 use crate::error::Result;
 use crate::files;
 use crate::source::ModelSource;
 use crate::weights::Weights;
-
-/// Longer files of metrics are not read.
-const MAX_METRICS: u64 = 4 << 30;
 
 /// Elements that are read at a time.
 const BLOCK: usize = 1 << 20;
@@ -57,7 +55,10 @@ pub(crate) fn metrics(
     let mut judge = Judge::new(expected);
     judge.worst = worst;
     let both: Vec<_> = a.iter().filter_map(|(step, mine)| Some((*step, mine, b.get(step)?))).collect();
+    let mut before = None;
     for (step, mine, theirs) in &both {
+        // Over steps that are not logged, noise grows unseen.
+        let is_known = before.replace(*step) == step.checked_sub(1);
         for key in ["loss", "grad_norm", "val_loss"] {
             let value = |line: &BTreeMap<String, f64>| line.get(key).copied();
             let (Some(x), Some(y)) = (value(mine), value(theirs)) else { continue };
@@ -69,10 +70,14 @@ pub(crate) fn metrics(
                 judge.same();
                 continue;
             }
-            let relative = (x - y).abs() / x.abs().max(y.abs());
+            let relative = match x.is_finite() && y.is_finite() {
+                true => (x - y).abs() / x.abs().max(y.abs()),
+                false => f64::INFINITY,
+            };
             let note = Some(format!("{x}, and {y} in the second"));
             let at = place(Some(*step), "metrics", "model", key);
-            judge.other(Difference { at, relative: Some(relative), note }, relative);
+            let size = Size { relative, count: u64::MAX, is_known };
+            judge.other(Difference { at, relative: Some(relative).filter(|r| r.is_finite()), note }, size);
         }
     }
     let (Some(first), Some(last)) = (both.first(), both.last()) else { return Ok(None) };
@@ -84,15 +89,16 @@ fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> DiffError {
     move |error| DiffError::File { reason: format!("cannot read {}: {error}", path.display()) }
 }
 
-/// The numbers of every step.
+/// The numbers of every step. `null` stands for one that is not finite.
 fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, DiffError> {
-    let text = files::read(path, MAX_METRICS).map_err(unreadable(path))?;
+    let mut lines = LineReader::open(path).map_err(unreadable(path))?;
     let mut steps: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
-    for line in text.split(|byte| *byte == b'\n') {
+    while let Some(line) = lines.next_line().map_err(unreadable(path))? {
         // A line that is not whole, as after a crash, says nothing.
         let Ok(Json::Object(line)) = serde_json::from_slice(line) else { continue };
         let Some(step) = line.get("step").and_then(Json::as_u64) else { continue };
-        let numbers = line.into_iter().filter_map(|(key, value)| Some((key, value.as_f64()?)));
+        let number = |value: &Json| if value.is_null() { Some(f64::NAN) } else { value.as_f64() };
+        let numbers = line.into_iter().filter_map(|(key, value)| Some((key, number(&value)?)));
         steps.entry(step).or_default().extend(numbers);
     }
     Ok(steps)
@@ -188,14 +194,24 @@ fn compare_tensor(
     }
     let (relative, furthest) = (difference.relative(), difference.furthest);
     let (index, [x, y]) = (furthest.index, furthest.values);
+    if difference.non_finite > 0 {
+        let note = Some(format!(
+            "{others} of {count} elements have other bits, {} of them NaN or infinite; the first is element {index}: \
+             {x:e}, and {y:e} in the second",
+            difference.non_finite
+        ));
+        judge.non_finite(Difference { at, relative: None, note });
+        return Ok(());
+    }
     let note = Some(format!(
         "{others} of {count} elements have other bits; most of all element {index}: {x:e}, and {y:e} in the second"
     ));
-    judge.other(Difference { at, relative: Some(relative), note }, relative);
+    let size = Size { relative, count: count as u64, is_known: false };
+    judge.other(Difference { at, relative: Some(relative), note }, size);
     Ok(())
 }
 
-/// Prepared data: the tokens of both splits.
+/// Prepared data: the tokens of both splits, and the tokenizer that they are read with.
 pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     let (of_a, of_b) = (DataInfo::load(a)?, DataInfo::load(b)?);
     let mut judge = Judge::new(Expected { is_strict: true, is_half: false });
@@ -205,13 +221,14 @@ pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
             return;
         }
         let note = Some(format!("{x}, and {y} in the second"));
-        judge.other(
-            Difference { at: place(None, "data", "tokens", tensor), relative: None, note },
-            f64::INFINITY,
-        );
+        let size = Size { relative: f64::INFINITY, count: 1, is_known: false };
+        judge.other(Difference { at: place(None, "data", "tokens", tensor), relative: None, note }, size);
     };
     note("width of an id", format!("{:?}", of_a.dtype), format!("{:?}", of_b.dtype));
     note("vocabulary", of_a.vocab_size.to_string(), of_b.vocab_size.to_string());
+    note("end of text", format!("id {}", of_a.end_of_text), format!("id {}", of_b.end_of_text));
+    let (x, y) = other_tokenizers(a, b)?;
+    note("tokenizer.json", x, y);
     if of_a.dtype == of_b.dtype {
         for split in [Split::Train, Split::Validation] {
             let (name, width) = (split.file_name(), of_a.dtype.bytes());
@@ -226,6 +243,34 @@ pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     }
     let what = format!("prepared data of {} and {} tokens", of_a.train.tokens, of_b.train.tokens);
     Ok(ComparedValues { judge, what })
+}
+
+/// Describes the first difference of the tokenizers of two folders of prepared data, in words for each of the two.
+/// Returns the same words twice if they do not differ.
+fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
+    let [of_a, of_b] = [data::read_tokenizer_of(a)?, data::read_tokenizer_of(b)?];
+    let parse = |folder: &Path, content: &[u8]| {
+        Tokenizer::from_file(content.to_vec(), &folder.join("tokenizer.json")).ok()
+    };
+    let (Some(x), Some(y)) = (parse(a, &of_a), parse(b, &of_b)) else {
+        // Files that are not tokenizers are compared by their bytes.
+        return Ok(match of_a == of_b {
+            true => Default::default(),
+            false => ("one file".to_owned(), "another".to_owned()),
+        });
+    };
+    if !data::are_other_tokenizers(&of_a, &of_b) {
+        return Ok(Default::default());
+    }
+    let token = |tokenizer: &Tokenizer, id: u32| {
+        let token = tokenizer.token(id).map_or_else(|| "no token".to_owned(), |token| format!("{token:?}"));
+        format!("id {id} is {token}")
+    };
+    let ids = 0..x.vocab_size().max(y.vocab_size()) as u32;
+    Ok(match ids.into_iter().find(|id| x.token(*id) != y.token(*id)) {
+        Some(id) => (token(&x, id), token(&y, id)),
+        None => ("the same tokens by some rules".to_owned(), "by others".to_owned()),
+    })
 }
 
 /// The first token that is another in the second file, and both ids; none where a file ends before.
@@ -258,5 +303,49 @@ fn first_other(a: &Path, b: &Path, width: usize) -> Result<Option<OtherToken>, D
             Some(bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte)))
         };
         return Ok(Some((before + same as u64, id(&x), id(&y))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::difference::Verdict;
+    use super::*;
+
+    /// The verdict on two runs with these losses, from step 1 on.
+    fn compared(a: &[f64], b: &[f64]) -> (Verdict, f64) {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, losses: &[f64]| {
+            let line = |(step, loss)| serde_json::json!({ "step": step, "loss": loss }).to_string();
+            let lines: Vec<_> = (1..).zip(losses).map(line).collect::<Vec<String>>();
+            let path = folder.path().join(name);
+            std::fs::write(&path, lines.join("\n")).unwrap();
+            path
+        };
+        let (a, b) = (write("a.jsonl", a), write("b.jsonl", b));
+        let ComparedValues { judge, .. } = metrics(&a, &b, Expected::default(), 0.0).unwrap().unwrap();
+        (judge.verdict(), judge.worst)
+    }
+
+    #[test]
+    fn losses_one_bit_apart_are_not_equal_and_the_same_bits_are() {
+        let losses: Vec<f64> = (1..2000).map(|at| 2.0 + f64::from(at).sqrt().sin()).collect();
+        assert_eq!(compared(&losses, &losses).0, Verdict::Equal);
+        for at in 0..losses.len() {
+            let mut other = losses.clone();
+            other[at] = f64::from_bits(other[at].to_bits() + 1);
+            // Only this step, for speed.
+            let (verdict, worst) = compared(&losses[at..=at], &other[at..=at]);
+            assert_eq!(verdict, Verdict::Rounding, "{}", losses[at]);
+            assert!(worst > 0.0 && worst < 1e-15, "{worst}");
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_a_number_is_a_difference() {
+        assert_eq!(compared(&[2.0, f64::NAN], &[2.0, f64::NAN]).0, Verdict::Equal);
+        for other in [[2.0, f64::NAN], [2.0, f64::INFINITY]] {
+            assert_eq!(compared(&other, &[2.0, 1.5]), (Verdict::Different, f64::INFINITY));
+            assert_eq!(compared(&[2.0, 1.5], &other), (Verdict::Different, f64::INFINITY));
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! Loss on answers: how likely a model finds a given continuation of a prompt.
 //!
-//! Prompt and answer are tokenized one by one and put together, so that the answer's tokens do not
-//! depend on the prompt; a tokenizer might otherwise merge the end of one with the start of the
-//! other. A prompt without a token is the end of another document, as in generation.
+//! Prompt and answer are tokenized as one text, which is cut where the answer begins, as in lm-evaluation-harness
+//! (see [`Tokenizer::encode_pair`]). A prompt without a token is the end of another document, as in generation.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -99,13 +98,12 @@ impl TokenPair {
     ///
     /// When the answer has no token, and when the two are longer than the model's context.
     pub fn new(pair: &Pair, context: usize, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
-        let mut prompt = tokenizer.encode(&pair.prompt)?;
-        if prompt.is_empty() {
-            prompt.push(tokenizer.end_of_text()?);
-        }
-        let answer = tokenizer.encode(&pair.answer)?;
+        let (mut prompt, answer) = tokenizer.encode_pair(&pair.prompt, &pair.answer)?;
         if answer.is_empty() {
             return Err(EvalError::EmptyAnswer { place: place.to_owned() }.into());
+        }
+        if prompt.is_empty() {
+            prompt.push(tokenizer.end_of_text()?);
         }
         // The last token is looked for, but nothing is read after it.
         if prompt.len() + answer.len() - 1 > context {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
-use kiln_collectives::tcp::{Ports, Seal};
+use kiln_collectives::tcp::{Arrivals, Ports, Seal};
 use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
@@ -17,6 +17,7 @@ use super::error::EvalError;
 use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{self, Backend, CommSection, DeviceSection, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -34,9 +35,8 @@ const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
 pub struct EvalArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long, value_name = "PATH")]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// Folder with prepared data, whose validation split is taken [default: the data that the model
     /// was trained on].
     #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
@@ -44,21 +44,25 @@ pub struct EvalArgs {
     /// Sequences of validation data [default: all].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     samples: Option<NonZero<usize>>,
-    /// Tokens per sequence of validation data [default: as the model was trained].
+    /// Tokens per sequence of validation data [default: as the model was trained, or its context, 2048 at most].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
     /// Sequences of validation data per forward pass [default: 4].
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     rows: Option<NonZero<usize>>,
-    /// Tell the loss of --answer after this text; may be empty.
+    /// Report the loss of --answer after this text; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
+    #[arg(allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The answer to --prompt.
-    #[arg(long, value_name = "TEXT", requires = "prompt")]
+    #[arg(long, value_name = "TEXT", requires = "prompt", allow_hyphen_values = true)]
     answer: Option<String>,
-    /// Tell the loss of the answers in this file: an object with "prompt" and "answer" per line.
+    /// Report the loss of the answers in this file: an object with "prompt" and "answer" per line.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
     pairs: Option<PathBuf>,
+    /// Read spellings of special tokens in prompts and answers as plain text.
+    #[arg(long, conflicts_with_all = ["data", "samples", "seq_len", "rows", "tokens"])]
+    plain_text: bool,
     /// Write the logits after each of these tokens to --logits.
     #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', value_parser = parse_token)]
     #[arg(requires = "logits")]
@@ -82,7 +86,7 @@ pub struct EvalArgs {
     /// a run: whoever reaches the port can take a rank's place.
     #[arg(long, hide_short_help = true)]
     comm_open: bool,
-    /// What protects the traffic between processes, as comm.seal in a run: off, mac or encrypt.
+    /// Protection of the traffic between processes, as comm.seal in a run: off or encrypt.
     #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
     comm_seal: Seal,
     /// Ports on which processes listen for each other, as comm.ports in a run.
@@ -151,7 +155,7 @@ impl EvalArgs {
             ports: self.comm_ports,
             ..CommSection::default()
         };
-        let met = world::join(place, &comm, None)?;
+        let met = world::join(place, &comm, None, &Arrivals::default())?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {
@@ -198,7 +202,7 @@ enum Task {
 
 impl Work {
     fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
-        let source = ModelSource::open_with(&args.checkpoint, layers)?;
+        let source = ModelSource::open_with(args.checkpoint.path(), layers)?;
         let task = Task::new(args, &source)?;
         Ok(Work {
             layers: layers.clone(),
@@ -262,11 +266,11 @@ impl Task {
     fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
-            let tokenizer = source.load_tokenizer()?;
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
             return Ok(Task::Answer(TokenPair::new(&pair, source.context_length(), &tokenizer, "--answer")?));
         }
         if let Some(path) = &args.pairs {
-            let tokenizer = source.load_tokenizer()?;
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
             let pairs = read_pairs(path)?;
             return Ok(Task::Answers(TokenPair::of_file(path, &pairs, source.context_length(), &tokenizer)?));
         }

@@ -55,6 +55,13 @@ pub enum EvalError {
          with a longer context"
     )]
     TooLong { what: &'static str, tokens: usize, context: usize },
+    /// Validation data that is shorter than one sequence.
+    #[error(
+        "{} has {tokens} validation tokens, and a sequence of --seq-len {seq_len} needs {}: lower --seq-len, or \
+         prepare more text",
+        .data.display(), .seq_len.saturating_add(1)
+    )]
+    TooFewTokens { data: PathBuf, tokens: u64, seq_len: usize },
     /// A prompt and its answer that are longer than the model can take.
     #[error(
         "{place}: the prompt has {prompt} tokens and the answer {answer}, and the model reads at most \

@@ -16,7 +16,8 @@ use crate::source::ModelSource;
 /// What of the validation data is read, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidationOptions {
-    /// Tokens per sequence; by default as many as in training.
+    /// Tokens per sequence. By default as many as in training; for a model that Kiln has not trained, its context, but
+    /// 2048 at most. A default is shortened to what the data hold.
     pub seq_len: Option<usize>,
     /// Sequences; 0 for all.
     pub samples: u64,
@@ -38,6 +39,8 @@ pub struct ValidationLoss {
     pub loss: f64,
     /// Tokens that it is the mean of.
     pub tokens: u64,
+    /// Tokens of a sequence: as many at most come before the last one.
+    pub seq_len: usize,
 }
 
 impl Validation {
@@ -50,8 +53,7 @@ impl Validation {
     /// data are not as they were prepared, as far as a look at some of them tells.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
-        let seq_len = options.seq_len.unwrap_or(model.seq_len());
-        if seq_len > context {
+        if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
             return Err(EvalError::TooLong { what: "--seq-len", tokens: seq_len, context }.into());
         }
         let data = match data {
@@ -60,6 +62,15 @@ impl Validation {
             }
             Some(data) => data.to_owned(),
             None => data_of(model)?,
+        };
+        let tokens = DataInfo::load(&data)?.validation.tokens;
+        let most = usize::try_from(tokens.saturating_sub(1)).unwrap_or(usize::MAX);
+        let seq_len = match options.seq_len {
+            Some(seq_len) if seq_len > most => {
+                return Err(EvalError::TooFewTokens { data, tokens, seq_len }.into());
+            }
+            Some(seq_len) => seq_len,
+            None => model.seq_len().min(most).max(1),
         };
         let file = TokenFile::open(&data, Split::Validation, seq_len)?;
         let (tokens, known) = (file.info().vocab_size, model.model().vocab_size);
@@ -77,7 +88,7 @@ impl Validation {
     pub fn loss(&self, model: &ShardedDecoder, device: &Device) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
         let (loss, tokens) = run::evaluate(model, device, &self.source, samples, rows)?;
-        Ok(ValidationLoss { loss, tokens })
+        Ok(ValidationLoss { loss, tokens, seq_len: self.source.file().seq_len() })
     }
 }
 

@@ -75,7 +75,7 @@ impl Total {
 impl Report {
     /// JSON, one object per line. Losses are nats; what is not a number is `null`.
     ///
-    /// - Validation data: `val_loss`, `perplexity`, `tokens`.
+    /// - Validation data: `val_loss`, `perplexity`, `tokens`, `seq_len`.
     /// - One answer: `loss` per token, `sum`, `perplexity`, `tokens`.
     /// - A file of pairs: a line per pair with `pair` (its number, from 1), `loss`, `sum` and
     ///   `tokens`; then `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean
@@ -87,10 +87,11 @@ impl Report {
         let Report { outcome, ranks, strategy } = self;
         let mut lines: Vec<String> = Vec::new();
         let last = match outcome {
-            Outcome::Validation(ValidationLoss { loss, tokens }) => serde_json::json!({
+            Outcome::Validation(ValidationLoss { loss, tokens, seq_len }) => serde_json::json!({
                 "val_loss": loss,
                 "perplexity": loss.exp(),
                 "tokens": tokens,
+                "seq_len": seq_len,
             }),
             Outcome::Answer(answer) => serde_json::json!({
                 "loss": answer.loss(),
@@ -143,9 +144,9 @@ fn line(value: &impl Serialize) -> String {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.outcome {
-            Outcome::Validation(ValidationLoss { loss, tokens }) => write!(
+            Outcome::Validation(ValidationLoss { loss, tokens, seq_len }) => write!(
                 f,
-                "validation loss {loss:.4} nats per token, perplexity {:.2}, {tokens} tokens",
+                "validation loss {loss:.4} nats per token, perplexity {:.2}, {tokens} tokens in sequences of {seq_len}",
                 loss.exp()
             )?,
             Outcome::Answer(answer) => write!(

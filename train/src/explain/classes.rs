@@ -149,6 +149,8 @@ impl Explained for DataError {
             DataError::NoInputs
             | DataError::UnknownBuiltin { .. }
             | DataError::ValidationFraction { .. }
+            | DataError::NoStartOfText
+            | DataError::UnknownToken { .. }
             | DataError::ZeroSequenceLength => Page::Configuration,
             DataError::Missing { .. } | DataError::NoFolder { .. } | DataError::NotPrepared { .. } => {
                 Page::DataMissing
@@ -317,6 +319,7 @@ impl Explained for EvalError {
             EvalError::OtherData { .. } => Page::DataChanged,
             EvalError::OtherVocabulary { .. } | EvalError::OtherTokenizer { .. } => Page::TokenizerMismatch,
             EvalError::TooLong { .. }
+            | EvalError::TooFewTokens { .. }
             | EvalError::PairTooLong { .. }
             | EvalError::EmptyAnswer { .. }
             | EvalError::NoPairs { .. }

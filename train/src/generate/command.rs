@@ -1,33 +1,35 @@
 //! `kiln generate`.
 
 use std::io::{IsTerminal, Write, stdout};
-use std::path::PathBuf;
 
 use clap::Args;
 use kiln_model::{Decoder, Key, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
+use super::stream::TextStream;
 use super::{Continuation, Sampling};
+use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{CommSection, ConfigError, Precision};
+use crate::data::Tokenizer;
 use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::{Result, TrainError};
+use crate::eval::EvalError;
 use crate::kernels;
 use crate::process::output;
 use crate::source::ModelSource;
 
-/// What the decoder of a tokenizer shows for bytes that are no character yet.
-const INCOMPLETE: char = '\u{FFFD}';
-
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArg,
     /// What the text starts with.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     prompt: String,
+    /// Read spellings of special tokens in the prompt as plain text.
+    #[arg(long)]
+    plain_text: bool,
     /// Tokens to generate.
     #[arg(long, allow_negative_numbers = true)]
     max_tokens: usize,
@@ -62,10 +64,11 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         check_flags(&sampling)?;
-        let source = ModelSource::open_with(&self.checkpoint, layers)?;
+        let source = ModelSource::open_with(self.checkpoint.path(), layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
-        let tokenizer = source.load_tokenizer()?;
+        let tokenizer = source.load_tokenizer()?.reading_special_tokens(!self.plain_text);
+        check_prompt("--prompt", &self.prompt, &tokenizer, sampling.context_length)?;
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
         let parameters = Decoder::count_parameters(layers, source.model())?;
@@ -78,25 +81,43 @@ impl GenerateArgs {
             let policy = Policy { strategy, ..Policy::default() };
             let model = source.decoder(layers, EngineBuilder::new(world, policy, None)?, &device)?;
             let mut continuation = Continuation::new(&tokenizer, &self.prompt, &sampling)?;
-            let mut shown = 0;
+            let mut stream = TextStream::default();
+            let decode = |ids: &[u32]| tokenizer.decode(ids);
             let pass = model.pass(&device);
             while continuation.advance(&pass, &device, || model.engine().finish_evaluation())? {
                 if live {
-                    let text = continuation.text()?;
-                    let new = ready(&text, shown);
+                    let new = stream.next(continuation.ids(), decode)?;
                     // A reader that went away is no reason to fail.
-                    let _ = write!(stdout(), "{}", on_terminal(new)).and_then(|()| stdout().flush());
-                    shown += new.len();
+                    let _ = write!(stdout(), "{}", on_terminal(&new)).and_then(|()| stdout().flush());
                 }
             }
-            let text = continuation.text()?;
-            let rest = text.get(shown..).unwrap_or_default();
             // Programs get the text as it is.
-            let rest = if live { on_terminal(rest) } else { rest.to_owned() };
+            let rest = match live {
+                true => on_terminal(&stream.rest(continuation.ids(), decode)?),
+                false => continuation.text()?,
+            };
             let _ = writeln!(output::Console::Stdout, "{rest}");
             Ok::<_, TrainError>(())
         })?;
         Ok(())
+    }
+}
+
+/// Fails if `prompt`, which the user knows as `what`, has more tokens than the model reads.
+///
+/// # Errors
+///
+/// Also when the tokenizer cannot express it.
+pub(crate) fn check_prompt(
+    what: &'static str,
+    prompt: &str,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> Result<()> {
+    let (_, ids) = tokenizer.encode_prompt(prompt)?;
+    match ids.len() > context {
+        true => Err(EvalError::TooLong { what, tokens: ids.len(), context }.into()),
+        false => Ok(()),
     }
 }
 
@@ -118,28 +139,9 @@ fn check_flags(sampling: &Sampling) -> Result<(), ConfigError> {
     Err(ConfigError::Invalid { problems: vec![problem] })
 }
 
-/// What of `text` can be shown after its first `shown` bytes: all but characters at its end that the
-/// next tokens may complete.
-fn ready(text: &str, shown: usize) -> &str {
-    let complete = text.trim_end_matches(INCOMPLETE).len();
-    text.get(shown..complete).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn characters_are_shown_when_they_are_complete() {
-        assert_eq!(ready("ab", 0), "ab");
-        assert_eq!(ready("ab", 1), "b");
-        assert_eq!(ready("ab\u{FFFD}\u{FFFD}", 1), "b");
-        assert_eq!(ready("ab\u{FFFD}", 2), "");
-        assert_eq!(ready("ab\u{E4}c", 2), "\u{E4}c");
-        // One in the middle is what the text has.
-        assert_eq!(ready("a\u{FFFD}b", 1), "\u{FFFD}b");
-        assert_eq!(ready("a", 2), "");
-    }
 
     fn sampling(temperature: f64, top_p: f64) -> Sampling {
         let (max_tokens, top_k, key) = (1, 0, Key::new(1));

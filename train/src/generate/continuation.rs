@@ -20,9 +20,10 @@ pub struct Continuation<'a> {
     sampling: &'a Sampling,
     ends: Vec<u32>,
     ids: Vec<u32>,
-    /// Ids at the front that are not part of the text: what an empty prompt starts from.
+    /// Ids at the front that are not part of the text: what the tokenizer puts there, or what an empty prompt
+    /// starts from.
     hidden: usize,
-    /// Ids at the front that the prompt has, the hidden one included.
+    /// Ids at the front that the prompt has, the hidden ones included.
     given: usize,
     cache: KeyValueCache,
     /// Ids that the model has read, or that have left its context unread.
@@ -46,11 +47,10 @@ impl<'a> Continuation<'a> {
             Err(error) if ends.is_empty() => return Err(error),
             Err(_) => {}
         }
-        let mut ids = tokenizer.encode(prompt)?;
-        let hidden = usize::from(ids.is_empty());
+        let (mut hidden, mut ids) = tokenizer.encode_prompt(prompt)?;
         if ids.is_empty() {
             // Nothing to go on from: start as a document starts, after the end of another.
-            ids.push(ends[0]);
+            (hidden, ids) = (1, vec![ends[0]]);
         }
         let given = ids.len();
         let positions = given.saturating_add(sampling.max_tokens);

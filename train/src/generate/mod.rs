@@ -1,11 +1,12 @@
 //! Text from a trained model.
 //!
 //! [`Continuation`] goes from token to token with the keys and values of earlier ones kept,
-//! [`Sampling`] says how each is chosen, and [`GenerateArgs`] is the command. Under sharding, all
+//! [`Sampling`] says how each is chosen, and [`GenerateArgs`] is the command, which shows a text in pieces (`stream`). Under sharding, all
 //! ranks continue the same text together: they see the same logits, so they choose the same tokens.
 
 mod command;
 mod continuation;
+mod stream;
 
 use burn::tensor::Device;
 pub use kiln_model::Sampling;
@@ -13,6 +14,7 @@ use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
 
 pub use command::GenerateArgs;
+pub(crate) use command::check_prompt;
 pub use continuation::Continuation;
 
 use crate::data::Tokenizer;

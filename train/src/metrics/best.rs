@@ -1,11 +1,10 @@
 //! The lowest validation loss of a run, also over its earlier starts: its metrics have them all.
 
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::Path;
 
+use kiln_storage::LineReader;
 use serde::Deserialize;
-
-use crate::files;
 
 /// What a line has that is about an evaluation.
 const KEY: &[u8] = b"\"val_loss\"";
@@ -22,19 +21,18 @@ pub struct BestLoss {
 impl BestLoss {
     /// The lowest of the evaluations in a file of metrics; `None` if there are none.
     pub(super) fn find(path: &Path) -> io::Result<Option<Self>> {
-        let file = match files::open(path) {
+        let mut lines = match LineReader::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
+            lines => lines?,
         };
-        let (mut reader, mut line, mut best) = (BufReader::new(file), Vec::new(), None);
-        while reader.read_until(b'\n', &mut line)? > 0 {
+        let mut best = None;
+        while let Some(line) = lines.next_line()? {
             // Most lines are about steps, and need not be understood.
             if line.windows(KEY.len()).any(|window| window == KEY)
-                && let Ok(found) = serde_json::from_slice::<BestLoss>(&line)
+                && let Ok(found) = serde_json::from_slice::<BestLoss>(line)
             {
                 best = Self::lower(best, found);
             }
-            line.clear();
         }
         Ok(best)
     }

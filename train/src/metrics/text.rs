@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::process::output::gauge;
-use crate::words::size;
+use crate::words::{flops_per_s, size};
 
 /// What is shown of a step.
 #[derive(Clone, Debug)]
@@ -19,7 +19,9 @@ pub(super) struct StepLine {
     pub(super) step_s: f64,
     pub(super) tokens_per_s: f64,
     /// Share of the device's peak.
-    pub(super) mfu: f64,
+    /// The share of the peak, if that is known, and else FLOP/s are shown.
+    pub(super) mfu: Option<f64>,
+    pub(super) flops: f64,
     /// The most bytes that a rank has held; 0 if nobody counts.
     pub(super) peak_bytes: u64,
     /// Share of the step that was spent waiting for other ranks; `None` if there are none.
@@ -48,14 +50,17 @@ impl StepLine {
     /// The line in a log. Values stand below each other from step to step.
     pub(super) fn in_log(&self) -> String {
         let mut text = format!(
-            "{} | loss {:>7.4} | grad norm {:>6.3} | lr {:.2e} | {:>6.3} s | {:>6.0} tok/s | mfu {:>4.1}%",
+            "{} | loss {:>7.4} | grad norm {:>6.3} | lr {:.2e} | {:>6.3} s | {:>6.0} tok/s | {}",
             Self::head(self.step, self.steps),
             self.loss,
             self.grad_norm,
             self.lr,
             self.step_s,
             self.tokens_per_s,
-            self.mfu * 100.0,
+            match self.mfu {
+                Some(mfu) => format!("mfu {:>4.1}%", mfu * 100.0),
+                None => format!("{:>13}", flops_per_s(self.flops)),
+            }
         );
         if let Some(wait) = self.wait {
             text += &format!(" | wait {:>3.0}%", wait * 100.0);
@@ -70,13 +75,17 @@ impl StepLine {
     /// that which changes least first.
     pub(super) fn on_terminal(&self, activity: Option<&str>, columns: usize) -> String {
         let wait = self.wait.map(|wait| format!("wait {:.0}%", wait * 100.0));
+        let speed = match self.mfu {
+            Some(mfu) => format!("mfu {:.0}%", mfu * 100.0),
+            None => flops_per_s(self.flops),
+        };
         let memory = (self.peak_bytes > 0).then(|| size(self.peak_bytes));
         // From the left to the right, with what goes first when there is no room.
         let parts = [
             (0, Some(format!("{}/{}", self.step, self.steps))),
             (0, Some(format!("loss {:.4} {}", self.loss, self.trend))),
             (2, Some(format!("{} tok/s", short(self.tokens_per_s)))),
-            (3, Some(format!("mfu {:.0}%", self.mfu * 100.0))),
+            (3, Some(speed)),
             (4, wait),
             (5, memory),
             (1, Some(format!("eta {}", clock(self.left)))),
@@ -146,7 +155,8 @@ mod tests {
             lr: 3e-4,
             step_s: 0.2463,
             tokens_per_s: 8314.2,
-            mfu: 0.351,
+            mfu: Some(0.351),
+            flops: 12.34e9,
             peak_bytes: 129_394_278,
             wait,
             left: Duration::from_secs(148),
@@ -160,12 +170,13 @@ mod tests {
             grad_norm: 12.5,
             step_s: 12.7,
             tokens_per_s: 161.0,
-            mfu: 0.007,
+            mfu: Some(0.007),
             left: Duration::from_secs(40_000),
             ..line(1, 400, Some(0.312))
         };
         let lines = [early.in_log(), line(400, 400, Some(0.04)).in_log(), line(400, 400, None).in_log()];
-        insta::assert_snapshot!(lines.join("\n"));
+        let unknown = StepLine { mfu: None, ..line(20, 400, None) }.in_log();
+        insta::assert_snapshot!(format!("{}\n{unknown}", lines.join("\n")));
     }
 
     #[test]

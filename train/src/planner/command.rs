@@ -6,11 +6,12 @@ use burn::module::Module;
 use clap::Args;
 use kiln_model::{Decoder, Key};
 
+use super::accumulate::advise;
 use super::calibrate::calibrated;
 use super::report::{PlanReport, recommend};
 use super::sweep;
 use super::table::{Planned, divisor};
-use super::target::{Cores, Hardware, Target};
+use super::target::{Cores, Hardware, MARGIN, Target};
 use crate::config::{self, Backend, ByteSize, Choice, CommBackend, Config, Precision};
 use crate::device::{self, DataSheet, Memory};
 use crate::error::{Result, TrainError};
@@ -25,6 +26,18 @@ const HOST_PRODUCTS: f64 = 0.8;
 
 /// GPUs of a machine, where nobody has said how many there are.
 const GPUS_PER_NODE: usize = 8;
+
+/// The share, from 0 to 1, that `percent` of `--margin` are.
+///
+/// # Errors
+///
+/// If `percent` is not in 0..100.
+pub(crate) fn share_of_percent(percent: f64) -> Result<f64> {
+    match (0.0..100.0).contains(&percent) {
+        true => Ok(percent / 100.0),
+        false => Err(TrainError::usage("--margin must be at least 0 and below 100 percent")),
+    }
+}
 
 /// Arguments of `kiln plan`.
 #[derive(Args)]
@@ -56,6 +69,9 @@ pub(crate) struct PlanArgs {
     /// Links as `kiln bench network --out FILE` has measured them.
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
+    /// Percent of the memory that the recommended way has to leave free.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
+    margin: f64,
     /// On the CPU: measure the products of matrices and two blocks of this model on this machine first, for
     /// the time of a step.
     #[arg(long, conflicts_with = "flops")]
@@ -83,10 +99,6 @@ impl PlanArgs {
         if config.train.ranks == 0 {
             return Err(TrainError::usage("how many ranks? Give --ranks N, 1 or more"));
         }
-        if config.data.path.as_os_str().is_empty() {
-            // No data is read.
-            config.data.path = "unused".into();
-        }
         let on_gpu = self.gpu.is_some() || self.memory.is_some();
         if config.precision.compute == Choice::Auto {
             let precision = if on_gpu { Precision::Bf16 } else { device::cpu_defaults().precision };
@@ -98,14 +110,18 @@ impl PlanArgs {
         // The strategies of the table decide; what the file says about one of them does not hold here.
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
+        if checked.data.path.as_os_str().is_empty() {
+            // No tokens are read: a configuration without data is complete.
+            checked.data.path = "unused".into();
+        }
         checked.validate()?;
-        let model = run::model_without_data(&config, registry.layers())?;
+        let model = run::model_of_run(&config, registry.layers())?;
         model.validate().map_err(|error| TrainError::usage(error.to_string()))?;
         let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let mut target = self.target(&config)?;
         if self.calibrate {
-            config.validate_threads()?;
+            checked.validate_threads()?;
             target.hardware = calibrated(&config, &model, &optimizer, registry, &target)?;
         }
         let target = &target;
@@ -118,17 +134,23 @@ impl PlanArgs {
         let rows = planned.rows();
         let name = config.model.preset.clone().unwrap_or_else(|| "the model".to_owned());
         let tokens_per_step = config.train.global_batch.saturating_mul(config.data.seq_len);
+        let undescribed = planned.undescribed();
+        let recommended = recommend(&rows, &name, target);
         let report = PlanReport {
+            undescribed,
             parameters: decoder.num_params(),
+            vocab_size: model.vocab_size,
             ranks,
             nodes: target.nodes,
             device: target.describe(),
             memory_bytes: target.memory,
+            margin: target.margin,
             tokens_per_step,
             tokens: (tokens_per_step as u64).saturating_mul(config.train.steps),
             changed,
             shard_size: config.shard.shard_size,
-            recommended: recommend(&rows, &name, target),
+            accumulate: advise(&planned, &rows, recommended.as_ref()),
+            recommended,
             rows,
         };
         Ok(if self.json { report.to_json() } else { report.to_text() })
@@ -145,6 +167,7 @@ impl PlanArgs {
                 return Err(TrainError::usage(format!("{flag} must be more than 0")));
             }
         }
+        let margin = share_of_percent(self.margin)?;
         let on_host = self.gpu.is_none() && self.memory.is_none();
         let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
         if nodes == 0 || !ranks.is_multiple_of(nodes) {
@@ -186,7 +209,7 @@ impl PlanArgs {
             _ if self.processes || nodes > 1 => "tcp",
             _ => "local",
         };
-        Ok(Target { ranks, nodes, hardware, memory, links, backend })
+        Ok(Target { ranks, nodes, hardware, memory, margin, links, backend })
     }
 }
 

@@ -60,16 +60,26 @@ enum Weights {
 
 pub(super) enum Gradient {
     None,
-    Accumulating(Held),
+    /// With the reduced sum of earlier micro-batches, where they are reduced one by one.
+    Accumulating {
+        flat: Held,
+        earlier: Option<Held>,
+    },
     /// What is sent, and this rank's shard of the sum.
     Scattering {
         sent: Held,
         output: Held,
+        earlier: Option<Held>,
         finish: Finish,
     },
-    Reduced {
-        _shard: Held,
+    /// Whole, summed over the replicas, to be added to the sum of earlier micro-batches.
+    Adding {
+        sent: Held,
+        earlier: Held,
+        finish: Option<Finish>,
     },
+    /// This rank's shard, summed over the micro-batches so far.
+    Reduced(Held),
 }
 
 /// The parameter groups of one rank.
@@ -86,7 +96,8 @@ pub(super) struct Groups {
     modules: Vec<std::ops::Range<usize>>,
     /// A flat buffer for the next gradient of the same size.
     spare: Option<(u64, Held)>,
-    scattering: Option<usize>,
+    /// The group whose reduction is under way and whose buffer the next gradient takes over.
+    under_way: Option<usize>,
     /// What the sum over replicas under way needs besides.
     replicating: Option<Held>,
     /// When the last of the sums over replicas is over.
@@ -154,7 +165,7 @@ impl Groups {
             groups,
             modules: positions,
             spare: None,
-            scattering: None,
+            under_way: None,
             replicating: None,
             replicated: None,
             clock: Clock::new(speed),
@@ -315,7 +326,7 @@ impl Groups {
         self.accumulate(module);
         // Added to the flat buffers one after the other.
         drop(written);
-        if self.last_micro_batch {
+        if self.reduces() {
             for at in self.modules[module].clone() {
                 self.post_backward(at);
             }
@@ -327,11 +338,26 @@ impl Groups {
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
-            if let (true, Gradient::None) = (self.groups[at].trainable, &self.groups[at].gradient) {
-                let flat = self.take_buffer(self.groups[at].padded);
-                self.groups[at].gradient = Gradient::Accumulating(flat);
+            if !self.groups[at].trainable {
+                continue;
             }
+            let earlier = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
+                Gradient::None => None,
+                Gradient::Reduced(sum) => Some(sum),
+                other => {
+                    self.groups[at].gradient = other;
+                    continue;
+                }
+            };
+            let flat = self.take_buffer(self.groups[at].padded);
+            self.groups[at].gradient = Gradient::Accumulating { flat, earlier };
         }
+    }
+
+    /// Returns true if the current micro-batch is reduced.
+    fn reduces(&self) -> bool {
+        let communicates = self.communicates() || self.mesh.replicate_size() > 1;
+        self.policy.reduces(self.last_micro_batch, communicates)
     }
 
     fn reshard_after_use(&mut self, at: usize) {
@@ -351,8 +377,8 @@ impl Groups {
 
     /// Sends a gradient off to be reduced.
     fn post_backward(&mut self, at: usize) {
-        let flat = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
-            Gradient::Accumulating(flat) => flat,
+        let (flat, earlier) = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
+            Gradient::Accumulating { flat, earlier } => (flat, earlier),
             other => {
                 self.groups[at].gradient = other;
                 return;
@@ -366,6 +392,15 @@ impl Groups {
             false => (flat, None),
         };
         if !self.communicates() {
+            if let Some(earlier) = earlier {
+                self.settle();
+                self.replicate(padded, Phase::Backward);
+                let finish = self.replicated.take();
+                self.groups[at].gradient = Gradient::Adding { sent, earlier, finish };
+                self.spare = original.map(|held| (padded, held));
+                self.under_way = Some(at);
+                return;
+            }
             // Replicas sum it in place, each a part of it.
             self.replicate(padded, Phase::Backward);
             drop(original);
@@ -373,16 +408,16 @@ impl Groups {
                 true => self.ledger.hold(GRADIENTS, padded.saturating_mul(F32)),
                 false => sent,
             };
-            self.groups[at].gradient = Gradient::Reduced { _shard: reduced };
+            self.groups[at].gradient = Gradient::Reduced(reduced);
             return;
         }
         self.settle();
         let output = self.ledger.hold(GRADIENTS, shard.saturating_mul(wire));
         let bytes = padded.saturating_mul(wire);
         let finish = self.issue(Operation::ReduceScatter, Axis::Shard, Phase::Backward, bytes);
-        self.groups[at].gradient = Gradient::Scattering { sent, output, finish };
+        self.groups[at].gradient = Gradient::Scattering { sent, output, earlier, finish };
         self.spare = original.map(|held| (padded, held));
-        self.scattering = Some(at);
+        self.under_way = Some(at);
     }
 
     /// The sum of `elements` over the replicas begins.
@@ -400,29 +435,59 @@ impl Groups {
 
     /// Waits for the reduction under way: its flat buffer serves for the next gradient.
     fn settle(&mut self) {
-        let Some(at) = self.scattering.take() else { return };
+        let Some(at) = self.under_way.take() else { return };
         let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
-        let gradient = std::mem::replace(&mut self.groups[at].gradient, Gradient::None);
-        let Gradient::Scattering { sent, output, finish } = gradient else { return };
-        self.clock.wait(finish);
-        let reduced = if self.policy.reduce_dtype.size() as u64 == F32 {
-            self.spare = Some((padded, sent));
-            output
-        } else {
-            drop(sent);
-            self.ledger.hold(GRADIENTS, shard.saturating_mul(F32))
+        let is_f32 = self.policy.reduce_dtype.size() as u64 == F32;
+        let reduced = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
+            Gradient::Scattering { sent, output, earlier, finish } => {
+                self.clock.wait(finish);
+                self.keep(padded, sent, is_f32);
+                let reduced = match earlier {
+                    Some(earlier) => self.added(earlier, shard),
+                    None if is_f32 => output,
+                    None => self.ledger.hold(GRADIENTS, shard.saturating_mul(F32)),
+                };
+                if self.last_micro_batch {
+                    self.replicate(shard, Phase::Backward);
+                }
+                reduced
+            }
+            Gradient::Adding { sent, earlier, finish } => {
+                finish.into_iter().for_each(|finish| self.clock.wait(finish));
+                self.replicating = None;
+                self.keep(padded, sent, is_f32);
+                self.added(earlier, padded)
+            }
+            other => {
+                self.groups[at].gradient = other;
+                return;
+            }
         };
-        self.groups[at].gradient = Gradient::Reduced { _shard: reduced };
-        self.replicate(shard, Phase::Backward);
+        self.groups[at].gradient = Gradient::Reduced(reduced);
+    }
+
+    /// A whole gradient that has been sent serves for the next one if it is f32.
+    fn keep(&mut self, padded: u64, sent: Held, is_f32: bool) {
+        if is_f32 {
+            self.spare = Some((padded, sent));
+        }
+    }
+
+    /// The sum of `earlier` micro-batches, to which `elements` are added.
+    fn added(&mut self, earlier: Held, elements: u64) -> Held {
+        self.clock.compute(0.0, elements.saturating_mul(3 * F32) as f64);
+        earlier
     }
 
     /// The end of a backward pass.
     pub(super) fn finish_backward(&mut self) {
-        if self.last_micro_batch {
+        if self.reduces() {
             (0..self.groups.len()).rev().for_each(|at| self.post_backward(at));
             self.settle();
             self.replicated.take().into_iter().for_each(|finish| self.clock.wait(finish));
             (self.spare, self.replicating) = (None, None);
+        }
+        if self.last_micro_batch {
             (0..self.groups.len()).for_each(|at| self.reshard(at));
         }
         for at in 0..self.groups.len() {

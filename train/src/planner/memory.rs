@@ -1,6 +1,7 @@
 //! The memory of one rank over a step of training.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use kiln_model::meta::{ACTIVATIONS, Ledger, MemoryPeak, MetaBatch, MetaTape, MetaTensor, Products};
@@ -59,6 +60,9 @@ pub struct PlannedStep {
     pub waited: f64,
     /// Its collectives.
     pub calls: Vec<PlannedCall>,
+    /// Types of the layers whose memory is a guess from their parameters, since they do not describe what they hold
+    /// ([`Layer::meta_forward`]).
+    pub undescribed: BTreeSet<&'static str>,
 }
 
 /// Bytes of cuBLASLt's workspace, from Hopper on.
@@ -143,10 +147,11 @@ impl<'a> RankShape<'a> {
         let _sockets = ledger.hold(COMMUNICATION, sockets);
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
-        let pass =
-            Pass { shape: self, ledger: ledger.clone(), groups: Rc::new(RefCell::new(groups)), trained };
-        // Passes differ in what is there already and in what is reduced: the first, one in the middle, the
-        // last.
+        let groups = Rc::new(RefCell::new(groups));
+        let undescribed = RefCell::default();
+        let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
+        // Passes differ in what is there already and, unless each is reduced, in what is reduced: the first, one in
+        // the middle, the last.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
         let more = passes.saturating_sub(3);
         for index in 0..passes.min(3) {
@@ -185,6 +190,7 @@ impl<'a> RankShape<'a> {
             seconds,
             waited,
             calls,
+            undescribed: pass.undescribed.into_inner(),
         }
     }
 }
@@ -195,6 +201,12 @@ const SOCKETS: u64 = 1 << 19;
 /// How often what an operation writes is read or written in all.
 const PASSES: f64 = 2.0;
 
+/// The name of a type without the path of its module and without its parameters.
+fn short_name(name: &'static str) -> &'static str {
+    let name = name.split('<').next().unwrap_or(name);
+    name.rsplit("::").next().unwrap_or(name)
+}
+
 /// The passes of a step.
 struct Pass<'a> {
     shape: &'a RankShape<'a>,
@@ -202,6 +214,8 @@ struct Pass<'a> {
     groups: Rc<RefCell<Groups>>,
     /// Whether anything of a module is trained.
     trained: Vec<bool>,
+    /// Names of the types of layers that describe nothing.
+    undescribed: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Pass<'a> {
@@ -286,6 +300,7 @@ impl<'a> Pass<'a> {
         self.groups.borrow_mut().enter_backward(head, true);
         self.groups.borrow_mut().allocated = self.ledger.allocated();
         tape.backward(loss);
+        self.undescribed.borrow_mut().extend(tape.undescribed().into_iter().map(short_name));
         drop(tokens);
         self.ledger.enter("end of backward");
         self.groups.borrow_mut().finish_backward();

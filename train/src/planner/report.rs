@@ -1,5 +1,6 @@
 //! A plan as text and as JSON, and what it recommends.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use kiln_shard::{Recompute, Strategy};
@@ -16,6 +17,8 @@ use crate::words::size;
 pub struct PlanReport {
     /// Number of parameters.
     pub parameters: usize,
+    /// Number of token ids that the model knows.
+    pub vocab_size: usize,
     /// Ranks.
     pub ranks: usize,
     /// Machines.
@@ -24,6 +27,8 @@ pub struct PlanReport {
     pub device: String,
     /// Bytes of memory of a GPU, or of the machine.
     pub memory_bytes: Option<u64>,
+    /// Share of them that a recommendation leaves free, from 0 to 1.
+    pub margin: f64,
     /// Tokens of a step.
     pub tokens_per_step: usize,
     /// Tokens of the run.
@@ -33,8 +38,12 @@ pub struct PlanReport {
     /// `shard.shard_size` of the configuration, which other strategies refuse.
     #[serde(skip)]
     pub shard_size: Option<usize>,
+    /// Layers that do not describe what they hold: their memory is a guess from their parameters.
+    pub undescribed: BTreeSet<&'static str>,
     /// The ways to run it.
     pub rows: Vec<PlanRow>,
+    /// A recommendation of the other value of `shard.accumulate`; `null` if it is not better.
+    pub accumulate: Option<String>,
     /// The one to take; `null` if none fits.
     pub recommended: Option<Recommendation>,
 }
@@ -57,20 +66,12 @@ pub struct Recommendation {
 }
 
 /// Two rows whose times differ by less are as fast, for all that a plan knows.
-const AS_FAST: f64 = 1.03;
+pub(super) const AS_FAST: f64 = 1.03;
 
-/// The row to take: the fastest that fits; the first of those that are as fast, which holds or does less
+/// The row to take: the fastest that fits and leaves the margin of `target` free; the first of those that are as fast, which holds or does less
 /// besides. Where the speed is not known, the one that sends least and computes nothing twice.
 pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recommendation> {
-    let fitting = || rows.iter().enumerate().filter(|(_, row)| row.fits != Some(false));
-    let cost = |row: &PlanRow| match row.step_s {
-        Some(seconds) => seconds,
-        None => {
-            let again = f64::from(u8::from(row.recompute == Recompute::Block));
-            let offloads = f64::from(u8::from(row.offload));
-            1.0 + again + 4.0 * offloads + 1e-15 * row.sent_bytes as f64
-        }
-    };
+    let fitting = || rows.iter().enumerate().filter(|(_, row)| row.leaves_margin != Some(false));
     let least = fitting().map(|(_, row)| cost(row)).min_by(f64::total_cmp)?;
     let (index, row) = fitting().find(|(_, row)| cost(row) <= AS_FAST * least)?;
     let strategy = row.strategy;
@@ -102,8 +103,21 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
     })
 }
 
+/// The cost by which rows that fit are compared: the seconds of a step, or a score of recomputation, offload and bytes
+/// sent where the speed is not known.
+pub(super) fn cost(row: &PlanRow) -> f64 {
+    match row.step_s {
+        Some(seconds) => seconds,
+        None => {
+            let again = f64::from(u8::from(row.recompute == Recompute::Block));
+            let offloads = f64::from(u8::from(row.offload));
+            1.0 + again + 4.0 * offloads + 1e-15 * row.sent_bytes as f64
+        }
+    }
+}
+
 /// A row in words: `FULL_SHARD with recompute`.
-fn way(row: &PlanRow) -> String {
+pub(super) fn way(row: &PlanRow) -> String {
     let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
     let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
     match with[..] {
@@ -139,8 +153,9 @@ impl PlanReport {
     /// The plan for people.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "{:.2}M parameters, {} in {}, {} tokens per step\n",
+            "{:.2}M parameters, vocabulary {}, {} in {}, {} tokens per step\n",
             self.parameters as f64 / 1e6,
+            self.vocab_size,
             number_of(self.ranks, "rank"),
             number_of(self.nodes, "machine"),
             self.tokens_per_step,
@@ -210,13 +225,15 @@ impl PlanReport {
             text,
             "\n{name}, of a rank at the moment of its peak. peak: with buffers of communication and, on GPUs, pages \
              that are not full, the driver and NCCL.\nneeds: what has to fit, of all ranks where they share a machine's memory. offload: on the \
-             host, of all ranks of a\nmachine; whether that fits is not said. largest: the largest micro-batch that fits. \
-             sent: by a rank in a step.\n"
+             host, of all ranks of a\nmachine; whether that fits is not said. largest: the largest micro-batch that fits \
+             and leaves {} of the memory free\n(--margin). sent: by a rank in a step.\n",
+            percent_of(self.margin)
         );
+        if !self.undescribed.is_empty() {
+            let _ = write!(text, "\n{}\n", not_described(&self.undescribed));
+        }
         match &self.recommended {
-            None => {
-                text.push_str("\nNothing fits: more ranks, a smaller data.seq_len, or a smaller model would.")
-            }
+            None => text.push_str(&self.why_none()),
             Some(found) => {
                 let row = &self.rows[found.row];
                 let group = match (self.shard_size, row.strategy) {
@@ -243,8 +260,46 @@ impl PlanReport {
                 }
             }
         }
+        if let Some(advice) = &self.accumulate {
+            let _ = write!(text, "\n  {advice}");
+        }
         text
     }
+}
+
+impl PlanReport {
+    /// Why nothing is recommended.
+    fn why_none(&self) -> String {
+        let fitting = self.rows.iter().filter(|row| row.fits == Some(true));
+        match (fitting.min_by_key(|row| row.needed_bytes), self.memory_bytes) {
+            (Some(row), Some(memory)) => format!(
+                "\nNothing leaves {} of {} free. {} with micro_batch {} needs {}: --margin sets the share.",
+                percent_of(self.margin),
+                size(memory),
+                way(row),
+                row.micro_batch,
+                size(row.needed_bytes)
+            ),
+            _ => "\nNothing fits with any micro-batch: use more ranks, a smaller data.seq_len, or a smaller model."
+                .to_owned(),
+        }
+    }
+}
+
+/// The remark on a plan of a model with `layers` that do not describe themselves.
+pub(crate) fn not_described(layers: &BTreeSet<&'static str>) -> String {
+    let names: Vec<_> = layers.iter().copied().collect();
+    format!(
+        "not described: {}. The plan takes each of its matrices for a product whose input and output are kept, and may \
+         be far too low; Layer::meta_forward describes a layer",
+        names.join(", ")
+    )
+}
+
+/// A share in percent, with as many digits as it has.
+fn percent_of(share: f64) -> String {
+    // Without the noise of binary fractions.
+    format!("{} %", (share * 1e4).round() / 1e2)
 }
 
 /// Seconds with three digits that count.

@@ -1,16 +1,16 @@
 //! How a configuration scales: the best way on more and more ranks, with as many sequences for each.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::Path;
 
-use kiln_observe::plot::{Axis, Curve, Curves, Ink, Scale, under_each_other};
+use kiln_observe::plot::{Axis, Curve, Curves, Scale, under_each_other};
 use serde::Serialize;
 
 use super::report::recommend;
 use super::table::{PlanRow, Planned};
 use super::target::Target;
-use crate::error::{Result, TrainError};
+use crate::error::Result;
+use crate::named;
 
 /// The most ranks that a plan is made for.
 const MOST: usize = 4096;
@@ -73,12 +73,7 @@ pub(super) fn run(
         points.push(Point { ranks, nodes, tokens_per_step, best });
     }
     if let Some(path) = svg {
-        write_svg(&points, path).map_err(|error| {
-            TrainError::usage(format!(
-                "cannot write {}: {error}; name another file with --svg",
-                path.display()
-            ))
-        })?;
+        named::write(path, drawing(&points).as_bytes(), "drawing", |start| start.starts_with(b"<svg"))?;
     }
     Ok(if json {
         serde_json::to_string_pretty(&points).unwrap_or_default()
@@ -129,7 +124,7 @@ fn to_text(points: &[Point], sequences: usize) -> String {
 }
 
 /// One plot under the other, over a common axis.
-fn write_svg(points: &[Point], path: &Path) -> io::Result<()> {
+fn drawing(points: &[Point]) -> String {
     let plot = |title: &str, unit: &str, value: &dyn Fn(&PlanRow) -> Option<f64>| {
         let values =
             points.iter().filter_map(|point| Some((point.ranks as f64, value(point.best.as_ref()?)?)));
@@ -147,7 +142,7 @@ fn write_svg(points: &[Point], path: &Path) -> io::Result<()> {
         plot("peak memory of a rank", "GiB", &|row| Some(row.peak_bytes as f64 / f64::from(1 << 30))),
     ];
     let drawn: Vec<_> =
-        plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0, Ink::File)).collect();
+        plots.iter().filter(|plot| !plot.is_empty()).map(|plot| plot.draw(640.0, 240.0)).collect();
     let (title, description) = ("kiln plan --sweep", "The best way to run, planned for more and more ranks.");
-    std::fs::write(path, under_each_other(title, description, &drawn).file("sweep"))
+    under_each_other(title, description, &drawn).file("sweep")
 }

@@ -1,10 +1,10 @@
 //! The ways to run a configuration, side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_model::meta::{ACTIVATIONS, GRADIENTS, LOGITS};
 use kiln_model::{Decoder, ModelConfig};
-use kiln_shard::{Optimizer, Recompute, Strategy};
+use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 use serde::Serialize;
 
 use super::clock::{Axis, Speed};
@@ -41,13 +41,16 @@ pub struct PlanRow {
     pub mesh: String,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// The form in which gradients of micro-batches add up.
+    pub accumulate: Accumulate,
     /// Whether state is in the memory of the host.
     pub offload: bool,
     /// Sequences of a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// The largest micro-batch that fits; 0 if none does, and `null` if the memory is not known.
+    /// The largest micro-batch that fits and leaves the margin free; 0 if none does, and `null` if the memory is not
+    /// known.
     pub largest_micro_batch: Option<usize>,
     /// The most bytes that a rank holds.
     pub peak_bytes: u64,
@@ -61,6 +64,8 @@ pub struct PlanRow {
     pub needed_bytes: u64,
     /// Whether that fits; `null` if the memory is not known.
     pub fits: Option<bool>,
+    /// Whether it leaves the margin free as well, as a recommendation has to; `null` if the memory is not known.
+    pub leaves_margin: Option<bool>,
     /// Bytes that a rank sends in a step.
     pub sent_bytes: u64,
     /// The same by axis.
@@ -87,17 +92,35 @@ impl Planned<'_> {
     }
 
     /// Ranks of a group of the hybrid strategies: as the configuration says, else those of a machine.
-    fn shard_size(&self) -> Option<usize> {
+    pub(super) fn shard_size(&self) -> Option<usize> {
         let per_node = self.target.ranks_per_node();
         self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
     }
 
-    /// All rows, in the order of strategies, recomputation and offload.
+    /// All rows, in the order of strategies, recomputation and offload. If none fits with its micro-batch, rows with
+    /// the largest micro-batches that do follow: a larger one adds up fewer gradients.
     pub fn rows(&self) -> Vec<PlanRow> {
+        let (mut rows, mut refitted) = (Vec::new(), Vec::new());
+        for mut config in self.configs() {
+            let Some(row) = self.row(config.clone()) else { continue };
+            if let Some(largest @ 1..) = row.largest_micro_batch {
+                config.train.micro_batch = Choice::Is(largest);
+                refitted.push(config);
+            }
+            rows.push(row);
+        }
+        if rows.iter().all(|row| row.leaves_margin == Some(false)) {
+            rows.extend(refitted.into_iter().filter_map(|config| self.row(config)));
+        }
+        rows
+    }
+
+    /// The configurations of the strategies, with and without recomputation and offload.
+    fn configs(&self) -> Vec<Config> {
         // State in f16 is updated on the GPU.
         let offloads = !self.target.on_host() && self.config.precision.compute() != Precision::F16;
         let offloads: &[bool] = if offloads { &[false, true] } else { &[false] };
-        let mut rows = Vec::new();
+        let mut configs = Vec::new();
         for strategy in self.strategies() {
             for recompute in [Recompute::None, Recompute::Block] {
                 for &offload in offloads {
@@ -105,11 +128,11 @@ impl Planned<'_> {
                     config.shard.strategy = strategy;
                     config.shard.shard_size = self.shard_size().filter(|_| strategy.is_hybrid());
                     (config.shard.recompute, config.shard.offload) = (recompute, offload);
-                    rows.extend(self.row(config));
+                    configs.push(config);
                 }
             }
         }
-        rows
+        configs
     }
 
     /// The row of `config`; `None` if its ranks cannot be arranged. Where the micro-batch is left open, it is
@@ -117,7 +140,7 @@ impl Planned<'_> {
     pub fn row(&self, mut config: Config) -> Option<PlanRow> {
         config.train.ranks = self.target.ranks;
         let sequences = (config.train.global_batch / self.target.ranks).max(1);
-        let largest = self.target.memory.map(|memory| self.largest(&config, sequences, memory));
+        let largest = self.target.usable().map(|memory| self.largest(&config, sequences, memory));
         if config.train.micro_batch == Choice::Auto {
             let wanted = match self.target.on_host() {
                 true => config.micro_batch(),
@@ -155,6 +178,7 @@ impl Planned<'_> {
             strategy: config.shard.strategy,
             mesh: shape.mesh.to_string(),
             recompute: config.shard.recompute,
+            accumulate: config.shard.accumulate(),
             offload: config.shard.offload,
             micro_batch,
             micro_batches: shape.micro_batches,
@@ -165,6 +189,7 @@ impl Planned<'_> {
             host_bytes: step.offloaded.bytes,
             needed_bytes: needed,
             fits: self.target.memory.map(|memory| needed <= memory),
+            leaves_margin: self.target.usable().map(|usable| needed <= usable),
             sent_bytes: sent_by_axis.values().fold(0, |sum, sent| sum.saturating_add(*sent)),
             sent_by_axis,
             collectives: step.calls.iter().map(|call| call.times).sum(),
@@ -174,6 +199,12 @@ impl Planned<'_> {
             mfu: step_s.zip(peak).map(|(seconds, peak)| flops / (self.target.ranks as f64 * peak * seconds)),
             run_s: step_s.map(|seconds| seconds * config.train.steps as f64),
         })
+    }
+
+    /// The layers that do not describe what they hold.
+    pub fn undescribed(&self) -> BTreeSet<&'static str> {
+        let step = |config: Config| Some(self.shape(&config)?.step(&Speed::INSTANT));
+        self.configs().into_iter().find_map(step).map(|step| step.undescribed).unwrap_or_default()
     }
 
     fn shape<'b>(&'b self, config: &'b Config) -> Option<RankShape<'b>> {
@@ -213,7 +244,7 @@ impl Planned<'_> {
             let Some(shape) = self.shape(&config) else { return false };
             self.needed(&shape, &shape.step(&Speed::INSTANT)) <= memory
         };
-        // Fewer sequences may take more: gradients of earlier micro-batches are kept whole.
+        // Fewer sequences may take more: the gradient of earlier micro-batches is kept.
         let mut divisors = (1..=sequences.min(4096)).rev().filter(|size| sequences.is_multiple_of(*size));
         divisors.find(|size| fits(*size)).unwrap_or(0)
     }

@@ -29,6 +29,10 @@ const HOP_S: f64 = 2e-6;
 /// GB/s of a network adapter of 400 Gbit/s, of which every GPU of a machine has one.
 const ADAPTER: f64 = 50.0;
 
+/// The share of the memory that a recommendation leaves free, unless the user sets another. The driver, its libraries
+/// and the pages of an allocator take amounts that no plan knows to the byte.
+pub const MARGIN: f64 = 0.05;
+
 /// What the CUDA driver and its libraries take of a GPU: measured on none yet.
 const DRIVER: u64 = 3 << 28;
 /// What NCCL takes for a rank that has others: measured on none yet.
@@ -81,6 +85,8 @@ pub struct Target {
     pub hardware: Hardware,
     /// Bytes of memory: of each GPU, or of the machine whose cores compute; `None` if nobody knows.
     pub memory: Option<u64>,
+    /// Share of the memory, from 0 to 1, that a recommendation leaves free: [`MARGIN`] by default.
+    pub margin: f64,
     /// Measured links, which count before those of data sheets.
     pub links: Links,
     /// What ranks communicate through, as in [`Link::backend`]; "local" for threads of one process.
@@ -91,6 +97,11 @@ impl Target {
     /// Whether the host computes.
     pub fn on_host(&self) -> bool {
         matches!(self.hardware, Hardware::Cpu(_))
+    }
+
+    /// Bytes that a recommended run may take; `None` if the memory is not known.
+    pub fn usable(&self) -> Option<u64> {
+        self.memory.map(|memory| (memory as f64 * (1.0 - self.margin)) as u64)
     }
 
     /// Where ranks gather weights to.

@@ -50,6 +50,13 @@ impl ShowArgs {
         text += &split_row("training", &train, Split::Train);
         text += &split_row("validation", &validation, Split::Validation);
         text += &lengths(&train)?;
+        if info.unknown > 0 {
+            let all = info.train.tokens + info.validation.tokens;
+            text += &format!(
+                "{} unknown or left-out tokens: text that the tokenizer cannot express, of {all}\n",
+                info.unknown
+            );
+        }
         let samples = self.samples.min(usize::try_from(train.num_samples()).unwrap_or(usize::MAX));
         let source = BatchSource::new(train, true, self.seed)?;
         for index in 0..samples {

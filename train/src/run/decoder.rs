@@ -261,7 +261,9 @@ pub fn train_with(
     match &options.place {
         None => run_as_threads(config, options, &device, start, &run),
         Some(place) => {
-            let world = start.time("join", || joining::join(place, &config.comm, &options.stop))?;
+            let out = super::folder::likely_place(&config, options);
+            let join = || joining::join(place, &config.comm, &options.stop, out.as_deref());
+            let world = start.time("join", join)?;
             run_as_process(&world, config, options, &device, place, start, &run)
         }
     }

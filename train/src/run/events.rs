@@ -1,6 +1,6 @@
 //! `events.jsonl`: what has happened to a run, over all of its starts.
 
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,10 +8,29 @@ use kiln_observe::run::Event;
 use kiln_storage::Lines;
 
 use crate::error::TrainError;
+use crate::files;
 use crate::metrics::unix_time;
 
 /// Name of the events in a run folder.
 const EVENTS_FILE: &str = "events.jsonl";
+
+/// The kind of the event of a run that has ended with an error.
+pub(crate) const FAILURE: &str = "failure";
+
+/// Bytes at the end of the file that are read for the last event.
+const TAIL: u64 = 64 * 1024;
+
+/// The last event of the run in `out`; `None` if none can be read.
+pub(crate) fn last_event(out: &Path) -> Option<Event> {
+    let mut file = files::open(&out.join(EVENTS_FILE)).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    let mut tail = Vec::new();
+    file.take(TAIL).read_to_end(&mut tail).ok()?;
+    let mut lines = tail.split(|byte| *byte == b'\n').rev();
+    // A line that is not whole, as after a crash, does not parse.
+    lines.find_map(|line| serde_json::from_slice(line).ok())
+}
 
 /// What can happen to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +53,7 @@ impl EventKind {
             EventKind::Skipped => "skipped",
             EventKind::Stop => "stop",
             EventKind::End => "end",
-            EventKind::Failure => "failure",
+            EventKind::Failure => FAILURE,
         }
     }
 }

@@ -33,9 +33,10 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain());
     let Ok(decoder) = decoder else { return };
     let helps = what_helps(config, model, &decoder, optimizer, false, place);
+    let processes = place.map_or(1, |place| place.local_world_size.max(1));
+    // Below a limit of address space, an allocation fails before its process would be killed.
     let Some(machine) = Memory::of_machine() else { return };
-    let processes = place.map_or(1, |place| place.local_world_size.max(1)) as f64;
-    let share = config.device.memory_fraction.unwrap_or(1.0) / processes;
+    let share = config.device.memory_fraction.unwrap_or(1.0) / processes as f64;
     // Pages of files and of the kernel count as well.
     let bytes = machine.total as f64 * share - SPARE as f64;
     let _ = HELPS.set(helps);

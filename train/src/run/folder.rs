@@ -3,6 +3,7 @@
 //! - `identity`: `run.json`, which makes a folder a run of ours;
 //! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
 //! - `claim`: what a start does to its folder before the ranks begin, and when they have begun;
+//! - `meeting`: which ranks have come, while others are waited for;
 //! - `look`: what somebody finds who only looks at a run.
 //!
 //! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
@@ -13,6 +14,7 @@ mod holder;
 mod identity;
 mod lock;
 mod look;
+mod meeting;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,6 +33,8 @@ pub(crate) use claim::Claim;
 pub use error::FolderError;
 pub(super) use lock::Lock;
 pub(crate) use look::{Progress, Standing, progress, standing};
+pub(super) use meeting::Meeting;
+pub(crate) use meeting::{Waiting, waiting};
 
 use identity::{Claimant, Identity};
 
@@ -187,6 +191,14 @@ pub(super) fn resolve(out: &Path) -> PathBuf {
     resolved.unwrap_or_else(|| out.to_owned())
 }
 
+/// The folder that a run will most likely have. Only [`find`] says whether it may have it. Writes nothing.
+pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<PathBuf> {
+    match &options.out {
+        RunFolder::At(out) => Some(out.clone()),
+        RunFolder::Next(name) => next(name, &config.data.path, options.resume.is_some(), |_| false).ok(),
+    }
+}
+
 /// Whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
@@ -251,7 +263,9 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
         // The identity while another start writes it.
-        let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
+        // Through a link, the locks would be written into another folder.
+        let is_ours =
+            (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
@@ -299,6 +313,10 @@ mod tests {
         assert_eq!(content(&["config.toml", manifest]), Content::Run(None));
         assert_eq!(content(&["lost+found/#1", ".git/config", ".nfs000001"]), Content::Nothing);
         assert_eq!(content(&["lost+found/#1", ".gitignore"]), foreign(".gitignore"));
+        let linked = folder.path().join("linked");
+        fs::create_dir(&linked).unwrap();
+        std::os::unix::fs::symlink(folder.path(), linked.join(".kiln")).unwrap();
+        assert_eq!(content_of(&linked), foreign(".kiln"));
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(content_of(&file), Content::File);

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::checkpoint::hugging_face::{self, TokenIds};
 use crate::config::Config;
-use crate::data;
+use crate::data::{self, DataInfo, Tokenizer};
 use crate::error::Result;
 use crate::files;
 use crate::source::ModelSource;
@@ -27,24 +28,49 @@ pub(crate) struct Inherited {
 
 impl Inherited {
     /// Reads what a run with `config` takes over from `source`. `tokenizer` is the file of the data's tokenizer:
-    /// the chat template and the end tokens of another one would mean other text.
+    /// the chat template and the end tokens of another one would mean other text. The token that ends documents of
+    /// `data` ends a text of the model as well: where nothing else says so, `generation_config.json` does.
     ///
     /// # Errors
     ///
     /// When a file of `source` cannot be read.
-    pub(super) fn of(source: Option<&ModelSource>, config: &Config, tokenizer: &Arc<[u8]>) -> Result<Self> {
+    pub(super) fn of(
+        source: Option<&ModelSource>,
+        config: &Config,
+        data: &DataInfo,
+        tokenizer: &Arc<[u8]>,
+    ) -> Result<Self> {
         let is_other = |own: &PathBuf| {
             let content = files::read(own, files::MAX_WHOLE);
             content.is_ok_and(|content| data::are_other_tokenizers(&content, tokenizer))
         };
         let other_tokenizer = source.map(ModelSource::tokenizer).filter(is_other);
         let mut files = vec![("tokenizer.json".to_owned(), tokenizer.clone())];
-        let mut end_ids = Vec::new();
-        if let Some(source) = source.filter(|_| other_tokenizer.is_none()) {
-            let carried = source.carried_files()?;
-            files.extend(carried.into_iter().filter(|(name, _)| name != "tokenizer.json"));
-            end_ids = source.end_ids()?;
+        let source_of_files = source.filter(|_| other_tokenizer.is_none());
+        let mut ids = match source_of_files {
+            Some(source) => source.token_ids()?,
+            None => TokenIds::default(),
+        };
+        let end = data.end_of_text;
+        let path = config.data.path.join("tokenizer.json");
+        let is_known = match ids.end.is_empty() {
+            true => {
+                Tokenizer::from_file(tokenizer.to_vec(), &path)?.end_of_text().is_ok_and(|own| own == end)
+            }
+            false => ids.end.contains(&end),
+        };
+        if !is_known {
+            ids.end.push(end);
         }
+        match source_of_files {
+            Some(source) => {
+                let carried = source.carried_files(&ids)?;
+                files.extend(carried.into_iter().filter(|(name, _)| name != "tokenizer.json"));
+            }
+            None if !is_known => files.push(hugging_face::generation_file(&ids)),
+            None => {}
+        }
+        let end_ids = ids.end;
         let given_context = config.model.context_length.or(source.and_then(ModelSource::given_context));
         let trained = source.map_or(0, ModelSource::context_length).max(config.data.seq_len);
         let context_length = given_context.unwrap_or(trained);

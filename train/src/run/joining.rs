@@ -1,13 +1,15 @@
 //! Meeting the other ranks, for as long as nobody asks for a stop.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_collectives::tcp::JoinError;
+use kiln_collectives::tcp::{Arrivals, JoinError};
 
+use super::folder::Meeting;
 use crate::config::{CommBackend, CommSection};
 use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
@@ -16,25 +18,37 @@ use crate::world::{self, World};
 /// Between two looks at whether somebody has asked for a stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// A wait for other ranks that is longer than this is shown in the run folder.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
+
 /// How long a rank that was asked to stop tries to tell the others.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Meets the other ranks, as the one at `place`. Some of them may not come for long: a stop that any rank is
 /// asked for ends the wait of all that have come. What is left of a wait that does not end soon after, such
 /// as a connection on which the other side says nothing, ends with the process.
-pub(super) fn join(place: &RankEnv, comm: &CommSection, stop: &Arc<AtomicBool>) -> Result<World> {
+///
+/// A wait of some length is shown in the run folder `out`, if it is known, for `kiln status`.
+pub(super) fn join(
+    place: &RankEnv,
+    comm: &CommSection,
+    stop: &Arc<AtomicBool>,
+    out: Option<&Path>,
+) -> Result<World> {
+    let arrivals = Arrivals::default();
     if comm.backend == CommBackend::Mpi {
         // MPI is started on the thread that uses it, and waits by itself.
-        return world::join(place, comm, None);
+        return world::join(place, comm, None, &arrivals);
     }
     let (done, joined) = mpsc::channel();
-    let (place, comm, told) = (place.clone(), comm.clone(), Arc::clone(stop));
+    let (here, options, told, come) = (place.clone(), comm.clone(), Arc::clone(stop), arrivals.clone());
     thread::Builder::new()
         .name("kiln-join".to_owned())
         // If nobody listens any more, the process is about to end.
-        .spawn(move || _ = done.send(world::join(&place, &comm, Some(&told))))
+        .spawn(move || _ = done.send(world::join(&here, &options, Some(&told), &come)))
         .map_err(TrainError::threads("a thread that joins the other ranks"))?;
     let mut until: Option<Instant> = None;
+    let (begun, mut meeting) = (Instant::now(), None);
     loop {
         match joined.recv_timeout(LOOK_EVERY) {
             Ok(Err(TrainError::Join(JoinError::Stopped { .. }))) => {
@@ -45,6 +59,9 @@ pub(super) fn join(place: &RankEnv, comm: &CommSection, stop: &Arc<AtomicBool>) 
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(TrainError::Crash("joining the other ranks panicked".to_owned()));
             }
+        }
+        if let Some(out) = out.filter(|_| begun.elapsed() > SHOWN_AFTER) {
+            meeting.get_or_insert_with(|| Meeting::begin(out, place, comm)).show(arrivals.ranks());
         }
         if stop.load(Ordering::Relaxed)
             && Instant::now() > *until.get_or_insert_with(|| Instant::now() + FAREWELL)

@@ -1,20 +1,22 @@
 //! What a plan says of a run's memory, against the memory that there is: a run that cannot fit is refused
 //! before anything is allocated, with what would make it fit, instead of being killed later.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use burn::tensor::Device;
 use kiln_model::{Decoder, ModelConfig};
-use kiln_shard::{Optimizer, Recompute, Strategy};
+use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
 
 use crate::config::{Choice, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
-use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks};
+use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use crate::words::size;
 
 /// Whose memory it is, for people.
 const MACHINE: &str = "this machine";
+const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
 /// What a plan may say too much of what runs were measured to take. On GPUs none was measured yet, so that
@@ -55,6 +57,8 @@ struct Need {
     bytes: u64,
     /// By owner, for all ranks that share the memory.
     rows: Vec<(&'static str, u64)>,
+    /// Layers whose memory is a guess.
+    undescribed: BTreeSet<&'static str>,
 }
 
 /// What a run takes of the memories that it uses.
@@ -116,11 +120,12 @@ impl Need {
         if step.reserved > 0 {
             rows.push(("pages of the GPU that are not full", step.kept().saturating_mul(ranks)));
         }
-        Need::of_rows(rows)
+        Need { undescribed: step.undescribed.clone(), ..Need::of_rows(rows) }
     }
 
     fn of_rows(rows: Vec<(&'static str, u64)>) -> Self {
-        Need { bytes: rows.iter().fold(0, |sum, row| sum.saturating_add(row.1)), rows }
+        let bytes = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
+        Need { bytes, rows, undescribed: BTreeSet::new() }
     }
 }
 
@@ -148,14 +153,17 @@ pub(crate) fn check(
         Memory { total, free: memory.free.min(total) }
     };
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
+    let sharing = processes.unwrap_or(1).max(1);
+    let host = Memory::of_processes(sharing);
+    let total = |memory: Option<Memory>| memory.map(|memory| memory.total);
+    let is_limited = total(host) < total(Memory::of_machine());
+    let of_host = if is_limited { PROCESS } else { MACHINE };
     let (place, memory) = match device.is_gpu() {
         true => (GPU, device.gpu_memory()),
-        false => (MACHINE, Memory::of_machine()),
+        false => (of_host, host),
     };
     let mut warnings = Warnings::new();
-    for (place, need, memory) in
-        [(place, needs.computing, memory), (MACHINE, needs.offloaded, Memory::of_machine())]
-    {
+    for (place, need, memory) in [(place, needs.computing, memory), (of_host, needs.offloaded, host)] {
         if let Some(memory) = given.or(memory).map(of).filter(|_| need.bytes > 0) {
             warnings.extend(compare(&run, place, &need, memory, config)?);
         }
@@ -251,6 +259,9 @@ fn compare(
     for (what, bytes) in need.rows.iter().filter(|row| row.1 > need.bytes / 1000) {
         // Writing into a String cannot fail.
         let _ = writeln!(table, "  {:>12}  {what}", size(*bytes));
+    }
+    if !need.undescribed.is_empty() {
+        let _ = writeln!(table, "{}.", not_described(&need.undescribed));
     }
     let helps = helps(run, config, need.bytes, memory.total);
     Err(MemoryError { needed: need.bytes, there, table, helps })
@@ -364,11 +375,22 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
             config.train.micro_batch = Choice::Is(smaller);
         });
     }
+    if sequences > micro_batch && micro_batch > 0 {
+        // A step of one micro-batch adds up no gradients.
+        change(format!("train.micro_batch={sequences}"), &|config| {
+            config.train.micro_batch = Choice::Is(sequences);
+        });
+    }
     if config.shard.recompute == Recompute::None {
         change("shard.recompute=block".to_owned(), &|config| config.shard.recompute = Recompute::Block);
     }
     if sequences > micro_batch && micro_batch > 0 {
-        // Gradients of earlier micro-batches are kept whole.
+        if config.shard.accumulate() == Accumulate::Unsharded {
+            change("shard.accumulate=sharded".to_owned(), &|config| {
+                config.shard.accumulate = Some(Accumulate::Sharded);
+            });
+        }
+        // The gradient of earlier micro-batches is kept.
         let batch = ranks.saturating_mul(micro_batch);
         change(format!("train.global_batch={batch}"), &|config| config.train.global_batch = batch);
     }

@@ -32,8 +32,11 @@ pub use crate::error::TrainError;
 pub use decoder::{LoopResult, Program, train, train_joined, train_with};
 pub(crate) use decoder::{TrainArgs, with_ranks};
 pub use evaluate::evaluate;
+pub(crate) use events::{FAILURE, last_event};
 pub use folder::FolderError;
-pub(crate) use folder::{Progress, Standing, find as find_folder, is_foreign, progress, standing};
+pub(crate) use folder::{
+    Progress, Standing, Waiting, find as find_folder, is_foreign, progress, standing, waiting,
+};
 pub use kiln_observe::run::Sample;
 pub(crate) use memory::check as memory_warnings;
 pub use memory::{MemoryError, check_decoder as check_memory, lay_out_memory};
@@ -44,7 +47,7 @@ pub(crate) use plan::Plan;
 pub use recorded::RecordedStep;
 pub(crate) use replay::ReplayArgs;
 pub(crate) use requirements::{
-    check_parts, check_position, check_source, model_without_data, open_source, resolve_model,
+    check_parts, check_position, check_source, model_of_run, open_source, resolve_model,
 };
 pub(crate) use smoke::{Smoke, forget_absent};
 pub use step::{MicroBatch, MicroBatches, optimizer_step};

@@ -1,12 +1,14 @@
 //! What a run settles once, before its ranks start.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
-use kiln_shard::Optimizer;
+use kiln_shard::{Accumulate, Optimizer};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
@@ -15,7 +17,7 @@ use super::requirements::{check_parts, check_position, check_source, open_source
 use super::startup::StartTimes;
 use super::{RunOptions, memory, prompts};
 use crate::checkpoint::{self, Checkpoint, HeldFolder, Keep, SaveOptions};
-use crate::config::{self, Config, ModelSection};
+use crate::config::{self, Config, ModelSection, ShardSection};
 use crate::data::{self, DataInfo, Split, TokenFile};
 use crate::debug::{DebugOptions, Desk};
 use crate::device::{self, Peak, ResolvedDevice};
@@ -75,14 +77,28 @@ pub(crate) struct PlanMessage {
     pub(crate) config: String,
     pub(crate) data: DataInfo,
     /// The run folder as it was named: links may lead elsewhere on another machine.
-    out: PathBuf,
-    resume: Option<PathBuf>,
+    out: SentPath,
+    resume: Option<SentPath>,
     /// What evaluations tell the loss of besides.
     pub(crate) answers: Vec<TokenPair>,
-    /// Of all ranks together.
-    pub(crate) peak: Peak,
+    /// The peak of all ranks together; `None` where it is not known well.
+    pub(crate) peak: Option<Peak>,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
+}
+
+/// A path in a message, as bytes: the names of files need not be UTF-8.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SentPath(Vec<u8>);
+
+impl SentPath {
+    fn new(path: &Path) -> Self {
+        SentPath(path.as_os_str().as_bytes().to_owned())
+    }
+
+    fn path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.0))
+    }
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
@@ -115,6 +131,7 @@ pub(super) fn make(
     if !settled.is_empty() {
         say(&format!("as suits the device: {}", settled.join(", ")));
     }
+    config.shard.accumulate = Some(draft.accumulate);
     let context_length = inherited.given_context;
     config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
     let config_text = toml::to_string(&config)
@@ -133,16 +150,16 @@ pub(super) fn make(
     let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
-        Some(tflops) => Peak::given(tflops * 1e12),
+        Some(tflops) => Some(Peak::given(tflops * 1e12)),
         None => start
-            .time("peak", || device.peak(config.precision.compute(), place, ranks, threads))
+            .time("peak", || device.known_peak(config.precision.compute(), place, ranks, threads))
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
     let message = PlanMessage {
         config: config_text,
         data,
-        out: found.named,
-        resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+        out: SentPath::new(&found.named),
+        resume: resume.as_ref().map(|checkpoint| SentPath::new(checkpoint.folder())),
         answers,
         peak,
         threads,
@@ -179,6 +196,10 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
         return Vec::new();
     };
     let mut differences = Vec::new();
+    let (was, is) = (accumulate_of(&before), config.shard.accumulate());
+    if was != is {
+        differences.push(format!("shard.accumulate was \"{was}\" and is \"{is}\" from here on"));
+    }
     let (was, is) = (before.precision.compute(), config.precision.compute());
     if was != is {
         differences.push(format!("precision.compute was \"{was}\" and is \"{is}\" from here on"));
@@ -189,6 +210,23 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
     }
     differences.extend(schedule::jump(checkpoint.state().step, &before, config));
     differences
+}
+
+/// Returns the `shard.accumulate` of the run that saved a checkpoint with the configuration `before`. Builds without
+/// this key reduced gradients once per step.
+fn accumulate_of(before: &Config) -> Accumulate {
+    before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
+}
+
+/// Returns the `shard.accumulate` of a run: the value that is set, else that of the checkpoint to resume from, so
+/// that the run keeps its bits, else the strategy's default.
+fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
+    let before = resume.map(|checkpoint| {
+        // An unreadable configuration is of a build without this key.
+        let before = config::load(&checkpoint.folder().join("config.toml"), &[]);
+        before.map_or(Accumulate::Unsharded, |before| accumulate_of(&before))
+    });
+    shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
 /// What a start would do, before it has touched its folder.
@@ -203,6 +241,8 @@ struct Draft {
     model: ModelConfig,
     optimizer: Optimizer,
     loss: Option<TokenLoss>,
+    /// The settled `shard.accumulate`.
+    accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
@@ -220,6 +260,10 @@ impl Draft {
         start: &mut StartTimes,
     ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let accumulate = settled_accumulate(&config.shard, resume.as_ref());
+        let mut config = config.clone();
+        config.shard.accumulate = Some(accumulate);
+        let config = &config;
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
@@ -261,7 +305,7 @@ impl Draft {
             None => Vec::new(),
         };
         let tokenizer: Arc<[u8]> = tokenizer.into();
-        let inherited = Inherited::of(source.as_ref(), config, &tokenizer)?;
+        let inherited = Inherited::of(source.as_ref(), config, &data, &tokenizer)?;
         warnings.extend(inherited.beyond_context(config));
         let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
             format!(
@@ -272,7 +316,8 @@ impl Draft {
                 own.display()
             )
         });
-        let answers = prompts::tokenize(config, &pairs, &tokenizer)?;
+        let context = inherited.context_length;
+        let answers = prompts::tokenize(config, &pairs, &tokenizer, data.end_of_text, context)?;
         Ok(Draft {
             found,
             resume,
@@ -284,6 +329,7 @@ impl Draft {
             model,
             optimizer,
             loss,
+            accumulate,
             warnings,
             note,
             changed,
@@ -330,11 +376,11 @@ impl PlanMessage {
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
-        let out = folder::resolve(&self.out);
+        let out = folder::resolve(self.out.path());
         let lock = Lock::share(&out)?;
-        let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let resume = self.resume.as_ref().map(|from| Checkpoint::open(from.path())).transpose()?;
         let source = open_source(resume.as_ref(), &config)?;
-        let inherited = Inherited::of(source.as_ref(), &config, &tokenizer)?;
+        let inherited = Inherited::of(source.as_ref(), &config, &self.data, &tokenizer)?;
         let (allow_missing, debug, stop) =
             (options.allow_missing.clone(), options.debug.clone(), options.stop.clone());
         let registry = options.registry.clone();

@@ -1,9 +1,10 @@
-//! The prompts of a configuration: found and tokenized before a run starts.
+//! The prompts of a configuration: found and tokenized before a run starts. Their author may write special tokens.
 
 use crate::config::Config;
 use crate::data::{self, Tokenizer};
 use crate::error::Result;
 use crate::eval::{EvalError, Pair, TokenPair, read_pairs};
+use crate::generate::check_prompt;
 
 /// The pairs of `eval.prompts` with their lines; none if it names no file. Before anything that takes long.
 pub(crate) fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
@@ -14,18 +15,25 @@ pub(crate) fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
 ///
 /// # Errors
 ///
-/// When a pair is longer than `data.seq_len` or has an empty answer, and when `tokenizer`, the content of the
-/// tokenizer's file, cannot express a prompt of `[sample]`.
-pub(crate) fn tokenize(config: &Config, pairs: &[(usize, Pair)], tokenizer: &[u8]) -> Result<Vec<TokenPair>> {
+/// When a pair is longer than `data.seq_len` or has an empty answer, and when a prompt of `[sample]` is longer than
+/// `context` tokens, or cannot be expressed by `tokenizer`, the content of the tokenizer's file. The data end a
+/// text with `end_of_text`.
+pub(crate) fn tokenize(
+    config: &Config,
+    pairs: &[(usize, Pair)],
+    tokenizer: &[u8],
+    end_of_text: u32,
+    context: usize,
+) -> Result<Vec<TokenPair>> {
     let Config { data, eval, sample, .. } = config;
     if eval.prompts.is_none() && sample.all_prompts().next().is_none() {
         return Ok(Vec::new());
     }
-    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &data::tokenizer_of(&data.path)?)?;
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &data::tokenizer_of(&data.path)?)?
+        .reading_special_tokens(true)
+        .ending_with(Some(end_of_text));
     for prompt in sample.all_prompts() {
-        tokenizer.encode(prompt)?;
-        // A text ends with it, and one without a prompt starts after it.
-        tokenizer.end_of_text()?;
+        check_prompt("a prompt of [sample]", prompt, &tokenizer, context)?;
     }
     match &eval.prompts {
         Some(path) => TokenPair::of_file(path, pairs, data.seq_len, &tokenizer),

@@ -1,10 +1,11 @@
 //! `kiln replay`: one step of a run again, from the checkpoint before it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
+use kiln_shard::Accumulate;
+use kiln_storage::LineReader;
 use serde_json::Value;
 
 use super::decoder::train_with;
@@ -75,7 +76,9 @@ impl ReplayArgs {
                 "{run} is not the folder of a run: it has no config.toml"
             )));
         }
-        let config = config::load(&text, &self.overrides)?;
+        let mut config = config::load(&text, &self.overrides)?;
+        // Builds without this key reduced gradients once per step.
+        config.shard.accumulate.get_or_insert(Accumulate::Unsharded);
         let ranks = (config.train.ranks, self.ranks.unwrap_or(config.train.ranks));
         let folder = checkpoint::folder_of_run(&self.run);
         let before = checkpoint::later_than(&folder, 0).into_iter().filter(|step| *step < self.step).max();
@@ -141,7 +144,11 @@ impl ReplayArgs {
             return 0;
         };
         let pairs = [(now.loss, before.loss), (now.grad_norm, before.grad_norm)];
-        let equal = pairs.iter().all(|(now, before)| now.to_bits() == before.to_bits());
+        // Of a number that was not finite, no more is recorded.
+        let is_same = |(now, before): &(f64, f64)| {
+            now.to_bits() == before.to_bits() || !(now.is_finite() || before.is_finite())
+        };
+        let equal = pairs.iter().all(is_same);
         let near = pairs.iter().all(|(now, before)| (now - before).abs() <= TOLERANCE * before.abs());
         let verdict = match (equal, near, same_ranks) {
             (true, ..) => "the same bits",
@@ -194,13 +201,48 @@ fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Number
     Ok(numbers.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What the run in `out` has logged of `step`.
+/// The logged numbers of `step` of the run in `out`; NaN for a number that was not finite, which is logged as `null`.
 fn recorded(out: &Path, step: u64) -> Option<Numbers> {
-    let text = fs::read_to_string(super::folder::metrics_of_run(out)).ok()?;
-    let number = |line: &Value, key: &str| line.get(key)?.as_f64();
-    text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
-        let is_it = line.get("step")?.as_u64()? == step;
-        let (loss, grad_norm) = (number(&line, "loss")?, number(&line, "grad_norm")?);
-        is_it.then_some(Numbers { loss, grad_norm })
-    })
+    let mut lines = LineReader::open(&super::folder::metrics_of_run(out)).ok()?;
+    let number = |line: &Value, key: &str| {
+        let value = line.get(key)?;
+        if value.is_null() { Some(f64::NAN) } else { value.as_f64() }
+    };
+    while let Some(line) = lines.next_line().ok()? {
+        let Ok(line) = serde_json::from_slice::<Value>(line) else { continue };
+        let is_it = line.get("step").and_then(Value::as_u64) == Some(step);
+        if let (true, Some(loss), Some(grad_norm)) =
+            (is_it, number(&line, "loss"), number(&line, "grad_norm"))
+        {
+            return Some(Numbers { loss, grad_norm });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn recorded_numbers_have_the_bits_that_were_written() {
+        let run = tempfile::tempdir().unwrap();
+        let losses: Vec<f64> =
+            (1..400).map(|at| 2.0 + f64::from(at).sqrt().sin()).chain([f64::NAN]).collect();
+        let line = |(step, loss): (usize, &f64)| {
+            serde_json::json!({ "step": step, "loss": loss, "grad_norm": -loss }).to_string()
+        };
+        let lines: Vec<_> = losses.iter().enumerate().map(line).collect();
+        fs::write(run.path().join("metrics.jsonl"), lines.join("\n")).unwrap();
+        for (step, loss) in losses.iter().enumerate() {
+            let Numbers { loss: read, grad_norm } = recorded(run.path(), step as u64).unwrap();
+            let is_same = |x: f64, y: f64| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+            assert!(
+                is_same(read, *loss) && is_same(grad_norm, -loss),
+                "step {step}: {loss}, and read {read}"
+            );
+        }
+    }
 }

@@ -85,16 +85,26 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
-/// The model of a command that reads neither data nor weights, such as `kiln plan`. `init.from` completes it;
-/// if that cannot be opened, the section `[model]` alone has to describe it.
-pub(crate) fn model_without_data(config: &Config, layers: &Layers) -> Result<ModelConfig> {
-    let (section, vocab_size) = (&config.model, Some(config.data.vocab_size));
-    let model = match config.init_from().map(ModelSource::open) {
-        Some(Ok(source)) => section.resolve_from(Some(&source.model_of(layers)), vocab_size),
-        Some(Err(error)) => return section.resolve(vocab_size).map_err(|_| error.into()),
-        None => section.resolve(vocab_size),
+/// The model of a command that reads neither data nor weights, such as `kiln plan`: the one that a run would have.
+/// The vocabulary is that of prepared data if `data.path` has any, else `data.vocab_size`. `init.from` completes
+/// the model; if it cannot be opened, the section `[model]` alone has to describe it.
+pub(crate) fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
+    let (source, unopened) = match config.init_from().map(ModelSource::open) {
+        Some(Ok(source)) => (Some(source), None),
+        Some(Err(error)) => (None, Some(error)),
+        None => (None, None),
     };
-    model.map_err(TrainError::usage)
+    let path = &config.data.path;
+    let model = if !path.as_os_str().is_empty() && path.join("data.json").exists() {
+        let (data, tokenizer) = (DataInfo::load(path)?, data::read_tokenizer_of(path)?);
+        resolve_model(config, &data, source.as_ref(), &tokenizer, layers)
+    } else {
+        let weights = source.as_ref().map(|source| source.model_of(layers));
+        let vocab_size = Some(config.data.vocab_size);
+        config.model.resolve_from(weights.as_ref(), vocab_size).map_err(TrainError::usage)
+    };
+    // A section that is incomplete without the weights fails for their sake.
+    model.map_err(|error| unopened.map_or(error, TrainError::from))
 }
 
 /// The model of the run. Keys that the configuration leaves out have the values of the model in `source`;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kiln_collectives::Communicator;
+use kiln_collectives::tcp::Arrivals;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::ranks::{World, agree, join};
@@ -28,7 +29,7 @@ impl<'a> Ranks<'a> {
     pub(crate) fn join(config: &Config, place: Option<&'a RankEnv>) -> Result<Self> {
         Ok(match place {
             None => Ranks::Threads,
-            Some(place) => Ranks::Processes(join(place, &config.comm, None)?, place),
+            Some(place) => Ranks::Processes(join(place, &config.comm, None, &Arrivals::default())?, place),
         })
     }
 

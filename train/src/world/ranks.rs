@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[cfg(feature = "mpi")]
 use kiln_collectives::mpi::{Mpi, MpiOptions};
-use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
+use kiln_collectives::tcp::{Arrivals, JoinOptions, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase, WorkerStart};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
@@ -122,8 +122,14 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits any longer.
-pub fn join(place: &RankEnv, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World> {
+/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits any longer. On rank 0, `arrivals`
+/// has those that have come.
+pub fn join(
+    place: &RankEnv,
+    comm: &CommSection,
+    stop: Option<&Arc<AtomicBool>>,
+    arrivals: &Arrivals,
+) -> Result<World> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
@@ -141,6 +147,7 @@ pub fn join(place: &RankEnv, comm: &CommSection, stop: Option<&Arc<AtomicBool>>)
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();
     options.stop = stop.cloned();
+    options.arrivals = arrivals.clone();
     options.on_worker_start = Some(WorkerStart::new(memory::bind_to_rank));
     let sockets = Arc::new(TcpCommunicator::join(options)?);
     Ok(World {

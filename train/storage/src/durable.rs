@@ -2,8 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+
+use crate::files;
 
 /// Writes a new file and waits until it is on the disk. An interruption may leave half of it: for files of a
 /// folder that has not come to its place yet.
@@ -39,6 +41,45 @@ pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     written
+}
+
+/// Bytes from the start of a file that identify its kind.
+const START: u64 = 512;
+
+/// Writes a file that a user has named. Replaces an earlier file of its kind as a whole, also through a link, and writes
+/// into a pipe or a device. `kind` names the files that `is_of_kind` recognises by their first
+/// 512 bytes; an empty file is of every kind.
+///
+/// # Errors
+///
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if a file of another kind is there, which is left unchanged; or those
+/// of the file system.
+pub fn write_named(
+    path: &Path,
+    content: &[u8],
+    kind: &str,
+    is_of_kind: impl FnOnce(&[u8]) -> bool,
+) -> io::Result<()> {
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        // Through a link that leads nowhere yet, the file is made where it leads.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
+            return fs::write(path, content);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return write_beside(path, content),
+        Err(error) => return Err(error),
+    };
+    if !found.is_file() {
+        return OpenOptions::new().write(true).open(path)?.write_all(content);
+    }
+    let path = path.canonicalize()?;
+    let mut start = Vec::new();
+    files::open(&path)?.take(START).read_to_end(&mut start)?;
+    if !start.is_empty() && !is_of_kind(&start) {
+        let problem = format!("it is there already and is no {kind}: name another file");
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
+    }
+    write_beside(&path, content)
 }
 
 /// As [`write_beside`], of a file that is not there yet: what is there by the time the content is written stays,
@@ -95,6 +136,37 @@ mod tests {
         fs::create_dir(folder.path().join("taken")).unwrap();
         assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn only_an_earlier_file_of_its_kind_is_replaced() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let write =
+            |name: &str| write_named(&path(name), b"table 2", "table", |start| start.starts_with(b"table"));
+        for (name, content) in [("old", "table 1"), ("empty", ""), ("other", "{\"step\":1}")] {
+            fs::write(path(name), content).unwrap();
+        }
+        symlink("old", path("link")).unwrap();
+        symlink("made", path("dangling")).unwrap();
+        symlink("other", path("to-other")).unwrap();
+        for name in ["new", "empty", "link", "dangling"] {
+            write(name).unwrap();
+            assert_eq!(fs::read(path(name)).unwrap(), b"table 2", "{name}");
+        }
+        assert!(path("link").is_symlink() && path("dangling").is_symlink());
+        assert_eq!(fs::read(path("old")).unwrap(), b"table 2");
+        for name in ["other", "to-other"] {
+            let error = write(name).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            assert!(error.to_string().contains("is no table"), "{error}");
+        }
+        assert_eq!(fs::read(path("other")).unwrap(), b"{\"step\":1}");
+        // A device is written into, and stays one.
+        symlink("/dev/full", path("device")).unwrap();
+        assert_eq!(write("device").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(!fs::metadata("/dev/full").unwrap().is_file() && path("device").is_symlink());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! - [`header`]: the header of a safetensors file;
 //! - [`npy`]: arrays in NumPy's format;
 //! - [`Stream`]: large files, written past the system's cache; [`Lines`] and [`Records`]: files that grow by whole lines
-//!   or records.
+//!   or records; [`LineReader`]: lines within a bound.
 //!
 //! Nothing here says what a file is about: callers put their own words around [`std::io::Error`].
 
@@ -20,6 +20,6 @@ mod staging;
 mod stream;
 
 pub use checksum::{Checksum, RunningChecksum};
-pub use lines::{Lines, Records};
+pub use lines::{LineReader, Lines, MAX_LINE, Records};
 pub use staging::StagingFolder;
 pub use stream::Stream;

@@ -1,19 +1,39 @@
-//! Files that grow by whole lines or records, and never end the run that writes them.
+//! Files that grow by whole lines or records: writing them never ends a run, and reading them takes a bounded amount of
+//! memory.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use kiln_process::words::number_of;
 
+use crate::durable::parent_of;
 use crate::files;
 
+/// Device and inode of a file.
+type Identity = (u64, u64);
+
+fn identity_of(found: &Metadata) -> Identity {
+    (found.dev(), found.ino())
+}
+
+/// The file at `path`, which is created if it is not there, with its identity and length.
+fn open_to_append(path: &Path) -> io::Result<(File, Identity, u64)> {
+    let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
+    let found = file.metadata()?;
+    Ok((file, identity_of(&found), found.len()))
+}
+
 /// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves no
-/// part of itself; how many there were is said when records can be written again, or at the end.
+/// part of itself; how many there were is said when records can be written again, or at the end. If the file is removed
+/// or replaced in its folder, the next record goes to the file that is there then, with a warning.
 pub struct Records {
     path: PathBuf,
     file: File,
+    /// The file, and the folder that it is in: a folder that is moved takes the file along.
+    identity: Identity,
+    folder: Option<Identity>,
     /// Bytes of the records that are whole.
     length: u64,
     /// Whether part of a record could not be cut off again.
@@ -29,13 +49,30 @@ impl Records {
     /// Appends to the file at `path`, which is created if it is not there. `noun` is what a record is called in
     /// what is said about it.
     pub fn open(path: &Path, noun: &'static str) -> io::Result<Self> {
-        let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
-        let length = file.metadata()?.len();
-        Ok(Records { path: path.to_owned(), file, length, is_torn: false, lost: 0, failure: None, noun })
+        let (file, identity, length) = open_to_append(path)?;
+        let folder = fs::metadata(parent_of(path)).ok().map(|folder| identity_of(&folder));
+        let path = path.to_owned();
+        Ok(Records { path, file, identity, folder, length, is_torn: false, lost: 0, failure: None, noun })
+    }
+
+    /// Opens the file that is at the path now, if that is another one. Returns whether it is.
+    fn follow(&mut self) -> bool {
+        let identity = |path: &Path| fs::metadata(path).ok().map(|found| identity_of(&found));
+        if identity(&self.path) == Some(self.identity) || identity(parent_of(&self.path)) != self.folder {
+            return false;
+        }
+        let Ok((file, identity, length)) = open_to_append(&self.path) else { return false };
+        let (path, noun) = (self.path.display(), self.noun);
+        tracing::warn!(
+            "{path} was removed or replaced while the run wrote to it; its next {noun}s go to the file that is there now"
+        );
+        (self.file, self.identity, self.length, self.is_torn) = (file, identity, length, false);
+        true
     }
 
     /// Appends a record. Returns whether it is there.
     pub fn append(&mut self, record: &[u8]) -> bool {
+        self.follow();
         let written = self.mend().and_then(|()| self.file.write_all(record));
         let is_there = written.is_ok();
         match written {
@@ -104,21 +141,72 @@ pub struct Lines {
 impl Lines {
     /// Appends to the file at `path`, which is created if it is not there.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let records = Records::open(path, "line")?;
+        let mut lines = Lines { records: Records::open(path, "line")?, is_open: false };
+        lines.is_open = lines.has_open_line()?;
+        Ok(lines)
+    }
+
+    /// Returns whether the last line in the file has no end.
+    fn has_open_line(&self) -> io::Result<bool> {
         let mut last = *b"\n";
-        if let Some(at) = records.length.checked_sub(1) {
-            files::open(path)?.read_exact_at(&mut last, at)?;
+        if let Some(at) = self.records.length.checked_sub(1) {
+            files::open(&self.records.path)?.read_exact_at(&mut last, at)?;
         }
-        Ok(Lines { records, is_open: last != *b"\n" })
+        Ok(last != *b"\n")
     }
 
     /// Appends a line, which is given without its end.
     pub fn append(&mut self, mut line: String) {
         line.push('\n');
+        if self.records.follow() {
+            self.is_open = self.has_open_line().unwrap_or(true);
+        }
         if self.is_open {
             line.insert(0, '\n');
         }
         self.is_open &= !self.records.append(line.as_bytes());
+    }
+}
+
+/// Bytes of the longest line that is read.
+pub const MAX_LINE: usize = 64 << 20;
+
+/// The lines of a file, one at a time.
+pub struct LineReader<R> {
+    reader: BufReader<R>,
+    line: Vec<u8>,
+}
+
+impl LineReader<File> {
+    /// Reads the regular file at `path` from its start.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(LineReader::new(files::open(path)?))
+    }
+}
+
+impl<R: Read> LineReader<R> {
+    /// Reads from `source`.
+    pub fn new(source: R) -> Self {
+        LineReader { reader: BufReader::with_capacity(1 << 16, source), line: Vec::new() }
+    }
+
+    /// Returns the next line with its end, which the last line of a file may not have. `None` after the last one.
+    ///
+    /// # Errors
+    ///
+    /// [`FileTooLarge`](io::ErrorKind::FileTooLarge) for a line of more than [`MAX_LINE`] bytes, or those of the file
+    /// system.
+    pub fn next_line(&mut self) -> io::Result<Option<&[u8]>> {
+        self.line.clear();
+        let read = self.reader.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.line)?;
+        match read {
+            0 => Ok(None),
+            ..=MAX_LINE => Ok(Some(&self.line)),
+            _ => {
+                let problem = format!("a line in it has more than {MAX_LINE} bytes");
+                Err(io::Error::new(io::ErrorKind::FileTooLarge, problem))
+            }
+        }
     }
 }
 
@@ -127,6 +215,52 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn lines_are_read_one_by_one_and_none_without_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        fs::write(&path, "one\n\nthree").unwrap();
+        let mut lines = LineReader::open(&path).unwrap();
+        for line in ["one\n", "\n", "three"] {
+            assert_eq!(lines.next_line().unwrap(), Some(line.as_bytes()));
+        }
+        assert_eq!(lines.next_line().unwrap(), None);
+        // A file without blocks, larger than memory, behind a line that is one.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 38).unwrap();
+        let mut lines = LineReader::open(&path).unwrap();
+        assert_eq!(lines.next_line().unwrap(), Some(&b"one\n"[..]));
+        assert_eq!(lines.next_line().unwrap(), Some(&b"\n"[..]));
+        assert_eq!(lines.next_line().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert!(lines.line.capacity() < 3 * MAX_LINE);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_or_removed_loses_no_later_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        let (path, aside) = (run.join("lines"), run.join("aside"));
+        let mut lines = Lines::open(&path).unwrap();
+        let mut append = |line: &str| lines.append(line.to_owned());
+        append("one");
+        fs::write(&aside, "edi").unwrap();
+        fs::rename(&aside, &path).unwrap();
+        append("two");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "edi\ntwo\n");
+        fs::remove_file(&path).unwrap();
+        append("three");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
+        // Of a folder that is moved, the file is still the right one, and nothing goes to another run.
+        let moved = folder.path().join("moved");
+        fs::rename(&run, &moved).unwrap();
+        append("four");
+        fs::create_dir(&run).unwrap();
+        fs::write(&path, "another run\n").unwrap();
+        append("five");
+        assert_eq!(fs::read_to_string(moved.join("lines")).unwrap(), "three\nfour\nfive\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "another run\n");
+    }
 
     #[test]
     fn a_line_without_an_end_does_not_swallow_the_next_one() {

@@ -1,10 +1,11 @@
 //! `.npy` files of f32, NumPy's format for one array, in version 1.0.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::path::Path;
 
-use crate::durable::write_beside;
+use crate::durable::write_named;
+use crate::files;
 
 /// The header of a file and what comes before it take a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
@@ -24,74 +25,81 @@ const LONGEST_HEADER: usize = 4096;
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> io::Result<()> {
     let mut content = header(shape);
     content.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-    let kind = match fs::metadata(path) {
-        Ok(metadata) => metadata.file_type(),
-        // Through a link that leads nowhere yet, the file is made where it leads.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
-            return fs::write(path, &content);
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return write_beside(path, &content),
-        Err(error) => return Err(error),
-    };
-    if !kind.is_file() {
-        return OpenOptions::new().write(true).open(path)?.write_all(&content);
-    }
-    let path = path.canonicalize()?;
-    let mut start = Vec::new();
-    File::open(&path)?.take(MAGIC.len() as u64).read_to_end(&mut start)?;
-    if !start.is_empty() && start != MAGIC {
-        let problem = "it is there already and is no .npy file: name another file";
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
-    }
-    write_beside(&path, &content)
+    write_named(path, &content, ".npy file", |start| start.starts_with(MAGIC))
 }
 
-/// The shape and the values of the array in a file of little-endian f32 or f64 in C order.
-///
-/// # Errors
-///
-/// If it cannot be read, or is of another kind.
-pub fn read(path: &Path) -> io::Result<(Vec<usize>, Vec<f32>)> {
-    let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
-    let mut file = File::open(path)?;
-    let mut start = [0; 8];
-    file.read_exact(&mut start).map_err(|_| wrong("it is no .npy file"))?;
-    if start[..6] != *MAGIC {
-        return Err(wrong("it is no .npy file"));
+/// An array in a file of little-endian f32 or f64 in C order, whose header has been read.
+pub struct Array {
+    file: File,
+    /// Its sizes, the slowest first.
+    pub shape: Vec<usize>,
+    /// Bytes of a value: 4 or 8.
+    width: usize,
+    /// Bytes of all values, which the file has.
+    bytes: u64,
+}
+
+impl Array {
+    /// Reads the header of a regular file, and holds it against the length of the file.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, is of another kind, or has not as many values as its shape says.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
+        let mut file = files::open(path)?;
+        let mut start = [0; 8];
+        file.read_exact(&mut start).map_err(|_| wrong("it is no .npy file"))?;
+        if start[..6] != *MAGIC {
+            return Err(wrong("it is no .npy file"));
+        }
+        let mut length = [0; 4];
+        let bytes = if start[6] == 1 { 2 } else { 4 };
+        file.read_exact(&mut length[..bytes])?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > LONGEST_HEADER {
+            return Err(wrong("its header is too long"));
+        }
+        let mut text = vec![0; length];
+        file.read_exact(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        let width = match () {
+            () if text.contains("'fortran_order': True") => return Err(wrong("it is in Fortran order")),
+            () if text.contains("'<f4'") => 4,
+            () if text.contains("'<f8'") => 8,
+            () => return Err(wrong("its values are neither f32 nor f64")),
+        };
+        let shape = text.split_once("'shape': (").and_then(|(_, rest)| rest.split_once(')'));
+        let (shape, _) = shape.ok_or_else(|| wrong("its header has no shape"))?;
+        let sizes = shape.split(',').map(str::trim).filter(|size| !size.is_empty());
+        let shape = sizes.map(str::parse).collect::<Result<Vec<usize>, _>>();
+        let shape = shape.map_err(|_| wrong("its header has no shape"))?;
+        let expected = shape.iter().try_fold(width, |bytes: usize, size| bytes.checked_mul(*size));
+        let there = file.metadata()?.len().saturating_sub(file.stream_position()?);
+        if expected.map(|bytes| bytes as u64) != Some(there) {
+            return Err(wrong("it does not have as many values as its shape says"));
+        }
+        Ok(Array { file, shape, width, bytes: there })
     }
-    let mut length = [0; 4];
-    let bytes = if start[6] == 1 { 2 } else { 4 };
-    file.read_exact(&mut length[..bytes])?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > LONGEST_HEADER {
-        return Err(wrong("its header is too long"));
+
+    /// Reads the values, as f32. They take as much memory as the shape says.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or has become shorter.
+    pub fn values(mut self) -> io::Result<Vec<f32>> {
+        let mut data = Vec::new();
+        (&mut self.file).take(self.bytes).read_to_end(&mut data)?;
+        if data.len() as u64 != self.bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let value = |bytes: &[u8]| match *bytes {
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            [a, b, c, d, e, f, g, h] => f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32,
+            _ => f32::NAN,
+        };
+        Ok(data.chunks_exact(self.width).map(value).collect())
     }
-    let mut text = vec![0; length];
-    file.read_exact(&mut text)?;
-    let text = String::from_utf8_lossy(&text);
-    let width = match () {
-        () if text.contains("'fortran_order': True") => return Err(wrong("it is in Fortran order")),
-        () if text.contains("'<f4'") => 4,
-        () if text.contains("'<f8'") => 8,
-        () => return Err(wrong("its values are neither f32 nor f64")),
-    };
-    let shape = text.split_once("'shape': (").and_then(|(_, rest)| rest.split_once(')'));
-    let (shape, _) = shape.ok_or_else(|| wrong("its header has no shape"))?;
-    let sizes = shape.split(',').map(str::trim).filter(|size| !size.is_empty());
-    let shape = sizes.map(str::parse).collect::<Result<Vec<usize>, _>>();
-    let shape = shape.map_err(|_| wrong("its header has no shape"))?;
-    let mut data = Vec::new();
-    file.read_to_end(&mut data)?;
-    let expected = shape.iter().try_fold(width, |bytes: usize, size| bytes.checked_mul(*size));
-    if expected != Some(data.len()) {
-        return Err(wrong("it does not have as many values as its shape says"));
-    }
-    let value = |bytes: &[u8]| match *bytes {
-        [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-        [a, b, c, d, e, f, g, h] => f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32,
-        _ => f32::NAN,
-    };
-    Ok((shape, data.chunks_exact(width).map(value).collect()))
 }
 
 /// Everything before the data: magic, version, length of the header, and the header, filled up with spaces.
@@ -114,7 +122,14 @@ fn header(shape: &[usize]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn read(path: &Path) -> io::Result<(Vec<usize>, Vec<f32>)> {
+        let array = Array::open(path)?;
+        Ok((array.shape.clone(), array.values()?))
+    }
 
     #[test]
     fn headers_are_aligned_and_say_the_shape() {
@@ -152,6 +167,23 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("as many values"));
         fs::write(&path, "no array").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("no .npy file"));
+    }
+
+    /// A file without blocks takes no space, and has any length.
+    #[test]
+    fn a_header_is_believed_only_as_far_as_the_file_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.npy");
+        let huge = 1 << 36;
+        fs::write(&path, header(&[huge])).unwrap();
+        assert!(Array::open(&path).is_err());
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(header(&[huge]).len() as u64 + 4 * huge as u64).unwrap();
+        // No value is read before `values`.
+        assert_eq!(Array::open(&path).unwrap().shape, [huge]);
+        fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(Array::open(&path).err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn inputs_that_cannot_be_used_leave_no_folder() {
     let trained = ["--vocab-size", "300"];
     fails("not text", "a.txt", b"\xFF\xFE", &trained);
     fails("no text", "a.txt", b"", &trained);
-    fails("too little text", "a.txt", b"word", &trained);
+    fails("too little text", "a.txt", b"w", &trained);
     fails("line that is no JSON", "a.jsonl", b"{\"text\": \"a\"}\n{\"text\": \n", &trained);
     fails("line without text", "a.jsonl", b"{\"txet\": \"a\"}\n", &trained);
     fails("damaged tokenizer", "a.txt", b"some text", &["--tokenizer", "run.toml"]);

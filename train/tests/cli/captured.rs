@@ -33,7 +33,7 @@ fn launched() -> Vec<String> {
 }
 
 #[test]
-#[ignore = "benches/kernels.sh"]
+#[ignore = "needs stand-ins for the driver: benches/kernels.sh"]
 fn operations_of_burn() {
     let folder = variable("FAKE_CUDA_PTX_DIR");
     let files = || fs::read_dir(&folder).expect("the folder").count();
@@ -170,7 +170,7 @@ const ELSEWHERE: [&str; 2] = ["add_scaled_kernel_s_*_f_*_n_*_*", "scale_kernel_f
 
 /// Every kernel of ours, in both precisions, where it is used: in a step of training.
 #[test]
-#[ignore = "benches/kernels.sh"]
+#[ignore = "needs stand-ins for the driver: benches/kernels.sh"]
 fn operations_of_ours() {
     let (f32, bf16) = (BufferDType::F32, BufferDType::BF16);
     for [compute, reduce] in [[f32, f32], [bf16, f32], [bf16, bf16]] {

@@ -2,7 +2,7 @@
 //! named, with what to do. `check_processes` has the faults that take several processes.
 
 use crate::hugging_face::copy_fixture;
-use crate::support::{Ended, RUN, Workspace, tokenizer, tokens};
+use crate::support::{Ended, RUN, Workspace, example, tokenizer, tokens};
 
 const CHECK: [&str; 4] = ["check", "run.toml", "--out", "run"];
 
@@ -339,4 +339,65 @@ fn weights_of_hugging_face_that_are_not_all_there() {
     workspace.remove("hf/model-00002-of-00003.safetensors");
     let from = ["--set", "init.from=hf"];
     finds(&workspace, &from, ["model", "init.from"], &["model-00002-of-00003.safetensors"]);
+}
+
+/// The program of `train/examples/planted.rs` with the mistake `planted`.
+fn planted(workspace: &Workspace, planted: &str, arguments: &[&str]) -> Ended {
+    let mut command = workspace.command_of(&example("planted"), arguments);
+    workspace.end(command.env("PLANTED", planted).spawn().expect("it starts"))
+}
+
+#[test]
+fn a_loss_that_panics_is_named() {
+    let workspace = Workspace::new();
+    let own = ["--set", "loss.kind=mine"];
+    let says = "loss.kind = \"mine\" panics for 2 tokens with ";
+    let ended = planted(&workspace, "loss_panics", &[&CHECK[..], &own].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("fail  model  loss"), "{ended:?}");
+    assert!(ended.stdout.contains(says) && ended.stdout.contains("fewer than three tokens"), "{ended:?}");
+    let ended =
+        planted(&workspace, "loss_panics", &[&["train", "run.toml", "--out", "run"][..], &own].concat());
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains(says), "{ended:?}");
+    assert!(!workspace.path("run").exists());
+}
+
+#[test]
+fn a_state_that_no_checkpoint_has_is_found() {
+    let workspace = Workspace::new();
+    let own = ["--set", "optim.kind=mine"];
+    for ranks in ["1", "2"] {
+        let arguments = [&CHECK[..], &own, &["--ranks", ranks]].concat();
+        let ended = planted(&workspace, "hidden_state", &arguments);
+        assert_found(&ended, ["save", "save"], &["the second step after a load", "no checkpoint has"]);
+        let ended = planted(&workspace, "", &arguments);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+}
+
+/// Broken data cause no failure of a model with another vocabulary.
+#[test]
+fn data_that_fail_are_the_only_failure() {
+    let workspace = Workspace::new();
+    let failures = |ended: &Ended| {
+        let lines = ended.stdout.lines().filter(|line| line.starts_with("fail  "));
+        lines.map(|line| line.split_whitespace().nth(1).unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    let only_data = |more: &[&str]| {
+        let ended = check(&workspace, more);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let failures = failures(&ended);
+        assert!(!failures.is_empty() && failures.iter().all(|stage| stage == "data"), "{ended:?}");
+        ended
+    };
+    // It would not fit with the vocabulary that the configuration names for data that are not there.
+    let small = ["--set", "device.memory=100MiB", "--set", "data.vocab_size=1000000"];
+    let ended = only_data(&[&["--set", "data.path=none"][..], &small].concat());
+    assert!(ended.stdout.contains("skipped: needs data, which have the vocabulary"), "{ended:?}");
+    // The vocabulary is known from what can be read.
+    workspace.copy("data", "torn");
+    workspace.write("torn/train.bin", "x");
+    let ended = only_data(&[&["--set", "data.path=torn"][..], &small].concat());
+    assert!(ended.stdout.contains("ok    model  model"), "{ended:?}");
 }

@@ -163,7 +163,7 @@ fn a_changed_token_ends_an_evaluation() {
     change(&workspace, "own/val.bin", 100);
     let ended = workspace.kiln(&["eval", "--checkpoint", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message = "error: tokens 0 to 1566 of own/val.bin do not agree with their checksum: ";
+    let message = "error: tokens 0 to 886 of own/val.bin do not agree with their checksum: ";
     assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
 }

@@ -1,6 +1,6 @@
 //! Choosing the device, and what is said where there is none.
 //!
-//! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/fakecuda`, which are
+//! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/standins`, which are
 //! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that are there
 //! or not.
 
@@ -161,7 +161,7 @@ mod with_stand_ins {
     use crate::messages::Messages;
     use crate::support::Workspace;
 
-    const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/fakecuda");
+    const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/standins");
 
     /// A compiler that makes nothing. As NVRTC, it opens its builtins by their bare name when it compiles.
     const NVRTC: &str = "

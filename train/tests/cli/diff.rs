@@ -40,7 +40,7 @@ const SEED: Planted = of_key("train.seed", &["--set", "train.seed=1"], "start", 
 
 const STALE: &str = "stale@forward:2:1";
 
-const PLANTED: [Planted; 25] = [
+const PLANTED: [Planted; 26] = [
     // Configuration.
     SEED,
     of_key("data.shuffle", &["--set", "data.shuffle=false"], "data", "embed"),
@@ -82,6 +82,15 @@ const PLANTED: [Planted; 25] = [
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],
         ..of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head")
+    },
+    // A small mistake in bf16, where runs on one and on two ranks are nearly the same.
+    Planted {
+        good: &["--ranks", "1", "--set", "precision.compute=bf16"],
+        ..of_fault(
+            &["--set", "precision.compute=bf16", "--fault", "scale=1.01@backward:2:1"],
+            "gradient",
+            "head",
+        )
     },
     // Data, of which one token is another.
     Planted {
@@ -194,7 +203,7 @@ fn runs_that_are_the_same_part_nowhere() {
     run("two", &[]);
     for (out, arguments) in [
         ("again", &[][..]),
-        ("none", &["--set", "shard.strategy=NO_SHARD"]),
+        ("none", &["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"]),
         ("grad", &["--set", "shard.strategy=SHARD_GRAD_OP"]),
         ("recompute", &["--set", "shard.recompute=block"]),
     ] {
@@ -207,7 +216,8 @@ fn runs_that_are_the_same_part_nowhere() {
     workspace.succeed(&[&processes[..], &["--hash", "steps=1-3", "--set", "eval.samples=2"]].concat());
     assert_eq!(diff(&workspace, "two", "processes").0, Some(0));
     for (out, arguments) in [
-        ("one", &["--ranks", "1"][..]),
+        ("unsharded", &["--set", "shard.accumulate=unsharded"][..]),
+        ("one", &["--ranks", "1"]),
         ("four", &["--ranks", "4"]),
         ("four_none", &["--ranks", "4", "--set", "shard.strategy=NO_SHARD"]),
         ("hybrid", &["--ranks", "4", "--set", "shard.strategy=HYBRID_SHARD", "--set", "shard.shard_size=2"]),
@@ -226,6 +236,17 @@ fn runs_that_are_the_same_part_nowhere() {
             "{said:?}"
         );
         assert_eq!(workspace.kiln(&["diff", "two", out, "--tolerance", "1e-12"]).code, Some(1));
+    }
+    let half = ["--set", "precision.compute=bf16"];
+    run("half", &half);
+    for (out, arguments) in [
+        ("half_one", &["--ranks", "1"][..]),
+        ("half_four", &["--ranks", "4"]),
+        ("half_rows", &["--set", "train.micro_batch=1"]),
+    ] {
+        run(out, &[&half, arguments].concat());
+        let (_, report) = diff(&workspace, "half", out);
+        assert_ne!(report["verdict"], "different", "{out}: {report:#}");
     }
     // One that went on, and evaluated other samples.
     run("short", &["--set", "optim.schedule=constant"]);
@@ -250,7 +271,8 @@ fn side_by_side_is_one_command() {
     };
     let (ended, report) = live(&["--ranks-a", "1", "--ranks-b", "4"]);
     assert_eq!((ended, &report["verdict"]), (Some(1), &"rounding".into()), "{report:#}");
-    assert_eq!(live(&["--set-b", "shard.strategy=NO_SHARD"]).0, Some(0));
+    let none = ["--set-b", "shard.strategy=NO_SHARD", "--set-b", "shard.accumulate=sharded"];
+    assert_eq!(live(&none).0, Some(0));
     let (ended, report) = live(&["--set-b", "train.seed=1"]);
     assert_eq!((ended, &report["parted"]["phase"]), (Some(1), &SEED.phase.into()), "{report:#}");
     assert_eq!(workspace.kiln(&["diff", "run.toml", "run.toml", "--set-b", "train.seed=1"]).code, Some(2));
@@ -282,6 +304,74 @@ fn hashes_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() {
         .map(|entry| entry["tensor"].to_string())
         .collect();
     assert!(tensors.contains("\"weights\"") && !tensors.iter().any(|name| name.contains('.')), "{tensors:?}");
+}
+
+/// Changes one value of a tensor in a model of Hugging Face.
+fn plant(workspace: &Workspace, folder: &str, tensor: &str, value: f32) {
+    let path = format!("{folder}/model.safetensors");
+    let mut file = workspace.read(&path);
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().expect("a length")) as usize;
+    let names: Json = serde_json::from_slice(&file[8..header]).expect("a header");
+    assert_eq!(names[tensor]["dtype"], "F32", "{tensor}");
+    let at = header + names[tensor]["data_offsets"][0].as_u64().expect("an offset") as usize;
+    file[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    workspace.write(&path, file);
+}
+
+#[test]
+fn what_is_not_a_number_is_a_difference_and_named_first() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "a"]);
+    workspace.succeed(&["export", "--checkpoint", "a", "--out", "hf"]);
+    let late = "model.norm.weight";
+    for value in [f32::NAN, f32::INFINITY] {
+        let other = format!("hf-{value}");
+        workspace.copy("hf", &other);
+        plant(&workspace, &other, late, value);
+        // A finite difference in a tensor before it.
+        plant(&workspace, &other, "model.embed_tokens.weight", 7.0);
+        for (a, b) in [("hf", other.as_str()), (other.as_str(), "hf"), ("a", other.as_str())] {
+            let (ended, report) = diff(&workspace, a, b);
+            assert_eq!((ended, &report["verdict"]), (Some(1), &"different".into()), "{report:#}");
+            let place = format!("{}", report["parted"]);
+            assert!(place.contains("norm.weight") && place.contains("1 of them NaN or infinite"), "{place}");
+            let said = workspace.kiln(&["diff", a, b, "--tolerance", "1"]);
+            assert_eq!(said.code, Some(1), "{said:?}");
+        }
+    }
+    // Metrics and hashes.
+    workspace.copy("a", "b");
+    let metrics = workspace.metrics("a");
+    let lines = metrics.into_iter().map(|mut line| {
+        if line["step"] == 3 && line.get("grad_norm").is_some() {
+            line["grad_norm"] = Json::Null;
+        }
+        line.to_string() + "\n"
+    });
+    workspace.write("b/metrics.jsonl", lines.collect::<String>());
+    let said = workspace.kiln(&["diff", "a", "b", "--tolerance", "1"]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stdout.contains("step 3, metrics, model: grad_norm ("), "{said:?}");
+}
+
+#[test]
+fn tokenizers_of_data_are_compared() {
+    let workspace = Workspace::new();
+    workspace.write_data("same", &tokens(crate::support::TRAIN_TOKENS));
+    assert_eq!(diff(&workspace, "data", "same").0, Some(0));
+    // Spelled in another way, it is the same one.
+    let mut tokenizer = workspace.json("same/tokenizer.json");
+    workspace.write("same/tokenizer.json", format!("{tokenizer:#}\n"));
+    assert_eq!(diff(&workspace, "data", "same").0, Some(0));
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    let (a, b) = (vocab["a"].clone(), vocab["b"].clone());
+    (vocab["a"], vocab["b"]) = (b, a.clone());
+    workspace.write("same/tokenizer.json", tokenizer.to_string());
+    let (ended, report) = diff(&workspace, "data", "same");
+    assert_eq!((ended, &report["parted"]["tensor"]), (Some(1), &"tokenizer.json".into()), "{report:#}");
+    let note = format!("id {a} is \"a\", and id {a} is \"b\" in the second");
+    assert_eq!(report["parted"]["note"], note, "{report:#}");
+    assert_eq!(workspace.kiln(&["diff", "data", "same", "--tolerance", "1"]).code, Some(1));
 }
 
 #[test]

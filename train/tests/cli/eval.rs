@@ -87,7 +87,7 @@ fn validation_loss_is_that_of_the_run() {
     let said = workspace.succeed(&["eval", "--checkpoint", "run/checkpoints", "--samples", "8"]);
     let loss = format!("validation loss {:.4} nats per token, ", number(last, "val_loss"));
     assert!(said.starts_with(&loss), "{said}");
-    assert!(said.ends_with(", 64 tokens (FULL_SHARD, 1 rank)\n"), "{said}");
+    assert!(said.ends_with(", 64 tokens in sequences of 8 (FULL_SHARD, 1 rank)\n"), "{said}");
 }
 
 /// 160 validation tokens are 19 sequences of 8 and the token after each.
@@ -139,6 +139,71 @@ fn answers_have_the_loss_that_their_logits_have() {
         assert_close(prompt, number(&line, "loss"), mean, 1e-6);
         assert_close(prompt, number(&line, "perplexity"), mean.exp(), 1e-5);
     }
+}
+
+/// As in lm-evaluation-harness: the answer begins at the first token that has some of it, and white space before it
+/// belongs to it.
+#[test]
+fn an_answer_is_tokenized_with_its_prompt() {
+    let workspace = Workspace::new();
+    let mut file = workspace.json("data/tokenizer.json");
+    // A space belongs to the letter behind it, and two letters make a token.
+    let vocabulary = file["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    let [spaced, pair] = ["X", "Y"].map(|letter| vocabulary.remove(letter).expect("an id"));
+    vocabulary.extend([("\u{120}c".to_owned(), spaced.clone()), ("de".to_owned(), pair.clone())]);
+    file["model"]["merges"] = serde_json::json!([["\u{120}", "c"], ["d", "e"]]);
+    workspace.write("data/tokenizer.json", file.to_string());
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let [spaced, pair] = [spaced, pair].map(|id| u32::try_from(id.as_u64().expect("an id")).expect("small"));
+    for (prompt, answer, before, expected) in [
+        ("a b ", "c", [ids("a b"), vec![]].concat(), vec![spaced]),
+        ("a b", " c", [ids("a b"), vec![]].concat(), vec![spaced]),
+        ("ad", "ea", ids("a"), [vec![pair], ids("a")].concat()),
+        ("d", "e", vec![tokenizer().end_of_text().expect("an end")], vec![pair]),
+        ("-5", "-6", ids("-5"), ids("-6")),
+    ] {
+        let tokens = [&before[..], &expected].concat();
+        let rows = logits(&workspace, &tokens[..tokens.len() - 1], &[]);
+        let sum: f64 =
+            expected.iter().zip(&rows[before.len() - 1..]).map(|(id, row)| cross_entropy(row, *id)).sum();
+        let line = line(&workspace, &["--prompt", prompt, "--answer", answer]);
+        assert_eq!(line["tokens"], expected.len(), "{prompt:?} {answer:?}");
+        assert_close(prompt, number(&line, "sum"), sum, 1e-6);
+    }
+}
+
+/// A model with a long context and few validation tokens: a sequence is no longer than they are.
+#[test]
+fn a_default_length_fits_the_data() {
+    let workspace = trained();
+    workspace.succeed(&["export", "--checkpoint", "run", "--out", "there"]);
+    workspace.replace(
+        "there/config.json",
+        "\"max_position_embeddings\": 8",
+        "\"max_position_embeddings\": 131072",
+    );
+    let eval = |options: &[&str]| {
+        let arguments = ["eval", "--checkpoint", "there", "--data", "data", "--json"];
+        workspace.kiln(&[&arguments, options].concat())
+    };
+    let line = |options: &[&str]| -> Json {
+        let ended = eval(options);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        serde_json::from_str(&ended.stdout).expect("JSON")
+    };
+    let default = line(&[]);
+    assert_eq!((&default["seq_len"], &default["tokens"]), (&159.into(), &159.into()));
+    assert_eq!(line(&["--seq-len", "8"])["tokens"], 19 * SEQ_LEN);
+    let ended = eval(&["--seq-len", "160"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("lower --seq-len") && !ended.stderr.contains("data.seq_len"), "{ended:?}");
+    // More than usual is asked for.
+    let long: Vec<u16> = crate::support::tokens(5000);
+    workspace.write_data("long", &long);
+    workspace.write("long/val.bin", workspace.read("long/train.bin"));
+    workspace.replace("long/data.json", "\"tokens\":160", "\"tokens\":5000");
+    let said = workspace.succeed(&["eval", "--checkpoint", "there", "--data", "long", "--json"]);
+    assert!(said.contains("\"seq_len\":2048"), "{said}");
 }
 
 /// Five answers of one to four tokens, and a line that counts for nothing.

@@ -57,10 +57,15 @@ fn strategies_have_the_same_bits() {
 
 fn strategies_have_bits(workspace: &Workspace) {
     let steps = |strategy: &str, recompute: &str| {
-        let settings = [format!("shard.strategy={strategy}"), format!("shard.recompute={recompute}")];
+        let settings = [
+            format!("shard.strategy={strategy}"),
+            format!("shard.recompute={recompute}"),
+            "shard.accumulate=sharded".to_owned(),
+        ];
         let out = format!("{strategy}-{recompute}");
-        let arguments = ["train", "moe.toml", "--out", &out, "--set", &settings[0], "--set", &settings[1]];
-        workspace.succeed(&arguments);
+        let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+        let arguments = ["train", "moe.toml", "--out", &out];
+        workspace.succeed(&arguments.into_iter().chain(settings).collect::<Vec<_>>());
         workspace.steps(&out)
     };
     let first = steps("FULL_SHARD", "none");

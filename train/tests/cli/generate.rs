@@ -49,9 +49,122 @@ fn a_temperature_of_zero_takes_the_likeliest_token() {
     // Without a prompt it starts as a document does, and says something.
     let text = generate(&workspace, "run", "", &["--temperature", "0"]);
     assert!(!text.trim().is_empty(), "{text:?}");
-    // A prompt longer than the model has ever seen.
+    // A prompt may begin as a flag does.
+    for prompt in ["-5", "--seed", "- item"] {
+        assert!(generate(&workspace, "run", prompt, &["--temperature", "0"]).starts_with(prompt));
+    }
+}
+
+/// The beginning of a prompt that the model cannot read is not left out in silence.
+#[test]
+fn prompts_beyond_the_context_are_refused() {
+    let workspace = trained();
     let long = "abcdefg".repeat(5);
-    assert!(generate(&workspace, "run", &long, &["--temperature", "0"]).starts_with(&long));
+    let refused = |arguments: &[&str], what: &str, code: i32| {
+        let ended = workspace.kiln(arguments);
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let said = format!("{what}: 35 tokens are more than the 8 that the model reads");
+        assert!((ended.stdout.clone() + &ended.stderr).contains(&said), "{ended:?}");
+    };
+    refused(&["generate", "--checkpoint", "run", "--prompt", &long, "--max-tokens", "2"], "--prompt", 2);
+    let prompt = format!("sample.prompt={long}");
+    refused(&["train", "run.toml", "--out", "other", "--set", &prompt], "a prompt of [sample]", 2);
+    refused(&["check", "run.toml", "--set", &prompt], "a prompt of [sample]", 1);
+    // As long as the context is not too long.
+    assert!(generate(&workspace, "run", &long[..8], &[]).starts_with(&long[..8]));
+}
+
+/// A tokenizer of bytes whose post-processor puts `<s>` in front of a text, with more special tokens. Their ids are
+/// those of characters that no text here has.
+fn with_special_tokens() -> Tokenizer {
+    let workspace = Workspace::new();
+    let path = "data/tokenizer.json";
+    add_special_tokens(&workspace, path);
+    Tokenizer::load(workspace.path(path)).expect("a tokenizer")
+}
+
+/// Adds them to the file `path`. Returns the ids of `<s>` and `<|user|>`.
+fn add_special_tokens(workspace: &Workspace, path: &str) -> [u32; 2] {
+    let mut file = workspace.json(path);
+    let vocabulary = file["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    let ids = ["X", "Y"].map(|letter| vocabulary.remove(letter).expect("an id"));
+    for (id, content) in ids.iter().zip(["<s>", "<|user|>"]) {
+        file["added_tokens"].as_array_mut().expect("a list").push(serde_json::json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }));
+        file["model"]["vocab"][content] = id.clone();
+    }
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [ids[0]], "tokens": ["<s>"]}},
+    });
+    workspace.write(path, file.to_string());
+    ids.map(|id| u32::try_from(id.as_u64().expect("an id")).expect("a small id"))
+}
+
+/// As in transformers: what the post-processor puts in front of a text is in front of a prompt.
+#[test]
+fn prompts_start_as_the_post_processor_says() {
+    let tokenizer = with_special_tokens();
+    let start = tokenizer.encode_prompt("").expect("ids").1;
+    assert_eq!(start.len(), 1);
+    let model = opinionated();
+    let plain = tokenizer.encode("abc").expect("ids");
+    let sampling = greedy(4, 16);
+    let mut text = Continuation::new(&tokenizer, "abc", &sampling).expect("a prompt");
+    assert!(text.advance(&model, &Device::flex(), || Ok(())).expect("a token"));
+    let expected = likeliest(&model, &[&start[..], &plain].concat());
+    assert_ne!(expected, likeliest(&model, &plain));
+    // It is no part of the text.
+    assert_eq!(text.ids(), [&plain[..], &[expected]].concat());
+    assert!(text.text().expect("a text").starts_with("abc"));
+    // A prompt that has it already does not get another one.
+    let reading = tokenizer.clone().reading_special_tokens(true);
+    assert_eq!(reading.encode_prompt("<s>abc").expect("ids"), (0, [&start[..], &plain].concat()));
+    // Nor does an empty prompt start after the end of another text.
+    let empty = continued(&tokenizer, "", &sampling).0;
+    assert_eq!(empty[0], likeliest(&model, &start));
+}
+
+/// Whoever writes a prompt may write special tokens, and may mean plain text.
+#[test]
+fn prompts_have_special_tokens_unless_told_otherwise() {
+    let workspace = Workspace::new();
+    let [start, user] = add_special_tokens(&workspace, "data/tokenizer.json");
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let loss = |prompt: &str, options: &[&str]| -> f64 {
+        let arguments = ["eval", "--checkpoint", "run", "--json", "--prompt", prompt, "--answer", "b"];
+        let said = workspace.succeed(&[&arguments, options].concat());
+        let line: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        line["loss"].as_f64().expect("a number")
+    };
+    let ids = [start, user].map(|id| id.to_string()).join(",");
+    let a = tokenizer().encode("a").expect("ids")[0];
+    let tokens = format!("{ids},{a}");
+    workspace.succeed(&["eval", "--checkpoint", "run", "--tokens", &tokens, "--logits", "logits.npy"]);
+    let logits = workspace.read("logits.npy");
+    let row: Vec<f32> = logits[logits.len() - 4 * VOCAB..]
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        .collect();
+    let b = tokenizer().encode("b").expect("ids")[0] as usize;
+    let sum: f64 = row.iter().map(|value| f64::from(value - row[b]).exp()).sum();
+    let read = loss("<|user|>a", &[]);
+    assert!((read - sum.ln()).abs() < 1e-5 * sum.ln().abs().max(1.0), "{read} and {}", sum.ln());
+    // As plain text it is longer than the context.
+    let plain = ["eval", "--checkpoint", "run", "--prompt", "<|user|>a", "--answer", "b", "--plain-text"];
+    assert_eq!(workspace.kiln(&plain).code, Some(2));
+    let generated = |options: &[&str]| {
+        workspace.kiln(
+            &[&["generate", "--checkpoint", "run", "--prompt", "<s><|user|>", "--max-tokens", "1"], options]
+                .concat(),
+        )
+    };
+    assert_eq!(generated(&[]).code, Some(0));
+    assert_eq!(generated(&["--plain-text"]).code, Some(2));
 }
 
 /// The sample at the end of a run comes from the weights of its last checkpoint.
@@ -248,14 +361,14 @@ fn sharded_ranks_say_what_one_rank_says() {
             "sample.toml",
             &[
                 ("shard.strategy", &format!("'{strategy}'")),
-                ("sample.prompt", "'abcdefgabc'"),
+                ("sample.prompt", "'abcdefga'"),
                 ("sample.temperature", "0.0"),
                 ("sample.max_tokens", "12"),
             ],
         );
         let arguments = ["train", "sample.toml", "--resume", "latest", "--out", "run"];
         let said = workspace.succeed(&arguments);
-        let text = generate(&workspace, "run", "abcdefgabc", &["--temperature", "0"]);
+        let text = generate(&workspace, "run", "abcdefga", &["--temperature", "0"]);
         assert!(said.contains(&format!("\nsample: {text}next ")), "{strategy}: {said}");
     }
 }

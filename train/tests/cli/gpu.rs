@@ -323,7 +323,7 @@ fn combinations_that_cannot_be() {
 /// Processes with a GPU each, which NCCL connects, train as threads on the CPU do.
 #[cfg(feature = "cuda")]
 #[test]
-#[ignore = "needs four GPUs and NCCL, or stand-ins: benches/fakecuda/execute.sh"]
+#[ignore = "needs four GPUs and NCCL, or stand-ins: benches/standins/execute.sh"]
 fn processes_over_nccl_train_as_on_the_cpu() {
     let replicate = [("shard.strategy", "'NO_SHARD'")];
     let accumulate = [("train.micro_batch", "1"), ("shard.recompute", "'block'")];

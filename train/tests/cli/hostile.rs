@@ -1,15 +1,21 @@
 //! Files that somebody else has made, or that are not what their names say: every one is an error that names
 //! it, and nothing is allocated, followed, waited for or shown to a terminal because a file says so.
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::process::Command;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::thread;
 
 use kiln::checkpoint::Checksum;
+use kiln_observe::ask::{Folder, Owner, Reply, ToPrompt, send_reply};
+use kiln_process::ProcessId;
 use serde_json::Value as Json;
 
 use crate::hugging_face::copy_fixture;
-use crate::run_folder::wait_until;
 use crate::support::{Ended, Workspace};
 
 const FOLDER: &str = "run/checkpoints/fsdp_cpt2";
@@ -25,9 +31,7 @@ fn trained() -> Workspace {
 
 /// Runs a command that must come to an end by itself.
 pub fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
-    let mut child = workspace.start(arguments);
-    wait_until("its end", || child.try_wait().expect("its state").is_some());
-    workspace.end(child)
+    workspace.end(workspace.start(arguments))
 }
 
 fn assert_fails(what: &str, ended: &Ended, code: i32, says: &str) {
@@ -360,10 +364,187 @@ fn a_tokenizer_that_nothing_could_use_is_not_imported() {
         workspace.replace(file, "\"eos_token_id\": 0", "\"eos_token_id\": null");
     }
     let ended = workspace.kiln(&["import", "--hf", "hf", "--out", "imported"]);
-    assert!(ended.stderr.contains("the tokenizer has no end-of-text token"), "{ended:?}");
+    assert!(ended.stderr.contains("which token ends a text is not known"), "{ended:?}");
     assert!(!workspace.path("imported").exists());
     workspace.write("hf/generation_config.json", config);
     workspace.write("hf/tokenizer.json", tokenizer);
     workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
     workspace.succeed(&[&GENERATE[..], &["imported"]].concat());
+}
+
+/// Names a file of metrics as the place for a table of them.
+fn export(workspace: &Workspace, place: &str) -> Ended {
+    workspace.kiln(&["export", "metrics", "run", "--csv", place])
+}
+
+#[test]
+fn a_table_of_metrics_replaces_no_file_of_a_run() {
+    let workspace = trained();
+    symlink("run/metrics.jsonl", workspace.path("link.csv")).expect("a link");
+    symlink("run/samples.jsonl", workspace.path("dangling.csv")).expect("a link");
+    workspace.write("notes.txt", "mine");
+    let before = workspace.read("run/metrics.jsonl");
+    for place in
+        ["run/metrics.jsonl", "link.csv", "dangling.csv", "run/.kiln/lock", "run/new.json", "notes.txt"]
+    {
+        assert_fails(place, &export(&workspace, place), 2, "name another file");
+    }
+    assert_eq!(workspace.read("run/metrics.jsonl"), before);
+    assert_eq!(workspace.read("notes.txt"), b"mine");
+    assert!(!workspace.path("run/samples.jsonl").exists() && !workspace.path("run/new.json").exists());
+    // An earlier table is replaced, where a link leads to it as well.
+    workspace.write("old.csv", "step,time,loss\n");
+    symlink("old.csv", workspace.path("to-old.csv")).expect("a link");
+    for place in ["run/table.csv", "to-old.csv", "run/table.csv"] {
+        assert_eq!(export(&workspace, place).code, Some(0), "{place}");
+    }
+    let table = workspace.text("run/table.csv");
+    assert!(workspace.path("to-old.csv").is_symlink() && workspace.text("old.csv") == table);
+
+    // A device or a pipe is written into, and is one afterwards.
+    for (place, code) in [("/dev/full", 1), ("/dev/null", 0)] {
+        symlink(place, workspace.path("device")).expect("a link");
+        assert_eq!(export(&workspace, "device").code, Some(code), "{place}");
+        assert!(fs::metadata(workspace.path("device")).expect("a device").file_type().is_char_device());
+        workspace.remove("device");
+    }
+    let pipe = workspace.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let reader = thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe).expect("a table")
+    });
+    assert_eq!(export(&workspace, "pipe").code, Some(0));
+    assert_eq!(reader.join().expect("a reader"), table.as_bytes());
+    assert!(fs::metadata(pipe).expect("a pipe").file_type().is_fifo());
+    // The standard output has the table and nothing else.
+    assert_eq!(export(&workspace, "/dev/stdout").stdout, table);
+    let file = File::create(workspace.path("redirected")).expect("a file");
+    let mut command = workspace.command(&["export", "metrics", "run", "--csv", "/dev/stdout"]);
+    assert_eq!(workspace.end(command.stdout(file).spawn().expect("kiln starts")).code, Some(0));
+    assert_eq!(workspace.text("redirected"), table);
+}
+
+#[test]
+fn a_line_that_never_ends_is_not_read_into_memory() {
+    let workspace = trained();
+    workspace.copy("run", "other");
+    // A file without blocks, and larger than memory.
+    let metrics = File::options().append(true).open(workspace.path("run/metrics.jsonl")).expect("a file");
+    metrics.set_len(1 << 38).expect("a longer file");
+    for (arguments, code) in [
+        (&["export", "metrics", "run", "--csv", "table.csv"][..], 1),
+        (&["diff", "run", "other"], 2),
+        (&RESUME, 1),
+    ] {
+        let ended = workspace.kiln(arguments);
+        assert_eq!(ended.code, Some(code), "{arguments:?}: {ended:?}");
+        assert!(
+            ended.stderr.contains("a line in it has more than 67108864 bytes"),
+            "{arguments:?}: {ended:?}"
+        );
+    }
+}
+
+/// A process of the run in `run` that this test plays: `answer` has each connection.
+fn play(workspace: &Workspace, answer: impl Fn(&UnixStream) + Send + Sync + 'static) {
+    let folder = Folder::make(&workspace.path("run")).expect("a folder");
+    let owner = Owner { process: ProcessId::this(), ranks: vec![0] };
+    let listener = folder.listen(&owner).expect("a socket");
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut request = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut request);
+            answer(&stream);
+        }
+    });
+}
+
+#[test]
+fn status_believes_no_reply_that_no_run_gives() {
+    let huge = |world_size: u64| {
+        format!(r#"{{"status":{{"world_size":{world_size},"steps":1,"deadline_s":1e308,"ranks":[]}}}}"#)
+    };
+    let replies = [huge(1 << 40), huge(u64::MAX), huge(1 << 20), "[".repeat(1 << 20), "no JSON".to_owned()];
+    for reply in replies {
+        let workspace = trained();
+        let line = format!("{reply}\n");
+        play(&workspace, move |mut stream| _ = stream.write_all(line.as_bytes()));
+        for more in [&[][..], &["--json"]] {
+            let ended = workspace.kiln(&[&["status", "run"], more].concat());
+            let what = reply.get(..80).unwrap_or(&reply);
+            assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), ""), "{what}: {ended:?}");
+            assert!(ended.stdout.len() < 2000, "{what}: {} bytes", ended.stdout.len());
+            assert!(ended.stdout.contains("does not answer"), "{what}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reply_without_an_end_holds_status_up_no_longer_than_silence() {
+    let slowly = |mut stream: &UnixStream| {
+        while stream.write_all(b" ").is_ok() {
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let fast = |mut stream: &UnixStream| while stream.write_all(&[b' '; 1 << 16]).is_ok() {};
+    for answer in [slowly as fn(&UnixStream), fast] {
+        let workspace = trained();
+        play(&workspace, answer);
+        let ended = workspace.kiln(&["status", "run"]);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), ""), "{ended:?}");
+        assert!(ended.stdout.contains("does not answer"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_socket_of_a_rank_that_cannot_be_makes_no_long_list() {
+    let workspace = trained();
+    for rank in [(1 << 16) - 1, (1 << 20) - 1] {
+        let folder = Folder::make(&workspace.path("run")).expect("a folder");
+        let owner = Owner { process: ProcessId::this(), ranks: vec![rank] };
+        let _socket = folder.listen(&owner).expect("a socket");
+        for more in [&[][..], &["--json"]] {
+            let ended = workspace.kiln(&[&["status", "run"], more].concat());
+            assert!(ended.code.is_some_and(|code| code < 2), "{rank}: {ended:?}");
+            assert!(ended.stdout.len() < 4000, "{rank}: {} bytes", ended.stdout.len());
+        }
+        folder.remove_of(&owner);
+    }
+}
+
+#[test]
+fn a_prompt_shows_no_orders_to_the_terminal_and_sends_no_line_that_is_too_long() {
+    let workspace = trained();
+    play(&workspace, |stream| {
+        let evil = "\u{1b}[2Jheld at step 1".to_owned();
+        for message in [ToPrompt::Text(evil), ToPrompt::Running] {
+            let _ = send_reply(stream, &Reply::Prompt(message));
+        }
+        // Until the client leaves.
+        let _ = std::io::copy(&mut &*stream, &mut std::io::sink());
+    });
+    let mut attached =
+        workspace.command(&["attach", "run"]).stdin(Stdio::piped()).spawn().expect("kiln starts");
+    let mut lines = attached.stdin.take().expect("its input");
+    writeln!(lines, "p {}", "x".repeat(70_000)).expect("it is read");
+    drop(lines);
+    let ended = workspace.end(attached);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    assert!(ended.stdout.starts_with(r"\u001b[2Jheld at step 1"), "{ended:?}");
+    assert!(ended.stdout.contains("a line has at most 65536 bytes"), "{ended:?}");
+}
+
+/// As on a file system whose names are of another time.
+#[test]
+fn a_run_folder_need_not_be_utf_8() {
+    let workspace = Workspace::new();
+    let name = OsStr::from_bytes(b"run-\xff");
+    for (launch, folder) in [(&[][..], "alone"), (&["launch", "--nproc-per-node", "2", "--"], "launched")] {
+        let out = std::path::Path::new(folder).join(name);
+        let mut command = workspace.command(&[launch, &["train", "run.toml", "--out"]].concat());
+        let ended = workspace.end(command.arg(&out).spawn().expect("kiln starts"));
+        assert_eq!(ended.code, Some(0), "{folder}: {ended:?}");
+        assert!(workspace.path(out).join("checkpoints/latest").exists(), "{folder}");
+    }
 }

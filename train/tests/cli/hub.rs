@@ -82,7 +82,8 @@ fn serve(stream: &TcpStream, files: &BTreeMap<String, Vec<u8>>, seen: &Mutex<Vec
 
 /// Runs `kiln import` against a hub, with a cache in the working directory.
 fn import(workspace: &Workspace, endpoint: &str, repo: &str, out: &str) -> Ended {
-    let output = Command::new(env!("CARGO_BIN_EXE_kiln"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    command
         .args(["import", "--repo", repo, "--out", out])
         .current_dir(workspace.path(""))
         .env("HF_ENDPOINT", endpoint)
@@ -90,14 +91,14 @@ fn import(workspace: &Workspace, endpoint: &str, repo: &str, out: &str) -> Ended
         .env_remove("HF_HUB_CACHE")
         .env_remove("HF_TOKEN")
         .env_remove("KILN_LOG")
-        .envs(["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].map(|name| (name, "")))
-        .output()
-        .unwrap();
+        .envs(["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].map(|name| (name, "")));
+    let output = run_to_end(&mut command);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 #[test]
+#[ignore = "builds half of burn again: cargo test --release -p kiln --features hub --test cli -- --ignored hub::"]
 fn a_model_is_downloaded_once_and_imported() {
     for name in ["llama_shards", "llama_gqa"] {
         let (workspace, hub) = (Workspace::new(), Hub::of_fixture(name));
@@ -122,6 +123,7 @@ fn a_model_is_downloaded_once_and_imported() {
 }
 
 #[test]
+#[ignore = "builds half of burn again: cargo test --release -p kiln --features hub --test cli -- --ignored hub::"]
 fn downloads_that_fail_say_what_to_do() {
     let workspace = Workspace::new();
     let mut files = BTreeMap::from([("config.json".to_owned(), b"{}".to_vec())]);
@@ -150,6 +152,7 @@ fn downloads_that_fail_say_what_to_do() {
 
 /// An index may not name files elsewhere, on the hub as on the disk.
 #[test]
+#[ignore = "builds half of burn again: cargo test --release -p kiln --features hub --test cli -- --ignored hub::"]
 fn an_index_is_checked_before_its_files_are_asked_for() {
     let workspace = Workspace::new();
     let index = br#"{"weight_map": {"a": "../../secret.safetensors"}}"#;

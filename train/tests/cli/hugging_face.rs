@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln::checkpoint::Checkpoint;
+use kiln::config::ModelSection;
 use kiln::device;
 use kiln::hugging_face::{FolderConfig, HuggingFaceFolder};
 use kiln::run::TrainError;
@@ -13,7 +14,7 @@ use kiln::sharded::ShardedDecoder;
 use kiln::source::ModelSource;
 use kiln::weights::Weights;
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::{Key, Layers};
+use kiln_model::{BalanceOver, Key, Layers, MoeConfig};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy};
 use safetensors::SafeTensors;
@@ -119,6 +120,22 @@ fn check_logits(name: &str) {
             assert!(worst <= TOLERANCE, "{ranks} ranks: off by {worst}");
         }
     }
+}
+
+/// transformers balances the experts of all layers together. A section `[model.moe]` that does not say otherwise keeps
+/// that.
+#[test]
+fn the_family_decides_what_balances_experts() {
+    let source = ModelSource::open(&fixture("qwen3_moe")).unwrap();
+    let moe = source.model().moe.clone().expect("experts");
+    assert_eq!(moe.router_aux_loss_over, Some(BalanceOver::AllLayers));
+    let resolved = |over| {
+        let moe = MoeConfig { router_aux_loss_coef: 0.5, router_aux_loss_over: over, ..moe.clone() };
+        let section = ModelSection { moe: Some(moe), ..ModelSection::default() };
+        section.resolve_from(Some(source.model()), None).unwrap().moe.expect("experts").router_aux_loss_over
+    };
+    assert_eq!(resolved(None), Some(BalanceOver::AllLayers));
+    assert_eq!(resolved(Some(BalanceOver::EachLayer)), Some(BalanceOver::EachLayer));
 }
 
 /// Import and export give back the same bits, the same model and the same ids.

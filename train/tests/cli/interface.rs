@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kiln::config::{Config, Schedule};
 use serde_json::Value as Json;
 
-use crate::support::{VOCAB, Workspace};
+use crate::support::{VOCAB, Workspace, names};
 
 fn keys(line: &Json) -> BTreeSet<&str> {
     line.as_object().expect("an object").keys().map(String::as_str).collect()
@@ -63,6 +63,47 @@ fn metrics_have_these_keys_and_no_others() {
         digits > 10
     };
     assert!(text.lines().filter(|line| line.contains("\"loss\"")).any(long), "{text}");
+}
+
+/// The peak of a processor is measured by the first starts, and kept. Lines have a share of it only where two
+/// measurements agree, and then no start measures again.
+#[test]
+fn mfu_needs_a_peak_that_is_known() {
+    let workspace = Workspace::new();
+    workspace.replace("run.toml", "peak_tflops = 1.0\n", "");
+    let run = |out: &str| {
+        let mut command = workspace.command(&["train", "run.toml", "--out", out]);
+        let ended =
+            workspace.end(command.env("XDG_CACHE_HOME", workspace.path("cache")).spawn().expect("a run"));
+        assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "{ended:?}");
+        let steps = workspace.metrics(out).into_iter().filter(|line| line.get("loss").is_some());
+        let with_mfu: Vec<_> = steps.map(|line| line.get("mfu").is_some()).collect();
+        (ended.stdout, with_mfu)
+    };
+    let (said, with_mfu) = run("first");
+    assert_eq!(with_mfu, [false; 4]);
+    assert!(said.contains("FLOP/s | wait") && !said.contains("mfu"), "{said}");
+    let names = names(&workspace.path("cache/kiln/peaks"));
+    assert_eq!(names.len(), 1, "{names:?}");
+    let file = format!("cache/kiln/peaks/{}", names[0]);
+    let measured = || workspace.json(&file)["measured"].as_array().expect("measurements").clone();
+    let first = measured();
+    assert_eq!(first.len(), 1);
+    let keep = |measured: &[f64]| {
+        let mut kept = workspace.json(&file);
+        kept["measured"] = measured.into();
+        workspace.write(&file, kept.to_string());
+    };
+    let best = first[0].as_f64().expect("FLOP/s");
+    keep(&[best, 0.97 * best]);
+    let before = workspace.text(&file);
+    let (said, with_mfu) = run("known");
+    assert_eq!(with_mfu, [true; 4]);
+    assert!(said.contains("mfu"), "{said}");
+    assert_eq!(workspace.text(&file), before, "measured again");
+    keep(&[100.0 * best, best]);
+    assert_eq!(run("scattered").1, [false; 4]);
+    assert_eq!(measured().len(), 3);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::trace::{Call, run, run_as_process, third_step};
 /// Sums of gradients cost no pass of their own: the product, or the normalisation, that makes the next
 /// contribution adds it. In forward, the norm of the second layer adds the result of the first.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn sums_are_made_by_what_makes_or_reads_them() {
     const BLOCKS: usize = 2;
     let step = third_step(run_as_process());
@@ -27,7 +27,7 @@ fn sums_are_made_by_what_makes_or_reads_them() {
 /// from then on, the update casts what it has changed. Elsewhere, what is cast is freed with what was
 /// gathered, and cast again.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn whole_weights_that_stay_are_cast_by_the_update() {
     // Parameter groups: the embedding, two blocks, the head.
     let groups = 4;

@@ -6,9 +6,10 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Child;
 
+use kiln_testkit::wait_until;
 use rustix::process::Signal;
 
-use crate::run_folder::{FOREVER, assert_refused, in_run, wait_for_a_step, wait_until};
+use crate::run_folder::{FOREVER, assert_refused, in_run, wait_for_a_step};
 use crate::support::{Ended, Workspace, signal};
 
 const LOST: &str = "is no longer this run's folder: it was moved, removed or replaced";

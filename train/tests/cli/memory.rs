@@ -1,9 +1,13 @@
 //! The memory that a plan says a run takes, against what runs take and what there is.
 
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::messages::Messages;
-use crate::support::{VOCAB, Workspace};
+use crate::support::{Ended, VOCAB, Workspace, example};
 
 /// What a run says at its end that was planned, and what a rank took, in bytes.
 fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
@@ -43,8 +47,7 @@ fn runs_take_what_was_planned() {
                 let (planned, taken) = planned_and_taken(&workspace, &arguments);
                 check(&name, (planned, taken));
                 // Before the run, `kiln plan` says the same.
-                let vocab = format!("data.vocab_size={VOCAB}");
-                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--set", &vocab, "--json"];
+                let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--json"];
                 arguments.extend(processes.then_some("--processes"));
                 let plan: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
                 let is = |row: &&Value| {
@@ -69,6 +72,31 @@ fn runs_take_what_was_planned() {
         let arguments = ["train", "run.toml", "--out", "run"];
         check(&format!("{changes:?}"), planned_and_taken(&workspace, &arguments));
     }
+}
+
+/// A rank's peak has what the rank has allocated: not what was there for the measurement of the processor's peak and
+/// for the data, which are prepared in the same process.
+#[test]
+fn what_prepares_a_run_is_no_rank_s() {
+    let workspace = Workspace::new();
+    let words: Vec<_> =
+        (0..20_000u32).map(|i| format!("{:x}", i.wrapping_mul(2_654_435_761) >> 12)).collect();
+    workspace.write("text.txt", words.join(" "));
+    workspace.config(
+        "run.toml",
+        &[("data.path", "'prepared'"), ("data.text", "['text.txt']"), ("data.vocab_size", "400")],
+    );
+    workspace.replace("run.toml", "peak_tflops = 1.0\n", "");
+    let mut command = workspace.command(&["train", "run.toml", "--out", "run"]);
+    let ended = workspace.end(command.env("XDG_CACHE_HOME", workspace.path("cache")).spawn().expect("a run"));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let steps = workspace.metrics("run");
+    let taken = steps.iter().filter_map(|line| line["peak_bytes"].as_u64()).max().expect("a peak");
+    let plan: Value =
+        serde_json::from_str(&workspace.succeed(&["plan", "run.toml", "--json"])).expect("JSON");
+    let planned = plan["rows"][0]["peak_bytes"].as_u64().expect("bytes");
+    // Some KiB of a tiny run are no tensors: lines of the log, buffers of files.
+    assert!(taken < planned + (64 << 10), "{taken} bytes, {planned} were planned");
 }
 
 /// Sizes that no machine has are refused, and a size that a user gives takes the place of the machine's.
@@ -251,4 +279,95 @@ fn who_holds_how_much_is_told_at_the_end() {
     let ended = workspace.kiln(&[&processes[..], &["--fault", "memory=1MiB@forward:2:1"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("error: out of memory: rank 1 asks for"), "{ended:?}");
+}
+
+/// Waits for the end of `child`, for two minutes at most.
+fn end_in_time(workspace: &Workspace, mut child: Child, what: &str) -> Ended {
+    let begun = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if begun.elapsed() > Duration::from_secs(120) {
+            child.kill().expect("it is there");
+            panic!("{what} hangs: {:?}", workspace.end(child));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    workspace.end(child)
+}
+
+/// Starts a run that may map so many KiB, and returns how it ends.
+fn with_address_space(workspace: &Workspace, kib: u64) -> Ended {
+    let limited = "ulimit -v \"$0\"; exec \"$@\"";
+    let limit = kib.to_string();
+    let train = ["train", "run.toml", "--out", "limited", "--ranks", "2"];
+    let arguments = [&["-c", limited, &limit, crate::PROGRAM][..], &train].concat();
+    let child = workspace.command_of(Path::new("sh"), &arguments).spawn().expect("a shell");
+    let ended = end_in_time(workspace, child, &format!("a run with {kib} KiB of address space"));
+    if workspace.path("limited").exists() {
+        workspace.remove("limited");
+    }
+    ended
+}
+
+/// A panic where there is no memory is reported without any, and without the lock that the standard library holds
+/// while it names the calls of a backtrace.
+#[test]
+fn a_panic_without_memory_ends_the_run() {
+    let workspace = Workspace::new();
+    let train = ["train", "run.toml", "--ranks", "2", "--set", "model.feed_forward=mine", "--out", "run"];
+    for left in [0].into_iter().chain((9..20).map(|power| 1_usize << power)) {
+        let mut command = workspace.command_of(&example("planted"), &train);
+        command.env("PLANTED", format!("exhausted:{left}"));
+        let child = command.spawn().expect("the program starts");
+        let ended = end_in_time(&workspace, child, &format!("a panic with {left} bytes left"));
+        assert!([Some(1), None].contains(&ended.code), "{left}: {ended:?}");
+        let reports: Vec<_> = crate::support::names(&workspace.path("run/crash"))
+            .iter()
+            .map(|folder| workspace.text(format!("run/crash/{folder}/crash.txt")))
+            .collect();
+        let what =
+            |report: &String| report.contains("without memory") || report.contains("no memory to report");
+        assert!(reports.iter().any(what), "{left}: {reports:?} {ended:?}");
+        let is_told =
+            |report: &String| report.contains("out of memory: rank ") || report.contains("backtrace");
+        assert!(reports.iter().any(is_told), "{left}: {reports:?}");
+        workspace.remove("run");
+    }
+}
+
+/// Wherever memory ends, the run ends: nothing that reports it may wait for memory or for a lock.
+#[test]
+fn a_run_without_memory_ends() {
+    let workspace = Workspace::new();
+    // Of the least limits for a program that starts at all and for one that trains.
+    let mut enough = 32 << 10;
+    while with_address_space(&workspace, enough).code != Some(0) {
+        enough *= 2;
+        assert!(enough < 64 << 20, "it does not train with 64 GiB of address space");
+    }
+    const STARTS: u64 = 24;
+    let mut ends = std::collections::BTreeMap::<_, usize>::new();
+    for start in 0..STARTS {
+        let kib = enough / 2 + enough / 2 * start / STARTS;
+        let Ended { code, stderr, .. } = with_address_space(&workspace, kib);
+        *ends.entry(code).or_default() += 1;
+        // Refused, failed, ended by SIGABRT as by the standard library, or enough after all.
+        assert!([Some(0), Some(1), Some(2), None].contains(&code), "{kib} KiB: {code:?} {stderr}");
+    }
+    println!("{enough} KiB are enough; exit codes with less: {ends:?}");
+    assert!(ends.iter().any(|(code, _)| *code != Some(0)), "no start was short of memory");
+}
+
+/// The limits of a process count before its run starts.
+#[test]
+fn a_run_that_cannot_fit_into_its_address_space_is_refused() {
+    let workspace = Workspace::new();
+    let large = [("model.d_model", "2048"), ("model.d_ff", "8192"), ("model.layers", "16")];
+    workspace.config("run.toml", &large);
+    let ended = with_address_space(&workspace, 4 << 20);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(
+        ended.stderr.contains("of memory, and the address space of this process (ulimit -v) has "),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains("What would help:"), "{ended:?}");
 }

@@ -18,7 +18,8 @@ fn it_has_every_command() {
         workspace.steps(out)
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
-    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
     succeed(&[&processes[..], &LAYER].concat());
     assert_eq!(workspace.steps("processes"), full);

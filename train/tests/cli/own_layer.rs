@@ -22,7 +22,8 @@ fn it_has_every_command() {
         workspace.steps(out)
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
-    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
     succeed(&[&processes[..], &LAYER].concat());
     assert_eq!(workspace.steps("processes"), full);
@@ -84,4 +85,50 @@ fn what_is_not_there_is_named() {
     let said = workspace.kiln(&["eval", "--checkpoint", "run"]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("was trained with feed_forward `relu3`"), "{said:?}");
+}
+
+/// The commands in the lines "next" name the program that has the layer, and work.
+#[test]
+fn what_is_next_works() {
+    let workspace = Workspace::new();
+    let train = ["train", "run.toml", "--ranks", "1"];
+    let run = |out: &str, more: &[&str]| {
+        let ended = own(&workspace, &[&train[..], &["--out", out], more].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let next = ended.stdout.lines().skip_while(|line| !line.starts_with("next "));
+        next.map(|line| line.trim_start_matches("next").trim().to_owned()).collect::<Vec<_>>()
+    };
+    let program = example("own_layer").display().to_string();
+    let next = run("own", &LAYER);
+    let expected = ["generate --checkpoint own --prompt \"...\"", "eval --checkpoint own"];
+    assert_eq!(next, expected.map(|line| format!("{program} {line}")));
+    // The layout of Hugging Face has no such layer, whichever program asks.
+    let export = ["export", "--checkpoint", "own", "--out", "hf"];
+    for refused in [own(&workspace, &export), workspace.kiln(&export)] {
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.stderr.contains("feed_forward relu3"), "{refused:?}");
+        assert!(!refused.stderr.contains("use the program that has"), "{refused:?}");
+    }
+    // With built-in layers it can be exported.
+    let next = run("stock", &[]);
+    assert_eq!(next.last().expect("a line"), &format!("{program} export --checkpoint stock --out DIR"));
+    let ended = own(&workspace, &["export", "--checkpoint", "stock", "--out", "hf"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn settings_that_are_not_numbers_are_refused_by_name() {
+    let workspace = Workspace::new();
+    for value in ["nan", "-inf", "[1.0, inf]", "{ inner = nan }"] {
+        let set = format!("model.extra.scale={value}");
+        let said = own(
+            &workspace,
+            &["train", "run.toml", "--out", "run", "--set", "model.feed_forward=relu3", "--set", &set],
+        );
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains(&format!("--set {set}: expected a finite number")), "{said:?}");
+    }
+    workspace.config("own.toml", &[("model.extra", "{ scale = nan }")]);
+    let said = own(&workspace, &["train", "own.toml", "--out", "run"]);
+    assert!(said.code == Some(2) && said.stderr.contains("model.extra.scale: expected a finite"), "{said:?}");
 }

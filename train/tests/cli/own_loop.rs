@@ -48,7 +48,8 @@ fn text_of_your_own_has_every_command() {
         workspace.steps(out)
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
-    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
     assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
     succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]);
     succeed(&["generate", "--checkpoint", "full", "--prompt", "12+7=", "--max-tokens", "4"]);

@@ -19,7 +19,8 @@ fn a_loss_of_your_own_has_every_command() {
         workspace.steps(out)
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
-    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
     assert_eq!(train("grad_op", &["--set", "shard.strategy=SHARD_GRAD_OP"]), full);
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
     succeed(&[&processes[..], &smoothed].concat());

@@ -27,7 +27,8 @@ fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
         workspace.steps(out)
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
-    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
     assert_eq!(train("grad_op", &["--set", "shard.strategy=SHARD_GRAD_OP"]), full);
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
     succeed(&[&processes[..], settings].concat());
@@ -225,7 +226,8 @@ fn groups_have_schedules_of_their_own() {
         }
         assert!(constant_1 != stock_1 && wsd_1 != stock_1 && wsd_1 != constant_1);
         // The run has two ranks under FULL_SHARD.
-        let no_shard = train("no-shard", &[groups.clone(), "shard.strategy=NO_SHARD".to_owned()]);
+        let none = ["shard.strategy=NO_SHARD", "shard.accumulate=sharded"].map(str::to_owned);
+        let no_shard = train("no-shard", &[std::slice::from_ref(&groups), &none].concat());
         assert!(of(&no_shard, 6) == of(&mixed, 6), "{kind}");
         assert_eq!(workspace.steps(&no_shard), workspace.steps(&mixed), "{kind}");
         let middle = format!("{mixed}/checkpoints/fsdp_cpt3");

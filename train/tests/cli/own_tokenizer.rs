@@ -1,9 +1,10 @@
 //! A model and the tokenizer that it was trained with stay together: token ids mean nothing without it.
 
+use kiln_testkit::wait_until;
 use rustix::process::Signal;
 use serde_json::Value as Json;
 
-use crate::run_folder::{FOREVER, assert_refused, in_run, wait_until};
+use crate::run_folder::{FOREVER, assert_refused, in_run};
 use crate::support::{Workspace, signal};
 
 /// The workspace's tokenizer with the ids of two letters exchanged.

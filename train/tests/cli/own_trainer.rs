@@ -1,6 +1,8 @@
 //! A program of your own, `train/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does what
 //! the stock loop does, it leaves the same; and what `[experiment]` says stays with the checkpoint.
 
+use kiln::run::{RunOptions, Trainer, train_with};
+use kiln_shard::StateKind;
 use rustix::process::Signal;
 use serde_json::Value as Json;
 
@@ -34,8 +36,8 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     assert_eq!(evaluations("own"), evaluations("stock"));
     assert_eq!(evaluations("own").len(), 2);
     assert_eq!(workspace.checkpoints("own"), workspace.checkpoints("stock"));
-    let unsharded = ["train", "run.toml", "--out", "none", "--set", "shard.strategy=NO_SHARD"];
-    succeed(&workspace, &[&unsharded[..], &experiment].concat());
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    succeed(&workspace, &[&["train", "run.toml", "--out", "none"][..], &none, &experiment].concat());
     assert_eq!(workspace.steps("none"), workspace.steps("stock"));
     succeed(&workspace, &["eval", "--checkpoint", "own", "--ranks", "2"]);
     succeed(&workspace, &["generate", "--checkpoint", "own", "--prompt", "a", "--max-tokens", "4"]);
@@ -105,4 +107,35 @@ fn errors_of_a_loop_say_what_is_wrong() {
     let ended = run(&workspace, &["train", "run.toml", "--out", "run", "--set", "experiment.patient=1"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("experiment: unknown field `patient`"), "{ended:?}");
+}
+
+/// A loop may evaluate again in a step, such as with averaged weights. Its run has the loss of the first time.
+#[test]
+fn only_the_first_evaluation_of_a_step_is_logged() {
+    let workspace = Workspace::new();
+    let data = format!("'{}'", workspace.path("data").display());
+    let config = workspace.config("own.toml", &[("data.path", data.as_str()), ("train.steps", "3")]);
+    let options = RunOptions { out: workspace.path("run").into(), alone: true, ..RunOptions::default() };
+    let summary = train_with(config, &options, |mut trainer: Trainer<'_>| {
+        while trainer.train_step()? {
+            let first = trainer.evaluate()?;
+            assert_eq!(trainer.evaluate()?, first);
+        }
+        let first = trainer.evaluate()?;
+        let embedding = "embed_tokens.weight";
+        let weights = trainer.engine().gather_parameter(embedding, StateKind::Weight)?.expect("weights");
+        let others: Vec<_> = weights.iter().map(|weight| 2.0 * weight).collect();
+        trainer.engine().load_parameter(embedding, StateKind::Weight, &others)?;
+        assert_ne!(trainer.evaluate()?, first, "other weights");
+        trainer.engine().load_parameter(embedding, StateKind::Weight, &weights)?;
+        let summary = trainer.finish()?;
+        assert_eq!(summary.val_loss, first);
+        Ok(summary)
+    });
+    let val_loss = summary.expect("a run").val_loss;
+    let metrics = workspace.metrics("run");
+    let evaluations: Vec<_> = metrics.iter().filter(|line| line.get("val_loss").is_some()).collect();
+    let steps: Vec<_> = evaluations.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, [1, 2, 3]);
+    assert_eq!(evaluations[2]["val_loss"].as_f64(), val_loss);
 }

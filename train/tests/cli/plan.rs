@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::Workspace;
+use crate::support::{VOCAB, Workspace, example};
 
 fn plan(workspace: &Workspace, arguments: &[&str]) -> Value {
     let text = workspace.succeed(&[&["plan"][..], arguments, &["--json"]].concat());
@@ -21,7 +21,8 @@ fn rows(plan: &Value) -> &Vec<Value> {
 #[test]
 fn a_large_model_needs_a_way_that_fits() {
     let workspace = Workspace::new();
-    let plan = plan(&workspace, &[&preset("7b"), "--ranks", "8", "--memory", "46GiB"]);
+    let arguments = ["--ranks", "8", "--memory", "46GiB", "--set", "train.micro_batch=2"];
+    let plan = plan(&workspace, &[&[&preset("7b")[..]][..], &arguments].concat());
     assert_eq!(plan["parameters"], 6_738_415_616_u64);
     for row in rows(&plan) {
         let phases = row["phases"].as_object().expect("phases");
@@ -51,6 +52,157 @@ fn a_large_model_needs_a_way_that_fits() {
     assert!(reason.contains("FULL_SHARD with recompute needs ") && reason.contains("fits"), "{reason}");
     let row = &rows(&plan)[recommended["row"].as_u64().expect("an index") as usize];
     assert_eq!(row["strategy"], recommended["strategy"]);
+}
+
+/// The configuration names no vocabulary: it is that of the prepared data, as in a run, and not `data.vocab_size`.
+#[test]
+fn the_vocabulary_is_that_of_the_data() {
+    let workspace = Workspace::new();
+    let prepared = plan(&workspace, &["run.toml"]);
+    assert_eq!(prepared["vocab_size"], VOCAB);
+    let later = plan(&workspace, &["run.toml", "--set", "data.path=later", "--set", "data.vocab_size=300"]);
+    assert_eq!(later["vocab_size"], 300);
+    assert_ne!(later["parameters"], prepared["parameters"]);
+    let tune = ["tune", "run.toml", "--candidates", "1", "--steps", "1", "--rounds", "1", "--json"];
+    let tuned: Value = serde_json::from_str(&workspace.succeed(&tune)).expect("JSON");
+    assert_eq!(tuned["parameters"], prepared["parameters"]);
+    // A run would refuse it.
+    let ended = workspace.kiln(&["plan", "run.toml", "--set", "model.vocab_size=256"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("has 257 tokens, but model.vocab_size is 256"), "{ended:?}");
+}
+
+/// A configuration of four micro-batches of one sequence, whose gradients take more than the activations of all four
+/// sequences.
+fn accumulating(workspace: &Workspace) {
+    let model = [("model.d_model", "512"), ("model.d_ff", "2048"), ("model.layers", "8")];
+    let batch = [("train.ranks", "4"), ("train.global_batch", "16"), ("train.micro_batch", "1")];
+    let accumulate = [("shard.accumulate", "\"unsharded\"")];
+    workspace.config("run.toml", &[&model[..], &batch, &accumulate].concat());
+}
+
+/// `FULL_SHARD` without recomputation, in this micro-batch.
+fn full_shard(plan: &Value, micro_batch: u64) -> Option<&Value> {
+    rows(plan).iter().find(|row| {
+        row["strategy"] == "FULL_SHARD" && row["recompute"] == "none" && row["micro_batch"] == micro_batch
+    })
+}
+
+#[test]
+fn a_larger_micro_batch_that_fits_is_found() {
+    let workspace = Workspace::new();
+    accumulating(&workspace);
+    let gpu = |memory: u64, more: &[&str]| {
+        let memory = format!("{memory}B");
+        plan(&workspace, &[&["run.toml", "--memory", &memory, "--margin", "0"][..], more].concat())
+    };
+    let needed = |plan: &Value, micro_batch: u64| {
+        full_shard(plan, micro_batch).expect("a row")["needed_bytes"].as_u64().expect("bytes")
+    };
+    let small = needed(&gpu(1 << 40, &[]), 1);
+    let large = needed(&gpu(1 << 40, &["--set", "train.micro_batch=4"]), 4);
+    assert!(large < small, "{large} and {small} bytes");
+    // Nothing fits in micro-batches of one sequence.
+    let found = gpu(large, &[]);
+    let asked: Vec<_> = rows(&found).iter().filter(|row| row["micro_batch"] == 1).collect();
+    assert!(!asked.is_empty() && asked.iter().all(|row| row["fits"] == false), "{found}");
+    assert_eq!(found["recommended"]["micro_batch"], 4, "{found}");
+    assert_eq!(full_shard(&found, 4).expect("a row")["fits"], true);
+    // The refusal of a run names it as well.
+    let memory = format!("device.memory={}B", small / 2);
+    let ended = workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &memory]);
+    assert!(ended.stderr.contains("--set train.micro_batch=4: takes"), "{ended:?}");
+}
+
+#[test]
+fn a_recommendation_leaves_a_margin() {
+    let workspace = Workspace::new();
+    let seven = |arguments: &[&str]| {
+        plan(&workspace, &[&[&*preset("7b"), "--ranks", "8", "--memory"], arguments].concat())
+    };
+    let needed = |plan: &Value| {
+        let row = plan["recommended"]["row"].as_u64().expect("a recommendation") as usize;
+        rows(plan)[row]["needed_bytes"].as_u64().expect("bytes")
+    };
+    let least = rows(&seven(&["46GiB"])).iter().filter_map(|row| row["needed_bytes"].as_u64()).min();
+    // All that one way needs, and 1 % more.
+    let memory = least.expect("rows") / 100 * 101;
+    let tight = format!("{memory}B");
+    let without = seven(&[&tight, "--margin", "0"]);
+    assert!(needed(&without) <= memory, "{without}");
+    let with = seven(&[&tight]);
+    assert_eq!(with["margin"], 0.05);
+    if !with["recommended"].is_null() {
+        assert!(needed(&with) <= memory / 100 * 95, "{with}");
+    }
+    let text =
+        workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", &tight, "--margin", "50"]);
+    assert!(text.contains("\nNothing leaves 50 % of "), "{text}");
+    let text = workspace.succeed(&["plan", &preset("7b"), "--ranks", "8", "--memory", "1GiB"]);
+    assert!(text.contains("\nNothing fits with any micro-batch"), "{text}");
+}
+
+/// A layer without `meta_forward` is named, in every text that has the plan's number.
+#[test]
+fn layers_that_describe_nothing_are_named() {
+    let workspace = Workspace::new();
+    let run = |name: &str, arguments: &[&str]| workspace.run(&example(name), arguments);
+    let layer = ["--set", "model.feed_forward=relu3"];
+    let ended = run("own_layer", &[&["plan", "run.toml"], &layer[..]].concat());
+    assert!(ended.stdout.contains("\nnot described: CubedRelu. "), "{ended:?}");
+    let ended = run("own_layer", &[&["plan", "run.toml", "--json"], &layer[..]].concat());
+    let plan: Value =
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
+    assert_eq!(plan["undescribed"], serde_json::json!(["CubedRelu"]));
+    let ended = run("own_layer", &[&["train", "run.toml", "--out", "run"], &layer[..]].concat());
+    assert!(ended.stdout.contains(" were planned; not described: CubedRelu"), "{ended:?}");
+    let refused = ["train", "run.toml", "--out", "none", "--set", "device.memory=1KB"];
+    let ended = run("own_layer", &[&refused[..], &layer].concat());
+    assert!(ended.stderr.contains("not described: CubedRelu"), "{ended:?}");
+    // These describe themselves.
+    let ended = run("own_attention", &["plan", "run.toml", "--set", "model.attention=alibi"]);
+    assert!(ended.code == Some(0) && !ended.stdout.contains("not described"), "{ended:?}");
+    let text = workspace.succeed(&["plan", "run.toml"]);
+    assert!(!text.contains("not described"), "{text}");
+}
+
+/// The configuration that FSDP2 runs on such cards, since it reduces every micro-batch. A run that reduces once per
+/// step needs room for the whole gradient; nothing but advice is made of that.
+#[test]
+fn a_large_model_accumulates_in_shards() {
+    let workspace = Workspace::new();
+    let name = preset("7b");
+    let plan = |accumulate: &[&str], memory: &str| {
+        let batch = ["train.global_batch=64", "train.micro_batch=2", "precision.compute=bf16"];
+        let settings = batch.iter().chain(accumulate).flat_map(|setting| ["--set", setting]);
+        let ranks = [&name[..], "--ranks", "8", "--memory", memory];
+        plan(&workspace, &ranks.into_iter().chain(settings).collect::<Vec<_>>())
+    };
+    let find = |plan: &Value, strategy: &str| {
+        let is = |row: &&Value| {
+            row["strategy"] == strategy && row["recompute"] == "block" && row["offload"] == false
+        };
+        rows(plan).iter().find(is).cloned().unwrap_or_else(|| panic!("no {strategy}: {plan}"))
+    };
+    let sharded = plan(&[], "46GiB");
+    for (strategy, accumulate) in [("FULL_SHARD", "sharded"), ("NO_SHARD", "unsharded")] {
+        assert_eq!(find(&sharded, strategy)["accumulate"], accumulate, "{sharded}");
+    }
+    let row = find(&sharded, "FULL_SHARD");
+    assert_eq!((&row["micro_batches"], &row["micro_batch"]), (&4.into(), &2.into()), "{row}");
+    assert!(row["needed_bytes"].as_u64() <= Some(24 << 30), "{row}");
+    assert!(sharded["accumulate"].is_null(), "{sharded}");
+
+    let unsharded = plan(&["shard.accumulate=unsharded"], "30GiB");
+    let whole = find(&unsharded, "FULL_SHARD");
+    // 4 bytes of each parameter, of which a rank holds an eighth if they are sharded.
+    let (less, more) = (row["needed_bytes"].as_u64(), whole["needed_bytes"].as_u64());
+    assert!(less.map(|bytes| bytes + (20 << 30)) < more, "{less:?} and {more:?}");
+    let advice = unsharded["accumulate"].as_str().unwrap_or_default();
+    assert!(
+        advice.starts_with("With --set shard.accumulate=sharded, FULL_SHARD with recompute needs "),
+        "{unsharded}"
+    );
 }
 
 /// Every preset on every number of ranks, where its model is only planned.
@@ -157,6 +309,7 @@ fn what_is_no_plan_is_told() {
         (&["--ranks", "6", "--nodes", "4"], "cannot be spread evenly over 4 machines"),
         (&["--sweep", "ranks=8"], "ranks=8..4096"),
         (&["--flops", "0"], "--flops must be more than 0"),
+        (&["--margin", "100"], "--margin must be at least 0 and below 100 percent"),
         (&["--network", "none.json"], "kiln bench network --out"),
     ] {
         let ended = workspace.kiln(&[&["plan", "run.toml"][..], arguments].concat());

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread::sleep;
 use std::time::Duration;
 
+use kiln_testkit::wait_until;
 use rustix::process::Signal;
 
 use crate::support::{Workspace, assert_same_curve, names, signal};
@@ -33,7 +34,8 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
     for (changes, asked) in [
         (&hybrid[..], Signal::USR1),
         (&alone[..], Signal::TERM),
-        (&[][..], Signal::USR1),
+        (&alone[..], Signal::XCPU),
+        (&[][..], Signal::USR2),
         (&[][..], Signal::INT),
     ] {
         let workspace = workspace(changes);
@@ -104,9 +106,7 @@ fn a_second_request_ends_the_run_at_once() {
         let slow = [&slow[..], &["--set", "checkpoint.every=2", "--set", "checkpoint.async=false"]];
         let mut child = workspace.start(&slow.concat());
         workspace.wait_for_steps("run", 2);
-        while !begun.exists() {
-            sleep(Duration::from_millis(5));
-        }
+        wait_until("step 3", || begun.exists());
         // `timeout` sends its signal to the process, and then to its group.
         signal(&child, asked);
         sleep(Duration::from_millis(20));

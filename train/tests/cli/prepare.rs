@@ -113,14 +113,8 @@ fn the_first_documents_are_taken_where_there_is_a_limit() {
 #[test]
 fn a_prepare_that_was_stopped_is_gone_on_with() {
     let workspace = with_texts();
-    let options = PrepareOptions {
-        inputs: vec![workspace.path("texts")],
-        out: workspace.path("new"),
-        tokenizer: TokenizerSource::Train { vocab_size: 400 },
-        validation_fraction: PrepareOptions::VALIDATION_FRACTION,
-        seed: 0,
-        limit: None,
-    };
+    let tokenizer = TokenizerSource::Train { vocab_size: 400 };
+    let options = PrepareOptions::new(vec![workspace.path("texts")], workspace.path("new"), tokenizer);
     let stop = AtomicBool::new(false);
     let stopped = prepare_unless(&stop, &options, &mut |progress| {
         stop.store(matches!(progress, Progress::Encoding { .. }), Ordering::Relaxed);
@@ -134,6 +128,65 @@ fn a_prepare_that_was_stopped_is_gone_on_with() {
     for file in FILES {
         let [new, whole] = ["new", "whole"].map(|out| workspace.read(format!("{out}/{file}")));
         assert!(new == whole, "{file}");
+    }
+}
+
+/// The command and the configuration decide alike.
+#[test]
+fn flags_and_keys_say_how_text_becomes_tokens() {
+    let workspace = Workspace::new();
+    let lines: String = (0..40).map(|line| format!("{{\"text\": \"<|fin|>line {line}\"}}\n")).collect();
+    workspace.write("documents.ndjson", lines.clone() + "{\"text\": NaN}\n" + &lines);
+    let arguments =
+        ["data", "prepare", "--input", "documents.ndjson", "--vocab-size", "300", "--out", "flags"];
+    let flags = ["--end-of-text", "<|fin|>", "--special-tokens", "--bad-lines", "skip", "--bos", "false"];
+    let ended = workspace.kiln(&[&arguments[..], &flags].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let skipped =
+        "1 line cannot be used and was skipped: documents.ndjson, line 41: NaN is not JSON (column 10)";
+    assert_eq!(ended.stderr, format!(" WARN {skipped}\n"));
+    let said = "data: the text has 80 spellings of special tokens, which became these tokens: <|fin|>\n";
+    assert!(ended.stdout.contains(said), "{}", ended.stdout);
+    // Each of the documents has one, and ends with one.
+    let ids = [workspace.read("flags/train.bin"), workspace.read("flags/val.bin")].concat();
+    assert_eq!(ids.chunks(2).filter(|id| **id == [0, 0]).count(), 160);
+
+    let keys = [
+        ("data.path", "'keys'"),
+        ("data.text", "['documents.ndjson']"),
+        ("data.vocab_size", "300"),
+        ("data.end_of_text", "'<|fin|>'"),
+        ("data.special_tokens", "true"),
+        ("data.bad_lines", "'skip'"),
+        ("data.bos", "false"),
+        ("sample.prompt", "'line'"),
+    ];
+    workspace.config("run.toml", &keys);
+    let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for file in ["train.bin", "val.bin", "tokenizer.json"] {
+        assert!(workspace.read(format!("flags/{file}")) == workspace.read(format!("keys/{file}")), "{file}");
+    }
+    // The checkpoint knows the end of text, which is none of the usual names.
+    let settings = workspace.json("run/checkpoints/fsdp_cpt4/generation_config.json");
+    assert_eq!(settings["eos_token_id"], 0);
+    workspace.succeed(&["generate", "--checkpoint", "run", "--prompt", "", "--max-tokens", "3"]);
+    let ended =
+        workspace.kiln(&["train", "run.toml", "--out", "other", "--set", "data.special_tokens=false"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("data.special_tokens: true then, false now"), "{ended:?}");
+
+    let refusals: [(&[&str], &str); 3] = [
+        (&["--end-of-text", "<|no|>"], "special tokens are: <|fin|>"),
+        (&["--end-of-text", "<|fin|>", "--bos", "true"], "data.bos = true, but the tokenizer has no token"),
+        (&["--bos", "maybe"], "expected auto, true or false"),
+    ];
+    for (flags, said) in refusals {
+        let given =
+            ["data", "prepare", "--input", "run.toml", "--tokenizer", "keys/tokenizer.json", "--out", "no"];
+        let ended = workspace.kiln(&[&given[..], flags].concat());
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(said), "{ended:?}");
     }
 }
 

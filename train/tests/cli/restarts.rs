@@ -3,9 +3,10 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
+use kiln_testkit::{status_of, wait_until};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
-use crate::run_folder::{FOREVER, assert_refused, in_run, stop, wait_for_a_step, wait_until};
+use crate::run_folder::{FOREVER, assert_refused, in_run, stop, wait_for_a_step};
 use crate::support::{Ended, Workspace, signal};
 
 /// One rank of a job, as a launcher would start it.
@@ -59,7 +60,8 @@ impl Rank<'_> {
 fn freeze(process: &Child) {
     signal(process, Signal::STOP);
     let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");
-    waitid(WaitId::Pid(id), WaitIdOptions::STOPPED).expect("it stops");
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+    wait_until("its stop", || waitid(WaitId::Pid(id), options).expect("it is a child").is_some());
 }
 
 fn free_port() -> u16 {
@@ -101,7 +103,7 @@ fn a_folder_is_held_by_every_rank() {
     wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
     freeze(&second);
     first.kill().expect("a signal");
-    first.wait().expect("its end");
+    status_of(&mut first);
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
     let says = ["ranks of an earlier start that have not ended", &format!("pid {}", first.id())];
     assert_refused(&workspace.kiln(&resume), &says);

@@ -87,6 +87,45 @@ fn ten_steps_and_ten_more_are_twenty_to_the_bit() {
     }
 }
 
+/// A run keeps its `shard.accumulate`, also when it resumes under a strategy with the other default.
+#[test]
+fn a_resume_accumulates_as_before() {
+    let workspace = Workspace::new();
+    let strategies = [("FULL_SHARD", "sharded"), ("NO_SHARD", "unsharded")];
+    for ((strategy, accumulate), (other, otherwise)) in
+        [(strategies[0], strategies[1]), (strategies[1], strategies[0])]
+    {
+        long(&workspace, &[("shard.strategy", &format!("'{strategy}'"))]);
+        let said = workspace.succeed(&["train", "long.toml", "--out", strategy]);
+        assert!(said.contains(&format!("{strategy}, recompute none, accumulate {accumulate}\n")), "{said}");
+        let from = format!("{strategy}/checkpoints/fsdp_cpt10");
+        for folder in [strategy, &from] {
+            let text = workspace.text(format!("{folder}/config.toml"));
+            assert!(text.contains(&format!("accumulate = \"{accumulate}\"\n")), "{text}");
+        }
+        let resume = |out: &str, settings: &[&str]| {
+            let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+            let arguments = ["train", "long.toml", "--out", out, "--resume", &from];
+            workspace.succeed(&arguments.into_iter().chain(settings).collect::<Vec<_>>())
+        };
+        let straight = workspace.steps(strategy);
+        let set = format!("shard.strategy={other}");
+        let out = format!("{strategy}-{other}");
+        let said = resume(&out, &[&set]);
+        assert!(said.contains(&format!("{other}, recompute none, accumulate {accumulate}\n")), "{said}");
+        assert!(!said.contains("from here on"), "{said}");
+        assert_same_curve(&out, &workspace.steps(&out), &straight[10..], 0.0);
+        // A value that is set wins.
+        let set = format!("shard.accumulate={otherwise}");
+        let out = format!("{strategy}-{otherwise}");
+        let said = resume(&out, &[&set]);
+        let line = format!("shard.accumulate was \"{accumulate}\" and is \"{otherwise}\" from here on\n");
+        assert!(said.contains(&line), "{said}");
+        assert_same_curve(&out, &workspace.steps(&out), &straight[10..], 1e-5);
+        assert_ne!(workspace.steps(&out), straight[10..], "the other order has the same bits");
+    }
+}
+
 /// The run dies in step 14, of a token that cannot be. What it logged after its last checkpoint is
 /// not there twice.
 #[test]

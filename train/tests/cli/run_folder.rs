@@ -2,30 +2,19 @@
 //! started again are in `restarts`.
 
 use std::process::Child;
-use std::time::{Duration, Instant};
 
+use kiln_testkit::{status_of, wait_until};
 use rustix::process::Signal;
 use serde_json::Value as Json;
 
 use crate::messages::Messages;
 use crate::support::{Ended, Workspace, names, signal};
 
-/// Longer than anything here takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// A run that goes on until it is told to stop, or for some minutes.
 pub const FOREVER: [&str; 4] = ["train", "run.toml", "--set", "train.steps=200000"];
 
 pub fn in_run<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [arguments, &["--out", "run"], more].concat()
-}
-
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 pub fn wait_for_a_step(workspace: &Workspace, out: &str) {
@@ -154,7 +143,7 @@ fn a_run_that_was_killed_holds_nothing() {
     let mut killed = workspace.start(&in_run(&FOREVER, &["--set", "checkpoint.every=1"]));
     wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
     killed.kill().expect("a signal");
-    killed.wait().expect("its end");
+    status_of(&mut killed);
     let run = workspace.start(&in_run(&FOREVER, &["--resume", "latest"]));
     stop(&workspace, run);
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Child;
 
+use kiln_testkit::{status_of, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 
@@ -25,13 +26,11 @@ impl<'a> Job<'a> {
     }
 
     /// Looks until what is seen is as `wanted`, and returns it with the exit code of the look.
-    fn wait_until(&self, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
-        loop {
-            let (look, code) = status(self.workspace, &[]);
-            if look.as_ref().is_some_and(&wanted) {
-                return (look.expect("it is wanted"), code);
-            }
-        }
+    fn wait_until(&self, what: &str, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
+        wait_for(what, || match status(self.workspace, &[]) {
+            (Some(look), code) if wanted(&look) => Ok((look, code)),
+            (look, code) => Err(format!("{:#}, exit code {code:?}", look.unwrap_or_default())),
+        })
     }
 }
 
@@ -39,7 +38,7 @@ impl Drop for Job<'_> {
     fn drop(&mut self) {
         // The ranks end with their launcher, also those that are stopped.
         let _ = self.launcher.kill();
-        let _ = self.launcher.wait();
+        status_of(&mut self.launcher);
     }
 }
 
@@ -77,8 +76,9 @@ fn pid_of(look: &Json, rank: usize) -> Pid {
 fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
     let workspace = workspace();
     let job = Job::start(&workspace, &[]);
-    let (look, code) = job.wait_until(|look| step(look) >= 3);
-    assert_eq!((state(&look), code), ("healthy", Some(0)), "{look:#}");
+    let is_well = |look: &Json| step(look) >= 3 && state(look) == "healthy";
+    let (look, code) = job.wait_until("a healthy run", is_well);
+    assert_eq!(code, Some(0), "{look:#}");
     assert_eq!((&look["steps"], &look["deadline_s"]), (&100000000.into(), &1000.0.into()));
     assert!(look["loss"].as_f64().unwrap() > 0.0 && look["tokens_per_s"].as_f64().unwrap() > 0.0);
     let ranks = look["ranks"].as_array().unwrap();
@@ -89,18 +89,21 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         assert!(rank["activity"]["name"].is_string() && rank["last"]["unit"].is_string(), "{rank:#}");
     }
     // The same in words.
-    let said = workspace.succeed(&["status", "run"]);
+    let health = "\nhealthy: no rank waits for another for longer than usual";
+    let said = wait_for("a healthy run in words", || {
+        let said = workspace.succeed(&["status", "run"]);
+        if said.contains(health) { Ok(said) } else { Err(said) }
+    });
     let lines: Vec<_> = said.lines().collect();
     assert!(said.starts_with("run run: 4 ranks in 4 processes on 1 machine, step "), "{said}");
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{said}");
     assert!(lines.iter().any(|line| line.starts_with("rank  step    doing ")), "{said}");
-    assert!(said.contains("\nhealthy: no rank waits for another for longer than usual"), "{said}");
 
     for rank in [2, 0] {
         let process = pid_of(&look, rank);
         kill_process(process, Signal::STOP).unwrap();
-        let (stopped, code) = job.wait_until(|look| state(look) != "healthy");
-        assert_eq!((state(&stopped), code), ("trouble", Some(1)), "{stopped:#}");
+        let (stopped, code) = job.wait_until("a stopped rank", |look| state(look) == "trouble");
+        assert_eq!(code, Some(1), "{stopped:#}");
         assert_eq!(stopped["culprits"], Json::from([rank].to_vec()));
         let begin = format!("rank {rank} is stopped, as by Ctrl-Z, SIGSTOP or a debugger");
         assert!(text(&stopped).starts_with(&begin), "{stopped:#}");
@@ -109,13 +112,18 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         let stacks = stacks.unwrap();
         let threads = stacks["processes"][rank]["threads"].as_array().unwrap().clone();
         assert!(threads.iter().all(|thread| thread["calls"][0] == "state T"), "{threads:?}");
-        // The others go on to where they need it, and say so.
-        let (waiting, _) = job.wait_until(|look| text(look).contains("ranks "));
-        assert!(text(&waiting).contains("comm.timeout_s ends the run in "), "{waiting:#}");
+        // The others go on to where they need it, and say so. They need not all wait in the same collective: the data of
+        // the stopped rank may have come to some of them already.
+        let ends = "; comm.timeout_s ends the run in ";
+        let (waiting, _) = job.wait_until("ranks that wait", |look| text(look).contains(ends));
+        assert!(
+            [" wait in #", " waits in #"].iter().any(|wait| text(&waiting).contains(wait)),
+            "{waiting:#}"
+        );
         kill_process(process, Signal::CONT).unwrap();
         let before = step(&stopped);
-        let (again, _) = job.wait_until(|look| step(look) > before + 3 && state(look) != "trouble");
-        assert_ne!(state(&again), "suspicion", "{again:#}");
+        let is_well = |look: &Json| step(look) > before + 3 && ["healthy", "slow"].contains(&state(look));
+        job.wait_until("a run that goes on", is_well);
     }
 }
 
@@ -123,12 +131,14 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
 fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
-    let (look, code) = job.wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    // Once all others have come to where they need it.
+    let all_wait = "; ranks 0, 1, 3 wait; the longest wait is ";
+    let is_suspect = |look: &Json| state(look) == "trouble" || text(look).contains(all_wait);
+    let (look, code) = job.wait_until("a suspicion", is_suspect);
     assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
     assert_eq!(look["culprits"], Json::from(vec![2]));
     assert!(text(&look).starts_with("rank 2 has not entered #"), "{look:#}");
     assert!(text(&look).contains("; it has been in backward for "), "{look:#}");
-    assert!(text(&look).contains("; ranks 0, 1, 3 wait; the longest wait is "), "{look:#}");
     for rank in [0, 1, 3] {
         assert_eq!(look["ranks"][rank]["waits_for"], Json::from(vec![2]));
     }
@@ -162,16 +172,78 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
 
     // All processes killed: the folder is not held, and nobody has said goodbye.
     drop(job);
-    let dead = loop {
-        let (look, code) = status(&workspace, &[]);
-        let look = look.unwrap();
-        if state(&look) == "dead" {
-            assert_eq!(code, Some(1));
-            break look;
-        }
-    };
+    let (dead, code) = wait_for("the death of the run", || match status(&workspace, &[]) {
+        (Some(look), code) if state(&look) == "dead" => Ok((look, code)),
+        (look, _) => Err(format!("{:#}", look.unwrap_or_default())),
+    });
+    assert_eq!(code, Some(1));
     assert!(text(&dead).contains("was killed") && text(&dead).contains("nothing was saved"), "{dead:#}");
     assert_eq!(step(&dead), 2);
+}
+
+/// Looks until `wanted` is said of the run in `run`, for a minute at most.
+fn look_for(workspace: &Workspace, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
+    let begun = std::time::Instant::now();
+    loop {
+        let (look, code) = status(workspace, &[]);
+        match look {
+            Some(look) if wanted(&look) => return (look, code),
+            look => assert!(begun.elapsed().as_secs() < 60, "not what was wanted: {look:?} {code:?}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn ranks_that_have_not_come_are_named() {
+    let workspace = workspace();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str| {
+        let place =
+            ["--rank", rank, "--world-size", "4", "--master-addr", "127.0.0.1", "--master-port", &port];
+        let mut command =
+            workspace.command(&[&["train", "run.toml", "--out", "run"][..], &place[..]].concat());
+        command.env("KILN_JOB_SECRET", "of all ranks").spawn().expect("it starts")
+    };
+    let first = start("0");
+    let (look, code) = look_for(&workspace, |look| text(look).contains("rank 0 has come"));
+    assert_eq!((state(&look), code), ("starting", Some(0)), "{look:#}");
+    assert!(text(&look).contains("; ranks 1-3 are missing; the wait is "), "{look:#}");
+    let second = start("2");
+    let (look, _) = look_for(&workspace, |look| text(look).contains("ranks 0, 2 have come"));
+    assert!(text(&look).contains(&format!("to the rendezvous at 127.0.0.1:{port}; ranks 1, 3 are missing")));
+    assert_eq!(look["culprits"], Json::from(vec![1, 3]));
+    assert_eq!(look["ranks"][2]["silent"], "is there, from 127.0.0.1", "{look:#}");
+    assert_eq!(look["ranks"][3]["silent"], "has not come", "{look:#}");
+    let said = workspace.succeed(&["status", "run"]);
+    assert!(said.contains("\nstarting or ending: ranks wait for each other: ranks 0, 2 have come"), "{said}");
+    // One that is killed is no longer there, and a stop leaves nothing.
+    kill_process(Pid::from_raw(second.id() as i32).unwrap(), Signal::KILL).unwrap();
+    workspace.end(second);
+    look_for(&workspace, |look| text(look).contains("rank 0 has come") && text(look).contains("ranks 1-3"));
+    signal(&first, Signal::TERM);
+    assert_eq!(workspace.end(first).code, Some(75));
+    let ended = workspace.kiln(&["status", "run"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(!workspace.path("run/.kiln/waiting_0.json").exists());
+}
+
+#[test]
+fn a_run_that_died_of_a_nan_says_so() {
+    let workspace = Workspace::new();
+    let nan = ["train", "run.toml", "--out", "run", "--fault", "nan@backward:3:1"];
+    let launch = ["launch", "--nproc-per-node", "2", "--"];
+    for start in [nan.to_vec(), [&launch[..], &nan].concat()] {
+        assert_eq!(workspace.kiln(&start).code, Some(1));
+        let (look, code) = status(&workspace, &[]);
+        let look = look.unwrap();
+        assert_eq!((state(&look), code), ("failed", Some(1)), "{look:#}");
+        let begin = "it failed after step 2: ";
+        let says = ["step 3: the gradient norm is NaN", "; nothing was saved"];
+        let is_said = text(&look).starts_with(begin) && says.iter().all(|says| text(&look).contains(says));
+        assert!(is_said, "{look:#}");
+        workspace.remove("run");
+    }
 }
 
 #[test]
@@ -194,7 +266,8 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
             Job { workspace, launcher: command.spawn().expect("the launcher starts") }
         })
         .collect();
-    let (look, code) = jobs[0].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    let is_bad = |look: &Json| ["suspicion", "trouble"].contains(&state(look));
+    let (look, code) = jobs[0].wait_until("a suspicion", is_bad);
     assert_eq!((state(&look), code), ("suspicion", Some(1)), "{look:#}");
     assert_eq!(look["culprits"], Json::from(vec![3]));
     assert!(text(&look).starts_with("rank 3 has not entered #"), "{look:#}");
@@ -202,7 +275,7 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
     assert_eq!([0, 1, 2, 3].map(doing), [Some("backward"); 4], "{look:#}");
     assert_eq!(look["processes"].as_array().unwrap().len(), 2, "{look:#}");
     // Elsewhere, only the ranks that are there are known.
-    let (look, _) = jobs[1].wait_until(|look| ["suspicion", "trouble"].contains(&state(look)));
+    let (look, _) = jobs[1].wait_until("a suspicion", is_bad);
     assert_eq!(state(&look), "suspicion", "{look:#}");
     assert!(
         text(&look).starts_with("ranks wait, perhaps for ranks 0-1, of which nothing is known"),
@@ -211,8 +284,8 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
     assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
     // A rank there is stopped.
     kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
-    let (look, code) = jobs[0].wait_until(|look| state(look) != "suspicion");
-    assert_eq!((state(&look), code), ("trouble", Some(1)), "{look:#}");
+    let (look, code) = jobs[0].wait_until("a stopped rank", |look| state(look) == "trouble");
+    assert_eq!(code, Some(1), "{look:#}");
     assert_eq!(look["culprits"], Json::from(vec![2]));
     assert!(text(&look).starts_with("rank 2 has not answered for "), "{look:#}");
 }
@@ -221,8 +294,8 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
 fn a_rank_that_lags_is_named() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=0.3@backward:2+:1"]);
-    let (look, code) = job.wait_until(|look| state(look) == "slow" || step(look) > 60);
-    assert_eq!((state(&look), code), ("slow", Some(0)), "{look:#}");
+    let (look, code) = job.wait_until("a rank that lags", |look| state(look) == "slow");
+    assert_eq!(code, Some(0), "{look:#}");
     assert_eq!(look["culprits"], Json::from(vec![1]));
     assert!(text(&look).starts_with("rank 1 came late to "), "{look:#}");
 }
@@ -231,12 +304,12 @@ fn a_rank_that_lags_is_named() {
 fn a_process_that_died_is_named_while_others_are_there() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
-    let (look, _) = job.wait_until(|look| state(look) == "suspicion");
+    let (look, _) = job.wait_until("a suspicion", |look| state(look) == "suspicion");
     // The launcher would end the others.
     signal(&job.launcher, Signal::STOP);
     kill_process(pid_of(&look, 0), Signal::STOP).unwrap();
     kill_process(pid_of(&look, 3), Signal::KILL).unwrap();
-    let (look, code) = job.wait_until(|look| text(look).contains("gone"));
+    let (look, code) = job.wait_until("a process that is gone", |look| text(look).contains("gone"));
     assert_eq!((state(&look), code), ("trouble", Some(1)), "{look:#}");
     assert!(text(&look).starts_with("rank 3 died: its process "), "{look:#}");
     assert!(look["ranks"][3]["silent"].as_str().unwrap().contains("is gone"), "{look:#}");
@@ -250,7 +323,7 @@ fn threads_are_one_process_and_followed_to_their_end() {
     let mut run = workspace.start(&[&slow[..], &["slow=3@backward:3:1"]].concat());
     workspace.wait_for_steps("run", 2);
     let ended = workspace.kiln(&["status", "run", "--follow", "--json"]);
-    assert!(run.wait().unwrap().success());
+    assert!(status_of(&mut run).success());
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let looks: Vec<Json> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let first = &looks[0];

@@ -3,16 +3,15 @@
 //! The binary's working directory is the folder, so that paths in messages are relative and the
 //! same on every machine.
 
+use kiln::config::Config;
+use kiln::data::Tokenizer;
+use kiln_testkit::{output_of, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-use kiln::config::Config;
-use kiln::data::Tokenizer;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value as Json;
 use tempfile::TempDir;
 use toml::{Table, Value};
 
@@ -202,14 +201,16 @@ impl Workspace {
             let text = fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap_or_default();
             text.lines().filter(|line| line.contains("\"loss\"")).count()
         };
-        while logged() < steps {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let seen = || match logged() {
+            count if count >= steps => Ok(()),
+            count => Err(format!("{count} steps are logged")),
+        };
+        wait_for(&format!("{steps} steps of {out}"), seen);
     }
 
     /// Waits for the end of what [`Workspace::start`] has started.
     pub fn end(&self, child: Child) -> Ended {
-        let output = child.wait_with_output().expect("it ends");
+        let output = output_of(child);
         // As a user who passed a path of the folder would see it, on every machine.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");

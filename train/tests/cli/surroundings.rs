@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use kiln::run::{RunOptions, train};
+use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Workspace};
 
@@ -38,7 +39,7 @@ fn start(workspace: &Workspace, how: &str, variables: &[(&str, &str)]) -> Ended 
         .env(FOLDER, workspace.path(""))
         .env(START, how)
         .envs(variables.iter().copied());
-    let output = program.output().expect("it starts");
+    let output = run_to_end(&mut program);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -1,10 +1,11 @@
 //! What `kiln data prepare` says of its inputs, and what it leaves when it is killed.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::symlink;
-use std::process::{Child, Stdio};
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::process::Child;
 
+use kiln_testkit::{Said, status_of, wait_for};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use rustix::process::Signal;
@@ -137,9 +138,13 @@ fn progress_is_said_by_the_clock() {
     let text: String = (0..60_000).map(|line| format!("line {line} of the document\n")).collect();
     workspace.write("a.txt", text.repeat(3));
     let lines = said(&workspace, &["a.txt"], "own", "300");
-    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!(lines.len(), 3, "{lines:?}");
     assert_eq!(lines[0], "data: training a tokenizer on 4.8 MB of text");
-    assert!(lines[1].starts_with("data: 1 document, "), "{lines:?}");
+    assert!(
+        lines[1].starts_with("data: the text has so few documents that the end of one is held out"),
+        "{lines:?}"
+    );
+    assert!(lines[2].starts_with("data: 1 document, "), "{lines:?}");
 }
 
 #[test]
@@ -199,15 +204,19 @@ fn another_way_to_the_same_text_is_no_difference() {
 }
 
 /// A prepare that waits for a FIFO, once it has made its folder.
-fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> Child {
+fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> (Child, Said) {
     mkfifo(&workspace.path(fifo), Mode::S_IRWXU).expect("a FIFO");
-    let mut command = workspace.command(&prepare(fifo, out));
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary starts");
-    let mut line = String::new();
-    let stdout = child.stdout.as_mut().expect("a pipe");
-    BufReader::new(stdout).read_line(&mut line).expect("a line");
-    assert_eq!(line, "data: reading an input that is a pipe, to the end\n");
-    child
+    let mut child = workspace.start(&prepare(fifo, out));
+    let said = reads_a_pipe(&mut child);
+    (child, said)
+}
+
+/// Waits until `child` says that it reads a pipe.
+fn reads_a_pipe(child: &mut Child) -> Said {
+    let mut said = Said::of(child.stdout.take().expect("a pipe"));
+    let line = said.next_line();
+    assert_eq!(line.as_deref(), Some("data: reading an input that is a pipe, to the end\n"));
+    said
 }
 
 fn unfinished(workspace: &Workspace) -> Vec<String> {
@@ -220,11 +229,11 @@ fn unfinished(workspace: &Workspace) -> Vec<String> {
 fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
-    let mut killed = waiting(&workspace, "killed.fifo", "killed");
-    let mut living = waiting(&workspace, "living.fifo", "living");
+    let (mut killed, _) = waiting(&workspace, "killed.fifo", "killed");
+    let (mut living, _said) = waiting(&workspace, "living.fifo", "living");
     assert_eq!(unfinished(&workspace).len(), 2);
     killed.kill().expect("it runs");
-    killed.wait().expect("it ends");
+    status_of(&mut killed);
     // Of somebody else, on a machine that cannot be asked.
     workspace.write(".far.partial-1-0/train.bin", "");
     workspace.write(
@@ -241,10 +250,14 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
         " WARN ./.other.partial-0123456789abcdef was made by a prepare on far (process 7), which may \
          still run; if it does not, remove the folder\n"
     );
-    let mut fifo = File::options().write(true).open(workspace.path("living.fifo")).expect("one");
+    // Without a reader, that is an error instead of a wait.
+    let mut options = File::options();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    let open = || options.open(workspace.path("living.fifo")).map_err(|error| error.to_string());
+    let mut fifo = wait_for("a reader", open);
     fifo.write_all(text("second").as_bytes()).expect("a reader");
     drop(fifo);
-    let ended = living.wait().expect("it ends");
+    let ended = status_of(&mut living);
     assert!(ended.success(), "{ended:?}");
     assert_eq!(names(&workspace.path("living")), names(&workspace.path("own")));
     assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
@@ -299,16 +312,13 @@ fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
     workspace.write("a.txt", text("first"));
     mkfifo(&workspace.path("tokenizer.json"), Mode::S_IRWXU).expect("a FIFO");
     let arguments = ["data", "prepare", "--input", "a.txt", "--out", "own", "--tokenizer", "tokenizer.json"];
-    let mut command = workspace.command(&arguments);
-    let mut child = command.spawn().expect("the binary starts");
-    let mut line = String::new();
-    let stdout = child.stdout.as_mut().expect("a pipe");
-    BufReader::new(stdout).read_line(&mut line).expect("a line");
-    assert_eq!(line, "data: reading an input that is a pipe, to the end\n");
+    let mut child = workspace.start(&arguments);
+    let said = reads_a_pipe(&mut child);
     signal(&child, Signal::TERM);
     let ended = workspace.end(child);
     assert_eq!(ended.code, Some(75), "{ended:?}");
-    assert!(ended.stdout.contains("stopped as asked while data was prepared"), "{ended:?}");
+    let said = said.all();
+    assert!(said.contains("stopped as asked while data was prepared"), "{said}");
     // What is no pipe is not called one.
     let ended = workspace.kiln(&[&arguments[..7], &["/dev/null"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -184,7 +184,7 @@ fn launches(step: &[Call], compute: &str, from: usize, to: usize) -> usize {
 }
 
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_thread_trains_on_a_gpu() {
     let two = &["--ranks", "2", "--set", "train.global_batch=4"][..];
     for more in [&[][..], ALONE, two] {
@@ -197,7 +197,7 @@ fn a_thread_trains_on_a_gpu() {
 /// What is gathered while something is computed: in forward the next block, in backward the one before; and
 /// nothing is reduced before the next gather is under way.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn gathers_and_reductions_overlap_with_compute() {
     let calls = run_as_process();
     let step = third_step(calls);
@@ -241,7 +241,7 @@ fn gathers_and_reductions_overlap_with_compute() {
 }
 
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_step_makes_the_host_wait_for_nothing() {
     let calls = run_as_process();
     let step = third_step(calls);
@@ -250,7 +250,7 @@ fn a_step_makes_the_host_wait_for_nothing() {
 }
 
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn the_third_step_allocates_nothing() {
     let calls = run_as_process();
     let step = third_step(calls);
@@ -260,7 +260,7 @@ fn the_third_step_allocates_nothing() {
 
 /// A run creates its GPU's context once, because the driver takes tenths of a second to create one.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_context_is_created_once() {
     let calls = run_as_process();
     let created: Vec<_> = calls.iter().filter(|call| call.name == "context_create").collect();
@@ -270,7 +270,7 @@ fn a_context_is_created_once() {
 /// NCCL takes from the configuration what we have put there, and no padding: up to 2.30.4, what is a field from
 /// 2.30.5 on lies behind the last one.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn every_nccl_reads_the_configuration_that_was_meant() {
     let unset = i32::MIN.to_string();
     for version in ["22803", "23004", "23005", "23203"] {
@@ -288,7 +288,7 @@ fn every_nccl_reads_the_configuration_that_was_meant() {
 
 /// While NCCL queues an operation in the background, the thread that launches everything does not sleep.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn launches_do_not_sleep() {
     const LOOKS: &str = "20";
     let calls = as_process(&[("FAKE_NCCL_LOOKS", LOOKS)], |variables| run(variables, ALONE));
@@ -303,7 +303,7 @@ fn launches_do_not_sleep() {
 
 /// A communicator that is well is finalized, and destroyed once that is done; one that is sick is aborted.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn communicators_end_in_good_order_unless_they_are_sick() {
     let count = |calls: &[Call], name: &str| calls.iter().filter(|call| call.name == name).count();
     let calls = run_as_process();
@@ -351,7 +351,7 @@ const NO_NVRTC: &str = "
 
 /// Every kernel that was launched while CUPTI recorded is in the trace, under its name.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_trace_has_the_kernels_of_its_steps() {
     let folder = Workspace::new();
     let file = folder.path("gpu.pftrace");
@@ -383,7 +383,7 @@ fn a_trace_has_the_kernels_of_its_steps() {
 
 /// Processes that start at the same time fill one cache, and one that starts later compiles nothing.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn kernels_are_compiled_once() {
     let workspace = Workspace::new();
     let cache = workspace.path("cache");

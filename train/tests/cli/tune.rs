@@ -167,7 +167,9 @@ fn what_does_not_fit_is_not_tried() {
     let arguments = |memory: &str| -> Vec<String> {
         let wide = ["--set", "model.d_model=512", "--set", "model.d_ff=1024", "--ranks", "4"];
         let memory = format!("device.memory={memory}");
-        let more = ["--candidates", "99", "--force", "--set", &memory];
+        let unsharded = ["--set", "shard.accumulate=unsharded"];
+        let more =
+            ["--candidates", "99", "--margin", "0", "--force", "--set", &memory, unsharded[0], unsharded[1]];
         wide.iter().chain(&more).map(|word| (*word).to_owned()).collect()
     };
     let ways = |memory: &str| -> Vec<_> {
@@ -180,7 +182,7 @@ fn what_does_not_fit_is_not_tried() {
     assert!(all.iter().any(|way| way.0 == "NO_SHARD") && all.contains(&own), "{all:?}");
     let sharded = ways("300MiB");
     assert!(sharded.iter().all(|way| way.0 != "NO_SHARD") && sharded.contains(&own), "{sharded:?}");
-    // Several micro-batches keep gradients from one to the next, so the configuration itself takes too much.
+    // Several micro-batches keep whole gradients from one to the next, so the configuration itself takes too much.
     let whole = ways("225MiB");
     assert!(!whole.is_empty() && whole.iter().all(|way| way.2 == 4), "{whole:?}");
     let written = workspace.text("mine.tuned.toml");

@@ -19,7 +19,7 @@ fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String
 /// A run of a model without experts after a warm-up compiles nothing, neither here nor where the kernels were carried
 /// to.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_run_after_a_warm_up_compiles_nothing() {
     compiles_nothing(&[
         ("model.dropout", "0.1"),
@@ -78,7 +78,7 @@ fn compiles_nothing(changes: &[(&str, &str)]) {
 /// `--products` measures which algorithm is the fastest for each product, once; runs use it, here and where it was
 /// carried to, and say so.
 #[test]
-#[ignore = "benches/trace.sh"]
+#[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn products_are_measured_once() {
     let workspace = Workspace::new();
     let changes =

@@ -20,6 +20,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         &["eval", "--checkpoint", "run", "--json"],
         &["generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "3"],
         &["inspect", "run"],
+        &["replay", "run", "--step", "2"],
         &["inspect", "--verify", "run"],
         &["doctor"],
         &["data", "prepare", "--input", "text.txt", "--out", "new", "--vocab-size", "300"],

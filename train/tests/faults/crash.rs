@@ -4,6 +4,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
+use kiln_testkit::run_to_end;
+
 use crate::support::{Ended, Run, config, kiln};
 
 const SIGSEGV: i32 = 11;
@@ -74,7 +76,7 @@ fn a_fault_in_a_thread_is_told_with_its_rank() {
     config();
     let run = Run::new();
     let arguments = run.train_arguments(&["--ranks", "2", "--fault", "segv@forward:2:1"]);
-    let output = kiln(arguments).output().expect("kiln starts");
+    let output = run_to_end(&mut kiln(arguments));
     assert_eq!(output.status.signal(), Some(SIGSEGV));
     let ended = Ended::from(output);
     let told = "kiln: SIGSEGV on rank 1, step 2, in forward after ";
@@ -91,7 +93,7 @@ fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
         let script = run.script(&format!("kill -{name} $PPID"));
         let fault = format!("run={script}@data:2:0");
         let arguments = run.train_arguments(&["--ranks", "1", "--fault", &fault]);
-        let output = kiln(arguments).output().expect("kiln starts");
+        let output = run_to_end(&mut kiln(arguments));
         assert_eq!(output.status.signal(), Some(signal), "{name}");
         let ended = Ended::from(output);
         let told = format!("kiln: SIG{name} (sent by process ");
@@ -109,7 +111,7 @@ fn signals_that_are_ignored_from_the_start_ask_for_nothing() {
     let arguments = run.train_arguments(&["--fault", &fault]);
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' USR1 TERM; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]);
-    let ended: Ended = shell.args(arguments).output().expect("a shell").into();
+    let ended = Ended::from(run_to_end(shell.args(arguments)));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     assert_eq!(run.losses().len() as u64, crate::support::STEPS);
 }

@@ -150,7 +150,7 @@ fn a_crash_of_a_later_life_takes_nothing_from_an_earlier_one() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored sixteen"]
 fn sixteen_of_each_kind() {
     config();
     for kind in KINDS {

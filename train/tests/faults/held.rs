@@ -2,19 +2,23 @@
 //!
 //! Held for three minutes with a deadline of 20 seconds: `… -- --ignored held`.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Ended, Run, config, kiln, signal, undisturbed};
+use kiln_testkit::{Said, run_to_end, status_of, wait_for};
+
+use crate::support::{Ended, Run, config, end, kiln, signal, undisturbed};
 use crate::terminal::Terminal;
 
 /// The prompt of a run, as a program has it.
 pub struct Prompt {
     process: Child,
     lines: ChildStdin,
-    said: BufReader<ChildStdout>,
+    said: Said,
+    /// The line that says where the rank is held.
+    held_at: String,
 }
 
 impl Prompt {
@@ -27,22 +31,20 @@ impl Prompt {
 
     /// The prompt that `command` opens, as often as it takes.
     pub fn started(command: impl Fn() -> Command) -> Prompt {
-        let started = std::time::Instant::now();
-        loop {
+        wait_for("a rank that is held", || {
             let mut command = command();
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let mut process = command.spawn().expect("the program starts");
-            let mut said = BufReader::new(process.stdout.take().expect("its output"));
+            let mut said = Said::of(process.stdout.take().expect("its output"));
             let lines = process.stdin.take().expect("its input");
-            let mut first = String::new();
-            if said.read_line(&mut first).expect("text") > 0 && first.contains("held at") {
-                return Prompt { process, lines, said };
+            let first = said.next_line().unwrap_or_default();
+            if first.contains("held at") {
+                return Ok(Prompt { process, lines, said, held_at: first });
             }
             let _ = process.kill();
-            let _ = process.wait();
-            assert!(started.elapsed() < Duration::from_secs(60), "nothing is held: {first}");
-            thread::sleep(Duration::from_millis(20));
-        }
+            status_of(&mut process);
+            Err(first)
+        })
     }
 
     pub fn enter(&mut self, line: &str) {
@@ -51,21 +53,13 @@ impl Prompt {
 
     /// The next line that has `text` in it.
     pub fn expect(&mut self, text: &str) -> String {
-        let mut all = String::new();
-        loop {
-            let mut line = String::new();
-            assert!(self.said.read_line(&mut line).expect("text") > 0, "{text:?} was not said: {all}");
-            if line.contains(text) {
-                return line;
-            }
-            all.push_str(&line);
-        }
+        self.said.expect(text)
     }
 
     /// Leaves the prompt, and the ranks as they are.
     pub fn leave(mut self) {
         drop(self.lines);
-        self.process.wait().expect("an end");
+        status_of(&mut self.process);
     }
 }
 
@@ -73,10 +67,6 @@ impl Prompt {
 fn start_alone(run: &Run, ranks: &str, more: &[&str]) -> Child {
     config();
     kiln(run.train_arguments(&[&["--ranks", ranks], more].concat())).spawn().expect("kiln starts")
-}
-
-fn end(process: Child) -> Ended {
-    process.wait_with_output().expect("an end").into()
 }
 
 /// A run that was held before the update of step 3 has saved that step and ended as one that was asked to stop.
@@ -285,9 +275,66 @@ fn a_breakpoint_that_cannot_come_is_refused_or_told() {
     assert!(!run.out().exists());
     let ended = end(start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "step@9"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    for never in ["the breakpoint forward:layers.7 has never come", "the breakpoint step@9 has never come"] {
+    for never in [
+        "the breakpoint forward:layers.7 cannot come: the model has no such place",
+        "the breakpoint step@9 cannot come: the run takes steps 1 to 8",
+        "the breakpoint forward:layers.7 has never come",
+        "the breakpoint step@9 has never come",
+    ] {
         assert!(ended.stderr.contains(never), "{ended:?}");
     }
+}
+
+#[test]
+fn a_breakpoint_that_cannot_come_is_named_before_the_first_step() {
+    let run = Run::new();
+    let mut process = start_alone(&run, "2", &["--break", "forward:layers.7", "--break", "data@1"]);
+    let mut prompt = Prompt::of(&run, &[]);
+    let mut said = Said::of(process.stderr.take().expect("its messages"));
+    said.expect("forward:layers.7 cannot come");
+    prompt.enter("break backward:layers.9");
+    prompt.expect("3: backward:layers.9, which cannot come: the model has no such place");
+    prompt.enter("delete all");
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
+}
+
+#[test]
+fn a_gradient_that_is_not_a_number_holds_before_the_update() {
+    let run = Run::new();
+    let drill = ["--fault", "nan@backward:3:1", "--set", "train.nonfinite=skip", "--break", "nan"];
+    let process = start_alone(&run, "2", &drill);
+    let mut prompt = Prompt::of(&run, &[]);
+    let held_at = &prompt.held_at;
+    assert!(
+        held_at.contains("all ranks are held at step 3, before the update (nan: the gradient of "),
+        "{held_at}"
+    );
+    // It is held once, and not again at the end of the step.
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
+}
+
+#[test]
+fn a_rank_that_is_held_alone_says_which_breakpoints_it_cannot_delete() {
+    let run = Run::new();
+    let places = ["--break", "forward:layers.1@3 rank 1 run", "--break", "optimizer@4"];
+    let process = start_alone(&run, "2", &places);
+    let mut prompt = Prompt::of(&run, &[]);
+    prompt.enter("delete 2");
+    prompt.expect("breakpoint 2 holds all ranks, and the others would not know");
+    prompt.enter("delete all");
+    prompt.expect("2: optimizer@4");
+    prompt.expect("what holds all ranks can be deleted when all ranks are held");
+    prompt.enter("c");
+    prompt.expect("all ranks are held at step 4, before the update");
+    prompt.enter("delete 2");
+    prompt.expect("1: forward:layers.1@3 rank 1 run");
+    prompt.enter("c");
+    prompt.leave();
+    assert_eq!(end(process).code, Some(0));
 }
 
 #[test]
@@ -296,32 +343,27 @@ fn a_run_that_goes_on_is_paused_and_told_to_break() {
     let process =
         start_alone(&run, "2", &["--set", "train.steps=1000000", "--set", "optim.schedule=constant"]);
     let out = run.out().display().to_string();
-    while run.losses().is_empty() {
-        thread::sleep(Duration::from_millis(5));
-    }
+    run.wait_for_steps(1);
     let mut attached = kiln(["attach", &out]).stdin(Stdio::piped()).spawn().expect("kiln starts");
     let mut lines = attached.stdin.take().expect("its input");
-    let mut said = BufReader::new(attached.stdout.take().expect("its output")).lines();
-    let mut expect = |text: &str| {
-        while !said.next().expect("a line").expect("text").contains(text) {}
-    };
+    let mut said = Said::of(attached.stdout.take().expect("its output"));
     writeln!(lines, "pause").expect("it is read");
-    expect("held at the end of step");
+    said.expect("held at the end of step");
     writeln!(lines, "break backward:layers.0").expect("it is read");
-    expect("1: backward:layers.0");
+    said.expect("1: backward:layers.0");
     writeln!(lines, "c").expect("it is read");
-    expect("backward: the gradient of layers.0 output");
+    said.expect("backward: the gradient of layers.0 output");
     writeln!(lines, "q").expect("it is read");
-    expect("the run saves and ends");
+    said.expect("the run saves and ends");
     let ended = end(process);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     drop(lines);
-    attached.wait().expect("an end");
+    status_of(&mut attached);
 }
 
 /// Another user gets nothing.
 #[test]
-#[ignore = "needs root and util-linux"]
+#[ignore = "needs root and util-linux: cargo test --release -p kiln --test faults -- --ignored held"]
 fn held_strangers_are_refused() {
     let run = Run::new();
     let process = start_alone(&run, "2", &["--break", "step@2"]);
@@ -336,7 +378,7 @@ fn held_strangers_are_refused() {
     }
     let mut stranger = std::process::Command::new("setpriv");
     stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_kiln")]);
-    let ended: Ended = stranger.args(["attach", &out]).output().expect("setpriv").into();
+    let ended = Ended::from(run_to_end(stranger.args(["attach", &out])));
     assert_ne!(ended.code, Some(0), "{ended:?}");
     assert!(!ended.stdout.contains("held at"), "{ended:?}");
     prompt.enter("c");
@@ -345,7 +387,7 @@ fn held_strangers_are_refused() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored held"]
 fn held_for_three_minutes_with_a_deadline_of_twenty_seconds() {
     config();
     for at in ["backward:layers.1@3 rank 1", "backward:layers.1@3 rank 1 run"] {

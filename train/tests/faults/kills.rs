@@ -4,11 +4,10 @@ use std::fs;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use kiln_testkit::{PATIENCE, status_of, wait_for};
+
 use crate::saving::{WAYS, checkpoints, is_saving, verified};
 use crate::support::{Run, config, freeze, kiln, signal};
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A model whose checkpoint takes a while, saved after every step.
 const LARGER: [&str; 10] = [
@@ -42,10 +41,11 @@ fn start(run: &Run, sets: &[&str], resume: bool) -> Child {
 /// Stops a process some microseconds into a save. One that is over by then is let go, and the next is waited
 /// for, for half as long.
 fn stop_while_saving(run: &Run, process: &Child, mut micros: u64) {
-    let started = Instant::now();
     loop {
+        // Without a pause between two looks, which a save might fit into.
+        let started = Instant::now();
         while !is_saving(run) {
-            assert!(started.elapsed() < PATIENCE, "no save");
+            assert!(started.elapsed() < PATIENCE, "no save in {PATIENCE:?}");
             std::thread::yield_now();
         }
         std::thread::sleep(Duration::from_micros(micros));
@@ -74,18 +74,22 @@ fn kill_while_saving(kills: u64) {
         let sets = [&LARGER[..], way, &forever].concat();
         let mut process = start(&run, &sets, newest.is_some());
         // What the life before has left is removed at the start; then the first save begins.
-        let started = Instant::now();
         let steps = run.losses().len();
-        while run.losses().len() <= steps || !is_saving(&run) {
-            assert!(started.elapsed() < PATIENCE, "kill {kill}: no save");
+        wait_for("a save", || {
             assert!(process.try_wait().expect("its state").is_none(), "kill {kill}: it ended");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+            let logged = run.losses().len();
+            let begun = logged > steps && is_saving(&run);
+            if begun {
+                Ok(())
+            } else {
+                Err(format!("kill {kill}: {logged} steps after {steps}, and no save"))
+            }
+        });
         // Some saves later, and anywhere in one.
         std::thread::sleep(Duration::from_micros(random(1000 + kill) % 1_000_000));
         stop_while_saving(&run, &process, random(kill) % 30_000);
         process.kill().expect("a signal");
-        process.wait().expect("its end");
+        status_of(&mut process);
         assert!(is_saving(&run), "kill {kill}: a save was half done");
         let now = verified(&run);
         assert!(now >= newest, "kill {kill}: step {newest:?} was there, now {now:?}");
@@ -113,7 +117,7 @@ fn a_few_kills_while_saving_lose_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored kills"]
 fn kills_100_while_saving_lose_nothing() {
     kill_while_saving(100);
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use kiln_testkit::run_to_end;
+
 use crate::support::{Ended, Run, config};
 
 /// The words in front of a line's level, as `key=value`, after the time.
@@ -14,7 +16,7 @@ fn every_line_says_where_its_rank_is_and_collectives_say_how_fast_they_were() {
     config();
     let run = Run::new();
     let mut launcher = run.launcher(2, &[], &["--set", "train.steps=2"]);
-    let ended: Ended = launcher.env("KILN_LOG", "debug,comm=trace").output().expect("kiln starts").into();
+    let ended = Ended::from(run_to_end(launcher.env("KILN_LOG", "debug,comm=trace")));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // The terminal is spared, and the files have all.
     assert!(!ended.stderr.contains("DEBUG") && !ended.stderr.contains("TRACE"), "{ended:?}");

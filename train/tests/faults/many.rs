@@ -5,7 +5,7 @@ use crate::support::Run;
 const RANKS: usize = 256;
 
 #[test]
-#[ignore = "takes minutes, some 16 GB of memory and 70,000 sockets"]
+#[ignore = "takes minutes, some 16 GB of memory and 70,000 sockets: cargo test --release -p kiln --test faults -- --ignored many"]
 fn many_ranks_start_train_and_end() {
     let run = Run::new();
     let train = [

@@ -103,7 +103,7 @@ fn a_collective_is_left_out_and_the_job_comes_back() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored matrix"]
 fn matrix() {
     for fault in &FAULTS {
         for place in PLACES {
@@ -114,7 +114,7 @@ fn matrix() {
 
 /// The rank that keeps the rendezvous takes it along.
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored matrix"]
 fn matrix_of_rank_0() {
     let killed = Fault {
         kind: "kill",

@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kiln_testkit::run_to_end;
+
 use crate::held::Prompt;
-use crate::support::{Ended, Run, config};
+use crate::support::{Ended, Run, config, end};
 
 /// Ranks on each machine.
 const RANKS_PER_NODE: usize = 2;
@@ -30,7 +32,7 @@ struct Machines {
 }
 
 fn ip(arguments: &[&str]) {
-    let output = Command::new("ip").args(arguments).output().expect("iproute2 is installed");
+    let output = run_to_end(Command::new("ip").args(arguments));
     assert!(output.status.success(), "ip {arguments:?}: {output:?}; this test needs root");
 }
 
@@ -93,7 +95,7 @@ impl Machines {
     /// Runs both launchers to their end.
     fn run(&self, run: &Run, restarts: &str, train: &[&str]) -> [Ended; 2] {
         let children = [0, 1].map(|node| self.start(run, node, restarts, train));
-        children.map(|child| child.wait_with_output().expect("an end").into())
+        children.map(end)
     }
 }
 
@@ -115,7 +117,7 @@ fn threads() -> Run {
 }
 
 #[test]
-#[ignore = "needs root and iproute2"]
+#[ignore = "needs root and iproute2: cargo test --release -p kiln --test faults -- --ignored netns"]
 fn netns_hybrid_takes_its_groups_from_the_machines() {
     config();
     let machines = Machines::new("h");
@@ -126,7 +128,7 @@ fn netns_hybrid_takes_its_groups_from_the_machines() {
 }
 
 #[test]
-#[ignore = "needs root and iproute2"]
+#[ignore = "needs root and iproute2: cargo test --release -p kiln --test faults -- --ignored netns"]
 fn netns_a_rank_dies_and_both_machines_start_again() {
     config();
     let machines = Machines::new("r");
@@ -139,7 +141,7 @@ fn netns_a_rank_dies_and_both_machines_start_again() {
 }
 
 #[test]
-#[ignore = "needs root and iproute2"]
+#[ignore = "needs root and iproute2: cargo test --release -p kiln --test faults -- --ignored netns"]
 fn netns_a_cut_cable_is_noticed_everywhere() {
     config();
     let expected = threads().losses();
@@ -184,7 +186,7 @@ fn netns_a_cut_cable_is_noticed_everywhere() {
 }
 
 #[test]
-#[ignore = "needs root and iproute2"]
+#[ignore = "needs root and iproute2: cargo test --release -p kiln --test faults -- --ignored netns"]
 fn netns_ranks_of_another_machine_are_held_for_longer_than_the_deadline() {
     config();
     let machines = Machines::new("b");
@@ -208,7 +210,7 @@ fn netns_ranks_of_another_machine_are_held_for_longer_than_the_deadline() {
         prompt.expect("there are no breakpoints");
         prompt.enter("c");
         prompt.leave();
-        let ended = children.map(|child| Ended::from(child.wait_with_output().expect("an end")));
+        let ended = children.map(end);
         assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{at}: {ended:#?}");
         assert_eq!(run.losses(), threads().losses(), "{at}");
     }

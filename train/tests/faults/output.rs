@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
+use kiln_testkit::{output_of, run_to_end, status_of};
 use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::support::{Ended, Run, STEPS, config, kiln};
@@ -16,7 +16,7 @@ fn full() -> File {
 }
 
 fn end(command: &mut Command) -> Ended {
-    command.output().expect("kiln starts").into()
+    output_of(command.spawn().expect("kiln starts")).into()
 }
 
 /// A run one of whose checkpoints cannot be written, which is a warning.
@@ -55,7 +55,7 @@ fn output_that_cannot_be_written_changes_nothing() {
     let run = Run::new();
     let mut process = kiln(run.train_arguments(&[])).spawn().expect("kiln starts");
     drop(process.stdout.take());
-    let ended: Ended = process.wait_with_output().expect("an end").into();
+    let ended = Ended::from(output_of(process));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
 }
 
@@ -133,7 +133,8 @@ fn metrics_that_cannot_be_written_are_counted() {
     let limit = content.len() + 10;
     let text = format!("trap '' XFSZ; exec prlimit --fsize={limit} \"$0\" \"$@\"");
     shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln"));
-    let ended = end(shell.args(run.train_arguments(&["--resume", "latest"])));
+    shell.args(run.train_arguments(&["--resume", "latest"]));
+    let ended = Ended::from(run_to_end(&mut shell));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("done: 8 steps"), "{ended:?}");
     assert!(ended.stderr.contains("metrics.jsonl: File too large"), "{ended:?}");
@@ -144,9 +145,6 @@ fn metrics_that_cannot_be_written_are_counted() {
 
 /// Bytes that fit into the pipes here.
 const PIPE: usize = 4096;
-
-/// Longer than anything here takes: it only ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A pipe that nobody reads while the first value lives, with room for so many bytes.
 fn unread(room: usize) -> (PipeReader, PipeWriter) {
@@ -159,17 +157,7 @@ fn unread(room: usize) -> (PipeReader, PipeWriter) {
 
 /// The end of a process none of whose output is read meanwhile.
 fn end_unread(mut process: Child) -> ExitStatus {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = process.try_wait().expect("a status") {
-            return status;
-        }
-        if start.elapsed() > PATIENCE {
-            process.kill().expect("it can be ended");
-            panic!("waits for a reader");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    status_of(&mut process)
 }
 
 /// Everything that was written to the pipe.
@@ -226,10 +214,7 @@ fn a_run_whose_output_nobody_reads_is_asked_to_stop() {
         let ((_stdout, stdout), (_stderr, stderr)) = (unread(0), unread(0));
         let process = command.stdout(stdout).stderr(stderr).spawn().expect("kiln starts");
         drop(command);
-        let start = Instant::now();
-        while run.losses().len() < 3 && start.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        run.wait_for_steps(3);
         let pid = process.id().to_string();
         assert!(Command::new("kill").args(["-s", "TERM", &pid]).status().expect("kill").success());
         assert_eq!(end_unread(process).code(), Some(75), "{way:?}");
@@ -261,9 +246,7 @@ fn a_reader_that_is_late_gets_every_line_of_a_run() {
     let mut command = kiln(run.train_arguments(&[]));
     let process = command.stdout(stdout).spawn().expect("kiln starts");
     drop(command);
-    while run.losses().len() < 2 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    run.wait_for_steps(2);
     let text = read(reader);
     assert_eq!(end_unread(process).code(), Some(0));
     let steps: Vec<_> = text.lines().filter(|line| line.starts_with("step ")).collect();

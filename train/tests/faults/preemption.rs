@@ -2,36 +2,32 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
 
-use crate::support::{Ended, Run, config, kiln, signal, undisturbed};
+use kiln_testkit::{Said, wait_for, wait_until};
+
+use crate::support::{Ended, Run, config, end, kiln, signal, undisturbed};
 
 const RANKS: usize = 2;
 
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn wait_for_step(run: &Run, step: u64) {
-    let start = Instant::now();
-    while run.losses().keys().all(|known| *known < step) {
-        assert!(start.elapsed() < PATIENCE, "step {step} did not come");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for(&format!("step {step}"), || match run.losses().keys().last() {
+        Some(last) if *last >= step => Ok(()),
+        last => Err(format!("{last:?} is the last step")),
+    });
 }
 
 #[test]
 fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
     config();
-    for name in ["USR1", "TERM"] {
+    for name in ["USR1", "USR2", "TERM"] {
         let run = Run::new();
         // Rank 1 is late in step 4, so that the signal comes while the others wait for it.
         let slow = ["--fault", "slow=2@data:4:1"];
         let launcher = run.launcher(RANKS, &["--grace-s", "30"], &slow).spawn().expect("kiln starts");
         wait_for_step(&run, 3);
         signal(name, &launcher);
-        let ended: Ended = launcher.wait_with_output().expect("an end").into();
+        let ended = end(launcher);
         assert_eq!(ended.code, Some(75), "{name}: {ended:?}");
         let saved = run.check_checkpoints();
         let last = run.losses().keys().last().copied();
@@ -163,16 +159,11 @@ fn work_that_is_longer_than_the_grace_is_said_once() {
 
 /// Reads what a process prints until a line contains `text`; the rest is read to its end.
 fn end_after(mut process: Child, text: &str, name: &str) -> Ended {
-    let mut output = BufReader::new(process.stdout.take().expect("its output"));
-    let mut said = String::new();
-    while !said.lines().last().unwrap_or_default().contains(text) {
-        assert!(output.read_line(&mut said).expect("lines") > 0, "{text} was not said: {said}");
-    }
+    let mut said = Said::of(process.stdout.take().expect("its output"));
+    said.expect(text);
     signal(name, &process);
-    output.read_to_string(&mut said).expect("text");
-    let mut ended = Ended::from(process.wait_with_output().expect("an end"));
-    ended.stdout = said;
-    ended
+    let ended = end(process);
+    Ended { stdout: said.all(), ..ended }
 }
 
 #[test]
@@ -229,13 +220,9 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
         .env("KILN_JOB_SECRET", "s")
         .spawn()
         .expect("kiln starts");
-    let start = Instant::now();
-    while !handles_sigterm(process.id()) {
-        assert!(start.elapsed() < PATIENCE, "it does not listen to SIGTERM");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("a process that listens to SIGTERM", || handles_sigterm(process.id()));
     signal("TERM", &process);
-    let ended: Ended = process.wait_with_output().expect("an end").into();
+    let ended = end(process);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
     assert!(ended.stdout.contains("stopped as asked before the ranks had met"), "{ended:?}");
     assert!(!run.out().exists());
@@ -267,16 +254,15 @@ fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
         let sets = [format!("data.text=[{text:?}]"), format!("data.path={data:?}")];
         let train = ["--set", &sets[0], "--set", &sets[1]];
         let launcher = run.launcher(RANKS, &["--grace-s", "60"], &train).spawn().expect("kiln starts");
-        let reads = || run.logs(RANKS, 0)[0].contains("data: reading");
-        let start = Instant::now();
-        while !reads() {
-            assert!(start.elapsed() < PATIENCE, "rank 0 does not read");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let rank = rank_of(&launcher, asked).expect("a rank that listens to SIGTERM");
+        wait_for("data that rank 0 reads", || {
+            let log = run.logs(RANKS, 0).swap_remove(0);
+            if log.contains("data: reading") { Ok(()) } else { Err(log) }
+        });
+        let listens = || rank_of(&launcher, asked).ok_or_else(|| "no such process".to_owned());
+        let rank = wait_for("a rank that listens to SIGTERM", listens);
         let told = Command::new("kill").args(["-s", "TERM", &rank.to_string()]).status();
         assert!(told.expect("kill").success());
-        let ended: Ended = launcher.wait_with_output().expect("an end").into();
+        let ended = end(launcher);
         assert_eq!(ended.code, Some(75), "rank {asked}: {ended:?}");
         for log in run.logs(RANKS, 0) {
             assert!(log.contains("stopped as asked while data was prepared"), "{asked}: {log}");
@@ -299,18 +285,13 @@ fn a_rank_that_is_asked_to_stop_before_all_have_met_stops_the_job() {
         let patience = ["--set", "comm.join_timeout_s=120"];
         let launch = [&nodes[..], &restarts].concat();
         let launcher = run.launcher(RANKS, &launch, &patience).spawn().expect("kiln starts");
-        let start = Instant::now();
-        let ranks = loop {
+        let ranks = wait_for("ranks that listen to SIGTERM", || {
             let ranks: Vec<u32> = (0..RANKS).filter_map(|rank| rank_of(&launcher, rank)).collect();
-            if ranks.len() == RANKS {
-                break ranks;
-            }
-            assert!(start.elapsed() < PATIENCE, "the ranks do not listen to SIGTERM");
-            std::thread::sleep(Duration::from_millis(5));
-        };
+            if ranks.len() == RANKS { Ok(ranks) } else { Err(format!("processes {ranks:?}")) }
+        });
         let told = Command::new("kill").args(["-s", "TERM", &ranks[asked].to_string()]).status();
         assert!(told.expect("kill").success());
-        let ended: Ended = launcher.wait_with_output().expect("an end").into();
+        let ended = end(launcher);
         assert_eq!(ended.code, Some(75), "rank {asked}: {ended:?}");
         assert!(ended.stderr.contains("a rank was asked to stop before"), "{asked}: {ended:?}");
         assert!(!ended.stderr.contains("again, restart"), "rank {asked}: {ended:?}");

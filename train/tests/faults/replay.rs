@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use kiln_testkit::run_to_end;
+
 use crate::support::{Ended, Run, config, kiln};
 
 /// A run with dropout and several micro-batches, whose checkpoints stay.
@@ -24,7 +26,7 @@ const LONGER: [&str; 14] = [
 
 fn replay(run: &Run, more: &[&str]) -> Ended {
     let out = run.out().display().to_string();
-    kiln([&["replay", &out][..], more].concat()).output().expect("kiln starts").into()
+    run_to_end(&mut kiln([&["replay", &out][..], more].concat())).into()
 }
 
 /// The hashes of step 100 in a folder.
@@ -80,7 +82,7 @@ fn a_step_that_comes_to_something_else_is_said() {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         assert!(ended.stderr.contains(problem), "{ended:?}");
     }
-    let ended: Ended = kiln(["replay", "/nowhere", "--step", "1"]).output().expect("kiln starts").into();
+    let ended = Ended::from(run_to_end(&mut kiln(["replay", "/nowhere", "--step", "1"])));
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("is not the folder of a run"), "{ended:?}");
 }

@@ -3,9 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::support::{Ended, Run, config, kiln};
+use kiln_testkit::run_to_end;
+
+use crate::support::{Ended, Run, config, end, kiln};
 
 /// How a life saves.
 pub const WAYS: [&[&str]; 3] =
@@ -27,7 +29,7 @@ pub fn is_saving(run: &Run) -> bool {
 /// What `kiln inspect --verify` says of a checkpoint or a run, every byte of which is right.
 fn verify(path: &Path) -> String {
     let path = path.display().to_string();
-    let ended: Ended = kiln(["inspect", "--verify", &path]).output().expect("kiln starts").into();
+    let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("every checksum is right"), "{ended:?}");
     ended.stdout
@@ -67,8 +69,8 @@ fn resumed_in_shell(run: &Run, before: &str, more: &[&str]) -> Ended {
     let arguments = run.train_arguments(&[&["--ranks", "2", "--resume", "latest"], more].concat());
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("{before}; exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_kiln"));
-    command.args(arguments).stdin(Stdio::null());
-    command.output().expect("a shell").into()
+    command.args(arguments);
+    run_to_end(&mut command).into()
 }
 
 /// As on a full disk: files cannot grow beyond some kilobytes.
@@ -190,7 +192,7 @@ fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [En
         }
         command.spawn().expect("kiln starts")
     });
-    ranks.map(|process| process.wait_with_output().expect("an end").into())
+    ranks.map(|process| end(process))
 }
 
 #[test]
@@ -269,12 +271,12 @@ fn on_small_disk(run: &Run, script: &str) -> Ended {
         train.join(" ")
     );
     let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--mount", "sh", "-c", &text]).stdin(Stdio::null());
-    command.output().expect("unshare").into()
+    command.args(["--map-root-user", "--mount", "sh", "-c", &text]);
+    run_to_end(&mut command).into()
 }
 
 #[test]
-#[ignore = "needs user and mount namespaces"]
+#[ignore = "needs user and mount namespaces: cargo test --release -p kiln --test faults -- --ignored disk"]
 fn disk_that_is_full_or_read_only() {
     config();
     let place = tempfile::tempdir().expect("a temporary folder");
@@ -340,7 +342,7 @@ fn a_limit_on_file_sizes_is_told_like_a_full_disk() {
     let train = run.train_arguments(&["--set", "checkpoint.on_failure=\"continue\""]);
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "ulimit -f 40; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]).args(train);
-    let ended: crate::support::Ended = shell.output().expect("a shell").into();
+    let ended = Ended::from(run_to_end(&mut shell));
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("File too large"), "{ended:?}");
     let last = run.losses().keys().last().copied();

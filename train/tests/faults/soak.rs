@@ -33,7 +33,7 @@ fn ranks_of(launcher: &Child) -> Vec<u32> {
 }
 
 #[test]
-#[ignore = "takes a quarter of an hour"]
+#[ignore = "takes a quarter of an hour: cargo test --release -p kiln --test faults -- --ignored soak"]
 fn soak() {
     config();
     let steps = format!("train.steps={STEPS}");

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use crate::signals;
+use kiln_testkit::{output_of, run_to_end, wait_for, wait_until};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
@@ -142,7 +143,7 @@ impl Run {
     pub fn train_alone(&self, ranks: usize, more: &[&str]) -> Ended {
         let ranks = ranks.to_string();
         let arguments = self.train_arguments(&[&["--ranks", &ranks], more].concat());
-        kiln(arguments).output().expect("kiln starts").into()
+        run_to_end(&mut kiln(arguments)).into()
     }
 
     /// The command that runs ranks as processes.
@@ -161,7 +162,7 @@ impl Run {
 
     pub fn launch(&self, ranks: usize, launch: &[&str], train: &[&str]) -> Ended {
         config();
-        self.launcher(ranks, launch, train).output().expect("kiln starts").into()
+        run_to_end(&mut self.launcher(ranks, launch, train)).into()
     }
 
     /// The last word on each step: its loss, as printed.
@@ -192,6 +193,14 @@ impl Run {
         ))
     }
 
+    /// Waits until `steps` steps are logged.
+    pub fn wait_for_steps(&self, steps: usize) {
+        wait_for(&format!("{steps} steps"), || match self.losses().len() {
+            logged if logged >= steps => Ok(()),
+            logged => Err(format!("{logged} steps are logged")),
+        });
+    }
+
     /// Everything that ranks said in one life, by rank.
     pub fn logs(&self, ranks: usize, life: u64) -> Vec<String> {
         let log = |rank: usize| {
@@ -216,10 +225,8 @@ impl Run {
             };
             let path = entry.path().display().to_string();
             let prompt = ["--prompt", "1 + 1 =", "--max-tokens", "1"];
-            let ended: Ended = kiln([&["generate", "--checkpoint", &path], &prompt[..]].concat())
-                .output()
-                .expect("kiln starts")
-                .into();
+            let generate = [&["generate", "--checkpoint", &path], &prompt[..]].concat();
+            let ended = Ended::from(run_to_end(&mut kiln(generate)));
             assert_eq!(ended.code, Some(0), "{path}: {ended:?}");
             steps.push(step);
         }
@@ -255,6 +262,11 @@ pub fn undisturbed(ranks: usize) -> BTreeMap<u64, String> {
     losses.clone()
 }
 
+/// Waits for the end of a child, and returns its output.
+pub fn end(process: Child) -> Ended {
+    output_of(process).into()
+}
+
 /// Sends a signal, such as `TERM`, to a child.
 pub fn signal(name: &str, process: &Child) {
     let status = Command::new("kill").args(["-s", name, &process.id().to_string()]).status();
@@ -265,5 +277,6 @@ pub fn signal(name: &str, process: &Child) {
 pub fn freeze(process: &Child) {
     signal("STOP", process);
     let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");
-    waitid(WaitId::Pid(id), WaitIdOptions::STOPPED).expect("it stops");
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+    wait_until("its stop", || waitid(WaitId::Pid(id), options).expect("it is a child").is_some());
 }

@@ -2,18 +2,14 @@
 //! many or gone, and what is written for them may find no room.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command};
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
+
+use kiln_testkit::{PATIENCE, Said, output_of, run_to_end, status_of, wait_for};
 
 use crate::support::{Ended, Run, config, kiln, undisturbed};
-
-/// Longer than anything here takes: it only ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Steps of the runs here, which have something to do while clients come.
 const STEPS: &str = "train.steps=300";
@@ -35,21 +31,19 @@ const EVERYTHING: [&str; 12] = [
 ];
 
 /// A run that says where its page is, and all else that it says.
-fn start(run: &Run, arguments: &[&str]) -> (Child, String, mpsc::Receiver<String>) {
+fn start(run: &Run, arguments: &[&str]) -> (Child, String, Said) {
     let mut child = kiln(run.train_arguments(arguments)).spawn().expect("kiln starts");
-    let (say, said) = mpsc::channel();
-    let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
-    thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| say.send(line)));
+    let mut said = Said::of(child.stdout.take().expect("it is piped"));
     let at = "this run is at http://";
-    let address = said.iter().find_map(|line| Some(line.strip_prefix(at)?.trim_end_matches('/').to_owned()));
-    (child, address.expect("it says where its page is"), said)
+    let line = said.expect(at);
+    let address =
+        line.trim_end().strip_prefix(at).expect("it begins the line").trim_end_matches('/').to_owned();
+    (child, address, said)
 }
 
-fn end(mut child: Child, said: mpsc::Receiver<String>) -> Ended {
-    let mut stderr = String::new();
-    child.stderr.take().expect("it is piped").read_to_string(&mut stderr).expect("text");
-    let code = child.wait().expect("it ends").code();
-    Ended { code, stdout: said.iter().collect::<Vec<_>>().join("\n"), stderr }
+fn end(child: Child, said: Said) -> Ended {
+    let ended = Ended::from(output_of(child));
+    Ended { stdout: said.all(), ..ended }
 }
 
 fn ask(address: &str, path: &str) -> String {
@@ -122,7 +116,7 @@ fn a_hundred_clients_and_everything_else_that_shows_a_run_change_nothing_of_it()
 }
 
 fn end_of(run: &Run, arguments: &[&str]) -> Ended {
-    kiln(run.train_arguments(arguments)).output().expect("kiln starts").into()
+    run_to_end(&mut kiln(run.train_arguments(arguments))).into()
 }
 
 #[test]
@@ -149,12 +143,11 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
         ["--ranks", "2", "--set", STEPS, "--set", "log.http=127.0.0.1:0", "--set", "comm.timeout_s=1000"];
     let (mut child, address, _said) = start(&run, &[&fixed[..], &slow].concat());
     // The last step that is done.
-    let is_at_60 = || ask(&address, "/api/runs").contains("\"step\":59,");
-    let begun = std::time::Instant::now();
-    while !is_at_60() {
-        assert!(begun.elapsed() < PATIENCE, "{}", ask(&address, "/api/runs"));
-        thread::sleep(Duration::from_millis(100));
-    }
+    let is_at_60 = || {
+        let runs = ask(&address, "/api/runs");
+        if runs.contains("\"step\":59,") { Ok(()) } else { Err(runs) }
+    };
+    wait_for("step 59", is_at_60);
     let look = ask(&address, "/api/look?run=run");
     assert!(look.starts_with("HTTP/1.1 200") && look.contains("\"rank\":1"), "{look}");
     let timeline = ask(&address, "/api/timeline?run=run");
@@ -171,7 +164,7 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
     stranger.read_to_string(&mut answer).expect("an answer");
     assert!(!answer.starts_with("HTTP/1.1 200") && !answer.contains("\"step\""), "{answer}");
     child.kill().expect("it goes on");
-    child.wait().expect("it ends");
+    status_of(&mut child);
 }
 
 /// A page with `--control` saves a checkpoint of a run that goes on, and ends it: what it has trained until then is what
@@ -184,8 +177,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     let (child, _, said) = start(&run, &[&fixed[..], &["--set", "train.steps=100000000"]].concat());
     let out = run.out().display().to_string();
     let mut page = kiln(["watch", &out, "--http", "127.0.0.1:0", "--control"]).spawn().expect("kiln starts");
-    let mut line = String::new();
-    BufReader::new(page.stdout.take().expect("it is piped")).read_line(&mut line).expect("its address");
+    let line = Said::of(page.stdout.take().expect("it is piped")).expect("serving ");
     let (address, token) = line
         .strip_prefix("serving http://")
         .and_then(|rest| rest.split(' ').next()?.split_once("/?token="))
@@ -193,19 +185,15 @@ fn a_page_with_control_saves_and_ends_a_run() {
     let headers = format!("Authorization: Bearer {token}\r\nX-Kiln-Control: 1\r\n");
     let order = |path: &str| request(address, &format!("POST {path}?run=run"), &headers);
     // A run is known to the page once its folder has been read, and takes lines once it trains.
-    let begun = std::time::Instant::now();
-    let mut answer = order("/api/checkpoint");
-    while !answer.starts_with("HTTP/1.1 200") {
-        assert!(begun.elapsed() < PATIENCE, "{answer}");
-        thread::sleep(Duration::from_millis(100));
-        answer = order("/api/checkpoint");
-    }
+    let answer = wait_for("an order that is taken", || {
+        let answer = order("/api/checkpoint");
+        if answer.starts_with("HTTP/1.1 200") { Ok(answer) } else { Err(answer) }
+    });
     assert!(answer.ends_with("{\"said\":\"a checkpoint is saved after this step\"}"), "{answer}");
-    let events = || fs::read_to_string(run.out().join("events.jsonl")).unwrap_or_default();
-    while !events().contains("\"kind\":\"checkpoint\"") {
-        assert!(begun.elapsed() < PATIENCE, "{}", events());
-        thread::sleep(Duration::from_millis(100));
-    }
+    wait_for("a checkpoint among the events", || {
+        let events = fs::read_to_string(run.out().join("events.jsonl")).unwrap_or_default();
+        if events.contains("\"kind\":\"checkpoint\"") { Ok(()) } else { Err(events) }
+    });
     // Without what an order needs, the run goes on.
     let refused = request(address, "POST /api/stop?run=run", "X-Kiln-Control: 1\r\n");
     assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
@@ -218,7 +206,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     let answer = order("/api/stop");
     assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
     page.kill().expect("it goes on");
-    page.wait().expect("it ends");
+    status_of(&mut page);
 
     let losses = run.losses();
     let more = format!("train.steps={}", losses.len() + 5);
@@ -237,7 +225,7 @@ fn files_for_tensorboard_that_find_no_room_end_nothing() {
     let mut shell = Command::new("sh");
     let text = "trap '' XFSZ; exec prlimit --fsize=400000 \"$0\" \"$@\"";
     shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln")).args(arguments);
-    let ended: Ended = shell.output().expect("sh").into();
+    let ended = Ended::from(run_to_end(&mut shell));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("done: 300 steps"), "{ended:?}");
     let told = ended.stderr.lines().filter(|line| line.contains("tensorboard")).count();

@@ -5,7 +5,7 @@ use crate::support::{Ended, Job, ended};
 fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     let job = Job::new("");
     let command = [&["doctor"], arguments].concat();
-    ended(job.kiln(&command, variables).output().expect("an end"))
+    ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)))
 }
 
 /// The lines of one part.

@@ -123,3 +123,28 @@ fn two_nodes_make_one_job() {
         .collect();
     assert_eq!(places, ["0 0 4", "1 0 4", "0 1 4", "1 1 4"]);
 }
+
+/// A shell inside `salloc`, or a terminal of an editor there, has the variables of a task, and no other task is started.
+#[test]
+fn a_shell_in_an_allocation_is_told_at_once_how_to_run_alone() {
+    let job = Job::new("");
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/debug.toml");
+    std::fs::copy(config, job.path("debug.toml")).expect("a configuration");
+    let variables = [
+        ("SLURM_JOB_ID", "77"),
+        ("SLURM_JOB_NAME", "interactive"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+    ];
+    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.join_timeout_s=1"];
+    let ended = finish(job.kiln(&train, &variables).spawn().expect("kiln starts"));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let first = ended.stderr.lines().next().unwrap_or_default();
+    for part in ["rank 0 of 4", "Slurm has set SLURM_PROCID=0", "env -u SLURM_PROCID kiln"] {
+        assert!(first.contains(part), "{part}: {ended:?}");
+    }
+}

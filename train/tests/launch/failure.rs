@@ -82,7 +82,7 @@ fn what_a_rank_leaves_behind_ends_with_it() {
     let job = Job::new("sh -c 'echo $$ > left; exec sleep 1000' & wait_for left");
     assert_eq!(job.launch(&[], &[]).code, Some(0));
     let left = job.text("left").trim().parse().expect("a process id");
-    crate::support::wait_until("the end of it", || crate::support::parent_of(left).is_none());
+    kiln_testkit::wait_until("the end of it", || crate::support::parent_of(left).is_none());
 }
 
 #[test]
@@ -94,5 +94,5 @@ fn a_program_that_does_not_start_is_named() {
 }
 
 fn ended(job: &Job, arguments: &[&str]) -> crate::support::Ended {
-    crate::support::ended(job.kiln(arguments, &[]).output().expect("the launcher starts"))
+    crate::support::ended(kiln_testkit::run_to_end(&mut job.kiln(arguments, &[])))
 }

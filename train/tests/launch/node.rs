@@ -6,7 +6,7 @@ use crate::support::{Ended, Job, ended};
 fn train(variables: &[(&str, &str)]) -> (Job, Ended) {
     let job = Job::new("");
     let command = ["train", "none.toml", "--out", "run"];
-    let ended = ended(job.kiln(&command, variables).output().expect("an end"));
+    let ended = ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)));
     (job, ended)
 }
 

@@ -3,7 +3,9 @@
 
 use std::fs;
 
-use crate::support::{Job, children_of, finish, parent_of, send, wait_until};
+use kiln_testkit::{run_to_end, status_of, wait_until};
+
+use crate::support::{Job, children_of, finish, parent_of, send};
 
 /// Trains for longer than anyone waits.
 const CONFIG: &str = r#"
@@ -54,8 +56,8 @@ fn a_rank_without_its_launcher_does_not_start() {
     let job = Job::new("");
     let mut gone = job.kiln(&["doctor"], &[]).spawn().expect("a process");
     let pid = gone.id().to_string();
-    gone.wait().expect("its end");
-    let ended = job.kiln(&["doctor"], &[("KILN_LAUNCHER_PID", &pid)]).output().expect("an end");
+    status_of(&mut gone);
+    let ended = run_to_end(&mut job.kiln(&["doctor"], &[("KILN_LAUNCHER_PID", &pid)]));
     let ended = crate::support::ended(ended);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(ended.stderr, format!("error: the launcher (pid {pid}) is gone\n"));

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use kiln_testkit::status_of;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::Job;
@@ -41,7 +42,7 @@ fn run(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(script(name));
     command.args(arguments).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.env("KILN", job.path("rank.sh")).envs(variables.iter().copied());
-    command.output().expect("the script starts")
+    kiln_testkit::run_to_end(&mut command)
 }
 
 fn printed(output: &Output) -> String {
@@ -85,14 +86,12 @@ impl SlurmJob {
             .envs([("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "2")])
             .spawn()
             .expect("the script starts");
-        while stop && !self.folder.path("ready").exists() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
         if stop {
+            self.folder.wait_for(&["ready"]);
             let id = Pid::from_raw(script.id().cast_signed()).expect("a process id");
             kill_process(id, Signal::TERM).expect("a signal");
         }
-        let code = script.wait().expect("an end").code();
+        let code = status_of(&mut script).code();
         (code, fs::read_to_string(self.folder.path("requeued")).unwrap_or_default())
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks that are started again.
 
-use std::io::{BufRead, BufReader, Read};
+use kiln_testkit::Said;
 
 use crate::support::{Job, finish, send};
 
@@ -34,20 +34,15 @@ fn restarts_come_to_an_end() {
 /// Whatever asks for it: nothing runs then, and what was saved is there.
 #[test]
 fn a_job_that_is_told_to_end_before_its_next_try_is_preempted() {
-    for signal in ["TERM", "INT", "HUP", "USR1"] {
+    for signal in ["TERM", "INT", "HUP", "USR1", "USR2"] {
         let job = Job::new("exit 5");
         let mut launcher = job.launcher(&["--max-restarts", "9"], &[]).spawn().expect("a launcher");
-        let mut said = BufReader::new(launcher.stderr.take().expect("its output"));
-        let mut line = String::new();
-        while !line.contains("the next try is in 4 s") {
-            line.clear();
-            assert!(said.read_line(&mut line).expect("a line") > 0, "it ended");
-        }
+        let mut said = Said::of(launcher.stderr.take().expect("its output"));
+        said.expect("the next try is in 4 s");
         send(signal, &launcher);
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).expect("text");
-        assert_eq!(finish(launcher).code, Some(75), "{signal}: {rest}");
-        assert!(rest.contains("before the next try: the job is not started again"), "{rest}");
+        assert_eq!(finish(launcher).code, Some(75), "{signal}");
+        let said = said.all();
+        assert!(said.contains("before the next try: the job is not started again"), "{said}");
     }
 }
 

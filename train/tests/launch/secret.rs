@@ -36,7 +36,7 @@ fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
     let job = Job::new("");
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/debug.toml");
     std::fs::copy(config, job.path("debug.toml")).expect("a configuration");
-    ended(job.kiln(arguments, variables).output().expect("an end"))
+    ended(kiln_testkit::run_to_end(&mut job.kiln(arguments, variables)))
 }
 
 #[track_caller]

@@ -1,6 +1,8 @@
 //! Signals to the launcher.
 
-use crate::support::{Job, children_of, finish, send, wait_until};
+use kiln_testkit::wait_until;
+
+use crate::support::{Job, children_of, finish, send};
 
 const SAVES: &str = r#"trap 'touch saved.$RANK; exit 75' TERM
 trap 'touch usr1.$RANK; exit 75' USR1
@@ -26,15 +28,17 @@ fn ranks_are_told_to_end_and_may_save() {
 }
 
 #[test]
-fn a_preemption_is_passed_on_as_it_is() {
-    let job = Job::new(SAVES);
-    let launcher = job.launcher(&["--nproc-per-node", "2"], &[]).spawn().expect("a launcher");
-    job.wait_for(&READY);
-    send("USR1", &launcher);
-    let ended = finish(launcher);
-    assert_eq!(ended.code, Some(75), "{ended:?}");
-    job.wait_for(&["usr1.0", "usr1.1"]);
-    assert!(!job.path("saved.0").exists());
+fn a_preemption_is_passed_on() {
+    for signal in ["USR1", "USR2", "XCPU"] {
+        let job = Job::new(SAVES);
+        let launcher = job.launcher(&["--nproc-per-node", "2"], &[]).spawn().expect("a launcher");
+        job.wait_for(&READY);
+        send(signal, &launcher);
+        let ended = finish(launcher);
+        assert_eq!(ended.code, Some(75), "{signal}: {ended:?}");
+        job.wait_for(&["usr1.0", "usr1.1"]);
+        assert!(!job.path("saved.0").exists(), "{signal}");
+    }
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use crate::signals;
+use kiln_testkit::{output_of, run_to_end, wait_until};
 use tempfile::TempDir;
 
 /// What every script starts with. `wait_for` waits for a file, `wait_end` for the end of the process
@@ -16,9 +16,6 @@ wait_for() { while [ ! -e "$1" ]; do sleep 0.01; done; }
 wait_end() { wait_for "$1"; while kill -0 "$(cat "$1")" 2>/dev/null; do sleep 0.01; done; }
 put() { echo "$2" > "$1.new"; mv "$1.new" "$1"; }
 "#;
-
-/// Longer than anything here takes, also on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Job {
     folder: TempDir,
@@ -78,7 +75,7 @@ impl Job {
 
     /// Launches and waits for the end.
     pub fn launch(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
-        ended(self.launcher(arguments, variables).output().expect("the launcher starts"))
+        ended(run_to_end(&mut self.launcher(arguments, variables)))
     }
 
     /// Waits until the ranks have made these files.
@@ -110,15 +107,7 @@ pub fn send(signal: &str, process: &Child) {
 }
 
 pub fn finish(process: Child) -> Ended {
-    ended(process.wait_with_output().expect("an end"))
-}
-
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ended(output_of(process))
 }
 
 /// State and parent of a process, if it is more than a zombie.

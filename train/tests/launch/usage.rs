@@ -38,7 +38,7 @@ fn wrong_arguments() {
             [] | ["--", ..] => [&["launch"], arguments].concat(),
             _ => [&["launch"], arguments, &train].concat(),
         };
-        let ended = ended(job.kiln(&command, &[]).output().expect("an end"));
+        let ended = ended(kiln_testkit::run_to_end(&mut job.kiln(&command, &[])));
         assert_eq!(ended.code, Some(2), "{arguments:?}: {ended:?}");
         assert!(ended.stderr.contains(says), "{arguments:?}: {}", ended.stderr);
         assert!(!job.path("runs").exists(), "{arguments:?}");

@@ -107,6 +107,20 @@ fn blocks_of_many_threads_keep_what_is_written() {
     assert_eq!(memory::live_bytes(RANK), 0, "what was counted for blocks that are gone");
 }
 
+/// Buffers are often a power of two long, and a header comes on top: they lie next to each other all the same.
+#[test]
+fn blocks_lie_next_to_each_other() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    const SIZE: usize = 1 << 20;
+    let mut blocks: Vec<_> =
+        (0..48).map(|_| Block::new(Layout::from_size_align(SIZE, 64).unwrap(), 1, false)).collect();
+    blocks.sort_by_key(|block| block.data.addr());
+    let distances: Vec<_> = blocks.windows(2).map(|pair| pair[1].data.addr() - pair[0].data.addr()).collect();
+    // Others may lie between some of them, and a region may end. Rounded to a sixteenth, none would be close.
+    let close = distances.iter().filter(|distance| **distance <= SIZE + SIZE / 50).count();
+    assert!(close >= 24, "{close} of {distances:?}");
+}
+
 #[test]
 fn freed_blocks_are_used_again() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,6 +7,7 @@
 //!   replace the weights that backward frees
 //! - after the optimizer step: 4S (weights, gradient, two moments)
 //! - at rest after forward and after backward: what was there before, within 1 MiB
+//! - at rest between micro-batches: 2S, within 1 MiB, where gradients accumulate sharded
 //!
 //! The batch is a few tokens, so that weights and gradients are what is counted; activations are
 //! part of the count and get no allowance of their own. This is a binary of its own with one test
@@ -25,7 +26,9 @@ use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError, Strategy};
+use kiln_shard::{
+    Accumulate, Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError, Strategy,
+};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -229,6 +232,54 @@ fn replicas_hold_four_times_the_model_and_a_block_of_gradients() {
         within("forward", m.forward_peak, shard + block, &m);
         within("backward", m.backward_peak, 2 * shard + 2 * block, &m);
         within("step", m.after_step, 4 * shard + MIB, &m);
+    }
+}
+
+/// Bytes that a rank holds between two micro-batches, beyond what it held before the model was built, and the most
+/// that it holds in the backward of the last of three.
+fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let measured = run_ranks(RANKS, 1, |world| -> Result<_, ShardError> {
+        let rank = world.rank();
+        let before = memory::live_bytes(rank);
+        let plain = Device::flex();
+        let training = plain.clone().autodiff();
+        let builder = EngineBuilder::new(world.clone(), policy.clone(), None)?;
+        let model = ShardedDecoder::new(decoder(&config(false), &plain), builder)?;
+        let engine = model.engine();
+        let backward = |last: bool| -> Result<(), ShardError> {
+            let pass = model.pass(&training);
+            let loss = decoder::loss(&pass, ids(&training), ids(&training), 1.0, &Context::evaluation());
+            engine.check()?;
+            engine.backward(loss, last)
+        };
+        engine.begin_step();
+        backward(false)?;
+        backward(false)?;
+        let between = memory::live_bytes(rank).saturating_sub(before);
+        memory::reset_peak(rank);
+        backward(true)?;
+        Ok((Sizes::of(engine), between, memory::peak_bytes(rank).saturating_sub(before)))
+    });
+    measured.expect("all ranks succeed")
+}
+
+/// No whole gradient is left of a micro-batch that was reduced.
+#[test]
+fn sharded_gradients_alone_stay_between_micro_batches() {
+    for recompute in [Recompute::None, Recompute::Block] {
+        let sharded = policy(Strategy::FullShard, Reshard::Always, recompute);
+        let unsharded = Policy { accumulate: Accumulate::Unsharded, ..sharded.clone() };
+        for (sizes, between, peak) in between_micro_batches(&sharded) {
+            let Sizes { shard, block, outer, .. } = sizes;
+            assert!(between <= 2 * shard + MIB, "{between} bytes between micro-batches: {sizes:?}");
+            // Weights of two blocks, gradients of two, and the shard of one that is added to the sum.
+            let most = 2 * shard + 4 * block + block / RANKS + outer;
+            assert!(peak <= most, "{peak} bytes in backward, bound {most}: {sizes:?}");
+        }
+        for (sizes, between, _) in between_micro_batches(&unsharded) {
+            assert!(between >= sizes.shard + sizes.whole, "{between} bytes are no whole gradient: {sizes:?}");
+        }
     }
 }
 

@@ -211,7 +211,7 @@ fn any_arrangement_goes_on_where_another_stopped() {
 }
 
 #[test]
-#[ignore = "takes minutes; see the top of main.rs"]
+#[ignore = "takes minutes: cargo test --release -p kiln --test sharding -- --ignored"]
 fn all_arrangements_go_on_where_any_other_stopped() {
     let mut count = 0;
     for (index, (ranks, strategy)) in

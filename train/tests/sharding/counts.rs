@@ -14,13 +14,14 @@
 //!
 //! An embedding is never gathered for backward, which looks up no row. Kept units stay gathered
 //! over the micro-batches. Recomputing a block gathers it no more often than reading its weights
-//! in backward does. Each unit is reduced once per step: scattered over the shard axis, all-reduced
-//! over the replica axis. The norm of the gradient takes one all-reduce over the shard axis.
+//! in backward does. Each unit is reduced M times if gradients accumulate sharded, else once: scattered
+//! over the shard axis, all-reduced over the replica axis, the latter once where both are there. The norm
+//! of the gradient takes one all-reduce over the shard axis.
 
 use std::collections::BTreeMap;
 
 use kiln_collectives::{DType, Operation, Phase, Total};
-use kiln_shard::{ParamGroupLayout, Recompute, Reshard, ShardError, Strategy};
+use kiln_shard::{Accumulate, ParamGroupLayout, Recompute, Reshard, ShardError, Strategy};
 
 use crate::support::{Rank, Run};
 
@@ -87,15 +88,24 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         assert_eq!(gathered(Phase::Forward), gathers(forward), "{name}: gathers of forward");
         assert_eq!(gathered(Phase::Backward), gathers(backward), "{name}: gathers of backward");
 
-        let once = |ranks: usize| move |_: &ParamGroupLayout| u64::from(ranks > 1);
+        let each = match run.policy.accumulate {
+            Accumulate::Sharded => run.accumulation as u64,
+            Accumulate::Unsharded => 1,
+        };
+        let scatters = if shard > 1 { each } else { 0 };
+        let sums = match (replicas > 1, shard > 1) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => each,
+        };
         assert_eq!(
             by_unit(&totals, Operation::ReduceScatter, Phase::Backward),
-            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, once(shard)),
+            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |_| scatters),
             "{name}: scatters"
         );
         assert_eq!(
             by_unit(&totals, Operation::AllReduce, Phase::Backward),
-            on_a_ring(&units, replicas, 2, |u| u.padded_numel() / shard, once(replicas)),
+            on_a_ring(&units, replicas, 2, |u| u.padded_numel() / shard, |_| sums),
             "{name}: all-reduces"
         );
         let norms = by_unit(&totals, Operation::AllReduce, Phase::Optimizer);
@@ -107,8 +117,8 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         assert_eq!(by_unit(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
         let sum = |counts: [u64; 3]| counts[0] + 3 * counts[1] + counts[2];
         assert_eq!(calls(Operation::AllGather), sum(forward) + sum(backward), "{name}");
-        assert_eq!(calls(Operation::ReduceScatter), UNITS as u64 * once(shard)(&units[0]));
-        let reductions = UNITS as u64 * once(replicas)(&units[0]) + once(shard)(&units[0]) + 1;
+        assert_eq!(calls(Operation::ReduceScatter), UNITS as u64 * scatters);
+        let reductions = UNITS as u64 * sums + u64::from(shard > 1) + 1;
         assert_eq!(calls(Operation::AllReduce), reductions, "{name}");
         assert_eq!(calls(Operation::Broadcast) + calls(Operation::Barrier), 0, "{name}");
     }
@@ -133,7 +143,11 @@ fn check_all(strategy: Strategy, ranks: usize, shard_size: Option<usize>) {
             for (tied, accumulation) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
                 let run = Run { shard_size, ..Run::new(strategy, ranks) };
                 let run = run.reshard(reshard).recompute(recompute).tied(tied).accumulation(accumulation);
-                check(&run, expected(strategy, reshard, tied, accumulation as u64));
+                let gathers = expected(strategy, reshard, tied, accumulation as u64);
+                check(&run, gathers);
+                if accumulation > 1 && recompute == Recompute::None {
+                    check(&run.accumulate(Accumulate::Unsharded), gathers);
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use burn::tensor::{Device, DeviceKind};
 use kiln_collectives::DType;
-use kiln_shard::{LossScale, Muon, Recompute, Reshard, StateKind, Strategy};
+use kiln_shard::{Accumulate, LossScale, Muon, Recompute, Reshard, StateKind, Strategy};
 
 use crate::bits::assert_same_bits;
 use crate::reference;
@@ -73,6 +73,15 @@ fn recomputed_blocks_and_micro_batches() {
         check(on_gpu(Strategy::FullShard, 2).recompute(recompute).accumulation(2).tied(true));
     }
     check(on_gpu(Strategy::FullShard, 2).reshard(Reshard::Always));
+    for (strategy, accumulate) in [
+        (Strategy::FullShard, Accumulate::Unsharded),
+        (Strategy::NoShard, Accumulate::Sharded),
+        (Strategy::HybridShard, Accumulate::Sharded),
+    ] {
+        let mut run = on_gpu(strategy, 4).accumulation(3).accumulate(accumulate);
+        run.shard_size = strategy.is_hybrid().then_some(2);
+        check(run);
+    }
 }
 
 /// Heads of 64, which attention's kernels take whole, on tensor cores in half precision; an odd length.

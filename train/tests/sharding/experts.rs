@@ -4,7 +4,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Moe, Records};
-use kiln_model::{Layers, MOE, ModelConfig, MoeConfig};
+use kiln_model::{BalanceOver, Layers, MOE, ModelConfig, MoeConfig};
 use kiln_shard::{Muon, Optimizer, Recompute, Sign, StateKind, Strategy};
 
 use crate::bits::assert_same_bits;
@@ -51,6 +51,27 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_experts() {
         for strategy in PURE {
             for recompute in [Recompute::None, Recompute::Block] {
                 let run = run(strategy, ranks, 0.01).accumulation(accumulation).recompute(recompute);
+                assert_same_bits(&run.name(), &run.train(), &first);
+            }
+        }
+    }
+}
+
+/// The gradient of the balance of all layers is known after the last one: in backward, also where blocks run again.
+#[test]
+fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers() {
+    let run = |strategy, ranks, over| {
+        let mut run = run(strategy, ranks, 0.5);
+        run.model.moe.as_mut().expect("experts").router_aux_loss_over = Some(over);
+        run.accumulation(2)
+    };
+    for ranks in [1, 3] {
+        let first = run(PURE[0], ranks, BalanceOver::AllLayers).train();
+        let of_each = run(PURE[0], ranks, BalanceOver::EachLayer).train();
+        assert_ne!(first.gradients, of_each.gradients);
+        for strategy in PURE {
+            for recompute in [Recompute::None, Recompute::Block] {
+                let run = run(strategy, ranks, BalanceOver::AllLayers).recompute(recompute);
                 assert_same_bits(&run.name(), &run.train(), &first);
             }
         }

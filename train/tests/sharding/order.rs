@@ -1,7 +1,7 @@
 //! When collectives are issued: what comes next is gathered while this is computed with.
 
 use kiln_collectives::{Operation, Phase};
-use kiln_shard::{Recompute, Reshard, Strategy};
+use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::support::{Rank, Run};
 
@@ -124,11 +124,48 @@ fn replicas_are_summed_behind_the_shards() {
 }
 
 #[test]
-fn micro_batches_reduce_in_the_last_backward_only() {
-    let run = Run::new(Strategy::FullShard, 2).accumulation(2);
+fn unsharded_micro_batches_reduce_in_the_last_backward_only() {
+    let run = Run::new(Strategy::FullShard, 2).accumulation(2).accumulate(Accumulate::Unsharded);
     let issued = issued(&run);
     let backwards = issued.iter().position(|entry| entry.starts_with('R')).expect("a reduction");
     let second = issued.iter().rposition(|entry| entry == "F embed").expect("a forward");
     assert!(second < backwards, "{issued:?}");
     assert_eq!(issued.iter().filter(|entry| entry.starts_with('R')).count(), 5, "{issued:?}");
+}
+
+/// Each backward is as the only one of a step, while the head's weights stay.
+#[test]
+fn sharded_micro_batches_reduce_in_every_backward() {
+    for recompute in [Recompute::None, Recompute::Block] {
+        let run = Run::new(Strategy::FullShard, 2).recompute(recompute);
+        let once = issued(&run);
+        let again = once.iter().filter(|entry| *entry != "F head").cloned();
+        let twice: Vec<_> = once.iter().cloned().chain(again).collect();
+        let run = run.accumulation(2);
+        assert_eq!(issued(&run), twice, "{}", run.name());
+    }
+}
+
+/// Shards add up over the micro-batches first.
+#[test]
+fn replicas_of_shards_are_summed_once() {
+    let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2).accumulation(3);
+    let issued = issued(&run);
+    let count = |what: &str| issued.iter().filter(|entry| entry.starts_with(what)).count();
+    assert_eq!((count("R "), count("A ")), (3 * 5, 5), "{issued:?}");
+    let first = issued.iter().position(|entry| entry.starts_with('A')).expect("a sum over replicas");
+    let before = issued[..first].iter().filter(|entry| entry.starts_with('R')).count();
+    assert_eq!(before, 2 * 5 + 1, "the last micro-batch: {issued:?}");
+}
+
+/// Whole gradients are summed over the ranks as often as shards are.
+#[test]
+fn replicas_of_whole_gradients_are_summed_in_every_backward() {
+    let modules = ["head", "layers.2", "layers.1", "layers.0", "embed"];
+    for (accumulate, times) in [(Accumulate::Sharded, 3), (Accumulate::Unsharded, 1)] {
+        let run = Run::new(Strategy::NoShard, 2).accumulation(3).accumulate(accumulate);
+        let once = modules.map(|module| format!("A {module}"));
+        let expected: Vec<_> = (0..times).flat_map(|_| once.clone()).collect();
+        assert_eq!(issued(&run), expected, "{}", run.name());
+    }
 }

@@ -1,7 +1,7 @@
 //! Every combination of settings against the unsharded run: losses, gradients before clipping,
 //! norms, and weights after five steps with clipping and weight decay.
 
-use kiln_shard::{Recompute, Reshard, Strategy};
+use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::pairwise::{pairwise, product};
 use crate::reference;
@@ -10,16 +10,19 @@ use crate::support::{Run, assert_close};
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 const RESHARD: [Reshard; 3] = [Reshard::Default, Reshard::Always, Reshard::Never];
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
-const ACCUMULATION: [usize; 2] = [1, 4];
+const ACCUMULATION: [(usize, Accumulate); 3] =
+    [(1, Accumulate::Sharded), (4, Accumulate::Sharded), (4, Accumulate::Unsharded)];
 const TIED: [bool; 2] = [false, true];
-const SIZES: [usize; 6] = [Strategy::ALL.len(), RANKS.len(), 3, 2, 2, 2];
+const SIZES: [usize; 6] = [Strategy::ALL.len(), RANKS.len(), 3, 2, 3, 2];
 
 fn run(case: &[usize]) -> Run {
     let (strategy, ranks) = (Strategy::ALL[case[0]], RANKS[case[1]]);
+    let (accumulation, accumulate) = ACCUMULATION[case[4]];
     let run = Run::new(strategy, ranks)
         .reshard(RESHARD[case[2]])
         .recompute(RECOMPUTE[case[3]])
-        .accumulation(ACCUMULATION[case[4]])
+        .accumulation(accumulation)
+        .accumulate(accumulate)
         .tied(TIED[case[5]]);
     // Meshes of one row, of one column, and of both: 1x1, 2x1, 1x3, 2x2, 2x4 and 4x2.
     match (strategy, ranks) {
@@ -44,7 +47,7 @@ fn every_pair_of_settings_trains_like_one_device() {
 }
 
 #[test]
-#[ignore = "long: all 600 combinations, about a minute on two cores"]
+#[ignore = "all 900 combinations: cargo test --release -p kiln --test sharding -- --ignored"]
 fn every_combination_of_settings_trains_like_one_device() {
     check(product(&SIZES));
 }

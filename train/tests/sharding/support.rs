@@ -12,8 +12,8 @@ use kiln_model::layers::{AnyLayer, Layer, LayerInit};
 use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
 use kiln_shard::{
-    AdamW, Choice, Engine, EngineBuilder, Muon, Optimizer, Policy, Recompute, Reshard, ShardError, StateKind,
-    Strategy,
+    Accumulate, AdamW, Choice, Engine, EngineBuilder, Muon, Optimizer, Policy, Recompute, Reshard,
+    ShardError, StateKind, Strategy,
 };
 
 /// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
@@ -139,6 +139,11 @@ impl Run {
         self
     }
 
+    pub fn accumulate(mut self, accumulate: Accumulate) -> Self {
+        self.policy.accumulate = accumulate;
+        self
+    }
+
     pub fn shard_size(mut self, shard_size: usize) -> Self {
         self.shard_size = Some(shard_size);
         self
@@ -243,9 +248,10 @@ impl Run {
     }
 
     pub fn name(&self) -> String {
-        let Policy { strategy, reshard, recompute, .. } = &self.policy;
+        let Policy { strategy, reshard, recompute, accumulate, .. } = &self.policy;
         format!(
-            "{strategy} on {} ranks (shard size {:?}), reshard {reshard:?}, recompute {recompute:?}, {} micro-batches, tied {}",
+            "{strategy} on {} ranks (shard size {:?}), reshard {reshard:?}, recompute {recompute:?}, {} micro-batches, \
+             accumulate {accumulate}, tied {}",
             self.ranks, self.shard_size, self.accumulation, self.model.tie_embeddings
         )
     }

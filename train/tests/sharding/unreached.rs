@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use kiln_collectives::Communicator;
 use kiln_model::Key;
 use kiln_model::layers::{Context, Layer, LayerInit, Linear, RmsNorm};
-use kiln_shard::{Recompute, Reshard, ShardError, StateKind, Strategy};
+use kiln_shard::{Accumulate, Recompute, Reshard, ShardError, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Trace, assert_close};
 
@@ -107,6 +107,11 @@ fn settings(ranks: usize, accumulation: usize, frozen: fn(&str) -> bool) -> Vec<
                 runs.push(hybrid.recompute(recompute).tied(tied));
             }
         }
+    }
+    if accumulation > 1 {
+        let unsharded = |run: &Run| run.clone().accumulate(Accumulate::Unsharded);
+        let more: Vec<_> = runs.iter().filter(|run| !run.model.tie_embeddings).map(unsharded).collect();
+        runs.extend(more);
     }
     for (seed, run) in runs.iter_mut().enumerate() {
         run.delay_seed = Some(seed as u64);

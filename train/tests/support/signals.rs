@@ -7,7 +7,9 @@ use std::process::Command;
 /// a shell starts `cargo test &` with SIGINT ignored, `nohup` with SIGHUP.
 pub fn with_defaults(command: &mut Command) -> &mut Command {
     let defaults = || {
-        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1] {
+        let ends = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+        let preemptions = [libc::SIGUSR1, libc::SIGUSR2, libc::SIGXCPU];
+        for signal in ends.into_iter().chain(preemptions) {
             // SAFETY: one system call, between fork and exec; no code of ours runs on the signal.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }

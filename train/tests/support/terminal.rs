@@ -4,15 +4,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use kiln_testkit::{PATIENCE, status_of};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program that was started on a terminal of its own.
 pub struct Terminal {
@@ -84,10 +82,14 @@ impl Terminal {
     /// Waits for the end.
     pub fn end(mut self) -> (ExitStatus, String) {
         // Nothing more comes once nobody has the terminal open.
-        while let Ok(bytes) = self.screen.recv_timeout(PATIENCE) {
-            self.all.push_str(&String::from_utf8_lossy(&bytes));
+        loop {
+            match self.screen.recv_timeout(PATIENCE) {
+                Ok(bytes) => self.all.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end; on the screen:\n{}", self.all),
+            }
         }
-        (self.child.wait().expect("an end"), std::mem::take(&mut self.all))
+        (status_of(&mut self.child), std::mem::take(&mut self.all))
     }
 }
 

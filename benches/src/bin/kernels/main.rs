@@ -34,15 +34,15 @@ const USAGE: &str = "usage: kernels [--limits FILE] [--ptxas PROGRAM] [--entries
        kernels --predict GPU --nvdisasm PROGRAM --python PROGRAM [--ptxas PROGRAM] FOLDER FOLDER…
 
 --limits    what kernels are held to [default: benches/kernels.toml], or launches of a step [default: nothing]
---ptxas     NVIDIA's assembler [default: the one in target/fakecuda, or ptxas]
+--ptxas     NVIDIA's assembler [default: the one in target/standins, or ptxas]
 --entries   print entries for the limits file, with what the kernels use now
 --host      count launches and bytes of a step and of a block, from two runs with few and with more blocks
 --predict   the time of a step on this GPU, from the same runs
 --nvdisasm  NVIDIA's disassembler
 --python    a Python with nvidia-matmul-heuristics";
 
-/// The path of `ptxas` after `benches/fakecuda/setup.sh`.
-const PTXAS: &str = "target/fakecuda/python/nvidia/cu13/bin/ptxas";
+/// The path of `ptxas` after `benches/standins/setup.sh`.
+const PTXAS: &str = "target/standins/python/nvidia/cu13/bin/ptxas";
 
 /// What to do.
 #[derive(PartialEq)]

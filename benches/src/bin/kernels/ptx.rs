@@ -83,7 +83,7 @@ fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Ker
         .arg(&machine)
         .arg(file)
         .output()
-        .map_err(|error| format!("{}: {error}; see benches/fakecuda/setup.sh", ptxas.display()))?;
+        .map_err(|error| format!("{}: {error}; see benches/standins/setup.sh", ptxas.display()))?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         return Err(format!("{} does not compile:\n{said}", file.display()));

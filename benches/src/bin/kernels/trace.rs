@@ -1,4 +1,4 @@
-//! Traces of the stand-in for NVIDIA's driver (`benches/fakecuda`): the calls of one training step.
+//! Traces of the stand-in for NVIDIA's driver (`benches/standins`): the calls of one training step.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A rank whose rendezvous says nothing any more.
+//! A rank whose rendezvous has gone silent.
 
 use super::*;
 use crate::label::{Label, Phase};
@@ -10,7 +10,7 @@ use std::thread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Both ends of a connection that is proven.
+/// Returns both ends of an authenticated connection.
 fn connected() -> [Channel; 2] {
     let secret = Secret::new("of this test");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -26,7 +26,7 @@ fn connected() -> [Channel; 2] {
     })
 }
 
-/// The time in the message is the one that the rank has waited for an answer; it had no limit of its own.
+/// The message reports the time that the rank has waited for an answer; the wait had no other limit.
 #[test]
 fn a_rank_that_lost_a_connection_says_how_long_it_has_waited_for_an_answer() {
     let [_silent, channel] = connected();

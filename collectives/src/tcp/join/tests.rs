@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Options of the ranks of a world whose rendezvous has its port already.
+/// Returns the options of the ranks of a world whose rendezvous is bound already.
 fn options(world_size: usize) -> Vec<JoinOptions> {
     let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     let port = listener.local_addr().unwrap().port();
@@ -24,7 +24,7 @@ fn options(world_size: usize) -> Vec<JoinOptions> {
     options.collect()
 }
 
-/// They connect, and say nothing until all are there.
+/// The peers connect, and send nothing until all peers have connected.
 #[test]
 fn peers_that_answer_late_are_all_let_in() {
     const PEERS: usize = 300;
@@ -51,7 +51,7 @@ fn peers_that_answer_late_are_all_let_in() {
     assert_eq!(ranks, (0..PEERS).collect::<Vec<_>>());
 }
 
-/// The ranks of a large job register, are told of each other, and say goodbye.
+/// The ranks of a large job register, receive each other's addresses, and say goodbye.
 #[test]
 fn a_thousand_ranks_meet() {
     const RANKS: usize = 1024;
@@ -70,7 +70,7 @@ fn a_thousand_ranks_meet() {
             drop(rendezvous);
             (session, ranks.len())
         };
-        // As many threads as the ranks have together, with little on their stacks.
+        // One thread per rank, so the stacks must be small.
         thread::Builder::new().stack_size(256 << 10).spawn(join).unwrap()
     };
     let ranks: Vec<_> = options(RANKS).into_iter().map(start).collect();

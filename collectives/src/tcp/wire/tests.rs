@@ -1,4 +1,4 @@
-//! Two ranks with somebody between them.
+//! Two ranks with an attacker between them.
 
 use super::*;
 use crate::tcp::options::Seal;
@@ -6,7 +6,7 @@ use crate::tcp::transfer::Transfer;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 
-/// Bytes that each rank gives; many records, and none a multiple of theirs.
+/// Bytes of each rank's part: many records, and not a multiple of their size.
 const PART: usize = 1_000_003;
 
 fn connected() -> [TcpStream; 2] {
@@ -15,7 +15,7 @@ fn connected() -> [TcpStream; 2] {
     [calling, listener.accept().unwrap().0]
 }
 
-/// Passes on what comes, with one bit flipped in the byte at `flip`, and `end` bytes at most.
+/// Forwards at most `end` bytes, with one bit flipped in the byte at `flip`.
 fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>, end: usize) {
     let mut passed = 0;
     let mut some = vec![0; 64 << 10];
@@ -26,7 +26,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>, end: usize)
         {
             some[flip - passed] ^= 1;
         }
-        // What comes after the end is still read: an end is no reset.
+        // Bytes after the end are still read, so that the connection ends without a reset.
         if count > 0 && to.write_all(&some[..count]).is_ok() {
             passed += count;
         }
@@ -41,7 +41,7 @@ fn wire(rank: usize, stream: TcpStream, seal: Seal) -> Wire {
     wire_to(rank, stream, seal, None)
 }
 
-/// A wire whose other side may be one whose memory can be read.
+/// Returns a wire, with the memory of its peer if that can be read.
 fn wire_to(rank: usize, stream: TcpStream, seal: Seal, memory: Option<PeerMemory>) -> Wire {
     let mut keys = [&[1; 16], &[2; 16]];
     if rank == 1 {
@@ -56,7 +56,7 @@ fn wire_to(rank: usize, stream: TcpStream, seal: Seal, memory: Option<PeerMemory
     Wire::new(links).unwrap()
 }
 
-/// What rank 1 gets of an all-gather when somebody flips a bit of, or cuts off, what rank 0 says to it.
+/// Returns rank 1's result of an all-gather when an attacker flips a bit of rank 0's traffic, or cuts it off.
 fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec<u8>, Stop> {
     let ([zero, near_zero], [one, near_one]) = (connected(), connected());
     let copies = (near_zero.try_clone().unwrap(), near_one.try_clone().unwrap());
@@ -71,14 +71,14 @@ fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec
             let chunks = [0..PART, PART..2 * PART];
             let mut transfer = Transfer { wire: &mut wire, rank, ring };
             transfer.all_gather(&input, &mut output, &chunks)?;
-            // What comes after the payload of the first operation is the header of the next.
+            // The payload of the first operation is followed by the header of the next.
             wire.begin(8, 1);
             Transfer { wire: &mut wire, rank, ring }.meet()?;
             Ok(output)
         };
         let other = scope.spawn(move || run(0, zero));
         let outcome = run(1, one);
-        // It gets the same, or is told that rank 1 is gone.
+        // Rank 0 gets the same result, or learns that rank 1 is gone.
         let _ = other.join().unwrap();
         outcome
     })
@@ -111,7 +111,7 @@ fn a_connection_that_ends_inside_a_record_is_no_leave() {
     assert!(reason.contains("ended inside record"), "{reason}");
 }
 
-/// A peer that has read this rank's memory says so, and gets a confirmation. Nothing else will do: the
+/// A peer that has read this rank's memory reports that, and gets a confirmation. Nothing else will do: the
 /// next byte of a connection that is out of step is not the end of an exchange.
 #[test]
 fn an_exchange_ends_with_the_words_that_end_it() {
@@ -139,7 +139,7 @@ fn an_exchange_ends_with_the_words_that_end_it() {
         }
     };
     assert_eq!(read_by(READ).unwrap(), CONFIRMED);
-    // A header that comes too early, and the answer in the place of the question.
+    // A header that arrives too early, or the answer in the place of the question.
     for wrong in [b'k', 0, CONFIRMED] {
         let stop = read_by(wrong).unwrap_err();
         let Stop::Lost { peer: 1, left: false, reason } = &stop else { panic!("{stop:?}") };

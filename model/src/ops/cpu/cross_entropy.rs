@@ -57,7 +57,7 @@ impl CrossEntropyKernels for Flex {
     }
 }
 
-/// `gradient` times the first value of `factor`, in place where nobody else holds `gradient`.
+/// Multiplies `gradient` by the first value of `factor`, in place if nothing else holds `gradient`.
 fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor {
     let factor = Values::<T>::of(factor)[0];
     if factor != T::ONE {
@@ -77,18 +77,18 @@ struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
     products: P,
     /// `[d_model, vocab]`.
     weight: P::Right<'a>,
-    /// The transposed weight, if the gradient of `hidden` is wanted.
+    /// The transposed weight, if the gradient of `hidden` is requested.
     transposed: Option<P::Right<'a>>,
     layout: HeadLayout,
     targets: &'a [i64],
     scale: S::Real,
     options: LogitOptions,
-    /// Rows, width of a row, size of the vocabulary.
+    /// Number of rows, width of a row, size of the vocabulary.
     shape: [usize; 3],
 }
 
 impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
-    /// The loss, and the gradients that are wanted: `weight` is that of the projection.
+    /// Returns the loss, and the requested gradients. `weight` is the weight of the projection.
     fn run(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let ([rows, d_model, vocab], products) = (self.shape, self.products);
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
@@ -169,8 +169,8 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
     }
 }
 
-/// The loss of one row, whose logits are replaced. The replaced values times the returned factor are the
-/// gradient of the logits.
+/// Returns the loss of one row, and replaces its logits. The replaced values times the returned factor are
+/// the gradient of the logits.
 #[inline(always)]
 fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let Ok(target) = usize::try_from(target) else {
@@ -189,7 +189,7 @@ struct RowLoss {
     z_loss: f64,
 }
 
-/// [`row_loss`] of capped logits, and with a z-loss.
+/// Computes [`row_loss`] with capped logits and a z-loss.
 #[inline(always)]
 fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) -> (RowLoss, T) {
     let Ok(target) = usize::try_from(target) else {
@@ -214,7 +214,7 @@ fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) 
     (RowLoss { cross_entropy, z_loss: z * log_sum * log_sum }, T::ONE / sum)
 }
 
-/// Replaces logits by `cap · tanh(logits / cap)`, and returns the slopes of that.
+/// Replaces logits by `cap · tanh(logits / cap)`, and returns its derivatives.
 #[inline(always)]
 fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     let mut slopes = vec![T::ZERO; logits.len()];
@@ -226,7 +226,7 @@ fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
     slopes
 }
 
-/// Multiplies each row of `width` values with its factor.
+/// Multiplies each row of `width` values by its factor.
 fn scale_rows<S: Scalar>(values: &mut [S], width: usize, factor: impl Fn(usize) -> S::Real + Sync + Send) {
     let rows = rows_per_block(width);
     for_each_block(

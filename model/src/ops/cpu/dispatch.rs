@@ -1,6 +1,6 @@
-//! Choosing the types of a kernel by the dtype of a tensor.
+//! Dispatch of kernels by the dtype of a tensor.
 
-/// Runs `$body` with the type alias `$name` bound to the type that belongs to `$dtype`.
+/// Runs `$body` with the type alias `$name` bound to the type that matches `$dtype`.
 macro_rules! with_type {
     ($dtype:expr, $name:ident => $body:expr, { $($pattern:pat => $type:ty),+ $(,)? }) => {
         match $dtype {
@@ -14,7 +14,7 @@ macro_rules! with_type {
 }
 pub(super) use with_type;
 
-/// Runs `$body` with the type alias `$real` bound to the type that kernels compute `$dtype` in: `f64` for
+/// Runs `$body` with the type alias `$real` bound to the type in which kernels compute `$dtype`: `f64` for
 /// `f64`, and `f32` for everything else.
 macro_rules! with_real {
     ($dtype:expr, $real:ident => $body:expr) => {
@@ -26,8 +26,8 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
-/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of
-/// `$bf16`, which is an option, or else those of [`with_real`].
+/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of the
+/// option `$bf16`, or else those of [`with_real`].
 macro_rules! with_products {
     ($bf16:expr, $dtype:expr, $products:ident, $scalar:ident => $body:expr) => {
         match $bf16 {
@@ -44,7 +44,7 @@ macro_rules! with_products {
 }
 pub(super) use with_products;
 
-/// Runs `$body` with the type alias `$scalar` bound to the type of the elements of tensors of `$dtype`.
+/// Runs `$body` with the type alias `$scalar` bound to the element type of tensors of `$dtype`.
 macro_rules! with_scalar {
     ($dtype:expr, $scalar:ident => $body:expr) => {
         $crate::ops::cpu::dispatch::with_type!($dtype, $scalar => $body, {

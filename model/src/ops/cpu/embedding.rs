@@ -31,7 +31,7 @@ impl EmbeddingKernels for Flex {
     ) -> FlexTensor {
         let [vocab, d_model] = shape.dims();
         let rows = row_numbers(ids, vocab);
-        // Places in the order of their rows: those of row `v` are `places[starts[v]..starts[v + 1]]`, in
+        // Places in the order of their rows: the places of row `v` are `places[starts[v]..starts[v + 1]]`, in
         // ascending order.
         let mut starts = vec![0usize; vocab + 1];
         for &row in &rows {
@@ -69,7 +69,7 @@ impl EmbeddingKernels for Flex {
     }
 }
 
-/// The ids as row numbers of a table of `vocab` rows.
+/// Returns the ids as row numbers of a table of `vocab` rows.
 fn row_numbers(ids: &FlexTensor, vocab: usize) -> Vec<usize> {
     let row = |id: i64| {
         let row = usize::try_from(id).ok().filter(|&row| row < vocab);

@@ -1,8 +1,8 @@
-//! Matrix products: a safe face of the `gemm` crate, which multiplies on one thread.
+//! Matrix products: a safe interface to the `gemm` crate, which multiplies on one thread.
 //!
 //! A product for several threads is cut into chunks here: the crate's own threads wait for each other several
-//! times per product, and one of them packs for all. The sums over `k` are the crate's. Their order depends
-//! on `k` alone, so the cut does not change a bit of the result.
+//! times per product, and one of them packs for all. The crate computes the sums over `k`. Their order
+//! depends only on `k`, so the cut does not change a bit of the result.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,23 +14,24 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::Real;
 use super::transpose::row_major;
 
-/// Multiplications below which a product is not worth a second thread.
+/// Minimum multiplications of a product that is worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
-/// Multiplications from which on an operand with contiguous columns is copied to rows first.
+/// Minimum multiplications of a product for which a left operand with contiguous columns is copied to rows
+/// first.
 const WORTH_A_COPY: usize = 1 << 22;
-/// Multiplications of each of its elements from which on the copy is made.
+/// Minimum multiplications per element of the operand for which the copy is made.
 const USES: usize = 128;
-/// Rows of a register tile and columns of a vector register of the crate: where cuts are made. Its tiles are
-/// up to four registers wide, but an uneven cut costs more than a narrower last tile.
+/// Rows of a register tile and columns of a vector register of the crate: cuts are made at multiples of
+/// these. Its tiles are up to four registers wide, but an uneven cut costs more than a narrower last tile.
 const TILE: [usize; 2] = [6, 16];
-/// Columns of the crate's widest register tile: thresholds are multiplied by it.
+/// Columns of the crate's widest register tile; thresholds are multiplied by it.
 const WIDEST_TILE: usize = 64;
-/// Rows or columns that a chunk has on average at least. A chunk keeps more than 64 when cuts are moved to
-/// the next tile: the crate has another order of sums for products of at most 64 by 64.
+/// Minimum average rows or columns of a chunk. A chunk keeps more than 64 when cuts are moved to the next
+/// tile: the crate uses another order of sums for products of at most 64 by 64.
 const CHUNK: usize = 128;
 
-/// Makes the crate read a row-major left operand in place: its rows fit in a core's first cache, and reading
-/// them there is up to a fifth faster than copying them first, as the crate does by default.
+/// Makes the crate read a row-major left operand in place: its rows fit in a core's L1 cache, and reading
+/// them there is up to a fifth faster than copying them first, the crate's default.
 static READ_ROWS_IN_PLACE: Once = Once::new();
 
 /// Products of `f32` or `f64`.
@@ -44,7 +45,7 @@ pub enum Operand<'a, T> {
 }
 
 impl<T: Real> Operand<'_, T> {
-    /// A copy of `matrix`, whose columns are contiguous.
+    /// Copies `matrix`, whose columns are contiguous.
     fn copied(matrix: Matrix<'_, T>) -> Self {
         Operand::Copy(row_major(matrix), matrix.shape())
     }
@@ -60,7 +61,7 @@ impl<T: Real> Operand<'_, T> {
 impl<T: Real> Multiplier<T> for Floats {
     type Left<'a> = Operand<'a, T>;
     type Right<'a> = Operand<'a, T>;
-    /// The most rows that `gemm` multiplies without packing the other operand: eight register tiles of six.
+    /// Maximum rows that `gemm` multiplies without packing the other operand: eight register tiles of six.
     const ROWS: usize = 48;
 
     fn left(self, lhs: Matrix<'_, T>, _: Threads) -> Operand<'_, T> {
@@ -75,7 +76,7 @@ impl<T: Real> Multiplier<T> for Floats {
         Operand::View(rhs)
     }
 
-    /// A copy, so that products read both operands along their contiguous axes and pack nothing.
+    /// Copies the operand, so that products read both operands along their contiguous axes and pack nothing.
     fn transposed_right(self, rhs: Matrix<'_, T>) -> Operand<'_, T> {
         Operand::copied(rhs)
     }
@@ -100,7 +101,7 @@ unsafe impl<T: Real> Products<T, T> for Floats {
     }
 }
 
-/// Writes `lhs · rhs`, see [`Products::multiply`].
+/// Writes `lhs · rhs`; see [`Products::multiply`].
 fn gemm<T: Real>(
     mut out: MatrixMut<'_, T>,
     output: Output<T>,
@@ -124,8 +125,8 @@ fn gemm<T: Real>(
     };
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / WIDEST_TILE));
     // A transposed left operand is copied once, in parallel, which is faster than the crate's copy for every
-    // chunk. A transposed right operand is not copied: the crate packs it all the same, and transposing it
-    // first takes longer than it saves.
+    // chunk. A transposed right operand is not copied: the crate packs it anyway, and transposing it first
+    // takes longer than it saves.
     let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
@@ -139,14 +140,14 @@ fn gemm<T: Real>(
         }
         let target = target.at([rows.start, columns.start]);
         let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
-        // SAFETY: the constructors of the views have checked that every element of their shapes is there
-        // (where `k` is 0 no operand is read), the shapes fit (asserted above), and the ranges lie inside
-        // them. `out` is borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows
-        // do not overlap each other and neither do the ranges of chunks, so each element is written by one
-        // thread. Elements that the product is added to have values (asserted above). `T` is `f32` or `f64`,
-        // which `gemm` supports: `Real` is implemented for no other type. The strides fit in `isize` because
-        // they are bounded by slice lengths wherever they are used (a dimension of 1 never multiplies its
-        // stride).
+        // SAFETY: the constructors of the views have checked that every element of their shapes exists (where
+        // `k` is 0 no operand is read), the shapes match (asserted above), and the ranges lie inside them.
+        // `out` is borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows do
+        // not overlap each other and neither do the ranges of chunks, so each element is written by one
+        // thread. Elements that the product is added to are initialised (asserted above). `T` is `f32` or
+        // `f64`, which `gemm` supports: `Real` is implemented for no other type. The strides fit in `isize`
+        // because they are bounded by slice lengths wherever they are used (a dimension of 1 never multiplies
+        // its stride).
         unsafe {
             gemm::gemm(
                 lhs.shape()[0],
@@ -177,14 +178,14 @@ fn gemm<T: Real>(
     }
 }
 
-/// Whether the left operand of a product of `n` columns is to be copied to rows first.
+/// Returns whether to copy the left operand of a product of `n` columns to rows first.
 fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     let [m, k] = lhs.shape();
     lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
-/// How many chunks the rows and the columns of a product are cut into: at most one chunk for each thread, and
-/// so that as little as possible is packed more than once.
+/// Returns the numbers of chunks into which to cut the rows and the columns of a product: at most one chunk
+/// per thread, with as little repeated packing as possible.
 fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
     let most = |len: usize| (len / CHUNK).max(1);
     // Packing a transposed operand takes about twice as long.
@@ -197,7 +198,7 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
         .unwrap_or([1, 1])
 }
 
-/// Chunk `index` of `0..len` cut into `chunks` at multiples of `tile`, as even as these allow.
+/// Returns chunk `index` of `0..len`, cut into `chunks` at multiples of `tile`, as evenly as these allow.
 fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
     let at = |index: usize| (len * index / chunks).div_ceil(tile).saturating_mul(tile).min(len);
     match chunks {

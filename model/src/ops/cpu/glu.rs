@@ -64,9 +64,9 @@ impl GluKernels for Flex {
 
 /// The functions of an [`Activation`].
 trait Gate {
-    /// The activation of `g`.
+    /// Returns the activation of `g`.
     fn of<T: Real>(g: T) -> T;
-    /// `factor` times the derivative for `g`.
+    /// Returns `factor` times the derivative at `g`.
     fn times_slope<T: Real>(factor: T, g: T) -> T;
 }
 
@@ -101,7 +101,7 @@ impl Gate for Gelu {
     }
 }
 
-/// The share of a normal distribution that is below `x` standard deviations.
+/// Returns the fraction of a normal distribution that is below `x` standard deviations.
 #[inline(always)]
 fn normal_distribution<T: Real>(x: T) -> T {
     let half = T::from_f64(0.5);
@@ -147,11 +147,12 @@ fn gradient_values<G: Gate, S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool;
             },
         );
     });
-    // SAFETY: each block is as long as its operands, and the loops write every element of a wanted gradient.
+    // SAFETY: each block is as long as its operands, and the loops write every element of a requested
+    // gradient.
     [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
 }
 
-/// The gradients of one gate and one up value.
+/// Returns the gradients of one gate value and one up value.
 #[inline(always)]
 fn derivatives<G: Gate, S: Scalar>(g: S, u: S, dy: S) -> [S; 2] {
     let (g, u, dy) = (g.real(), u.real(), dy.real());

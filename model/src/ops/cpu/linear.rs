@@ -100,7 +100,8 @@ impl LinearKernels for Flex {
     }
 }
 
-/// `xᵀ · dy`. Takes the transposed copy of `x` from `prepared`, or leaves it there if one is worth it.
+/// Computes `xᵀ · dy`. Takes the transposed copy of `x` from `prepared`, or stores it there if a copy is
+/// worthwhile.
 fn weight_gradient<S: Scalar, P: Products<S, S>>(
     products: P,
     x: &FlexTensor,

@@ -1,4 +1,4 @@
-//! Views of matrices in slices: the operands of products and what they write to.
+//! Views of matrices in slices: the operands and outputs of products.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ pub struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// A view of `values`.
+    /// Creates a view of `values`.
     ///
     /// # Panics
     ///
@@ -23,31 +23,31 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { values, shape, strides }
     }
 
-    /// A view of `values` in row-major order.
+    /// Creates a view of `values` in row-major order.
     pub fn rows(values: &'a [T], shape: [usize; 2]) -> Self {
         Self::new(values, shape, [shape[1], 1])
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     pub fn shape(self) -> [usize; 2] {
         self.shape
     }
 
-    /// Elements between two rows and between two columns.
+    /// Returns the elements between two rows and between two columns.
     pub fn strides(self) -> [usize; 2] {
         self.strides
     }
 
-    /// The slice that the matrix is stored in.
+    /// Returns the slice that contains the matrix.
     pub fn values(self) -> &'a [T] {
         self.values
     }
 
-    /// The given rows and columns.
+    /// Returns the given rows and columns.
     ///
     /// # Panics
     ///
-    /// If the matrix has fewer.
+    /// If the range exceeds the matrix.
     pub fn slice(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
         assert!(
@@ -61,12 +61,12 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { values, shape, strides: self.strides }
     }
 
-    /// Whether the matrix is transposed: its columns are contiguous and its rows are not.
+    /// Returns whether the matrix is transposed: its columns are contiguous and its rows are not.
     pub fn is_transposed(&self) -> bool {
         self.strides[0] == 1 && self.strides[1] > 1
     }
 
-    /// The transposed matrix, in the same memory.
+    /// Returns the transposed matrix, in the same memory.
     pub fn t(self) -> Self {
         let ([rows, columns], [row, column]) = (self.shape, self.strides);
         Matrix { values: self.values, shape: [columns, rows], strides: [column, row] }
@@ -79,16 +79,16 @@ pub struct MatrixMut<'a, T> {
     values: *mut T,
     shape: [usize; 2],
     row_stride: usize,
-    /// Whether the elements have values that a product may add to.
+    /// True if the elements are initialised, so that a product may add to them.
     init: bool,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the view is the only way to its elements, as a mutable slice would be.
+// SAFETY: the view is the only access to its elements, as a mutable slice would be.
 unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
 
 impl<'a, T: Copy> MatrixMut<'a, T> {
-    /// A view of `values` whose rows are `row_stride` apart.
+    /// Creates a view of `values` whose rows are `row_stride` apart.
     ///
     /// # Panics
     ///
@@ -100,35 +100,35 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         MatrixMut { values, shape, row_stride, init: true, lifetime: PhantomData }
     }
 
-    /// A view of `values` in row-major order.
+    /// Creates a view of `values` in row-major order.
     pub fn rows(values: &'a mut [T], shape: [usize; 2]) -> Self {
         Self::new(values, shape, shape[1])
     }
 
-    /// A view of `values`, which have no value yet, in row-major order.
+    /// Creates a view of uninitialised `values` in row-major order.
     pub fn uninit(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, [shape[1], 1]);
         let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
         MatrixMut { values, shape, row_stride, init: false, lifetime: PhantomData }
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// The address of the first element, and the elements between two rows. Every element of the shape is
-    /// there, and nobody else reads or writes it.
+    /// Returns the address of the first element, and the elements between two rows. Every element of the
+    /// shape exists, and nothing else reads or writes it.
     pub fn raw(&mut self) -> Target<T> {
         Target { values: self.values, row_stride: self.row_stride }
     }
 
-    /// Whether the elements have values that a product may add to.
+    /// Returns whether the elements are initialised, so that a product may add to them.
     pub fn is_init(&self) -> bool {
         self.init
     }
 
-    /// `count` matrices side by side, which together have all columns of this one.
+    /// Splits the matrix into `count` matrices side by side.
     ///
     /// # Panics
     ///
@@ -141,11 +141,11 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         (0..count).map(move |i| MatrixMut { values: self.values.wrapping_add(i * shape[1]), shape, ..self })
     }
 
-    /// The rows of the given range.
+    /// Returns the rows of the given range.
     ///
     /// # Panics
     ///
-    /// If the matrix has fewer.
+    /// If the range exceeds the matrix.
     pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.shape[0], "{rows:?} of {:?}", self.shape);
         let values = self.values.wrapping_add(rows.start * self.row_stride);
@@ -180,7 +180,7 @@ pub struct Target<T> {
 unsafe impl<T: Send> Sync for Target<T> {}
 
 impl<T> Target<T> {
-    /// The elements from the given row and column on.
+    /// Returns the elements from the given row and column on.
     pub fn at(self, [row, column]: [usize; 2]) -> Self {
         Target { values: self.values.wrapping_add(row * self.row_stride + column), ..self }
     }

@@ -1,12 +1,12 @@
-//! The kernels for processors, one file per operation.
+//! The CPU kernels, one file per operation.
 //!
-//! A kernel gives the same bits for any number of threads: work is cut into blocks whose size depends on the
-//! shapes only, every block writes an output of its own, and sums across blocks are taken in the order of the
+//! A kernel gives the same bits for any number of threads: work is cut into blocks whose size depends only on
+//! the shapes, every block has its own output, and sums across blocks are computed in the order of the
 //! blocks. Work runs in the rayon pool of the caller.
 //!
-//! Below the operations: `parallel` cuts work into blocks, `scalar` has the float types, `dispatch` chooses
-//! among them, `values` and `matrix` are views of tensors. `products` is the interface of what multiplies
-//! matrices: `gemm` and `bf16`.
+//! Below the operations: `parallel` cuts work into blocks, `scalar` defines the float types, `dispatch`
+//! selects one of them, `values` and `matrix` are views of tensors. `products` is the interface of matrix
+//! multiplication, implemented by `gemm` and `bf16`.
 
 mod attention;
 mod bf16;

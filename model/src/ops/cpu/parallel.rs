@@ -9,20 +9,20 @@ use rayon::prelude::*;
 /// enough work to be worth handing to another thread.
 pub const BLOCK: usize = 16 * 1024;
 
-/// Rows of `width` elements that make up a block.
+/// Returns the number of rows of `width` elements in a block.
 pub fn rows_per_block(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1)
 }
 
-/// Runs `f` compiled for the vector instructions of this machine. `f` and everything in its inner loops are
-/// marked `#[inline(always)]`: a function that is not inlined keeps the baseline instructions.
+/// Runs `f` compiled for the vector instructions of this machine. `f` and everything in its inner loops must
+/// be marked `#[inline(always)]`: a function that is not inlined keeps the baseline instructions.
 #[inline(always)]
 pub fn simd<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
-/// Runs `f(start, block)` on every block of `size` elements of `data`, where `start` is the index
-/// of the block's first element. `f` is compiled as in [`simd`].
+/// Runs `f(start, block)` on every block of `size` elements of `data`, where `start` is the index of the
+/// block's first element. `f` is compiled as in [`simd`].
 pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     let run = |start: usize, block: &mut [T]| {
         simd(
@@ -55,8 +55,8 @@ pub fn for_each_row<T: Send>(data: &mut [T], width: usize, f: impl Fn(usize, &mu
     );
 }
 
-/// Runs `f` with each item and its index, at the same time where there are threads for it. A thread takes up to
-/// `at_once` items in one go: 1 for items of unequal work.
+/// Runs `f` with each item and its index, in parallel if threads are available. A thread takes up to
+/// `at_once` items at a time: 1 for items of unequal work.
 pub fn for_each_item<T: Send>(
     items: impl IntoIterator<Item = T>,
     at_once: usize,
@@ -69,7 +69,7 @@ pub fn for_each_item<T: Send>(
     });
 }
 
-/// What `f` makes of each item, in their order.
+/// Returns the result of `f` for each item, in order.
 pub fn map_items<T: Send, R: Send>(items: impl IntoIterator<Item = T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
     let mut results = Vec::new();
     let items: Vec<_> = items.into_iter().collect();
@@ -80,15 +80,17 @@ pub fn map_items<T: Send, R: Send>(items: impl IntoIterator<Item = T>, f: impl F
     results.into_iter().map(|result| result.expect("invariant: each item was passed")).collect()
 }
 
+/// Runs `task` with each index below `count`.
+///
 /// Not generic over the task, unlike rayon's own functions: those would be compiled once for each kernel and
-/// dtype, which took a fifth of the time that this crate takes to build.
+/// dtype, which took a fifth of this crate's build time.
 fn for_each_index(count: usize, at_once: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..count).into_par_iter().with_max_len(at_once).for_each(task);
 }
 
-/// Runs `task` with each index below `count`, at the same time where there are threads for it.
+/// Runs `task` with each index below `count`, in parallel if threads are available.
 ///
-/// For tasks of about one size. The calling thread stays awake while it waits for the last tasks: waking it
+/// For tasks of similar size. The calling thread stays awake while it waits for the last tasks: waking it
 /// would take longer than they do.
 pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     struct Done<'a>(&'a AtomicUsize);
@@ -102,7 +104,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
         for index in 1..count {
             let (left, task) = (&left, &task);
             scope.spawn(move |_| {
-                // Also if the task panics, which the scope passes on to the caller.
+                // Even if the task panics; the scope passes the panic on to the caller.
                 let _done = Done(left);
                 task(index);
             });
@@ -112,7 +114,7 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
             task(0);
         }
         while left.load(Ordering::Acquire) > 0 {
-            // A task that no other thread has taken, or nothing.
+            // Runs a task that no other thread has taken, if there is one.
             if rayon::yield_now() != Some(rayon::Yield::Executed) {
                 (0..16).for_each(|_| std::hint::spin_loop());
                 std::thread::yield_now();
@@ -121,7 +123,8 @@ pub fn for_each_task(count: usize, task: impl Fn(usize) + Sync) {
     });
 }
 
-/// `count` consecutive blocks of `size` elements of `data`; all of them are `None` if `data` is.
+/// Splits `data` into `count` consecutive blocks of `size` elements. All of the results are `None` if `data`
+/// is.
 pub fn blocks<T>(data: Option<&mut [T]>, size: usize, count: usize) -> Vec<Option<&mut [T]>> {
     match data {
         None => std::iter::repeat_with(|| None).take(count).collect(),

@@ -7,10 +7,10 @@ use super::matrix::{Matrix, MatrixMut};
 use super::scalar::{Real, Scalar};
 use super::uninit::UninitVec;
 
-/// What a product does with the values that are already in its output.
+/// The effect of a product on the values that are already in its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output<T> {
-    /// Replaces them, without reading them, by the product times this factor.
+    /// Replaces them, without reading them, with the product times this factor.
     Overwrite(T),
     /// Adds to them.
     Add,
@@ -32,23 +32,23 @@ pub trait Multiplier<S: Scalar>: Copy + Sync {
     type Left<'a>;
     /// A right operand of any number of products.
     type Right<'a>: Send + Sync;
-    /// The most rows of a left operand that attention multiplies at a time, on one thread.
+    /// Maximum rows of a left operand that attention multiplies at a time, on one thread.
     const ROWS: usize;
 
-    /// `lhs`, `[m, k]`, as a left operand.
+    /// Prepares `lhs`, `[m, k]`, as a left operand.
     fn left(self, lhs: Matrix<'_, S>, threads: Threads) -> Self::Left<'_>;
 
-    /// A copy of `lhs` as the left operand of several products with `n` columns each, unless `lhs` itself is
-    /// as good.
+    /// Copies `lhs` as the left operand of several products with `n` columns each, unless a copy brings no
+    /// gain.
     fn copied_left(self, lhs: Matrix<'_, S>, n: usize) -> Option<Self::Left<'static>>;
 
-    /// `rhs`, `[k, n]`, as a right operand.
+    /// Prepares `rhs`, `[k, n]`, as a right operand.
     fn right(self, rhs: Matrix<'_, S>, threads: Threads) -> Self::Right<'_>;
 
-    /// `rhs`, whose columns are contiguous, as the right operand of many products on one thread.
+    /// Prepares `rhs`, whose columns are contiguous, as the right operand of many products on one thread.
     fn transposed_right(self, rhs: Matrix<'_, S>) -> Self::Right<'_>;
 
-    /// `values` as elements of operands.
+    /// Converts `values` to elements of operands.
     fn operands(self, values: Cow<'_, [S::Real]>) -> Cow<'_, [S]>;
 }
 
@@ -56,13 +56,13 @@ pub trait Multiplier<S: Scalar>: Copy + Sync {
 ///
 /// # Safety
 ///
-/// [`Products::multiply`] writes every element of an output that it replaces.
+/// [`Products::multiply`] must write every element of an output that it replaces.
 pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
     /// Writes the product of `lhs` and the given rows and columns of `rhs`, which begin at multiples of 32.
     ///
     /// # Panics
     ///
-    /// If the shapes do not fit, or if the product is to be added to elements without a value.
+    /// If the shapes do not match, or if the product would be added to uninitialised elements.
     fn multiply(
         self,
         out: MatrixMut<'_, O>,
@@ -73,11 +73,11 @@ pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
         threads: Threads,
     );
 
-    /// `lhs · rhs`, `[m, k]` by `[k, n]`, in row-major order, on the current rayon pool.
+    /// Returns `lhs · rhs`, `[m, k]` by `[k, n]`, in row-major order, on the current rayon pool.
     ///
     /// # Panics
     ///
-    /// If the shapes do not fit.
+    /// If the shapes do not match.
     fn product(self, lhs: &Self::Left<'_>, rhs: &Self::Right<'_>, [m, k, n]: [usize; 3]) -> Vec<O> {
         let mut out = UninitVec::new(m * n);
         let target = MatrixMut::uninit(out.slots(), [m, n]);

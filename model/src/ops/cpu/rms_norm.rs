@@ -19,7 +19,7 @@ impl RmsNormKernels for Flex {
             let (x_values, weight): (&[S], &[S]) = (&x_values, &weight);
             let eps = <S as Scalar>::Real::from_f64(eps);
             let size = rows_per_block(width) * width;
-            // SAFETY: `x` is whole rows as wide as the weight, so the loop writes every element.
+            // SAFETY: `x` consists of whole rows as wide as the weight, so the loop writes every element.
             let y = unsafe { written(x_values.len(), size, #[inline(always)] |start, block| {
                 let rows = x_values[start..].chunks_exact(width);
                 for (y, x) in block.chunks_exact_mut(width).zip(rows) {
@@ -56,14 +56,14 @@ impl RmsNormKernels for Flex {
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)` of one row.
+/// Returns `1 / sqrt(mean(x²) + eps)` of one row.
 #[inline(always)]
 fn inverse_rms<S: Scalar>(x: &[S], eps: S::Real) -> S::Real {
     let mean_square = dot(x, x) / S::Real::from_f64(x.len() as f64);
     S::Real::ONE / (mean_square + eps).sqrt()
 }
 
-/// The gradient of one element of a row.
+/// Returns the gradient of one element of a row.
 #[inline(always)]
 fn dx_of<S: Scalar>(((dy, w), x): ((&S, &S), &S), r: S::Real, shift: S::Real) -> S::Real {
     r * (dy.real() * w.real() - x.real() * r * shift)
@@ -76,7 +76,7 @@ fn gradient_values<S: Scalar>(
     eps: S::Real,
     wanted: [bool; 2],
 ) -> (Option<Vec<S>>, Option<Vec<S::Real>>) {
-    // At least 16 rows, so that the partial sums of dW stay small beside x itself.
+    // At least 16 rows, so that the partial sums of dW stay small compared with x itself.
     let size = rows_per_block(width).max(16) * width;
     let count = x.len().div_ceil(size);
     let mut dx = wanted[0].then(|| UninitVec::new(x.len()));
@@ -129,6 +129,6 @@ fn gradient_values<S: Scalar>(
         }
         dw
     });
-    // SAFETY: `x` is whole rows as wide as the weight, and a loop has written each row of `dx`.
+    // SAFETY: `x` consists of whole rows as wide as the weight, and a loop has written each row of `dx`.
     (dx.map(|dx| unsafe { dx.assume_init() }), dw)
 }

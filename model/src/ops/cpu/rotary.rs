@@ -34,13 +34,13 @@ struct Table<T> {
     positions: usize,
 }
 
-/// Type of the values, head dimension and bits of the frequencies.
+/// Identifies a table: type of the values, head dimension and bits of the frequencies.
 type TableKey = (TypeId, usize, [u64; 6]);
 
-/// A model uses one table, which every layer of every step reads.
+/// Tables in use. A model uses one table, which every layer of every step reads.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
-/// The table for at least `positions` positions.
+/// Returns the table for at least `positions` positions.
 fn table<T: Real>(head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> Arc<Table<T>> {
     let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
     // An entry is inserted whole or not at all, so the map is valid after a panic.
@@ -49,7 +49,7 @@ fn table<T: Real>(head_dim: usize, frequencies: RotaryFrequencies, positions: us
     if let Some(table) = cached.filter(|table| table.positions >= positions) {
         return table;
     }
-    // Generation asks for one more position at a time: growing by doubling keeps that linear.
+    // Generation requests one more position at a time: doubling keeps the total cost linear.
     let positions = positions.next_power_of_two();
     let half = head_dim / 2;
     let angles = (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());

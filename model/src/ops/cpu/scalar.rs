@@ -9,14 +9,14 @@ use bytemuck::Pod;
 
 use super::transpose_square::{transpose_square, transpose_square_f32};
 
-/// A float type that tensors hold, and that kernels read from them and write to them.
+/// A float type that tensors contain, and that kernels read and write.
 pub trait Scalar: Element + Pod {
-    /// The type that kernels compute with elements of this type in: `Self`, or `f32` for half precision.
+    /// The type in which kernels compute with elements of this type: `Self`, or `f32` for half precision.
     type Real: Real;
 
-    /// The value.
+    /// Converts the value to the type of computations.
     fn real(self) -> Self::Real;
-    /// The nearest value of this type.
+    /// Returns the nearest value of this type.
     fn nearest(value: Self::Real) -> Self;
 }
 
@@ -47,21 +47,20 @@ fn f32_of_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// Ties to even, and without a branch, so that loops over it vectorise.
+/// Rounds ties to even, without a branch, so that loops over it vectorise.
 #[inline(always)]
 fn nearest_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // A NaN stays a NaN, also if the bits that tell it from infinity are all in the lower half.
+    // A NaN stays a NaN, even if all bits that distinguish it from infinity are in the lower half.
     let quiet = bits >> 16 | 0x40;
     bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
-/// differences.
+/// `f32`, in which training runs, or `f64`, in which tests compare gradients with finite differences.
 ///
-/// The kernels use plain multiplications and additions, never a fused one, so that the vectorised
-/// body and the scalar tail of a loop round in the same way.
+/// The kernels use plain multiplications and additions, never a fused one, so that the vectorised body and
+/// the scalar tail of a loop round in the same way.
 pub trait Real:
     Scalar<Real = Self>
     + PartialOrd
@@ -80,7 +79,7 @@ pub trait Real:
     /// Negative infinity.
     const NEG_INFINITY: Self;
 
-    /// The nearest value of this type.
+    /// Returns the nearest value of this type.
     fn from_f64(value: f64) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
@@ -140,11 +139,11 @@ macro_rules! real {
 real!(f32, exp_f32, tanh_f32, erf_f32, transpose_square_f32);
 real!(f64, f64::exp, f64::tanh, libm::erf, transpose_square);
 
-/// e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
+/// Computes e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
 ///
-/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is
-/// the polynomial of Cephes' `expf` (Moshier): about one unit in the last place. Results below the
-/// smallest normal number are zero: subnormals are slow and no kernel needs them.
+/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is the
+/// polynomial of Cephes' `expf` (Moshier): about one unit in the last place. Results below the smallest
+/// normal number are zero: subnormals are slow and no kernel needs them.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     /// Adding 1.5·2^23 rounds to an integer, which is then in the low bits of the mantissa.
@@ -152,7 +151,7 @@ fn exp_f32(x: f32) -> f32 {
     /// ln 2 in two parts, the first of which has few enough bits for `n * LN_2_HIGH` to be exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    /// ln of the largest finite and of the smallest normal number.
+    /// Logarithms of the largest finite and of the smallest normal number.
     const LARGEST: f32 = 88.722_84;
     const SMALLEST: f32 = -87.336_54;
 
@@ -184,13 +183,13 @@ fn exp_f32(x: f32) -> f32 {
     }
 }
 
-/// The hyperbolic tangent of `x`, like [`exp_f32`] without a branch, a call or a table.
+/// Computes the hyperbolic tangent of `x`, like [`exp_f32`] without a branch, a call or a table.
 ///
 /// Near 0, where `1 - 2 / (e²ˣ + 1)` would lose digits, it is the polynomial of Cephes' `tanhf` (Moshier):
 /// about two units in the last place.
 #[inline(always)]
 fn tanh_f32(x: f32) -> f32 {
-    /// Where the two meet.
+    /// The boundary between the two formulas.
     const NEAR: f32 = 0.625;
 
     let (size, square) = (x.abs(), x * x);
@@ -204,13 +203,13 @@ fn tanh_f32(x: f32) -> f32 {
     if size < NEAR { near } else { far }
 }
 
-/// The error function of `x`, like [`exp_f32`] without a branch, a call or a table.
+/// Computes the error function of `x`, like [`exp_f32`] without a branch, a call or a table.
 ///
-/// `x · P(x²) / Q(x²)`, a minimax fit up to where the nearest `f32` is 1: within 4e-7 of the exact value, relatively,
-/// most of which is the rounding of its terms. So near 1 it does not always rise with `x`.
+/// It is `x · P(x²) / Q(x²)`, a minimax fit up to where the nearest `f32` is 1: the relative error is below
+/// 4e-7, most of which is the rounding of its terms. So near 1 it is not always monotonic.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
-    /// From here on the result is 1.
+    /// The result is 1 from here on.
     const LARGEST: f32 = 3.925;
 
     let square = x * x;
@@ -231,8 +230,8 @@ fn erf_f32(x: f32) -> f32 {
     if x.abs() >= LARGEST { 1.0f32.copysign(x) } else { near }
 }
 
-/// Independent accumulators of a reduction: enough to hide the latency of an addition, and fixed,
-/// so that a sum has one order of additions on every machine.
+/// Number of independent accumulators of a reduction: enough to hide the latency of an addition, and fixed,
+/// so that a sum has the same order of additions on every machine.
 const LANES: usize = 32;
 
 #[inline(always)]
@@ -247,7 +246,7 @@ fn fold<T: Real>(mut lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// Σ aᵢ·bᵢ of two slices of one length.
+/// Returns Σ aᵢ·bᵢ of two slices of equal length.
 #[inline(always)]
 pub fn dot<S: Scalar>(a: &[S], b: &[S]) -> S::Real {
     let mut lanes = [S::Real::ZERO; LANES];
@@ -263,7 +262,7 @@ pub fn dot<S: Scalar>(a: &[S], b: &[S]) -> S::Real {
     fold(lanes, |a, b| a + b)
 }
 
-/// Σ aᵢ·bᵢ·cᵢ of three slices of one length.
+/// Returns Σ aᵢ·bᵢ·cᵢ of three slices of equal length.
 #[inline(always)]
 pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
     let mut lanes = [S::Real::ZERO; LANES];
@@ -281,7 +280,7 @@ pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest value; negative infinity of an empty slice. NaN is skipped.
+/// Returns the largest value, or negative infinity for an empty slice. NaN is skipped.
 #[inline(always)]
 pub fn max<T: Real>(a: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };

@@ -42,7 +42,7 @@ impl SquaredReluKernels for Flex {
     }
 }
 
-/// NaN stays NaN.
+/// Keeps NaN.
 #[inline(always)]
 fn relu<T: Real>(x: T) -> T {
     if x < T::ZERO { T::ZERO } else { x }

@@ -1,4 +1,4 @@
-//! The kernel that chooses the largest values of each row.
+//! The kernel that selects the largest values of each row.
 
 use burn::backend::Flex;
 use burn::tensor::TensorData;
@@ -28,8 +28,8 @@ impl TopKOp for Flex {
     }
 }
 
-/// Fills `chosen` with the indices of the largest `values`. Where there is a NaN, every index is still one of
-/// `values`, and none is there twice.
+/// Fills `chosen` with the indices of the largest `values`. If there is a NaN, the indices are still valid
+/// and distinct.
 #[inline(always)]
 fn choose<T: PartialOrd + Copy>(values: &[T], chosen: &mut [i64]) {
     for count in 0..chosen.len() {
@@ -41,7 +41,7 @@ fn choose<T: PartialOrd + Copy>(values: &[T], chosen: &mut [i64]) {
                 best = Some(index);
             }
         }
-        // There is one: `k` is at most the number of values.
+        // There always is one: `k` is at most the number of values.
         rest[0] = best.unwrap_or_default() as i64;
     }
 }

@@ -5,10 +5,10 @@ use super::scalar::Real;
 use super::transpose_square::SQUARE;
 use super::uninit::written;
 
-/// Rows of the result that one block has: the same number of columns is read side by side.
+/// Rows of the result per block: the same number of columns is read side by side.
 const ROWS: usize = 4 * SQUARE;
 
-/// A copy in row-major order of `matrix`, whose columns are contiguous.
+/// Copies `matrix`, whose columns are contiguous, to row-major order.
 pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");

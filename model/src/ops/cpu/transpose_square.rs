@@ -1,4 +1,4 @@
-//! Transposing a square of sixteen by sixteen elements: one cache line of `f32` by sixteen rows.
+//! Transposes a square of sixteen by sixteen elements: one cache line of `f32` by sixteen rows.
 
 use std::mem::MaybeUninit;
 
@@ -25,7 +25,7 @@ pub fn transpose_square<T: Copy + Default>(
     }
 }
 
-/// The same for `f32`, in registers where the machine has 32 of 512 bits.
+/// Does the same for `f32`, in registers if the machine has 32 of 512 bits.
 #[inline(always)]
 pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32>], y_stride: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -37,7 +37,7 @@ pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx512 {
-    //! In registers of 512 bits.
+    //! The transposition in registers of 512 bits.
 
     use std::mem::MaybeUninit;
 
@@ -46,7 +46,7 @@ pub mod avx512 {
 
     use super::SQUARE;
 
-    /// [`transpose_square`](super::transpose_square) of `f32`.
+    /// Transposes a square of `f32`, as [`transpose_square`](super::transpose_square) does.
     #[inline(always)]
     pub fn transpose_square(
         simd: V4,
@@ -83,7 +83,7 @@ pub mod avx512 {
         }
     }
 
-    /// The columns of a square as rows.
+    /// Returns the columns of a square as rows.
     ///
     /// Element by element within quarters of a register, by pairs, then quarter by quarter.
     #[inline(always)]

@@ -14,15 +14,15 @@ use super::parallel::BLOCK;
 use super::scalar::Scalar;
 use super::uninit::written;
 
-/// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
-/// where the tensor is contiguous and of that type, otherwise a temporary copy.
+/// The values of a float tensor in row-major order, in the type in which a kernel computes: borrowed if the
+/// tensor is contiguous and of that type, otherwise a temporary copy.
 pub struct Values<'a, T> {
     tensor: Cow<'a, FlexTensor>,
     stored: PhantomData<T>,
 }
 
 impl<'a, T: Scalar> Values<'a, T> {
-    /// Views or copies `tensor`.
+    /// Borrows or copies `tensor`.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         let mut tensor = in_dtype::<T>(tensor);
         if !tensor.is_contiguous() {
@@ -42,15 +42,15 @@ impl<T: Scalar> Deref for Values<'_, T> {
     }
 }
 
-/// A float tensor of two dimensions as an operand of a matrix product, which takes any strides:
-/// borrowed where it has the right dtype, even if it is transposed.
+/// A float tensor of two dimensions as an operand of a matrix product, which accepts any strides: borrowed if
+/// it has the right dtype, even if it is transposed.
 pub struct MatrixValues<'a, T> {
     tensor: Cow<'a, FlexTensor>,
     stored: PhantomData<T>,
 }
 
 impl<'a, T: Scalar> MatrixValues<'a, T> {
-    /// Views or copies `tensor`, which has two dimensions.
+    /// Borrows or copies `tensor`, which has two dimensions.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
         let mut tensor = in_dtype::<T>(tensor);
@@ -61,7 +61,7 @@ impl<'a, T: Scalar> MatrixValues<'a, T> {
         MatrixValues { tensor, stored: PhantomData }
     }
 
-    /// The matrix.
+    /// Returns the matrix.
     pub fn view(&self) -> Matrix<'_, T> {
         let layout = self.tensor.layout();
         let values = self.tensor.storage::<T>();
@@ -89,8 +89,8 @@ fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
 
-/// `tensor` for changing in place: converted to `T`, contiguous, and a view of its whole buffer. A tensor
-/// that is so already is not copied.
+/// Prepares `tensor` for changes in place: converted to `T`, contiguous, and a view of its whole buffer.
+/// Copies it only if necessary.
 pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     let tensor = match in_dtype::<T>(&tensor) {
         Cow::Borrowed(_) => tensor,
@@ -103,17 +103,17 @@ pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     new_tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
 }
 
-/// A contiguous tensor of `values`.
+/// Creates a contiguous tensor of `values`.
 pub fn new_tensor<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
-/// [`new_tensor`], in `dtype`.
+/// Creates a contiguous tensor of `values` in `dtype`.
 pub fn tensor_of<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     in_float(new_tensor(values, shape), dtype)
 }
 
-/// `tensor` in the float type `dtype`.
+/// Converts `tensor` to the float type `dtype`.
 pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     match (tensor.dtype(), dtype) {
         (from, to) if from == to => tensor,
@@ -130,7 +130,7 @@ fn converted<S: Scalar, T: Scalar>(
     new_tensor(convert_values(&Values::<S>::of(tensor), convert), tensor.layout().shape().clone())
 }
 
-/// `convert` of every value.
+/// Applies `convert` to every value.
 pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     values: &[S],
     convert: impl Fn(S) -> T + Sync + Send,
@@ -150,7 +150,7 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     }
 }
 
-/// The values of an int tensor in row-major order.
+/// Returns the values of an int tensor in row-major order.
 pub fn int_values(tensor: &FlexTensor) -> Vec<i64> {
     let tensor = tensor.to_contiguous();
     match tensor.dtype() {

@@ -93,7 +93,7 @@ impl CrossEntropyKernels for CubeBackend {
         let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
         let len = len_of(&gradient);
         let vector = vector_size(&[&gradient, &scaled], len);
-        // SAFETY: both have one length, and no unit goes beyond it; `dy` has an element.
+        // SAFETY: both have the same length, and no unit goes beyond it; `dy` has an element.
         unsafe {
             launch! {
                 scaled_kernel, cubes_for(&dy.client, len / vector), [gradient], vector;
@@ -104,13 +104,13 @@ impl CrossEntropyKernels for CubeBackend {
     }
 }
 
-/// `value`, capped if that is wanted.
+/// Returns `value`, capped if `is_capped`.
 #[cube]
 fn capped(value: f32, cap: f32, #[comptime] is_capped: bool) -> f32 {
     if comptime!(is_capped) { cap * (value / cap).tanh() } else { value }
 }
 
-/// The loss of each row, and, if they are wanted, the gradients of its logits. With a z-loss, a row has two
+/// Computes the loss of each row and, if requested, the gradients of its logits. With a z-loss, a row has two
 /// losses: cross-entropy and z-loss.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
@@ -225,7 +225,8 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// `factor` times the sum of `values`. With a z-loss, which is every second value, also the sum of these.
+/// Computes `factor` times the sum of `values`. With a z-loss, which is every second value, also computes the
+/// sum of the z-losses.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32, #[comptime] has_z: bool) {
     let mut sum = 0.0f32;

@@ -1,4 +1,4 @@
-//! Dropout from a counter: the mask of the CPU's kernel, bit for bit.
+//! Counter-based dropout with the same mask as the CPU kernel, bit for bit.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,9 +15,9 @@ impl DropoutOp for CubeBackend {
         // A threshold of 0 drops nothing, and the factor is 1 in `f32`.
         let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
-        // At most 2^32 − 1, for a probability is below 1.
+        // At most 2^32 − 1, because a probability is below 1.
         let (last_dropped, scale) = (last_dropped as u32, mask.scale as f32);
-        // SAFETY: both have one length, and no unit goes beyond it.
+        // SAFETY: both have the same length, and no unit goes beyond it.
         unsafe {
             launch! {
                 apply_kernel, cubes_for(&x.client, len_of(&x)), [x];
@@ -47,7 +47,8 @@ fn apply_kernel<F: Float>(
     y[ABSOLUTE_POS] = F::cast_from(select(kept, value, 0.0f32));
 }
 
-/// The upper half of `mix(first + index · GOLDEN)`, in halves of 32 bits: WGSL has no wider integers.
+/// Returns the upper half of `mix(first + index · GOLDEN)`, computed in halves of 32 bits: WGSL has no wider
+/// integers.
 #[cube]
 fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     let mut low = u32::cast_from(index);
@@ -74,15 +75,15 @@ fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     high ^ (high >> 31u32)
 }
 
-/// The upper half of a product of 64 bits, modulo 2^64.
+/// Returns the upper half of a product of 64 bits, modulo 2^64.
 #[cube]
 fn times_high(low: u32, high: u32, #[comptime] by_low: u32, #[comptime] by_high: u32) -> u32 {
     low.mul_hi(by_low.runtime()) + low * by_high + high * by_low
 }
 
-/// The upper 32 bits of an index, which are 0 where indices have 32 bits.
+/// Returns the upper 32 bits of an index, which are 0 where indices have 32 bits.
 #[cube]
 fn upper_half(index: usize) -> u32 {
-    // Two shifts, since a shift by all bits of a type is not defined.
+    // Two shifts, because a shift by all bits of a type is undefined.
     u32::cast_from((index >> 16usize) >> 16usize)
 }

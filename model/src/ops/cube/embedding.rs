@@ -4,8 +4,8 @@
 //! atomically (any order) or sorting the ids (a dozen launches of a radix sort, or a wait for the host), each
 //! place searches for the next place with its id and for an earlier one. The first place of an id then
 //! follows these links and sums the gradients in ascending order. The search takes at most one comparison per
-//! pair of places, of integers that are in the cache. Up to some 10⁵ places per pass, that is little beside
-//! the head's matrix products. It takes two words of memory per place.
+//! pair of places, of integers that are in the cache. Up to about 10⁵ places per pass, that is little
+//! compared with the head's matrix products. It takes two words of memory per place.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -25,8 +25,8 @@ impl EmbeddingKernels for CubeBackend {
         let (weight, ids) = (contiguous(weight), into_contiguous(ids.clone()));
         let y = empty(&weight, [batch, seq, d_model], weight.dtype);
         let vector = vector_size(&[&weight], d_model);
-        // SAFETY: no unit goes beyond the end of `y`, which has a row per id, and rows outside the table
-        // are not read.
+        // SAFETY: no unit goes beyond the end of `y`, which has a row per id, and rows outside the table are
+        // not read.
         unsafe {
             launch! {
                 forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [weight, y], vector;

@@ -1,4 +1,4 @@
-//! The gates of SwiGLU and GeGLU layers: one unit per few elements.
+//! The gates of SwiGLU and GeGLU layers: one unit per vector of elements.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,7 +15,7 @@ impl GluKernels for CubeBackend {
         let (gate, up) = (contiguous(gate), contiguous(up));
         let y = empty(&gate, shape, gate.dtype);
         let vector = vector_size(&[&gate, &up], len_of(&y));
-        // SAFETY: the three have one length, and no unit goes beyond that of `y`.
+        // SAFETY: the three have the same length, and no unit goes beyond that of `y`.
         unsafe {
             launch! {
                 forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [gate, up], vector;
@@ -38,7 +38,7 @@ impl GluKernels for CubeBackend {
         let dup = empty(&gate, shape, up.dtype);
         let len = len_of(&gate);
         let vector = vector_size(&[&gate, &up, &dy], len);
-        // SAFETY: all have one length, and no unit goes beyond that of `dgate`.
+        // SAFETY: all have the same length, and no unit goes beyond that of `dgate`.
         unsafe {
             launch! {
                 backward_kernel, cubes_for(&gate.client, len / vector), [gate, up, dy], vector;
@@ -46,7 +46,7 @@ impl GluKernels for CubeBackend {
                 [elem(&gate), elem(&up), elem(&dy)], activation
             }
         }
-        // One pass over the operands computes both gradients, whichever is wanted.
+        // One pass over the operands computes both gradients, whichever is requested.
         [wanted[0].then_some(dgate), wanted[1].then_some(dup)]
     }
 }
@@ -110,7 +110,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     one / (one + (-x).exp())
 }
 
-/// The share of a normal distribution that is below `x` standard deviations.
+/// Returns the fraction of a normal distribution that is below `x` standard deviations.
 #[cube]
 fn normal_distribution<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let half = Vector::<f32, N>::new(0.5f32);

@@ -51,7 +51,7 @@ impl LinearKernels for CubeBackend {
     }
 }
 
-/// `x` as a contiguous matrix of its rows.
+/// Returns `x` as a contiguous matrix of its rows.
 fn as_rows(x: &CubeTensor) -> CubeTensor {
     let shape = rows_of(x);
     reshaped(contiguous(x), shape)

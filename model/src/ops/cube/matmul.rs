@@ -1,4 +1,4 @@
-//! Matrix products: by cuBLASLt on NVIDIA GPUs, and by burn's kernels elsewhere.
+//! Matrix products: with cuBLASLt on NVIDIA GPUs, and with burn's kernels elsewhere.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
@@ -23,13 +23,13 @@ pub use super::cublaslt::{
 pub enum Output {
     /// A new tensor of this dtype.
     New(DType),
-    /// The contents of a contiguous tensor are replaced.
+    /// Replaces the contents of a contiguous tensor.
     Overwrite(CubeTensor),
-    /// The product is added to the contents of a contiguous tensor.
+    /// Adds the product to the contents of a contiguous tensor.
     Add(CubeTensor),
 }
 
-/// `alpha · a · b` for `[m, k]` and `[k, n]` of any strides; the output is contiguous `[m, n]`.
+/// Computes `alpha · a · b` for `[m, k]` and `[k, n]` of any strides; the output is contiguous `[m, n]`.
 ///
 /// Multiplies in the dtype of `a`, to which `b` is converted, and adds in `f32`.
 ///
@@ -41,8 +41,8 @@ pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeT
     product(a, b, None, alpha, output)
 }
 
-/// [`matmul`], with a contiguous `bias`, `[n]`, added to each row. It is not added to what is in the output,
-/// and not multiplied by `alpha`.
+/// Computes [`matmul`] and adds a contiguous `bias`, `[n]`, to each row. The bias is not added to the
+/// previous contents of the output, and not multiplied by `alpha`.
 pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,
@@ -88,11 +88,12 @@ pub(super) fn product(
     output
 }
 
-/// The products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of any strides, each
-/// of which may be given with its matrices transposed; contiguous `[batch, heads, m, n]`.
+/// Computes the products of the matrices of two stacks, `[batch, heads, m, k]` and `[batch, heads, k, n]` of
+/// any strides, each of which may be given with its matrices transposed. Returns contiguous `[batch, heads,
+/// m, n]`.
 ///
-/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there, whatever
-/// `allow_tf32` says.
+/// On NVIDIA GPUs, cuBLASLt multiplies one after the other: burn's kernels round `f32` to TF32 there,
+/// regardless of `allow_tf32`.
 pub(super) fn batched(stacks: [CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor {
     #[cfg(feature = "cuda")]
     if super::cublaslt::serves(&stacks[0]) {
@@ -129,7 +130,7 @@ fn one_by_one(stacks: &[CubeTensor; 2], is_transposed: [bool; 2]) -> CubeTensor 
     output
 }
 
-/// Whether `device` may round the operands of products of `f32` to TF32, by 2⁻¹¹ of each.
+/// Returns whether `device` may round the operands of products of `f32` to TF32, by 2⁻¹¹ of each.
 pub fn rounds_to_tf32(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "cuda")]
@@ -145,7 +146,7 @@ fn by_kernel(a: CubeTensor, b: CubeTensor, output: &CubeTensor) {
         .expect("two matrices whose sizes fit have a product");
 }
 
-/// A view of a matrix with rows and columns exchanged.
+/// Returns a view of a matrix with rows and columns exchanged.
 pub fn transposed(matrix: &CubeTensor) -> CubeTensor {
     permute(matrix.clone(), &[1, 0])
 }

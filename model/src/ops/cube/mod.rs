@@ -1,18 +1,18 @@
-//! The kernels in CubeCL, for every GPU that CubeCL runs on.
+//! The CubeCL kernels, for every GPU that CubeCL supports.
 //!
 //! Kernels are generic over the dtypes of tensors and compute in `f32`. They read and write contiguous
-//! buffers: operands with gaps or other strides are copied first, results are allocated without
-//! padding. A launch never waits for the device. Every sum has an order that depends on the shapes
-//! alone, and nothing is added atomically, so that a result has the same bits in every run.
+//! buffers: operands with gaps or other strides are copied first, results are allocated without padding. A
+//! launch never waits for the device. The order of every sum depends only on the shapes, and nothing is added
+//! atomically, so that a result has the same bits in every run.
 //!
-//! Values that are only on the device cannot be checked without waiting for it. Where the CPU panics because
+//! Values that exist only on the device cannot be checked without waiting for it. If the CPU panics because
 //! of such a value (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
 /// Launches a kernel without bounds checks on a grid, which is a number of cubes and their size. Does nothing
 /// if there are no cubes.
 ///
-/// After the grid come the tensors that the kernel's indices have to reach the end of, and the vector size
-/// that it is compiled for, if it has these. Then its buffers, each with the number of elements that it reads
+/// The grid is followed by the tensors whose ends the kernel's indices must reach, and the vector size that
+/// it is compiled for, if it has these. Then come its buffers, each with the number of elements that it reads
 /// at once, and its other arguments.
 macro_rules! launch {
     (
@@ -63,24 +63,24 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Units of a cube, by default.
+/// Default number of units per cube.
 const UNITS: usize = 256;
 
-/// Elements that a unit reads at once, at most: sixteen bytes of `f32`.
+/// Maximum elements that a unit reads at once: sixteen bytes of `f32`.
 const WIDEST: usize = 4;
 
-/// `tensor` without gaps between its elements, as the kernels require.
+/// Returns `tensor` without gaps between its elements, as the kernels require.
 ///
 /// # Panics
 ///
-/// If the dtype has more than 32 bits, or if the device has no tensors of it: a kernel on such a tensor would
+/// If the dtype has more than 32 bits, or if the device does not support it: a kernel on such a tensor would
 /// fail on the device's own thread, and reading its result would not.
 fn contiguous(tensor: &CubeTensor) -> CubeTensor {
     assert_float(tensor, tensor.dtype);
     into_contiguous(tensor.clone())
 }
 
-/// [`contiguous`], in `dtype`.
+/// Returns `tensor` in `dtype`, without gaps between its elements.
 fn contiguous_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
     if tensor.dtype == dtype {
         return contiguous(tensor);
@@ -90,13 +90,13 @@ fn contiguous_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
     into_contiguous(cast(tensor.clone(), dtype))
 }
 
-/// A contiguous float tensor on the device of `like`. Its contents are arbitrary.
+/// Allocates a contiguous float tensor with arbitrary contents on the device of `like`.
 fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     assert_float(like, dtype);
     allocate(like, shape, dtype)
 }
 
-/// [`empty`], of any dtype.
+/// Allocates a tensor like [`empty`], but of any dtype.
 fn allocate(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
@@ -113,14 +113,14 @@ fn assert_float(tensor: &CubeTensor, dtype: DType) {
     }
 }
 
-/// `tensor`, which is contiguous, in another shape of as many elements.
+/// Reshapes `tensor`, which is contiguous.
 fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     let shape = shape.into();
     debug_assert_eq!(shape.num_elements(), tensor.meta.num_elements());
     CubeTensor::new_contiguous(tensor.client, tensor.device, shape, tensor.handle, tensor.dtype)
 }
 
-/// Rows `start..start + count` of a contiguous tensor.
+/// Returns rows `start..start + count` of a contiguous tensor.
 ///
 /// Kernels that read several elements at once need rows that begin where such a read may.
 fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
@@ -134,33 +134,34 @@ fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
 }
 
-/// Number of elements.
+/// Returns the number of elements.
 fn len_of(tensor: &CubeTensor) -> usize {
     tensor.meta.num_elements()
 }
 
-/// `tensor`, which is contiguous, as the argument of a kernel that reads `vector` elements at once.
+/// Returns `tensor`, which is contiguous, as the argument of a kernel that reads `vector` elements at once.
 fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
     debug_assert!(tensor.is_contiguous(), "kernels take contiguous tensors");
     let len = len_of(tensor);
-    // `len()` of a kernel is what the handle has. On CUDA, rows that come from the host are padded, a single one too.
+    // In a kernel, `len()` is that of the handle. On CUDA, rows that come from the host are padded, even a
+    // single one.
     let padding = tensor.handle.size_in_used() - (len * tensor.dtype.size()) as u64;
     // SAFETY: a contiguous tensor has this many elements from the start of its handle on.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone().offset_end(padding), len / vector) }
 }
 
-/// The dtype of `tensor`, as an argument of a kernel.
+/// Returns the dtype of `tensor`, as an argument of a kernel.
 fn elem(tensor: &CubeTensor) -> ElemType {
     dtype_to_storage_type(tensor.dtype)
 }
 
-/// The type of an index into the largest of `tensors`.
+/// Returns the type of an index into the largest of `tensors`.
 fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
 }
 
-/// The number of elements to read at once, a divisor of `width`, for rows of `width` elements of these
-/// tensors.
+/// Returns the number of elements to read at once, a divisor of `width`, for rows of `width` elements of
+/// these tensors.
 fn vector_size(tensors: &[&CubeTensor], width: usize) -> usize {
     let widest = tensors.iter().map(|tensor| tensor.dtype.size()).max().unwrap_or(1);
     let Some(tensor) = tensors.first() else { return 1 };
@@ -172,14 +173,14 @@ fn vector_size(tensors: &[&CubeTensor], width: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// Cubes of [`UNITS`] units for one unit per item.
+/// Returns cubes of [`UNITS`] units, with one unit per item.
 fn cubes_for(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(UNITS as u32);
     (cubecl::calculate_cube_count_elemwise(client, items, dim), dim)
 }
 
-/// `count` cubes of `units` units, spread over as many dimensions as the device wants. There may be idle
-/// cubes at the end.
+/// Returns `count` cubes of `units` units, spread over as many dimensions as the device requires. There may
+/// be idle cubes at the end.
 fn cubes(client: &Client, count: usize, units: usize) -> (CubeCount, CubeDim) {
     let count = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
     (count, CubeDim::new_1d(units as u32))

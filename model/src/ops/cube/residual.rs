@@ -12,16 +12,16 @@ use crate::ops::residual::ResidualOp;
 use crate::ops::rms_norm::width_of;
 use crate::ops::shared::SharedInput;
 
-/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer it holds a handle to it, so whether
-/// `y` has another owner depends on timing. In place and not in place are two kernels, and a run could meet one that its
-/// warm-up had not compiled.
+/// Sums are written to new memory, never over `y`. While CubeCL places a new buffer it holds a handle to it,
+/// so whether `y` has another owner depends on timing. In-place and out-of-place sums are two kernels, and a
+/// run could meet one that its warm-up had not compiled.
 impl ResidualOp for CubeBackend {
     fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         let (x, y) = (contiguous(&x), contiguous(&y));
         assert_eq!((x.meta.shape(), x.dtype), (y.meta.shape(), y.dtype), "a sum of tensors that differ");
         let sum = empty(&x, x.meta.shape().clone(), x.dtype);
         let vector = vector_size(&[&x, &y], len_of(&x));
-        // SAFETY: the three have one length and one dtype, and no unit goes beyond that of `sum`.
+        // SAFETY: the three have the same length and dtype, and no unit goes beyond that of `sum`.
         unsafe {
             launch! {
                 residual_kernel, cubes_for(&x.client, len_of(&x) / vector), [x, y], vector;
@@ -45,8 +45,8 @@ impl ResidualOp for CubeBackend {
         let rows = len_of(&x) / width;
         let vector = vector_size(&[&x, &y, &weight], width);
         let units = units_for(width / vector);
-        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `y` (`Residual` checks
-        // it), `sum` and `normed` have the shape and the dtype of `x`.
+        // SAFETY: cubes beyond the last row do nothing, units stay within the width of a row, and `y`
+        // (checked by `Residual`), `sum` and `normed` have the shape and the dtype of `x`.
         unsafe {
             launch! {
                 residual_norm_kernel, cubes(&x.client, rows, units), [x, y], vector;
@@ -58,7 +58,7 @@ impl ResidualOp for CubeBackend {
     }
 }
 
-/// Adds `x` and `y`: a unit for each vector.
+/// Adds `x` and `y`, with one unit per vector.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -74,8 +74,8 @@ fn residual_kernel<F: Float, N: Size>(
     sum[ABSOLUTE_POS] = Vector::cast_from(stream + result);
 }
 
-/// Adds each row of `y` to that of `x` and normalises the row that is stored: each unit keeps the columns `unit`,
-/// `unit + units`, … of it, so that nothing is read twice.
+/// Adds each row of `y` to that of `x` and normalises the stored row. Each unit keeps the columns `unit`,
+/// `unit + units`, … of the row, so that nothing is read twice.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn residual_norm_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -104,7 +104,7 @@ fn residual_norm_kernel<F: Float, W: Float, N: Size>(
         if i < width {
             let stream = Vector::<f32, N>::cast_from(x[start + i]);
             let result = Vector::<f32, N>::cast_from(y[start + i]);
-            // Rounded, as whoever reads the sum finds it.
+            // Rounded, because readers of the sum get the rounded value.
             let stored = Vector::<F, N>::cast_from(stream + result);
             sum[start + i] = stored;
             let value = Vector::<f32, N>::cast_from(stored);

@@ -1,4 +1,4 @@
-//! Rotary position embedding: one unit per few planes of a head.
+//! Rotary position embedding: one unit per vector of planes of a head.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -35,15 +35,15 @@ impl RotaryOp for CubeBackend {
     }
 }
 
-/// Device, head dimension and bits of the frequencies.
+/// Identifies a table: device, head dimension and bits of the frequencies.
 type TableKey = (CubeDevice, usize, [u64; 6]);
 
-/// A model uses one table, which every layer of every step reads. Its angles are computed in double
-/// precision on the host: in `f32`, a late position times a frequency has no digits left.
+/// Tables in use. A model uses one table, which every layer of every step reads. Its angles are computed in
+/// double precision on the host: in `f32`, a late position times a frequency has no digits left.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mutex::default);
 
-/// Cosines, then sines, of a position: `[positions, 2, head_dim / 2]` for at least `positions`, on the
-/// device of `like`.
+/// Returns cosines, then sines, of each position: `[positions, 2, head_dim / 2]` for at least `positions`, on
+/// the device of `like`.
 fn table(like: &CubeTensor, head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> CubeTensor {
     let key = (like.device.clone(), head_dim, frequencies.bits());
     // An entry is inserted whole or not at all, so the map is valid after a panic.
@@ -51,7 +51,7 @@ fn table(like: &CubeTensor, head_dim: usize, frequencies: RotaryFrequencies, pos
     if let Some(table) = tables.get(&key).filter(|table| table.meta.shape()[0] >= positions) {
         return table.clone();
     }
-    // Generation asks for one more position at a time: growing by doubling keeps that linear.
+    // Generation requests one more position at a time: doubling keeps the total cost linear.
     let (positions, half) = (positions.next_power_of_two(), head_dim / 2);
     let mut values = vec![0f32; positions * 2 * half];
     for (position, row) in values.chunks_exact_mut(2 * half).enumerate() {

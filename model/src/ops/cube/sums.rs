@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::{cubes_for, elem, empty, len_of, vector_size};
 
-/// How values are combined.
+/// The way in which values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The larger one.
@@ -16,7 +16,7 @@ pub enum Reduction {
     Sum,
 }
 
-/// The sum, or the largest, of `value` over the `units` units of a cube, a power of two, in each of them.
+/// Returns, to each of the `units` units of a cube (a power of two), the sum or the maximum of their `value`.
 #[cube]
 pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] units: usize) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -42,26 +42,26 @@ pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] uni
         half /= 2;
     }
     let result = shared[0];
-    // The next reduction of the same loop uses the shared memory again.
+    // The next reduction of the same loop reuses the shared memory.
     sync_cube();
     result
 }
 
-/// Units for a row of `vectors` vectors: a power of two, so that sums fold evenly.
+/// Returns the number of units for a row of `vectors` vectors: a power of two, so that sums fold evenly.
 pub fn units_for(vectors: usize) -> usize {
     vectors.next_power_of_two().clamp(32, super::UNITS)
 }
 
-/// Columns and rows that one cube of [`column_sums`] works on at a time.
+/// Columns and rows that one cube of [`column_sums`] processes at a time.
 const COLUMNS: usize = 32;
 const GROUPS: usize = 8;
 
-/// Blocks of rows that are summed apart, at most.
+/// Maximum number of blocks of rows that are summed separately.
 const BLOCKS: usize = 128;
 
-/// The sum of the rows of a contiguous `[rows, width]` tensor, `[width]` in `dtype`.
+/// Sums the rows of a contiguous `[rows, width]` tensor: `[width]` in `dtype`.
 ///
-/// Blocks of rows first, then the sums of the blocks: both steps in the order of the rows.
+/// First sums blocks of rows, then the sums of the blocks, both in the order of the rows.
 pub fn column_sums(x: &CubeTensor, [rows, width]: [usize; 2], dtype: DType) -> CubeTensor {
     if rows <= 2 * BLOCKS {
         return block_sums(x, [rows, width], rows.max(1), dtype);
@@ -121,14 +121,14 @@ fn block_sums_kernel<F: Float, O: Float>(
     }
 }
 
-/// A contiguous tensor of zeros, on the device of `like`.
+/// Allocates a contiguous tensor of zeros on the device of `like`.
 pub fn zeros(like: &CubeTensor, shape: impl Into<burn::tensor::Shape>, dtype: DType) -> CubeTensor {
     let tensor = empty(like, shape, dtype);
     clear(&tensor);
     tensor
 }
 
-/// Writes zeros to all of a contiguous tensor.
+/// Fills a contiguous tensor with zeros.
 pub fn clear(tensor: &CubeTensor) {
     let vector = vector_size(&[tensor], len_of(tensor));
     let grid = cubes_for(&tensor.client, len_of(tensor) / vector);
@@ -145,12 +145,12 @@ fn zeros_kernel<F: Float, N: Size>(tensor: &mut [Vector<F, N>], #[define(F)] _dt
     }
 }
 
-/// `sum += factor · x`, both contiguous and of one length.
+/// Computes `sum += factor · x`; both are contiguous and of the same length.
 pub fn add_scaled(sum: &CubeTensor, x: &CubeTensor, factor: f32) {
     debug_assert_eq!(len_of(sum), len_of(x));
     let vector = vector_size(&[sum, x], len_of(sum));
     let grid = cubes_for(&sum.client, len_of(sum) / vector);
-    // SAFETY: both have one length, and no unit goes beyond it.
+    // SAFETY: both have the same length, and no unit goes beyond it.
     unsafe {
         launch! {
             add_scaled_kernel, grid, [sum, x], vector;
@@ -173,7 +173,7 @@ fn add_scaled_kernel<S: Float, F: Float, N: Size>(
     }
 }
 
-/// `x` times `factor`, in place; `x` is contiguous.
+/// Multiplies `x`, which is contiguous, by `factor` in place.
 pub fn scale(x: &CubeTensor, factor: f32) {
     let vector = vector_size(&[x], len_of(x));
     let grid = cubes_for(&x.client, len_of(x) / vector);

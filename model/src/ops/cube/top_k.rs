@@ -9,12 +9,12 @@ use super::contiguous;
 use crate::ops::top_k::TopKOp;
 
 impl TopKOp for CubeBackend {
-    /// Where there is a NaN, every index is still one of the row, and none is there twice.
+    /// Selects valid and distinct indices of the row, even if there is a NaN.
     fn fused_top_k(scores: CubeTensor, k: usize) -> CubeTensor {
         let settings = get_or_init_device_settings::<CubeBackend>(&scores.device);
         let scores = contiguous(&scores);
-        // The reduction begins with places that hold the lowest finite value and no index, which is no index of
-        // the row. Of equal values it prefers those with an index: so none may be lower, and none NaN.
+        // The reduction begins with entries that have the lowest finite value and an invalid index. Among
+        // equal values it prefers valid indices. So no value may be lower, or NaN.
         let lowest = scores.dtype.finfo().expect("invariant: `contiguous` takes floats alone").min;
         let is_nan = Self::float_is_nan(scores.clone(), settings.bool_dtype);
         let scores = Self::float_mask_fill(scores, is_nan, lowest.into());

@@ -1,4 +1,4 @@
-//! What the kernels compile to for NVIDIA GPUs, without one.
+//! The kernels' compiled code for NVIDIA GPUs, without a GPU.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use cubecl_cuda::compiler::{CudaBackend, CudaCompilationOptions, CudaCompiler};
 use cubecl_runtime::runtime::Runtime;
 use kiln_model::ops::cube::attention::{Instructions, Pass, Tile, kernels, shares_of};
 
-/// A GPU of compute capability 8.0 or 9.0.
+/// Returns the properties of a GPU of compute capability 8.0 or 9.0.
 fn properties(version: u32) -> Arc<DeviceProperties> {
     let hardware = HardwareProperties {
         load_width: 128,
@@ -60,7 +60,7 @@ fn properties(version: u32) -> Arc<DeviceProperties> {
     Arc::new(properties)
 }
 
-/// The CUDA C++ of a kernel and the shared memory it takes.
+/// Returns the CUDA C++ of a kernel and its shared memory.
 fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(version, version >= 90)), ..Default::default() };
@@ -72,7 +72,8 @@ fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
     (compiled.to_string(), compiled.shared_memory_size())
 }
 
-/// The sources go to a folder as well, if `KILN_KERNELS` names one: for `nvcc`, `ptxas` and the eye.
+/// Returns the sources. If `KILN_KERNELS` names a folder, also writes them there, for `nvcc`, `ptxas` and
+/// inspection.
 fn sources(
     version: u32,
     dtype: FloatKind,
@@ -141,7 +142,7 @@ fn attention_tiles_fit_the_device() {
     };
     let large = tile(&small, FloatKind::BF16, 128).expect("a tile");
     assert_eq!(large.instructions, Instructions::Wgmma);
-    // What WebGPU promises.
+    // The guaranteed minimum of WebGPU.
     small.hardware.max_shared_memory_size = 16 * 1024;
     assert_eq!(tile(&small, FloatKind::BF16, 128).expect("a tile").instructions, Instructions::Fma);
     assert!(tile(&small, FloatKind::F32, 128).is_some());
@@ -156,10 +157,10 @@ fn attention_shares_out_query_heads_where_key_heads_are_few() {
     let tile = Tile::select(Pass::Keys, &properties, FloatKind::BF16, 64).expect("a tile");
     let multiprocessors = properties.hardware.num_streaming_multiprocessors;
     let shares = |batch, heads| shares_of(batch, 2048, heads, tile.rows, multiprocessors);
-    // The preset 1b: the shares of all batches that have any take the same memory.
+    // The preset 1b: the shares take the same memory for all batches that have shares.
     assert_eq!([1, 2, 4, 8, 16].map(|batch| shares(batch, [32, 4])), [4, 2, 1, 1, 1]);
-    // Each query head has a key head of its own.
+    // Each query head has its own key head.
     assert_eq!(shares(1, [32, 32]), 1);
-    // Shares are of whole heads: 3 at most, and 4 do not divide 6.
+    // Shares consist of whole heads: 3 at most, and 4 does not divide 6.
     assert_eq!([shares(1, [12, 4]), shares(2, [24, 4]), shares(1, [24, 4])], [3, 2, 6]);
 }

@@ -1,5 +1,5 @@
-//! Run on wgpu, which may be a software Vulkan, or where `KILN_TEST_DEVICE` is `cuda` on an NVIDIA GPU,
-//! against the reference in f64.
+//! Runs on wgpu, possibly with a software Vulkan driver, or, if `KILN_TEST_DEVICE` is `cuda`, on an NVIDIA
+//! GPU, and compares with the reference in f64.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -38,7 +38,7 @@ fn cuda() -> CubeDevice {
     unreachable!("invariant: on_cuda checks the build")
 }
 
-/// A tensor of bytes on the device.
+/// Creates a tensor of bytes on the device.
 fn tensor(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
     let device = device();
     let client = device.client();
@@ -51,7 +51,7 @@ fn upload(values: &[f64], shape: &[usize], dtype: DType) -> CubeTensor {
     tensor(data.as_bytes(), shape, dtype)
 }
 
-/// A tensor whose values are not numbers.
+/// Creates a tensor filled with NaN.
 fn poisoned(shape: &[usize], dtype: DType) -> CubeTensor {
     tensor(&vec![0xff; shape.iter().product::<usize>() * dtype.size()], shape, dtype)
 }
@@ -62,7 +62,7 @@ fn download(tensor: &CubeTensor) -> Vec<f64> {
     data.convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
 }
 
-/// Values that `dtype` can hold.
+/// Rounds values to `dtype`.
 fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
     let len = values.len();
     let data = TensorData::new(values, [len]).convert_dtype(dtype).convert_dtype(DType::F64);
@@ -71,7 +71,7 @@ fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
 
 struct Case {
     sizes: Sizes,
-    /// Rows that a row sees at most.
+    /// Maximum number of rows that a row attends to.
     window: Option<usize>,
     dtype: DType,
     /// q, k, v, and the gradient of the result.
@@ -82,7 +82,7 @@ impl Case {
     fn new(sizes: Sizes, dtype: DType) -> Case {
         let [batch, seq, heads, kv_heads, dim] = sizes;
         let (q, kv) = (batch * seq * heads * dim, batch * seq * kv_heads * dim);
-        // The last one is what `run` weighs the result with.
+        // The last seed is the one with which `run` weights the result.
         let inputs = [(q, 1), (kv, 2), (kv, 3), (q, 99)].map(|(len, seed)| rounded(normal(len, seed), dtype));
         Case { sizes, window: None, dtype, inputs }
     }
@@ -110,7 +110,7 @@ impl Case {
         }
     }
 
-    /// The logarithm of each row's sum, in f64.
+    /// Returns the logarithm of each row's sum, in f64.
     fn lse(&self) -> Vec<f64> {
         let [batch, seq, heads, kv_heads, dim] = self.sizes;
         let [q, k, ..] = &self.inputs;
@@ -158,7 +158,7 @@ impl Case {
             let (actual, expected) = (download(&gradients[i]), &expected.gradients[i]);
             let expected = expected.as_ref().expect("tracked");
             if (seq == 1 || self.window == Some(1)) && name != "dv" {
-                // One score has no slope: there is no largest value to compare with.
+                // A single score has no slope: there is no largest value to compare with.
                 assert!(expected.iter().all(|v| *v == 0.0));
                 assert!(actual.iter().all(|v| v.abs() < self.bound()), "{}", what(name));
             } else {
@@ -168,15 +168,15 @@ impl Case {
     }
 }
 
-/// Holds the kernels to the reference.
+/// Compares the kernels with the reference.
 pub fn check_attention(sizes: Sizes, dtype: DType) {
     Case::new(sizes, dtype).check();
 }
 
 /// Lengths around those of tiles, groups of one, two and four heads, widths on and off the units' grid.
 ///
-/// The last ones have cubes for the gradients of keys per key head or for every two query heads, depending on
-/// the device. Grouped heads before them have some per query head.
+/// In the last sizes, the gradients of keys have a cube per key head or per two query heads, depending on the
+/// device. Some of the grouped heads before them have a cube per query head.
 const SIZES: [Sizes; 16] = [
     [1, 1, 1, 1, 8],
     [2, 7, 2, 2, 8],
@@ -206,7 +206,7 @@ fn attention_on_wgpu_matches_the_reference_in_f16() {
     SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F16).check());
 }
 
-/// What training on NVIDIA GPUs computes in; wgpu has no such dtype.
+/// The dtype of training on NVIDIA GPUs; wgpu does not have it.
 #[test]
 fn attention_on_cuda_matches_the_reference_in_bf16() {
     if on_cuda() {
@@ -218,9 +218,9 @@ fn attention_on_cuda_matches_the_reference_in_bf16() {
 
 /// Windows that begin and end within tiles, at their edges, and before the first row of a tile.
 ///
-/// Each is a kernel of its own, which NVRTC compiles for half a second. On CUDA, every window is tested with
-/// one width of heads for each way to compute, f32 without tensor cores and bf16 with them, and some with the
-/// other widths.
+/// Each window needs its own kernel, which NVRTC compiles for half a second. On CUDA, every window is tested
+/// with one head width for each method, f32 without tensor cores and bf16 with them, and some windows with
+/// the other widths.
 #[test]
 fn attention_on_wgpu_in_a_window_matches_the_reference() {
     let sizes =
@@ -243,7 +243,7 @@ fn attention_on_wgpu_in_a_window_matches_the_reference() {
     }
 }
 
-/// The kernels are those without a window.
+/// The kernels are the same as without a window.
 #[test]
 fn attention_on_wgpu_in_a_window_for_all_has_the_bits_of_full_attention() {
     let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
@@ -258,7 +258,7 @@ fn attention_on_wgpu_in_a_window_for_all_has_the_bits_of_full_attention() {
     assert!(run(Some(64)) != full);
 }
 
-/// Scores of hundreds would overflow without the running maximum.
+/// Scores in the hundreds would overflow without the running maximum.
 #[test]
 fn attention_on_wgpu_with_large_scores() {
     let mut case = Case::new([1, 70, 2, 1, 8], DType::F32);
@@ -267,7 +267,7 @@ fn attention_on_wgpu_with_large_scores() {
     case.check();
 }
 
-/// In every way to compute: without tensor cores, and on CUDA with them.
+/// Returns a dtype for each method: without tensor cores, and on CUDA with them.
 fn ways() -> Vec<DType> {
     if on_cuda() { vec![DType::F32, DType::BF16] } else { vec![DType::F32] }
 }
@@ -304,7 +304,7 @@ fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
     }
 }
 
-/// The last rows of a sequence. Rows beyond those that count are not numbers.
+/// The last rows of a sequence. The rows beyond `filled` are NaN.
 #[test]
 fn cached_attention_on_wgpu_matches_the_reference() {
     let cases = [
@@ -319,7 +319,7 @@ fn cached_attention_on_wgpu_matches_the_reference() {
         ([1, 70, 4, 1, 8], 130, 156, Some(1)),
         ([1, 70, 4, 1, 8], 130, 156, Some(64)),
     ];
-    // Widths that tensor cores multiply; first all columns are seen, then some, and stages are used again.
+    // Widths that tensor cores multiply; first all columns are visible, then some, and stages are reused.
     let of_tensor_cores = [
         ([1, 1, 4, 2, 64], 130, 140, None),
         ([1, 70, 4, 1, 64], 330, 340, None),
@@ -332,7 +332,8 @@ fn cached_attention_on_wgpu_matches_the_reference() {
     }
 }
 
-/// Holds attention of the last rows of a cache, of so many filled rows and such a capacity, to the reference.
+/// Compares attention of the last rows of a cache, with the given filled rows and capacity, with the
+/// reference.
 fn check_cached((sizes, filled, capacity, window): (Sizes, usize, usize, Option<usize>), dtype: DType) {
     let [batch, seq, heads, kv_heads, dim] = sizes;
     let [q, k, v] = [(seq, heads, 1), (filled, kv_heads, 2), (filled, kv_heads, 3)]

@@ -1,4 +1,4 @@
-//! Algorithms of products that are measured, and what becomes of those that are wrong.
+//! Measured algorithms of products, and the handling of wrong ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,14 +13,14 @@ use kiln_model::ops::cube::matmul::{
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::assert_close;
 
-/// Of the algorithms that cuBLASLt names, the fastest is found, kept and used; another process uses it as
-/// well, and what does not fit is passed over.
+/// The fastest of cuBLASLt's algorithms is found, stored and used. Another process uses it as well, and skips
+/// stored algorithms that do not match.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn the_fastest_algorithm_is_measured_and_kept() {
     const FILE: &str = "KILN_TEST_ALGORITHMS";
     const NAME: &str = "cublaslt::algorithms::the_fastest_algorithm_is_measured_and_kept";
-    // Algorithms are those of a process.
+    // Algorithms belong to a process.
     if let Some(file) = env::var_os(FILE) {
         return measure_or_use(&PathBuf::from(file));
     }
@@ -37,7 +37,7 @@ fn the_fastest_algorithm_is_measured_and_kept() {
     run();
     let text = fs::read_to_string(&file).expect("what was measured");
     run();
-    // Of another version of the library, and for another product.
+    // One for another version of the library, and one for another product.
     for (part, other) in [("\"library\":130000", "\"library\":130001"), ("\"k\":20", "\"k\":21")] {
         assert!(text.contains(part), "{text}");
         fs::write(&file, text.replace(part, other)).expect("a file");
@@ -50,7 +50,7 @@ fn the_fastest_algorithm_is_measured_and_kept() {
     run();
 }
 
-/// Measures, if `file` is not there yet; else uses the algorithm in it, if it is for this product.
+/// Measures if `file` does not exist yet; else uses the algorithm in it, if it is for this product.
 fn measure_or_use(file: &Path) {
     let kept = fs::read_to_string(file).ok();
     let measures = kept.is_none();
@@ -73,7 +73,7 @@ fn measure_or_use(file: &Path) {
 
     let places: Vec<String> = trace.products().iter().map(|line| line["place"].clone()).collect();
     if measures {
-        // Each of three, eight times by turns; and then the product itself.
+        // Each of three algorithms eight times, alternating; then the product itself.
         assert_eq!(places.len(), 3 * 8 + 1);
         assert_eq!(places.last().map(String::as_str), Some("2"));
         let measured = measured_algorithms();
@@ -91,15 +91,15 @@ fn measure_or_use(file: &Path) {
     assert_eq!(trace.count("cublaslt_matmul"), 1, "it is known by now");
 }
 
-/// An algorithm that computes something else than the first one is not used, however fast it is.
+/// An algorithm whose result differs from that of the first one is not used, however fast it is.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn a_wrong_algorithm_does_not_win() {
     const WRONG: &str = "FAKE_CUBLASLT_WRONG";
     const NAME: &str = "cublaslt::algorithms::a_wrong_algorithm_does_not_win";
     let Some(wrong) = env::var_os(WRONG) else {
         let _alone = alone();
-        // Each takes a millisecond less than the one before it.
+        // Each algorithm takes a millisecond less than the one before it.
         for wrong in ["2", "3"] {
             let this = env::current_exe().expect("this program");
             let mut command = Command::new(this);
@@ -121,7 +121,7 @@ fn a_wrong_algorithm_does_not_win() {
         let expected = multiplied(&a_values, &b_values, [33, 20, 17]);
         assert_close(&download(&product), &expected, bound(written), "the product of a right algorithm");
         let places: Vec<String> = trace.products().iter().map(|line| line["place"].clone()).collect();
-        // The wrong one was computed once, and the others eight times each; and then the product itself.
+        // The wrong algorithm ran once, and the others eight times each; then the product itself.
         let wrong_place = if wrong == "3" { "2" } else { "1" };
         assert_eq!(places.iter().filter(|place| *place == wrong_place).count(), 1);
         assert_eq!((places.len(), places.last().map(String::as_str)), (2 * 8 + 1 + 1, Some(used)));

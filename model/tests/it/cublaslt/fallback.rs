@@ -1,4 +1,4 @@
-//! Products that cuBLASLt names no algorithm for: at first, or at all.
+//! Products for which cuBLASLt has no algorithm, at first or at all.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,8 +11,8 @@ use kiln_model::ops::cube::matmul::{Output, allow_tf32, matmul};
 use super::{LIES, Trace, alone, bound, download, matrix, multiplied};
 use crate::ops_support::{assert_close, flat, normal, values};
 
-/// Runs the test `name` in a separate process, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. In such
-/// a process, returns the value.
+/// Runs the test `name` in a separate process, with a trace, for each value of `FAKE_CUBLASLT_NONE_ABOVE`. In
+/// such a process, returns the value.
 fn none_above(name: &str, values: &[u32]) -> Option<u32> {
     const SETTING: &str = "FAKE_CUBLASLT_NONE_ABOVE";
     if let Ok(value) = env::var(SETTING) {
@@ -32,10 +32,10 @@ fn none_above(name: &str, values: &[u32]) -> Option<u32> {
 
 /// A plan retries without a workspace, and then with smaller alignments. The caller's question does the same.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn retries_find_an_algorithm() {
     let Some(most) = none_above("retries_find_an_algorithm", &[256, 16, 4]) else { return };
-    // The first matrix begins two bytes behind the start of its memory.
+    // The first matrix begins two bytes after the start of its memory.
     let (a, a_values) = matrix(1, [33, 20], LIES[4], DType::BF16);
     let (b, b_values) = matrix(2, [20, 17], LIES[1], DType::BF16);
     let trace = Trace::start();
@@ -68,7 +68,7 @@ fn retries_find_an_algorithm() {
 
 /// burn's kernels would round `f32` to TF32.
 #[test]
-#[ignore = "benches/fakecuda/products.sh"]
+#[ignore = "needs stand-ins for the driver: benches/standins/products.sh"]
 fn f32_without_an_algorithm_is_an_error() {
     if none_above("f32_without_an_algorithm_is_an_error", &[0]).is_none() {
         return;
@@ -91,10 +91,10 @@ fn f32_without_an_algorithm_is_an_error() {
     }
 }
 
-/// Products without any algorithm: in half precision, and in `f32` with TF32 allowed. With a factor, in place, and
-/// with a bias.
+/// Products without any algorithm: in half precision, and in `f32` with TF32 allowed. With a factor, in
+/// place, and with a bias.
 #[test]
-#[ignore = "benches/fakecuda/execute.sh model"]
+#[ignore = "needs stand-ins for the driver: benches/standins/execute.sh model"]
 fn burn_multiplies() {
     if none_above("burn_multiplies", &[0]).is_none() {
         return;

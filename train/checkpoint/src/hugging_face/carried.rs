@@ -10,15 +10,15 @@ use super::keys::Keys;
 use super::tokens::{TokenIds, end_value, generation_config, ids_of};
 use super::{CARRIED, GENERATION_FILE, HuggingFaceError};
 
-/// A file that Kiln passes on: its name and its content.
+/// A file that Kiln passes on: its name and its contents.
 pub type CarriedFile = (String, Arc<[u8]>);
 
-/// The files in `folder`, a Hugging Face folder or a checkpoint, that Kiln passes on.
-/// `generation_config.json` names `tokens`: `config.json`, which may be their only source, is not passed on.
+/// Returns the files in `folder`, a Hugging Face folder or a checkpoint, that Kiln passes on. `tokens` are
+/// added to `generation_config.json`: `config.json`, which may be their only source, is not passed on.
 ///
 /// # Errors
 ///
-/// When a file cannot be read or leads out of the folder, and when `generation_config.json` is invalid.
+/// If a file cannot be read or leads out of the folder, or if `generation_config.json` is invalid.
 pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile>, HuggingFaceError> {
     let mut carried = Vec::new();
     for name in CARRIED {
@@ -35,6 +35,11 @@ pub fn carried_files(folder: &Path, tokens: &TokenIds) -> Result<Vec<CarriedFile
         carried.extend(content.map(|content| (name.to_owned(), content.into())));
     }
     Ok(carried)
+}
+
+/// A `generation_config.json` that names `tokens` and nothing else.
+pub fn generation_file(tokens: &TokenIds) -> CarriedFile {
+    (GENERATION_FILE.to_owned(), format!("{:#}\n", generation_config(tokens)).into_bytes().into())
 }
 
 /// `content`, the generation settings at `path`, with `tokens` where it does not name them.

@@ -1,13 +1,12 @@
-//! `config.json` to the shape of Kiln's decoder.
+//! Conversion of `config.json` to the shape of Kiln's decoder.
 //!
-//! Keys mean what they mean in transformers, version 4 and 5, with its defaults where they are
-//! absent. What changes the numbers and has no counterpart here is refused; keys that do not matter
-//! for the numbers are ignored.
+//! Keys have the same meaning as in transformers, versions 4 and 5, and the same defaults. Keys that change
+//! the results and have no counterpart here are refused; keys that do not affect the results are ignored.
 
 use std::path::Path;
 
 use kiln_model::{
-    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
+    AttentionBias, BalanceOver, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
 };
 
 use super::keys::Keys;
@@ -19,19 +18,19 @@ const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausa
 /// The number of experts of a Qwen3-MoE, in files of older and of newer versions.
 pub(super) const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// Longer sequences are read by no model.
+/// Maximum length of the sequences of any model.
 const MAX_CONTEXT: usize = 1 << 40;
 
-/// What a `config.json` says.
+/// The contents of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
     /// The shape of the decoder.
     pub model: ModelConfig,
-    /// The longest sequence, in tokens, that the model is made for.
+    /// The longest sequence, in tokens, that the model supports.
     pub context_length: usize,
 }
 
-/// Architectures that are one decoder with differences.
+/// Architectures that are one decoder with variations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Llama,
@@ -41,16 +40,15 @@ pub(super) enum Family {
     Qwen3Moe,
 }
 
-/// What a file that names a family means, besides its shape.
+/// The properties of a family, other than its shape.
 pub(super) struct FamilyFacts {
     /// Its name in `architectures`.
     pub(super) architecture: &'static str,
     /// Its name in `model_type`.
     pub(super) model_type: &'static str,
-    /// `max_position_embeddings` of a file that does not say.
+    /// Default of `max_position_embeddings`.
     default_context: usize,
-    /// `num_key_value_heads` of a file without the key, if not as many as heads, which is what null means
-    /// everywhere.
+    /// Default of `num_key_value_heads`, if not the number of heads. Null always means the number of heads.
     default_kv_heads: Option<usize>,
 }
 
@@ -91,8 +89,8 @@ impl FolderConfig {
     ///
     /// # Errors
     ///
-    /// When the file is missing or no JSON, when a key is missing, of the wrong type, or asks for
-    /// something that Kiln's decoder does not have, and when the sizes fit no model.
+    /// If the file is missing or is not JSON, if a key is missing, has the wrong type, or requires a feature
+    /// that Kiln's decoder does not have, and if the sizes are invalid.
     pub fn read(folder: &Path) -> Result<Self, HuggingFaceError> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
@@ -123,7 +121,7 @@ impl FolderConfig {
             layers,
             heads,
             kv_heads,
-            // A width of nothing is kept, so that the check below names it.
+            // A width of 0 is kept, so that the check below names it.
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: keys.needed("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
@@ -161,7 +159,7 @@ impl FolderConfig {
     }
 }
 
-/// What makes another model of the same sizes.
+/// Refuses settings that make a different model of the same sizes.
 fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceError> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu is"));
@@ -189,9 +187,9 @@ fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceErr
     Ok(())
 }
 
-/// The experts of a Qwen3-MoE of so many layers, with transformers' defaults.
+/// Returns the experts of a Qwen3-MoE with this many layers, with transformers' defaults.
 fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
-    // Checked again with the other sizes; here before there is a list of layers.
+    // Checked again with the other sizes; here before a list of layers is created.
     if layers > MAX_LAYERS {
         return Err(keys.problem("num_hidden_layers", &format!("is {layers}: must be at most {MAX_LAYERS}")));
     }
@@ -211,14 +209,15 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
         shared_expert_d_ff: None,
         norm_topk_prob: keys.flag("norm_topk_prob")?,
         router_aux_loss_coef: keys.number("router_aux_loss_coef")?.unwrap_or(0.001),
+        router_aux_loss_over: Some(BalanceOver::AllLayers),
         expert_bias: false,
         dense_layers: (0..layers).filter(is_dense).collect(),
     })
 }
 
-/// The window of attention, and which blocks have it; `None` if no block has one. A position sees itself and
-/// the `sliding_window − 1` positions before it, as in transformers. A window beyond the context counts too: a
-/// run may train on longer sequences.
+/// Returns the window of attention, and the blocks that have it; `None` if no block has one. A position
+/// attends to itself and to the `sliding_window − 1` positions before it, as in transformers. A window longer
+/// than the context counts too: a run may train on longer sequences.
 fn windows(
     keys: &Keys,
     family: Family,
@@ -248,7 +247,7 @@ fn windows(
                 Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
                 Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
             };
-            // More layers than any model has are refused with the other sizes.
+            // More layers than permitted are refused with the other sizes.
             (0..layers.min(MAX_LAYERS)).map(|index| window.is_some() && index >= full).collect()
         }
     };
@@ -264,7 +263,7 @@ fn windows(
     }
 }
 
-/// Which blocks have a window, by their `layer_types`.
+/// Returns which blocks have a window, according to `layer_types`.
 fn windowed_blocks(keys: &Keys, types: &[String], layers: usize) -> Result<Vec<bool>, HuggingFaceError> {
     if types.len() != layers {
         let problem = format!("has {} layers, and num_hidden_layers is {layers}", types.len());
@@ -278,8 +277,8 @@ fn windowed_blocks(keys: &Keys, types: &[String], layers: usize) -> Result<Vec<b
     windowed.collect()
 }
 
-/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or in
-/// `rope_parameters`, as newer files have them. If both are there, the older ones count, as in transformers.
+/// Returns the base and stretching of the rotary frequencies, from `rope_scaling` and `rope_theta`, or from
+/// `rope_parameters` in newer files. If both are present, the older keys win, as in transformers.
 fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), HuggingFaceError> {
     let scaling = keys.object("rope_scaling")?.filter(|scaling| !scaling.is_empty());
     let rope = match scaling {
@@ -326,14 +325,14 @@ fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), Huggi
 pub(super) mod tests {
     use super::*;
 
-    /// A folder's configuration of this text.
+    /// Parses a folder's configuration with this text.
     pub fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
         FolderConfig::read(folder.path())
     }
 
-    /// Keys that are absent mean what they mean for each architecture.
+    /// Absent keys have the defaults of each architecture.
     #[test]
     fn defaults_are_those_of_the_architecture() {
         let sizes = r#""vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1,
@@ -368,7 +367,7 @@ pub(super) mod tests {
         assert_eq!(qwen3.model.head_dim, Some(128));
     }
 
-    /// Windows in every spelling: in all layers, in those after the first ones, and layer by layer.
+    /// Windows in every notation: in all layers, in all after the first ones, and layer by layer.
     #[test]
     fn windows_of_layers() {
         let config = |layers: usize, rest: &str| {
@@ -386,7 +385,7 @@ pub(super) mod tests {
         for family in ["qwen2", "qwen3"] {
             let used =
                 format!(r#""model_type": "{family}", "use_sliding_window": true, "sliding_window": 8"#);
-            // 28 layers with full attention, if the file says nothing else.
+            // 28 layers with full attention, unless the file says otherwise.
             assert_eq!(windows(3, &used), (None, None));
             assert_eq!(windows(30, &used), pattern(&format!("{}ww", "f".repeat(28))));
             let first = |first| format!("{used}, \"max_window_layers\": {first}");

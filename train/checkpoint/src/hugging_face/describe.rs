@@ -1,4 +1,4 @@
-//! The shape of Kiln's decoder as a `config.json`.
+//! Conversion of the shape of Kiln's decoder to a `config.json`.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use super::HuggingFaceError;
 use super::config::{EXPERT_COUNTS, Family};
 use super::tokens::{TokenIds, end_value};
 
-/// A `config.json` for `model`, which older and newer versions of transformers read alike.
-/// `dtype` is PyTorch's name of the weights' type; `folder` is the model's, for messages.
+/// Returns a `config.json` for `model`, which older and newer versions of transformers read alike. `dtype` is
+/// PyTorch's name of the weights' type; `folder` is the model's folder, for messages.
 ///
 /// # Errors
 ///
-/// When no architecture has what the model has.
+/// If no architecture has all features of the model.
 pub fn to_json(
     model: &ModelConfig,
     context_length: usize,
@@ -69,8 +69,8 @@ pub fn to_json(
         let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
         set("use_sliding_window", json!(model.window.is_some()));
         set("layer_types", windowed.iter().map(name).collect());
-        // What older versions read: layers before this one have full attention, and the others the window.
-        // They have no word for other patterns.
+        // For older versions: layers before this one have full attention, and the others the window. They
+        // cannot express other patterns.
         let full = windowed.iter().take_while(|windowed| !**windowed).count();
         if !windowed[full..].contains(&false) {
             set("max_window_layers", json!(full));
@@ -86,11 +86,11 @@ pub fn to_json(
         set("decoder_sparse_step", json!(1));
         set("mlp_only_layers", json!(moe.dense_layers));
     }
-    // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters`, where
-    // `rope_scaling` is not set.
+    // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters` if `rope_scaling` is
+    // not set.
     let (scaling, parameters) = match model.rope_scaling {
         None => (Value::Null, json!({"rope_type": "default"})),
-        // Some older versions want these two keys and no other.
+        // Some older versions accept only these two keys.
         Some(RopeScaling::Linear { factor }) => {
             (json!({"type": "linear", "factor": factor}), json!({"rope_type": "linear", "factor": factor}))
         }
@@ -109,6 +109,11 @@ pub fn to_json(
     set("rope_parameters", parameters);
     config["rope_parameters"]["rope_theta"] = json!(model.rope_theta);
     Ok(config)
+}
+
+/// Returns `true` if an architecture of Hugging Face has every feature of `model`, so that it can be exported.
+pub fn has_architecture(model: &ModelConfig) -> bool {
+    family_of(model, Path::new("")).is_ok()
 }
 
 /// The architecture that has all that `model` has.
@@ -136,7 +141,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
         _ if model.moe.is_some() => None,
         (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
         (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
-        // One that has a window in all of its layers.
+        // An architecture with a window in all of its layers.
         (false, AttentionBias::None, false) if model.window.is_some() => {
             (0..model.layers).all(|index| model.window_of(index).is_some()).then_some(Family::Mistral)
         }
@@ -176,7 +181,7 @@ mod tests {
         to_json(model, 99, &TokenIds::default(), "float32", Path::new("x")).unwrap()
     }
 
-    /// Every shape that can be written is read back as it was.
+    /// Every shape that can be written is read back unchanged.
     #[test]
     fn what_is_written_is_read() {
         let plain = ModelConfig::preset("1b").unwrap();

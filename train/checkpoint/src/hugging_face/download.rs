@@ -1,16 +1,16 @@
-//! Models from the Hugging Face hub, into the hub's cache on this machine.
+//! Downloads models from the Hugging Face hub into the hub's cache on this machine.
 
 use std::path::PathBuf;
 
 use super::HuggingFaceError;
 
-/// Downloads the model `repo`, written as `owner/name`, at `revision` and returns the folder that
-/// it is in. What is in the cache already is not downloaded again. `HF_HOME`, `HF_HUB_CACHE`,
-/// `HF_TOKEN` and `HF_ENDPOINT` mean what they mean to the hub's own tools.
+/// Downloads the model `repo`, written as `owner/name`, at `revision` and returns its folder. Cached files
+/// are not downloaded again. `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_ENDPOINT` have the same meaning as
+/// in the hub's own tools.
 ///
 /// # Errors
 ///
-/// When the name is none, when this build has no feature `hub`, and when a download fails.
+/// If the name is invalid, if this build lacks the feature `hub`, and if a download fails.
 pub fn model(repo: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
     let part = |part: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -58,8 +58,8 @@ mod hub {
         let repository = Repository { files: client.model(owner, name), name: full_name };
         let config = repository.needed(CONFIG_FILE, revision)?;
         let folder = config.parent().unwrap_or(Path::new(".")).to_owned();
-        // The cache names the folder after the commit. All other files come from this commit too,
-        // also when the branch moves on meanwhile.
+        // The cache names the folder after the commit. All other files come from this commit too, even if the
+        // branch changes meanwhile.
         let commit = folder.file_name().and_then(|name| name.to_str()).unwrap_or(revision);
         for file in CARRIED {
             repository.file(file, commit)?;
@@ -78,12 +78,12 @@ mod hub {
     }
 
     impl Repository {
-        /// A file that must be there.
+        /// Downloads a required file.
         fn needed(&self, file: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
             self.download(file, revision).map_err(|error| failed(&self.name, revision, file, &error))
         }
 
-        /// A file, if it is there.
+        /// Downloads a file, if it exists.
         fn file(&self, file: &str, revision: &str) -> Result<Option<PathBuf>, HuggingFaceError> {
             match self.download(file, revision) {
                 Ok(path) => Ok(Some(path)),
@@ -102,7 +102,7 @@ mod hub {
     }
 
     fn failed(repo: &str, revision: &str, file: &str, error: &HFError) -> HuggingFaceError {
-        // The outermost message of a client says that a request failed; the innermost says why.
+        // The outermost message of a client says that a request failed; the innermost gives the reason.
         let mut problem = error.to_string();
         let mut source = error.source();
         while let Some(inner) = source {
@@ -120,13 +120,13 @@ mod hub {
         }
     }
 
-    /// Shows how far the download of one file is; hidden where there is no terminal.
+    /// Shows the progress of the download of one file; hidden without a terminal.
     struct Bar(ProgressBar);
 
     impl Bar {
         fn new(file: &str) -> Self {
             let style = "{msg} {bar:24} {bytes}/{total_bytes} | {bytes_per_sec} | eta {eta}";
-            // The template is a constant that parses; the default style would do as well.
+            // The template is a valid constant; the default style would be fine as well.
             let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
             Bar(ProgressBar::new(0).with_style(style).with_message(file.to_owned()))
         }

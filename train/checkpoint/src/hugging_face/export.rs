@@ -1,4 +1,4 @@
-//! Any model that Kiln can open, in the layout of Hugging Face: what is behind `kiln export`.
+//! Export of any readable model to the layout of Hugging Face: the implementation of `kiln export`.
 
 use std::path::Path;
 
@@ -23,17 +23,14 @@ use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;
 
-/// Spellings of the token that starts a text.
-const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
-
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
-/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the bytes of the
-/// weights, as f32.
+/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the
+/// bytes of the weights, as f32.
 ///
 /// # Errors
 ///
-/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the
-/// model has, when there is something at `out` already, and when the disk fails.
+/// If the model cannot be read, if a weight is not finite, if no architecture there has all features of the
+/// model, if `out` exists already, and if the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -76,7 +73,7 @@ pub fn export(
     Ok(out.commit()?)
 }
 
-/// All weights of the decoder, in its order, with their names there.
+/// Returns all weights of the decoder, in its order, with their names there.
 fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
     let mut items = Vec::new();
     for (name, shape) in parameter_shapes(&outline(source.model())?) {
@@ -92,7 +89,7 @@ fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
     Ok(items)
 }
 
-/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at least.
+/// Divides items into files, each as large as `most` bytes allow, with at least one weight.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<Vec<Item>> = Vec::new();
     let mut used = 0;
@@ -117,34 +114,20 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
     groups.into_iter().enumerate().map(|(index, group)| (name(index), group)).collect()
 }
 
-/// Ids that start and end a text: as the folder says, or else as the tokenizer does.
+/// Returns ids that start and end a text: from the folder, or else from the tokenizer.
 fn tokens_of(source: &ModelSource) -> Result<TokenIds, CheckpointError> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();
     if !path.is_file() {
         return Ok(tokens);
     }
+    let tokenizer = Tokenizer::load(&path)?;
     if tokens.end.is_empty() {
         // A tokenizer may have no such token.
-        tokens.end = Tokenizer::load(&path)?.end_of_text().into_iter().collect();
+        tokens.end = tokenizer.end_of_text().into_iter().collect();
     }
-    if tokens.start.is_none() {
-        tokens.start = start_of_text(&path)?;
-    }
+    tokens.start = tokens.start.or_else(|| tokenizer.start_of_text());
     Ok(tokens)
-}
-
-/// The id of the token that starts a text, if the tokenizer at `path` has one.
-fn start_of_text(path: &Path) -> Result<Option<u32>, HuggingFaceError> {
-    let text = std::fs::read(path).map_err(HuggingFaceError::io("read", path))?;
-    let file: Value = serde_json::from_slice(&text)
-        .map_err(|error| HuggingFaceError::Json { path: path.to_owned(), problem: error.to_string() })?;
-    let added = file["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-    let id = |spelling: &str| {
-        let token = added.iter().find(|token| token["content"].as_str() == Some(spelling))?;
-        u32::try_from(token["id"].as_u64()?).ok()
-    };
-    Ok(START_OF_TEXT.into_iter().find_map(id))
 }
 
 /// As much as transformers needs to load `tokenizer.json` by itself.

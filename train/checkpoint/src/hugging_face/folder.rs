@@ -17,24 +17,24 @@ use crate::sharded::{outline, parameter_shapes};
 use crate::weights::Weights;
 use crate::{CheckpointError, MANIFEST_FILE, model_line};
 
-/// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all
-/// weights; their values are read where they are, part by part.
+/// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all weights;
+/// their values are read in place, part by part.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceFolder {
     folder: PathBuf,
     config: FolderConfig,
     end_ids: Vec<u32>,
     files: Vec<WeightFile>,
-    /// By the names of Kiln's decoder.
+    /// Tensors by the names of Kiln's decoder.
     tensors: BTreeMap<String, Tensor>,
 }
 
 /// A weight of Kiln's decoder.
 #[derive(Clone, Debug)]
 struct Tensor {
-    /// Kiln's.
+    /// Kiln's shape.
     shape: Vec<usize>,
-    /// What it is there: one tensor, or one for each expert, of one size.
+    /// Its tensors there: one, or one per expert, of equal size.
     parts: Vec<Part>,
 }
 
@@ -42,19 +42,19 @@ struct Tensor {
 #[derive(Clone, Debug)]
 struct Part {
     there: HuggingFaceName,
-    /// Position in `files`.
+    /// Index in `files`.
     file: usize,
 }
 
 impl Tensor {
-    /// Number of elements.
+    /// Returns the number of elements.
     fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
 impl HuggingFaceFolder {
-    /// Whether `folder` is a model in this layout rather than a checkpoint of Kiln, going by names.
+    /// Returns whether `folder` is a model in this layout rather than a checkpoint of Kiln, judging by names.
     pub fn is_one(folder: &Path) -> bool {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
@@ -63,10 +63,10 @@ impl HuggingFaceFolder {
     ///
     /// # Errors
     ///
-    /// When a file is missing or damaged, when Kiln's decoder cannot be this model, and when the
-    /// weights are not those that `config.json` describes.
+    /// If a file is missing or damaged, if Kiln's decoder does not support the model, and if the weights do
+    /// not match `config.json`.
     pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
-        // Its index and files are laid out as here, but only its manifest says what they are.
+        // A checkpoint has the same index and files, but only its manifest describes them.
         if folder.join(MANIFEST_FILE).exists() {
             return Err(not_a_model(
                 folder,
@@ -97,27 +97,27 @@ impl HuggingFaceFolder {
         Ok(HuggingFaceFolder { folder: folder.to_owned(), config, end_ids, files, tensors })
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The shape of the model.
+    /// Returns the shape of the model.
     pub fn model(&self) -> &ModelConfig {
         &self.config.model
     }
 
-    /// The tokenizer's file; it need not be there.
+    /// Returns the path of the tokenizer's file, which may be missing.
     pub fn tokenizer(&self) -> PathBuf {
         self.folder.join(TOKENIZER_FILE)
     }
 
-    /// The longest sequence, in tokens, that the model is made for.
+    /// Returns the longest sequence, in tokens, that the model supports.
     pub fn context_length(&self) -> usize {
         self.config.context_length
     }
 
-    /// What it holds: the model, and a line for each weight, by Kiln's name and the name there.
+    /// Describes the folder: the model, and a line for each weight, with Kiln's name and the name there.
     pub fn describe(&self) -> String {
         let parameters: u64 = self.tensors.values().map(|tensor| tensor.numel() as u64).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
@@ -140,7 +140,7 @@ impl HuggingFaceFolder {
         lines.join("\n")
     }
 
-    /// Ids that end a text; none if the folder names none.
+    /// Returns the ids that end a text; none if the folder names none.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }
@@ -160,7 +160,7 @@ impl Weights for HuggingFaceFolder {
         let tensor = self.tensors.get(name).ok_or_else(|| {
             HuggingFaceError::damaged(&self.folder, format!("the model has no weight `{name}`"))
         })?;
-        // Of each part, the elements that the range has.
+        // The elements of each part that are in the range.
         let len = tensor.numel() / tensor.parts.len().max(1);
         let (mut rest, mut start) = (values, range.start);
         while start < range.end {
@@ -178,7 +178,7 @@ impl Weights for HuggingFaceFolder {
     }
 }
 
-/// The files of weights, and in which of them each tensor is.
+/// The files of weights, and the file of each tensor.
 pub(super) type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
 
 /// Opens the file of weights, or all files of the index.
@@ -207,8 +207,8 @@ fn not_a_model(folder: &Path, problem: &str) -> HuggingFaceError {
     HuggingFaceError::NotAModel { path: folder.to_owned(), problem: problem.to_owned() }
 }
 
-/// The files that an index names, each with its tensors. They lie beside the index: nothing but the
-/// names of safetensors files is accepted.
+/// Returns the files that an index names, each with its tensors. They are next to the index: only the names
+/// of safetensors files are accepted.
 pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HuggingFaceError> {
     let weight_map = Keys::read(index)?;
     let Some(weight_map) = weight_map.object("weight_map")? else {
@@ -227,7 +227,7 @@ pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<S
     Ok(files)
 }
 
-/// Opens all files of an index, which must say of every tensor in which of them it is.
+/// Opens all files of an index, which must give the file of every tensor.
 pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFaceError> {
     let (mut files, mut places) = (Vec::new(), BTreeMap::new());
     for (name, expected) in files_of_index(index)? {
@@ -250,7 +250,7 @@ pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFa
     Ok((files, places))
 }
 
-/// Returns true if the files hold an embedding and a head with other values.
+/// Returns true if the files contain an embedding and a head with different values.
 fn has_other_head(files: &[WeightFile], places: &BTreeMap<String, usize>) -> Result<bool, HuggingFaceError> {
     match (places.get(HEAD), places.get(EMBEDDING_THERE)) {
         (Some(head), Some(embedding)) => files[*head].differs(HEAD, &files[*embedding], EMBEDDING_THERE),
@@ -258,14 +258,14 @@ fn has_other_head(files: &[WeightFile], places: &BTreeMap<String, usize>) -> Res
     }
 }
 
-/// Finds every weight of the decoder; nothing but what can be computed may be left over.
+/// Finds every weight of the decoder; only tensors that can be computed may be left over.
 fn place(
     folder: &Path,
     model: &ModelConfig,
     files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
 ) -> Result<BTreeMap<String, Tensor>, HuggingFaceError> {
-    // Before as many are made.
+    // Checked before that many are created.
     if model.layers > places.len() {
         return Err(HuggingFaceError::Key {
             path: folder.join(CONFIG_FILE),
@@ -307,7 +307,7 @@ fn place(
         }
         tensors.insert(name, Tensor { shape, parts });
     }
-    // A tied model's head that is still there equals the embedding.
+    // A tied model's head that is present equals the embedding.
     let unexpected: Vec<_> = places
         .into_keys()
         .filter(|name| !(is_buffer(name) || model.tie_embeddings && name == HEAD))
@@ -319,7 +319,7 @@ fn place(
     Err(HuggingFaceError::Names { path, missing, unexpected, misshapen })
 }
 
-/// The shape in Kiln of each of `parts` tensors that a weight of this shape is there.
+/// Returns the shape in Kiln of each of the `parts` tensors that form a weight of this shape there.
 pub(super) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     match shape {
         [stacked, part @ ..] if part.len() == 2 && *stacked == parts => part,
@@ -327,7 +327,7 @@ pub(super) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
     }
 }
 
-/// The shape that Kiln's `shape` has in a file.
+/// Returns the shape that Kiln's `shape` has in a file.
 pub(super) fn in_file(shape: &[usize], there: &HuggingFaceName) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if there.transposed {

@@ -1,5 +1,5 @@
-//! A model in the layout of Hugging Face becomes a checkpoint of Kiln, of step 0 and without optimizer state: what
-//! is behind `kiln import`.
+//! Import of a model in the layout of Hugging Face as a checkpoint of Kiln, of step 0 and without optimizer
+//! state: the implementation of `kiln import`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::sharded::{layout_of, outline};
 use crate::source::ModelSource;
 use crate::{CheckpointError, CheckpointState, SaveContext, write_full};
 
-/// Makes a full checkpoint at `out` of a model, with `config` as the configuration of a run that would have
+/// Writes a full checkpoint of a model to `out`, with `config` as the configuration of a run that could have
 /// trained it. Holds one weight in memory at a time. `meter` counts the bytes of the weights.
 ///
 /// # Errors
 ///
-/// When the tokenizer cannot be used, when there is something at `out` already, and when the disk fails.
+/// If the tokenizer is unusable, if `out` exists already, and if the disk fails.
 pub fn import(
     model: &HuggingFaceFolder,
     config: String,
@@ -25,7 +25,7 @@ pub fn import(
 ) -> Result<(), CheckpointError> {
     let source = ModelSource::HuggingFace(Box::new(model.clone()));
     if source.tokenizer().exists() {
-        // What nothing could use afterwards is better refused now.
+        // An unusable model is refused before the work starts.
         let tokenizer = source.load_tokenizer()?;
         if model.end_ids().is_empty() {
             tokenizer.end_of_text()?;

@@ -7,20 +7,20 @@ use serde_json::{Map, Value};
 
 use super::HuggingFaceError;
 
-/// The index of a model of many thousand tensors has a few million bytes.
+/// Maximum size of a file. The index of a model of many thousand tensors has a few million bytes.
 const MAX_BYTES: u64 = 1 << 28;
 
 /// An object of a JSON file. A key whose value is null counts as absent.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     path: PathBuf,
-    /// What names start with in messages, as in `rope_scaling.`.
+    /// Prefix of names in messages, such as `rope_scaling.`.
     prefix: String,
     map: Map<String, Value>,
 }
 
 impl Keys {
-    /// Reads a file that holds an object.
+    /// Reads a file that contains an object.
     pub(super) fn read(path: &Path) -> Result<Self, HuggingFaceError> {
         let text = files::read(path, MAX_BYTES).map_err(HuggingFaceError::io("read", path))?;
         let json = |problem: String| HuggingFaceError::Json { path: path.to_owned(), problem };
@@ -31,27 +31,27 @@ impl Keys {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether it is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is written down as null.
+    /// Returns whether the value of the key is null.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// An object in this one.
+    /// Returns a nested object.
     pub(super) fn object(&self, key: &str) -> Result<Option<Keys>, HuggingFaceError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let Value::Object(map) = value else { return Err(self.wrong(key, "an object")) };
@@ -59,46 +59,46 @@ impl Keys {
         Ok(Some(Keys { path: self.path.clone(), prefix, map: map.clone() }))
     }
 
-    /// A size.
+    /// Returns a size.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, HuggingFaceError> {
         self.typed(key, "a whole number of zero or more", |value| {
             value.as_u64().and_then(|size| usize::try_from(size).ok())
         })
     }
 
-    /// A size that must be there.
+    /// Returns a required size.
     pub(super) fn needed(&self, key: &str) -> Result<usize, HuggingFaceError> {
         self.size(key)?.ok_or_else(|| self.problem(key, "is missing"))
     }
 
-    /// A number.
+    /// Returns a number.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, HuggingFaceError> {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// A number that must be there.
+    /// Returns a required number.
     pub(super) fn needed_number(&self, key: &str) -> Result<f64, HuggingFaceError> {
         self.number(key)?.ok_or_else(|| self.problem(key, "is missing"))
     }
 
-    /// True or false; false if it is absent.
+    /// Returns a boolean; false if it is absent.
     pub(super) fn flag(&self, key: &str) -> Result<bool, HuggingFaceError> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// A text.
+    /// Returns a string.
     pub(super) fn text(&self, key: &str) -> Result<Option<String>, HuggingFaceError> {
         self.typed(key, "a text", |value| value.as_str().map(str::to_owned))
     }
 
-    /// A list of texts.
+    /// Returns an array of strings.
     pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>, HuggingFaceError> {
         self.typed(key, "a list of texts", |value| {
             value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
         })
     }
 
-    /// A list of sizes; none if it is absent.
+    /// Returns an array of sizes; empty if it is absent.
     pub(super) fn sizes(&self, key: &str) -> Result<Vec<usize>, HuggingFaceError> {
         let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
         let sizes =
@@ -106,7 +106,7 @@ impl Keys {
         Ok(sizes.unwrap_or_default())
     }
 
-    /// Token ids: a number or a list of numbers; none if it is absent.
+    /// Returns token ids: a number or an array of numbers; empty if it is absent.
     pub(super) fn ids(&self, key: &str) -> Result<Vec<u32>, HuggingFaceError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = self.typed(key, "a token id or a list of token ids", |value| match value {
@@ -116,7 +116,7 @@ impl Keys {
         Ok(ids.unwrap_or_default())
     }
 
-    /// The error that a key has such a problem.
+    /// Returns the error for a problem with a key.
     pub(super) fn problem(&self, key: &str, problem: &str) -> HuggingFaceError {
         HuggingFaceError::Key {
             path: self.path.clone(),
@@ -125,7 +125,7 @@ impl Keys {
         }
     }
 
-    /// The error that Kiln's decoder has no such thing.
+    /// Returns the error for a value that Kiln's decoder does not support.
     pub(super) fn unsupported(&self, key: &str, supported: &'static str) -> HuggingFaceError {
         let value = self.map.get(key).map_or_else(|| "(absent)".to_owned(), short);
         HuggingFaceError::Unsupported {
@@ -157,7 +157,7 @@ impl Keys {
     }
 }
 
-/// A value as JSON, cut where it gets long.
+/// Formats a value as JSON, truncated if it is long.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {

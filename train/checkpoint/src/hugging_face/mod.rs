@@ -1,13 +1,12 @@
-//! Models in the layout of Hugging Face: read where they are, imported, exported.
+//! Models in the layout of Hugging Face: reading in place, import, export.
 //!
-//! - `config`: `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`; `describe`: and
-//!   back; `tokens`: ids that start and end a text;
-//! - `names`: what a weight is called on either side, and which matrices are transposed;
-//! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a stream;
+//! - `config`: converts `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`; `describe`:
+//!   converts it back; `tokens`: ids that start and end a text;
+//! - `names`: names of weights on either side, and transposition of matrices;
+//! - `tensors`: reading of safetensors files; `writer`: safetensors files, written as a stream;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
 //! - `carried`: the small files that Kiln passes on unchanged;
-//! - `export` and `import`, which write into an `output`; `download`: from the hub
-//!   (feature `hub`).
+//! - `export` and `import`, which write into an `output`; `download`: downloads from the hub (feature `hub`).
 //!
 //! Only safetensors are read: pickled weights run code when they are opened.
 
@@ -26,9 +25,9 @@ mod tensors;
 mod tokens;
 mod writer;
 
-pub use carried::{CarriedFile, carried_files};
+pub use carried::{CarriedFile, carried_files, generation_file};
 pub use config::FolderConfig;
-pub use describe::to_json;
+pub use describe::{has_architecture, to_json};
 pub use download::model as download;
 pub use error::HuggingFaceError;
 pub use export::{ExportDtype, export};
@@ -39,13 +38,13 @@ pub use output::check_free;
 use tensors::WeightFile;
 pub use tokens::{TokenIds, end_ids, token_ids};
 
-/// The shape of the model and of its surroundings.
+/// The shape of the model and its special tokens.
 const CONFIG_FILE: &str = "config.json";
-/// How text is generated, unless the user says otherwise.
+/// Default settings of text generation.
 const GENERATION_FILE: &str = "generation_config.json";
 /// All weights, if they are in one file.
 const MODEL_FILE: &str = "model.safetensors";
-/// Which file holds which weight, if they are in several.
+/// The file of each weight, if they are in several.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";

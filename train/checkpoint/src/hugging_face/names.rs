@@ -1,16 +1,16 @@
-//! What a weight is called in Hugging Face's layout.
+//! Names of weights in Hugging Face's layout.
 //!
-//! Kiln's linear maps hold `[d_in, d_out]`, PyTorch's `[d_out, d_in]`: their matrices are
-//! transposed. Tables and vectors are the same on both sides. Both rotate element `j` of a head
-//! with element `j + head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one
-//! weight in Kiln, and a matrix for each of them there.
+//! Kiln's linear maps have weights `[d_in, d_out]`, PyTorch's `[d_out, d_in]`, so their matrices are
+//! transposed. Tables and vectors are the same on both sides. Both rotate element `j` of a head with element
+//! `j + head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one weight in
+//! Kiln, and one matrix per expert there.
 
 /// A weight of the decoder in Hugging Face's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HuggingFaceName {
     /// Its name there.
     pub name: String,
-    /// Whether its matrix is transposed there.
+    /// True if its matrix is transposed there.
     pub transposed: bool,
 }
 
@@ -21,15 +21,15 @@ pub(super) const EMBEDDING_THERE: &str = "model.embed_tokens.weight";
 /// The head of a model that is not tied, on both sides.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// What Kiln's weight `kiln` of this shape is called in Hugging Face's layout, or `None` if it has no name
-/// there: one name, or that of each expert, whose matrices follow each other in Kiln's weight.
+/// Returns the names of Kiln's weight `kiln` of this shape in Hugging Face's layout, or `None` if it has no
+/// name there: one name, or one per expert, whose matrices follow each other in Kiln's weight.
 pub fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
         return hugging_face_name(kiln).map(|name| vec![name]);
     };
     let of_expert = |expert: usize| {
-        // Named as the projection of a feed-forward layer, but for the expert.
+        // Named like the projection of a feed-forward layer, with the expert added.
         let mut there = hugging_face_name(&format!("{ffn}.{projection}.weight"))?;
         there.name = there.name.replace(".mlp.", &format!(".mlp.experts.{expert}."));
         Some(there)
@@ -37,13 +37,14 @@ pub fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFace
     (0..*experts).map(of_expert).collect()
 }
 
-/// What stands between the name of a layer and that of a projection of all of its experts.
+/// The text between the name of a layer and that of a projection of all of its experts.
 const EXPERTS: &str = ".experts.";
 
 /// The projections of an expert.
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// The name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if it has none of its own.
+/// Returns the name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if it has no single name
+/// there.
 fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     let plain = |name: String| Some(HuggingFaceName { name, transposed: false });
     match kiln {
@@ -52,7 +53,7 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
         _ => {}
     }
     let (layer, inner) = kiln.strip_prefix("layers.")?.split_once('.')?;
-    // As `to_string` writes it: `layers.01` is no layer.
+    // Only the form that `to_string` writes: `layers.01` is not a layer.
     if layer.parse::<usize>().ok()?.to_string() != layer {
         return None;
     }
@@ -81,8 +82,8 @@ fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     })
 }
 
-/// Whether the tensor `name` of a file is none of the model's weights but a table that can be
-/// computed, which older files carry along.
+/// Returns whether the tensor `name` of a file is not one of the model's weights but a computable table,
+/// which older files contain.
 pub(super) fn is_buffer(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }

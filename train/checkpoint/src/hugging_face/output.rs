@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::HuggingFaceError;
 
-/// A folder under construction beside its place; removed unless [`NewFolder::commit`] is called.
+/// A folder under construction next to its place; removed unless [`NewFolder::commit`] is called.
 pub(super) struct NewFolder {
     place: PathBuf,
     beside: StagingFolder,
 }
 
 impl NewFolder {
-    /// Starts one for `place`, which must not exist.
+    /// Creates a folder for `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self, HuggingFaceError> {
         check_free(place)?;
         if place.file_name().is_none() {
@@ -29,7 +29,7 @@ impl NewFolder {
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 
-    /// Where to write the files.
+    /// Returns the path at which to write the files.
     pub(super) fn path(&self) -> &Path {
         self.beside.path()
     }
@@ -41,15 +41,15 @@ impl NewFolder {
         file.write_all(content).and_then(|()| file.sync_all()).map_err(HuggingFaceError::io("write", &path))
     }
 
-    /// Writes JSON for people.
+    /// Writes indented JSON.
     pub(super) fn write_json(&self, name: &str, value: &Value) -> Result<(), HuggingFaceError> {
         self.write(name, format!("{value:#}\n").as_bytes())
     }
 
-    /// Gives the folder its place. Its files must be on the disk already.
+    /// Moves the folder to its place. Its files must be on the disk already.
     pub(super) fn commit(self) -> Result<(), HuggingFaceError> {
         sync_folder(self.path())?;
-        // Again, because a large model takes its time.
+        // Checked again, because writing a large model takes time.
         check_free(&self.place)?;
         fs::rename(self.path(), &self.place).map_err(HuggingFaceError::io("create", &self.place))?;
         self.beside.gone();

@@ -15,18 +15,18 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::HuggingFaceError;
 
-/// Bytes that are read and decoded, and elements that are compared, at a time: they stay in the second cache.
+/// Bytes that are read and decoded, and elements that are compared, at a time: they stay in the L2 cache.
 const CHUNK: usize = 1 << 18;
 
 /// Bytes of rows that are read before they are transposed.
 const PANEL: usize = 4 << 20;
 
-/// Rows and columns of a square that is transposed at once: its lines stay in the first cache.
+/// Rows and columns of a square that is transposed at once: its lines stay in the L1 cache.
 const BLOCK: usize = 64;
 
-/// A safetensors file. Opening it reads the header only; the header is checked against the length
-/// of the file, so nothing in it can make a read go wrong. Values are read from their positions; the file
-/// is not mapped into memory, where a signal would end the process if somebody truncated it.
+/// A safetensors file. Opening it reads only the header, which is checked against the length of the file, so
+/// no contents of it can make a read fail. Values are read from their positions; the file is not mapped into
+/// memory, where a signal would end the process if the file were truncated.
 #[derive(Clone, Debug)]
 pub(super) struct WeightFile {
     path: PathBuf,
@@ -34,7 +34,7 @@ pub(super) struct WeightFile {
     tensors: BTreeMap<String, Entry>,
 }
 
-/// Where a tensor is.
+/// Location of a tensor.
 #[derive(Clone, Debug)]
 struct Entry {
     dtype: Dtype,
@@ -57,27 +57,27 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Names of all tensors, in their order.
+    /// Returns the names of all tensors, in their order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The shape of a tensor as it is in the file.
+    /// Returns the shape of a tensor in the file.
     pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// The name of the dtype of a tensor.
+    /// Returns the name of the dtype of a tensor.
     pub(super) fn dtype(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|entry| format!("{:?}", entry.dtype))
     }
 
-    /// Fails unless the tensor `name` is there in a dtype that can be read.
+    /// Fails unless the tensor `name` exists with a supported dtype.
     pub(super) fn check_dtype(&self, name: &str) -> Result<(), HuggingFaceError> {
         let entry = self.entry(name)?;
         if matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
@@ -91,8 +91,9 @@ impl WeightFile {
         })
     }
 
-    /// Reads elements `range` of the tensor `name` into `values`, which are as many. With `transposed`,
-    /// `range` counts elements of the transposed matrix, and only columns that it touches are read.
+    /// Reads elements `range` of the tensor `name` into `values`, which has the same length. With
+    /// `transposed`, `range` counts elements of the transposed matrix, and only the columns that it touches
+    /// are read.
     pub(super) fn read(
         &self,
         name: &str,
@@ -128,7 +129,7 @@ impl WeightFile {
         })
     }
 
-    /// Compares the tensor `name` with `other_name` of `other`: true if shapes or values differ.
+    /// Compares the tensor `name` with `other_name` of `other`; returns true if shapes or values differ.
     pub(super) fn differs(
         &self,
         name: &str,
@@ -159,9 +160,9 @@ impl WeightFile {
     }
 }
 
-/// The tensors that a header of `header` bytes describes.
+/// Returns the tensors that a header of `header` bytes describes.
 fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
-    // Lies within the file, as reading the header has checked, as do all offsets.
+    // Lies within the file, like all offsets, as checked when the header was read.
     let entry = |info: &TensorInfo| Entry {
         dtype: info.dtype,
         shape: info.shape.clone(),
@@ -202,14 +203,14 @@ impl Region<'_> {
                     Ok(())
                 },
             ),
-            // A range of nothing; the rest divides.
+            // An empty range; the length is divisible otherwise.
             Some(0) => Ok(()),
             Some(_) if range.is_empty() => Ok(()),
             Some(width) => {
                 let height = self.numel / width;
                 let band = range.start / width..range.end.div_ceil(width);
                 let mut transpose = Transpose::new(width, &range, values);
-                // As many rows of the file at a time as fit, and of each only the columns that are needed.
+                // As many rows of the file at a time as fit, and only the needed columns of each.
                 let row = band.len() * W;
                 let rows = (PANEL / row).clamp(1, width);
                 let mut panel = vec![0; rows * row];
@@ -227,13 +228,13 @@ impl Region<'_> {
     }
 }
 
-/// Elements `start..` of a transpose, in the order of its rows. It takes shape column by column.
+/// Elements `start..` of a transpose, in the order of its rows. It is filled column by column.
 struct Transpose<'a> {
     /// Elements of a row.
     width: usize,
-    /// Rows that are touched.
+    /// Number of touched rows.
     rows: usize,
-    /// Column of the first element of `head`, which goes to the end of its row.
+    /// Column of the first element of `head`, which extends to the end of its row.
     column: usize,
     head: &'a mut [f32],
     whole: &'a mut [f32],
@@ -250,7 +251,8 @@ impl<'a> Transpose<'a> {
         Transpose { width, rows, column, head, whole, tail }
     }
 
-    /// Fills columns `first..` from `panel`: one after the other, each with an element for every touched row.
+    /// Fills columns `first..` from `panel`, which contains the columns one after the other, each with an
+    /// element per touched row.
     fn put<const W: usize>(
         &mut self,
         first: usize,
@@ -294,7 +296,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any part of a transpose is that part of the whole, whatever the blocks.
+        /// Any part of a transpose is the same part of the whole, regardless of the blocks.
         #[test]
         fn parts_of_a_transpose(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
             let numel = rows * columns;
@@ -315,13 +317,13 @@ mod tests {
             }
         }
 
-        /// Whatever is in a file, reading its header ends with tensors inside the file or an error.
+        /// For any contents of a file, reading its header results in tensors inside the file or an error.
         #[test]
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             check_header(&bytes);
         }
 
-        /// As above, with a length that fits and text that is nearly a header.
+        /// The same, with a matching length and text that is almost a header.
         #[test]
         fn nearly_a_header(
             name in "[a-z]{0,3}",
@@ -409,7 +411,7 @@ mod tests {
         }
     }
 
-    /// A length that the file does not have is refused before anything is allocated for it.
+    /// A length beyond the file is refused before any memory is allocated for it.
     #[test]
     fn lengths_beyond_the_file() {
         for length in [1_u64 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {

@@ -10,20 +10,21 @@ use super::{CONFIG_FILE, GENERATION_FILE, HuggingFaceError};
 /// Ids that start, end and pad a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenIds {
-    /// Starts a text.
+    /// Id that starts a text.
     pub start: Option<u32>,
-    /// Each ends a text.
+    /// Ids that end a text.
     pub end: Vec<u32>,
-    /// Fills up shorter texts of a batch.
+    /// Id that pads shorter texts of a batch.
     pub pad: Option<u32>,
 }
 
-/// Ids that end a text, from `generation_config.json` or else `config.json` of `folder`; perhaps none.
+/// Returns the ids that end a text, from `generation_config.json` or else `config.json` of `folder`; may be
+/// empty.
 pub fn end_ids(folder: &Path) -> Result<Vec<u32>, HuggingFaceError> {
     Ok(token_ids(folder)?.end)
 }
 
-/// Ids that start, end and pad a text, as [`end_ids`].
+/// Returns the ids that start, end and pad a text, like [`end_ids`].
 pub fn token_ids(folder: &Path) -> Result<TokenIds, HuggingFaceError> {
     let mut ids = TokenIds::default();
     for name in [GENERATION_FILE, CONFIG_FILE] {
@@ -44,14 +45,14 @@ pub(super) fn ids_of(keys: &Keys, ids: &mut TokenIds) -> Result<(), HuggingFaceE
         ids.end = keys.ids("eos_token_id")?;
     }
     if ids.pad.is_none() {
-        // Some models say -1 for "no padding".
+        // Some models use -1 for "no padding".
         let pad = keys.get("pad_token_id").and_then(Value::as_u64);
         ids.pad = pad.and_then(|id| u32::try_from(id).ok());
     }
     Ok(())
 }
 
-/// The ids that end a text, as they stand in `config.json`: null, one, or a list.
+/// Returns the ids that end a text, in the form of `config.json`: null, a number, or an array.
 pub(super) fn end_value(tokens: &TokenIds) -> Value {
     match tokens.end.as_slice() {
         [] => Value::Null,
@@ -60,7 +61,7 @@ pub(super) fn end_value(tokens: &TokenIds) -> Value {
     }
 }
 
-/// A `generation_config.json` with nothing but the ids.
+/// Returns a `generation_config.json` with only the ids.
 pub(super) fn generation_config(tokens: &TokenIds) -> Value {
     json!({
         "bos_token_id": tokens.start,

@@ -15,7 +15,7 @@ use super::output::NewFolder;
 use crate::CheckpointError;
 use crate::weights::Weights;
 
-/// Rows of a matrix that are put in order at once while it is transposed.
+/// Rows of a matrix that are reordered at once during transposition.
 const ROWS: usize = 64;
 
 /// Type of the elements of a file.
@@ -30,22 +30,22 @@ pub enum ExportDtype {
 }
 
 impl ExportDtype {
-    /// What it is called in safetensors.
+    /// Returns its name in safetensors.
     fn name(self) -> &'static str {
         ["F32", "BF16", "F16"][self as usize]
     }
 
-    /// What PyTorch calls it.
+    /// Returns its name in PyTorch.
     pub fn torch_name(self) -> &'static str {
         ["float32", "bfloat16", "float16"][self as usize]
     }
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub fn width(self) -> usize {
         if self == ExportDtype::F32 { 4 } else { 2 }
     }
 
-    /// Appends a value, rounded to the nearest; `false` if it is out of range.
+    /// Appends a value, rounded to the nearest; returns `false` if it is out of range.
     fn append(self, value: f32, bytes: &mut Vec<u8>) -> bool {
         let rounded = match self {
             ExportDtype::F32 => {
@@ -67,16 +67,16 @@ impl ExportDtype {
     }
 }
 
-/// One tensor to be written.
+/// A tensor to write.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     /// The weight's name in [`Weights`].
     pub(super) name: String,
-    /// The first of its elements that is written.
+    /// The first of its elements to write.
     pub(super) first: usize,
-    /// The shape of what is written, as it is in the weight.
+    /// The shape of the written part, as in the weight.
     pub(super) shape: Vec<usize>,
-    /// What it becomes.
+    /// Its name and orientation in the file.
     pub(super) there: HuggingFaceName,
 }
 
@@ -85,7 +85,7 @@ impl Item {
         self.shape.iter().product()
     }
 
-    /// Bytes in a file.
+    /// Returns its bytes in a file.
     pub(super) fn bytes(&self, dtype: ExportDtype) -> usize {
         self.numel() * dtype.width()
     }
@@ -147,7 +147,7 @@ fn write_tensor(
         }
         return Ok(());
     };
-    // Columns become rows, some at a time: each line of memory that is fetched is used whole.
+    // Columns become rows, several at a time, so that every fetched cache line is fully used.
     let mut transposed = vec![0.0; ROWS.min(*columns) * rows];
     for left in (0..*columns).step_by(ROWS) {
         let width = ROWS.min(columns - left);
@@ -161,7 +161,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// `model.safetensors.index.json`: which file holds which tensor.
+/// Returns `model.safetensors.index.json`, which gives the file of each tensor.
 pub(super) fn index(files: &[(String, Vec<Item>)], dtype: ExportDtype) -> Value {
     let items = files.iter().flat_map(|(file, items)| items.iter().map(move |item| (file, item)));
     let total: usize = items.clone().map(|(_, item)| item.bytes(dtype)).sum();

@@ -1,5 +1,5 @@
-//! What a manifest may say: what it says must fit together, and nothing in it may cost more than is there.
-//! A checksum shows that it is as it was written, not by whom.
+//! Checks of a manifest: its contents must be consistent, and must not make a reader use more resources than
+//! the files warrant. A checksum proves that it is unchanged, but not its author.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,24 +10,24 @@ use kiln_storage::files::{self, MAX_WHOLE};
 use super::{FileEntry, Manifest, TensorEntry};
 use crate::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};
 
-/// No run gets as far as this in steps, samples or tokens, and no sequence is as long; whoever adds to such
-/// a number need not think of overflow.
+/// Upper limit of steps, samples, tokens and the length of a sequence, so that sums of such numbers cannot
+/// overflow.
 const MAX_COUNT: u64 = 1 << 56;
 
-/// Nor are there as many ranks.
+/// Upper limit of ranks.
 const MAX_RANKS: u64 = 1 << 32;
 
-/// Checkpoints beyond this size do not exist; whoever adds up sizes need not think of overflow.
+/// Upper limit of the size of a checkpoint, so that sums of sizes cannot overflow.
 const MAX_TOTAL_BYTES: u64 = 1 << 56;
 
 /// Bytes of an element: data is f32.
 const WIDTH: u64 = size_of::<f32>() as u64;
 
-/// Blocks of one's own, which may have no parameters and so no group, at most.
+/// Maximum number of custom blocks, which may have no parameters and therefore no group.
 const MAX_BLOCKS: usize = 1 << 16;
 
 impl TensorEntry {
-    /// Number of elements of the whole; `None` if that is no number.
+    /// Returns the number of elements of the whole; `None` if it overflows.
     fn checked_numel(&self) -> Option<u64> {
         let numel = self
             .shape
@@ -36,7 +36,7 @@ impl TensorEntry {
         numel.checked_mul(WIDTH).is_some().then_some(numel)
     }
 
-    /// What is wrong with it.
+    /// Checks the tensor; the error describes the fault.
     fn check(&self, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
         let numel = self.checked_numel().ok_or("its shape is too large")?;
         if self.dtype != "F32" {
@@ -57,7 +57,8 @@ impl TensorEntry {
 }
 
 impl Manifest {
-    /// What is wrong with it: what it says must fit together, so that no one need ask again.
+    /// Checks that the manifest is consistent, so that later code need not check again; the error describes
+    /// the fault.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.checksums != Checksum::NAME {
             return Err(format!("its checksums are `{}`", self.checksums));
@@ -87,7 +88,7 @@ impl Manifest {
             for chunk in &tensor.chunks {
                 let bytes = chunk.length.checked_mul(WIDTH);
                 let total = described.get_mut(chunk.file.as_str());
-                // A length that overflows is that of no file.
+                // A length that overflows does not match any file.
                 if let (Some(total), Some(bytes)) = (total, bytes) {
                     *total = total.saturating_add(bytes);
                 }
@@ -111,7 +112,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// What is wrong with the numbers that say where the run stood.
+    /// Checks the numbers of the run's position; the error describes the fault.
     fn check_state(&self) -> Result<(), String> {
         let state = &self.state;
         state.model.validate().map_err(|error| error.to_string())?;
@@ -138,7 +139,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the names in it. They come to terminals.
+    /// Checks the names, which are printed on terminals; the error describes the fault.
     fn check_names(&self) -> Result<(), String> {
         let Manifest { architecture, optimizer, .. } = self;
         let parts = architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
@@ -157,8 +158,8 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
-    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in, nothing is known.
+    /// Checks the sizes of its model, each of which is a size of some weight. Code that builds the model must
+    /// call [`Manifest::check_parameters`] as well. The sizes of blocks that are not built in are unknown.
     pub(crate) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
@@ -179,7 +180,7 @@ impl Manifest {
             ("heads", heads, elements),
             ("kv_heads", kv_heads, elements),
             ("head_dim", head_dim.unwrap_or_default(), elements),
-            // A model of which every block has experts has no matrix of this width.
+            // A model in which every block has experts has no matrix of this width.
             ("d_ff", if moe.is_some() { 0 } else { d_ff }, elements),
             ("moe.experts", experts, elements),
             ("moe.expert_d_ff", expert_d_ff, elements),
@@ -193,8 +194,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the number of parameters of its model, `said`, which takes memory before a weight
-    /// is read.
+    /// Checks the number of parameters of its model, `said`, which takes memory before any weight is read.
     pub(crate) fn check_parameters(&self, said: usize) -> Result<(), String> {
         let (said, there) = (said as u64, self.num_parameters());
         if said == there {

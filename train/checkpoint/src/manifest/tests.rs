@@ -3,7 +3,7 @@ use kiln_model::ModelConfig;
 use kiln_shard::memory;
 use proptest::prelude::*;
 
-/// A model with a block that is not built in.
+/// Returns a model with a block that is not built in.
 fn model() -> ModelConfig {
     ModelConfig { block: Some("mine".to_owned()), ..ModelConfig::preset("10m").unwrap() }
 }
@@ -138,8 +138,8 @@ fn what_does_not_fit_together_is_refused() {
     }
 }
 
-/// Manifests of any content, sealed as if they were right: an error or a manifest, no panic, and
-/// no memory but for what is there.
+/// Manifests with any contents and valid checksums: reading returns an error or a manifest, without a panic,
+/// and only uses memory for data that exists.
 #[test]
 fn manifests_of_any_content_are_read() {
     let bytes = manifest().to_bytes().unwrap();
@@ -154,7 +154,7 @@ fn manifests_of_any_content_are_read() {
         (0..rest.len(), "[\\[\\]{},:\"a-z]{1,4}").prop_map(|(at, n)| (at, n.into_bytes())),
     ];
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
-    // Where a number stands is where a mutation does most.
+    // Mutations of numbers have the largest effect.
     let numbers: Vec<_> = (0..rest.len()).filter(|at| rest[*at].is_ascii_digit()).collect();
     proptest!(config, |(mutations in prop::collection::vec(mutation, 0..3),
                         numbers_at in prop::collection::vec(

@@ -12,20 +12,18 @@ use std::process::Command;
 const FOLDER: &str = "KILN_TEST_FOLDER";
 const REPORTS: &str = "KILN_TEST_REPORTS";
 
-/// Documents of some length: whether one goes on in the other split is part of what is worked out again.
+/// Documents of some length.
 fn documents(count: usize) -> String {
     let text = |number: usize| format!("line {number} of a document\n").repeat(number % 90 + 1);
     (0..count).map(|number| format!("{}\n", serde_json::json!({ "text": text(number) }))).collect()
 }
 
 fn options(folder: &Path, out: &str) -> PrepareOptions {
+    let tokenizer = TokenizerSource::Train { vocab_size: 300 };
     PrepareOptions {
-        inputs: vec![folder.join("a.jsonl")],
-        out: folder.join(out),
-        tokenizer: TokenizerSource::Train { vocab_size: 300 },
         validation_fraction: 0.3,
         seed: 1,
-        limit: None,
+        ..PrepareOptions::new(vec![folder.join("a.jsonl")], folder.join(out), tokenizer)
     }
 }
 
@@ -52,7 +50,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// The process that is killed: in the middle of its work, as if by another one.
 #[test]
-#[ignore = "the other tests start it"]
+#[ignore = "a program for the other tests"]
 fn killed() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
     let mut left: u32 = std::env::var(REPORTS).expect("a number").parse().expect("a number");

@@ -1,16 +1,16 @@
-//! What can be wrong with the description of a place.
+//! The errors of finding the place of a process.
 
-/// Why the place of this process cannot be found. Messages name the variable or flag, its value, and what to
-/// do.
+/// The reason why the place of this process cannot be found. Messages name the variable or flag, its value,
+/// and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    /// A value that cannot be read. `value`: shortened; `problem`: what is wrong and what to do.
+    /// A value is invalid. `value`: shortened; `problem`: the fault and the fix.
     #[error("{name}={value}: {problem}")]
     Value { name: String, value: String, problem: String },
-    /// A value that is needed and not there. `problem`: why it is needed and what to do.
+    /// A required value is missing. `problem`: why it is required and the fix.
     #[error("{name} is not set: {problem}")]
     Missing { name: String, problem: String },
-    /// Values that cannot all be true. `values`: the values, as `NAME=value`; `problem`: why, and what to do.
+    /// Values contradict each other. `values`: the values, as `NAME=value`; `problem`: why, and the fix.
     #[error("{values} contradict each other: {problem}")]
     Contradiction { values: String, problem: String },
 }
@@ -24,7 +24,7 @@ impl EnvError {
         EnvError::Missing { name: name.into(), problem: problem.into() }
     }
 
-    /// Values that are text.
+    /// Creates an error for two contradicting texts.
     pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
         let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
         EnvError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
@@ -36,10 +36,10 @@ impl EnvError {
     }
 }
 
-/// Characters of a value that messages and the doctor show.
+/// Maximum characters of a value in messages and reports.
 const SHOWN: usize = 120;
 
-/// A value as messages show it: one line, not too long.
+/// Formats a value for messages: one line of limited length.
 pub(super) fn shortened(value: &str) -> String {
     let mut text: String = value
         .chars()

@@ -7,7 +7,7 @@ use super::ranks::{Ranks, Start, master, meets_on_loopback};
 use super::role::{Finding, Role, Source};
 use super::vars::Vars;
 
-/// Flags that tell one process its place, for starting ranks by hand.
+/// Flags that give one process its place, for starting ranks by hand.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Process flags, for starting every rank by hand")]
 pub struct Flags {
@@ -32,7 +32,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// The value of a flag by its name, or of a variable that flags go before.
+    /// Returns the value of a flag by its name, or by the name of a variable that the flag overrides.
     pub(super) fn overlay(&self, name: &str) -> Option<String> {
         let flag = match name {
             "MASTER_ADDR" => "--master-addr",
@@ -83,7 +83,7 @@ impl Flags {
         let (local_rank, local_world_size) = match (local_rank, local_world_size) {
             (Some(local), Some(size)) => (local, size),
             (local, None) if here => (local.unwrap_or(rank), world_size),
-            // Without a word about the machine, a rank has one to itself.
+            // Without information about its machine, a rank is assumed to be alone on it.
             (None, None) => (0, 1),
             (Some(_), None) => {
                 let problem = "--local-rank needs it; set it to the number of ranks of this machine";

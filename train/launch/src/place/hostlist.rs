@@ -1,19 +1,19 @@
 //! Slurm's lists: hosts such as `gpu[01-03,7],login-2`, and counts such as `2(x3),1`.
 //!
-//! Neither is ever expanded: a list of a few bytes can stand for more hosts than there is memory.
+//! Neither is ever expanded: a list of a few bytes can stand for more hosts than fit in memory.
 
 use super::vars::MAX_RANKS;
 
-/// What a host list says.
+/// The contents of a host list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostList {
     /// The first host.
     pub first: String,
-    /// How many hosts there are.
+    /// Number of hosts.
     pub count: usize,
 }
 
-/// Reads a host list. The error says what is wrong with it.
+/// Parses a host list. The error describes the fault in it.
 pub fn parse(list: &str) -> Result<HostList, String> {
     let mut first = None;
     let mut count = 0usize;
@@ -56,7 +56,7 @@ fn split(list: &str) -> Result<Vec<&str>, String> {
     Ok(entries)
 }
 
-/// One entry: literal text and any number of bracketed ranges, such as `rack[1-2]n[01-16]`.
+/// Parses one entry: literal text and any number of bracketed ranges, such as `rack[1-2]n[01-16]`.
 fn parse_entry(entry: &str) -> Result<HostList, String> {
     let mut first = String::new();
     let mut count = 1usize;
@@ -77,7 +77,7 @@ fn parse_entry(entry: &str) -> Result<HostList, String> {
     Ok(HostList { first, count })
 }
 
-/// What is inside brackets: `01-03,7`.
+/// Parses the contents of brackets, such as `01-03,7`.
 fn parse_ranges(ranges: &str) -> Result<HostList, String> {
     let mut first = None;
     let mut count = 0usize;
@@ -93,14 +93,14 @@ fn parse_ranges(ranges: &str) -> Result<HostList, String> {
     Ok(HostList { first: first.unwrap_or_default(), count })
 }
 
-/// A host's index, of at most 18 digits so that it fits.
+/// Parses a host's index, of at most 18 digits so that it fits.
 fn index(digits: &str) -> Result<usize, String> {
     let legal = (1..=18).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
     let index = if legal { digits.parse().ok() } else { None };
     index.ok_or_else(|| "an index in brackets that is no number".to_owned())
 }
 
-/// The entry for `node` in a list of counts per node, such as `2(x3),1`; `None` past its end.
+/// Returns the count for `node` in a list of counts per node, such as `2(x3),1`; `None` past its end.
 pub fn tasks_of_node(list: &str, node: usize) -> Result<Option<usize>, String> {
     let mut left = node;
     for entry in list.split(',') {

@@ -1,21 +1,21 @@
-//! Which job a process belongs to, over its restarts.
+//! The job of a process, which stays the same over restarts.
 
 use super::jobset;
 use super::vars::{Vars, is_name};
 
-/// A job as those know it who start it again. A process that trains by itself has one if a scheduler started
-/// it.
+/// A job, as known to the scheduler or launcher that restarts it. A process that trains by itself has a job
+/// if a scheduler started it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Its name: the same for all of its processes, and when it is started again. `None` if it has none.
+    /// Its name, which is the same for all of its processes and after a restart; `None` if it has none.
     pub name: Option<String>,
-    /// How often it was started again, after a failure or out of a queue.
+    /// Number of restarts, after a failure or from a queue.
     pub restarts: u64,
 }
 
 impl Job {
-    /// The job that the scheduler knows: its name is the same after a requeue, which no launcher inside
-    /// the job can promise of its own.
+    /// Returns the scheduler's job. Its name is the same after a requeue, which no launcher inside the job
+    /// can guarantee for its own names.
     pub(super) fn of_scheduler(vars: &Vars) -> Self {
         let slurm = || {
             let id = (vars.0)("SLURM_JOB_ID").filter(|id| is_name(id))?;
@@ -27,8 +27,8 @@ impl Job {
         }
     }
 
-    /// This job, where whoever starts a launcher of ours has called what it launches `id`: inside one job of
-    /// a scheduler there may be several launches, and each goes on with its own run.
+    /// Returns this job for a launch that the user has named `id`: one job of a scheduler may contain several
+    /// launches, and each continues its own run.
     pub(super) fn with_id(self, id: Option<String>) -> Self {
         let name = match (&self.name, id) {
             (Some(job), Some(id)) if *job == id || is_inside(job, &id) => Some(id),
@@ -39,9 +39,9 @@ impl Job {
         Job { name, ..self }
     }
 
-    /// This job, where its launcher knows it by `name` and has started it again `restarts` times. Launchers
-    /// that count the scheduler's restarts as well, and those that do not, come to the same. Other launchers'
-    /// names are often random, and not the same after a requeue; ours says that it is part of the
+    /// Returns this job for a launcher that calls it `name` and has restarted it `restarts` times. The result
+    /// is the same whether or not the launcher's count includes the scheduler's restarts. Other launchers'
+    /// names are often random, and differ after a requeue; Kiln's launcher marks its name as part of the
     /// scheduler's.
     pub(super) fn launched(self, name: Option<&str>, restarts: u64) -> Self {
         let name = name.map(str::to_owned);
@@ -53,10 +53,10 @@ impl Job {
     }
 }
 
-/// Stands between the name of a scheduler's job and that of a launch inside it.
+/// Separator between the name of a scheduler's job and that of a launch inside it.
 const INSIDE: char = '/';
 
-/// Whether `name` is that of a launch inside the scheduler's job `job`.
+/// Returns whether `name` is that of a launch inside the scheduler's job `job`.
 fn is_inside(job: &str, name: &str) -> bool {
     name.strip_prefix(job).is_some_and(|rest| rest.starts_with(INSIDE))
 }

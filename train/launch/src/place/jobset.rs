@@ -1,6 +1,6 @@
 //! Pods of a Kubernetes JobSet, or of one indexed Job.
 //!
-//! Kubernetes itself sets `JOB_COMPLETION_INDEX` alone. A JobSet has the rest as annotations of its pods
+//! Kubernetes itself sets only `JOB_COMPLETION_INDEX`. A JobSet has the rest as annotations of its pods
 //! (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes on as variables; see
 //! `configs/k8s/`.
 
@@ -20,26 +20,26 @@ pub(super) const NAMES: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// Who may tell the number of pods.
+/// Variables with the number of pods.
 pub(super) const NODES: &[&str] = &["WORLD_SIZE", "NNODES"];
 
-/// How often the JobSet was started again.
+/// Variable with the number of restarts of the JobSet.
 pub(super) const RESTARTS: &str = "JOBSET_RESTART_ATTEMPT";
 
-/// Whether this is a pod of a group. An indexed Job may as well be many single runs.
+/// Returns whether this is a pod of a group. An indexed Job may also be many single runs.
 pub(super) fn applies(vars: &Vars) -> bool {
     let signs = ["WORLD_SIZE", "NNODES", "MASTER_ADDR", "JOBSET_NAME", "JOBSET_COORDINATOR"];
     vars.has("JOB_COMPLETION_INDEX") && signs.iter().any(|name| vars.has(name))
 }
 
-/// The JobSet's name, which is the job's.
+/// Returns the JobSet's name, which is the job's name.
 pub(super) fn name(vars: &Vars) -> Option<String> {
     let name = (vars.0)("JOBSET_NAME").filter(|name| is_name(name))?;
     Some(name.trim().to_owned())
 }
 
-/// Host name of the first pod: what the JobSet names as its coordinator, or the name that the first
-/// pod has by the JobSet's rules: `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
+/// Returns the host name of the first pod: the JobSet's coordinator, or the first pod's name according to the
+/// JobSet's rules: `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
 pub(super) fn coordinator(vars: &Vars) -> Result<Option<String>, EnvError> {
     if let Some(host) = vars.host(&["JOBSET_COORDINATOR"])? {
         return Ok(Some(host));

@@ -1,11 +1,12 @@
-//! Where this process stands among the ranks of a job.
+//! The place of this process among the ranks of a job.
 //!
-//! Launchers and schedulers tell a process its place in variables, each in its own. [`survey`] asks
-//! them in a fixed order; the first that has an answer wins, and a wrong answer is an error instead
-//! of a reason to ask the next one: a rank that believed to be alone would train for itself.
+//! Every launcher and scheduler describes the place of a process in variables of its own. [`survey`] asks
+//! these sources in a fixed order. The first source with an answer wins, and an invalid answer is an error
+//! instead of a reason to ask the next source: a rank that wrongly believed to be alone would train by
+//! itself.
 //!
-//! Everything here is a function of a lookup, so that it can be tested without touching the
-//! process's environment; [`find_here`] is the one that does.
+//! Everything here is a function of a lookup, so that it can be tested without touching the process's
+//! environment; only [`find_here`] reads it.
 
 mod error;
 mod flags;

@@ -1,4 +1,4 @@
-//! Ranks that an MPI launcher has started. Kiln needs no MPI for that: it only reads its place.
+//! Ranks started by an MPI launcher. Kiln needs no MPI for that: it only reads its place.
 
 use super::error::EnvError;
 use super::ranks::{Ranks, Start, master, meets_on_loopback};
@@ -31,10 +31,10 @@ pub(super) const PMI: &[&str] = &[
     "MASTER_PORT",
 ];
 
-/// A rank's local number and the size that goes with it.
+/// A rank's local number and the matching size.
 type Local = (&'static str, &'static str);
 
-/// Local ranks as Hydra (MPICH, Intel MPI), Cray PMI and PALS name them.
+/// Names of local ranks in Hydra (MPICH, Intel MPI), Cray PMI and PALS.
 const LOCAL: [Local; 3] = [
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
@@ -66,7 +66,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
             return Ok(Finding::Passed("neither PMI_RANK nor PMIX_RANK is set".to_owned()));
         }
     };
-    // PMIx keeps the number of ranks to itself; WORLD_SIZE is how a script would pass it on.
+    // PMIx does not publish the number of ranks; a script can pass it as WORLD_SIZE.
     let (size_name, world_size) = match (vars.number("PMI_SIZE")?, vars.number("WORLD_SIZE")?) {
         (Some(size), _) => ("PMI_SIZE", size),
         (None, Some(size)) => ("WORLD_SIZE", size),
@@ -83,7 +83,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
     }
     let (local_rank, local_world_size) = match local {
         Some(local) => local,
-        // Nobody meets on the loopback address from another machine.
+        // Ranks on another machine could not meet at the loopback address.
         None if meets_on_loopback(vars)? => ((name, rank), (size_name, world_size)),
         None => {
             let problem = "ranks on several machines need it and MPI_LOCALNRANKS; set them to this \
@@ -108,7 +108,7 @@ fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, EnvError
         true => None,
         false => vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
     };
-    // Ranks may have been dealt out in turns; the host's name tells what this number cannot.
+    // Ranks may have been distributed cyclically; the host's name is then more reliable than this number.
     let by_turns = || {
         let nodes = ranks.world_size.1.div_ceil(ranks.local_world_size.1.max(1));
         ranks.rank.1.saturating_sub(ranks.local_rank.1.saturating_mul(nodes))

@@ -1,5 +1,5 @@
-//! The place of a process that starts the ranks of its node: from the flags of `kiln launch`, from
-//! `PET_*`, from `RANK` without `LOCAL_RANK`, or from a JobSet.
+//! The place of a process that starts the ranks of its node: from the flags of `kiln launch`, from `PET_*`,
+//! from `RANK` without `LOCAL_RANK`, or from a JobSet.
 
 use std::num::NonZero;
 
@@ -46,11 +46,11 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// This node with one rank for each of the GPUs that `count` finds, if that is what was asked for.
+    /// Returns this node with one rank for each of the GPUs that `count` finds, if that was requested.
     ///
     /// # Errors
     ///
-    /// If GPUs are needed and there are none; `count` says why.
+    /// If GPUs are required and there are none; `count` returns the reason.
     pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
@@ -70,7 +70,7 @@ impl Node {
     }
 }
 
-/// Fails if so many ranks on each of so many nodes are more than a job can have.
+/// Fails if `ranks` on each of the nodes are more than a job can have.
 fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), EnvError> {
     if nodes.1 > MAX_RANKS / ranks {
         let problem = format!("a job has at most {MAX_RANKS} ranks");
@@ -96,13 +96,13 @@ impl NodeFlags {
     }
 }
 
-/// The node that `kiln launch` starts.
+/// Returns the node that `kiln launch` starts.
 pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, EnvError> {
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     node_of(Source::Flags, &Vars(&overlaid))
 }
 
-/// The node that `source` describes; flags go before everything.
+/// Returns the node that `source` describes; flags take precedence.
 pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     let standalone = standalone(vars)?;
     let nodes = match standalone {
@@ -137,7 +137,7 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     })
 }
 
-/// Who says that there is one node, whatever the environment says.
+/// Returns the flag or variable that requests a single node, regardless of the environment.
 fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
@@ -145,7 +145,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
         "0" | "false" => return Ok(None),
         _ => return Err(named.wrong("neither 1 nor 0; use one of them")),
     }
-    // A flag goes before variables; of two flags, none does.
+    // A flag takes precedence over variables; neither of two flags does.
     if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
         && (is_flag(nodes.name) || !is_flag(named.name))
         && fixed_number(&nodes)? != 1
@@ -161,12 +161,12 @@ fn is_flag(name: &str) -> bool {
     name.starts_with("--")
 }
 
-/// Nodes of the job, and who says so.
+/// Returns the number of nodes of the job, and its source.
 fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
         return Ok((named.name, fixed_number(&named)?));
     }
-    // WORLD_SIZE counts nodes where RANK does.
+    // WORLD_SIZE counts nodes if RANK does.
     let counts_nodes = vars.has("RANK") && !vars.has("LOCAL_RANK");
     if counts_nodes || jobset::applies(vars) {
         let names: &[&str] = if counts_nodes { &["WORLD_SIZE"] } else { jobset::NODES };
@@ -181,7 +181,7 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     Ok(("--nnodes", 1))
 }
 
-/// `4`, or `4:4` as torchrun has it.
+/// Parses `4`, or torchrun's `4:4`.
 fn fixed_number(named: &Named) -> Result<usize, EnvError> {
     let Some((min, max)) = named.value.split_once(':') else {
         return at_least_1(named, MAX_RANKS);
@@ -201,7 +201,7 @@ fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     }
 }
 
-/// Ranks per node: a number or one of torchrun's words, which mean what they mean there.
+/// Returns the ranks per node: a number or one of torchrun's keywords, which have torchrun's meaning.
 fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     let cores = || {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -220,13 +220,13 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     }
 }
 
-/// This node's number, and who says so.
+/// Returns this node's number, and its source.
 fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
     if !vars.has("LOCAL_RANK") {
         names.push("RANK");
     }
-    // With one node, the numbers of a scheduler may well be those of another group of processes.
+    // With one node, a scheduler's numbers may describe another group of processes.
     if nodes > 1 {
         names.extend(["SLURM_NODEID", "JOB_COMPLETION_INDEX"]);
     }
@@ -243,7 +243,7 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvErro
     }
 }
 
-/// Where the ranks meet; port 0 means a free one.
+/// Returns the address where the ranks meet; port 0 means a free one.
 fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvError> {
     let at = |host: String, port: u16| Master { host, port, shared_port: false };
     if standalone {
@@ -287,7 +287,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvErro
     }
 }
 
-/// The same thing as two names say it: what a flag says goes before variables, and otherwise they must agree.
+/// Merges two names of the same value: a flag takes precedence over variables, otherwise they must agree.
 fn one_of<T: PartialEq>(
     master: Option<Named>,
     endpoint: Option<Named>,
@@ -306,7 +306,7 @@ fn one_of<T: PartialEq>(
     }
 }
 
-/// Host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
+/// Returns the host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
 fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
@@ -326,7 +326,7 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     }
 }
 
-/// The place of a pod of a JobSet, or of an indexed Job.
+/// Returns the place of a pod of a JobSet, or of an indexed Job.
 pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     if !vars.has("JOB_COMPLETION_INDEX") {
         return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));

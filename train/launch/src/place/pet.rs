@@ -1,4 +1,4 @@
-//! `PET_*`: torchrun takes every argument from the variable of that name too, as Kubeflow starts it.
+//! `PET_*`: the variables from which torchrun also reads its arguments, as set by Kubeflow.
 
 use super::error::EnvError;
 use super::node;
@@ -17,7 +17,7 @@ pub(super) const NAMES: &[&str] = &[
     "PET_MAX_RESTARTS",
 ];
 
-/// Those that say something about the nodes of the job.
+/// Variables that describe the nodes of the job.
 const ABOUT_NODES: &[&str] =
     &["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
 

@@ -1,22 +1,22 @@
-//! A rank's numbers with the names they came under, and whether they fit together.
+//! A rank's numbers with the names of their variables, and checks of their consistency.
 
 use super::error::EnvError;
 use super::job::Job;
 use super::role::{Master, RankEnv, Source};
 use super::vars::{DEFAULT_PORT, Vars, is_loopback};
 
-/// A number and the variable or flag that says so.
+/// A number and the variable or flag that contains it.
 pub(super) type Number = (&'static str, usize);
 
-/// What a launcher says of this start of its ranks.
+/// A launcher's information about this start of its ranks.
 pub(super) struct Start {
-    /// Its name for them, the same on every rank.
+    /// Name of this start, the same on every rank.
     pub(super) name: Option<String>,
-    /// How often it has started them again.
+    /// Number of restarts by the launcher.
     pub(super) restarts: u64,
 }
 
-/// Numbers of a rank as its launcher gave them.
+/// Numbers of a rank, as set by its launcher.
 pub(super) struct Ranks {
     pub(super) rank: Number,
     pub(super) world_size: Number,
@@ -25,7 +25,7 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Fails unless the numbers can all be true.
+    /// Fails if the numbers contradict each other.
     pub(super) fn check(&self) -> Result<(), EnvError> {
         below(self.rank, self.world_size, "ranks are counted from 0")?;
         below(self.local_rank, self.local_world_size, "local ranks are counted from 0")?;
@@ -44,18 +44,18 @@ impl Ranks {
         Ok(())
     }
 
-    /// The node if ranks are dealt out node by node; `None` if they are not.
+    /// Returns the node if ranks are distributed node by node, `None` otherwise.
     pub(super) fn node_by_block(&self) -> Option<usize> {
         let size = self.local_world_size.1.max(1);
         (self.rank.1 % size == self.local_rank.1).then_some(self.rank.1 / size)
     }
 
-    /// Whether all ranks of the job are on this node.
+    /// Returns whether all ranks of the job are on this node.
     pub(super) fn one_node(&self) -> bool {
         self.local_world_size.1 == self.world_size.1
     }
 
-    /// The place of this rank.
+    /// Returns the place of this rank.
     pub(super) fn place(
         &self,
         source: Source,
@@ -82,10 +82,10 @@ impl Ranks {
     }
 }
 
-/// Name of a start that has none; torchrun's.
+/// torchrun's name of a start without a name.
 const NO_NAME: &str = "none";
 
-/// Fails unless a rank is below the size it is counted in.
+/// Fails unless an index is less than its size.
 pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvError> {
     if index.1 < size.1 {
         return Ok(());
@@ -94,8 +94,8 @@ pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvErr
     Err(EnvError::contradiction(&[index, size], problem))
 }
 
-/// Where ranks meet that may be on several machines: `MASTER_ADDR:MASTER_PORT`, or on one machine
-/// the loopback address; `port` where no port is named.
+/// Returns the address where the ranks meet: `MASTER_ADDR:MASTER_PORT` if they may be on several machines, or
+/// on one machine the loopback address; `port` if no port is set.
 pub(super) fn master(vars: &Vars, one_node: bool, port: Option<u16>) -> Result<Master, EnvError> {
     let host = match vars.host(&["MASTER_ADDR"])? {
         Some(host) => host,
@@ -112,7 +112,7 @@ pub(super) fn master(vars: &Vars, one_node: bool, port: Option<u16>) -> Result<M
     Ok(Master { host, port, shared_port: false })
 }
 
-/// Whether the ranks surely share a machine, going by where they meet.
+/// Returns whether the ranks certainly share a machine, judging by the address where they meet.
 pub(super) fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     Ok(vars.host(&["MASTER_ADDR"])?.is_none_or(|host| is_loopback(&host)))
 }

@@ -1,16 +1,16 @@
-//! What a process can be among others, and who said so.
+//! The roles of a process, and their sources.
 
 use std::fmt;
 
 use super::job::Job;
 use super::vars::JobSecret;
 
-/// Who told this process its place, in the order in which they are asked.
+/// The source of this process's place, in the order in which sources are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Flags of the command line.
     Flags,
-    /// `RANK`, `LOCAL_RANK`, …, which torchrun and `kiln launch` set.
+    /// `RANK`, `LOCAL_RANK`, …, set by torchrun and `kiln launch`.
     Torchrun,
     /// `PET_*`: torchrun's arguments as variables.
     Pet,
@@ -38,93 +38,95 @@ impl fmt::Display for Source {
     }
 }
 
-/// Where the ranks meet.
+/// The address where the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
     /// Host name or address, without brackets.
     pub host: String,
-    /// Port. In a [`Node`] of its own, 0 leaves the choice to the launcher.
+    /// Port. In a separate [`Node`], 0 leaves the choice to the launcher.
     pub port: u16,
-    /// Whether somebody else listens on `port` already, which is so under a torchrun that keeps its
-    /// own store there. The ranks then meet at one of the ports above it.
+    /// True if another program already listens on `port`, as under a torchrun that keeps its own store there.
+    /// The ranks then meet at one of the ports above it.
     pub shared_port: bool,
 }
 
 /// The place of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnv {
-    /// Who told.
+    /// Source of the place.
     pub source: Source,
     /// This rank, from 0 up to `world_size - 1`.
     pub rank: usize,
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub world_size: usize,
-    /// This rank among those of its node.
+    /// This rank's number on its node.
     pub local_rank: usize,
-    /// Ranks of this node.
+    /// Number of ranks of this node.
     pub local_world_size: usize,
-    /// The node. MPI launchers do not tell; the number is then a guess from the ranks. Group ranks by `node`.
+    /// Number of the node. MPI launchers do not provide it; the number is then a guess from the ranks. Group
+    /// ranks by `node`.
     pub node_rank: usize,
-    /// Names the machine: ranks with the same name share it.
+    /// Name of the machine. Ranks with the same name share it.
     pub node: String,
-    /// Where the ranks meet.
+    /// The address where the ranks meet.
     pub master: Master,
-    /// Names this start of the job: what ranks that meet have in common, besides the secret.
+    /// Name of this start of the job, which ranks that meet have in common, in addition to the secret.
     pub meeting: String,
     /// The job.
     pub job: Job,
-    /// What ranks authenticate each other with. Without it they meet on a loopback address only, unless
-    /// `comm.open` says that everyone may join.
+    /// Secret with which ranks authenticate each other. Without it they only meet on a loopback address,
+    /// unless `comm.open` allows anyone to join.
     pub secret: Option<JobSecret>,
 }
 
 /// The place of a process that starts the ranks of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Who told.
+    /// Source of the place.
     pub source: Source,
     /// This node, from 0 up to `nodes - 1`.
     pub node_rank: usize,
-    /// Nodes of the job.
+    /// Number of nodes of the job.
     pub nodes: usize,
-    /// Ranks to start here; every node starts as many.
+    /// Number of ranks to start here, the same on every node.
     pub nproc_per_node: usize,
-    /// Whether the number of GPUs decides that; see [`Node::with_gpus`].
+    /// Set if the number of GPUs determines the number of ranks; see [`Node::with_gpus`].
     pub per_gpu: Option<PerGpu>,
-    /// Where the ranks meet.
+    /// The address where the ranks meet.
     pub master: Master,
-    /// The job, as others have started it.
+    /// The job, as started by a scheduler or launcher.
     pub job: Job,
-    /// What ranks authenticate each other with.
+    /// Secret with which ranks authenticate each other.
     pub secret: Option<JobSecret>,
-    /// How often to start the ranks again after a failure.
+    /// Maximum number of restarts after failures.
     pub max_restarts: u64,
 }
 
-/// What this process is to do.
+/// The role of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Train by itself, with ranks as threads, as the only process of this job.
     Alone(Job),
     /// Be one rank of a job.
     Rank(RankEnv),
-    /// Start the ranks of a node and watch over them.
+    /// Start and supervise the ranks of a node.
     Node(Node),
 }
 
-/// Ranks that follow the number of GPUs.
+/// A number of ranks that depends on the number of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerGpu {
-    /// One for each; without one there is nothing to start. This flag or variable says so.
+    /// One rank per GPU; without a GPU there is nothing to start. Contains the flag or variable that requests
+    /// it.
     Needed(&'static str),
-    /// One for each; without one, as many as [`Node::nproc_per_node`] says.
+    /// One rank per GPU; without a GPU, [`Node::nproc_per_node`] ranks.
     IfAny,
 }
 
-/// What a source makes of its variables.
+/// A source's result.
 pub(super) enum Finding {
-    /// This is the answer, and why.
+    /// The source has the answer, for the given reason.
     Taken(Role, String),
-    /// Not this source, and why.
+    /// The source does not apply, for the given reason.
     Passed(String),
 }

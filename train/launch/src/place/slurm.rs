@@ -29,7 +29,7 @@ pub(super) const NAMES: &[&str] = &[
 
 const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 
-/// Steps that are no `srun`: the batch script, and what else Slurm counts as a step.
+/// Lowest number of the steps that are not an `srun`, such as the batch script.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
@@ -42,7 +42,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(step) = step.filter(is_step) else {
         return passed("this is the batch script, not a task; put srun before the command");
     };
-    // The daemons of mpirun are tasks of a step, and what they start inherits their variables.
+    // The daemons of mpirun are tasks of a step, and the processes they start inherit their variables.
     if vars.has("OMPI_COMM_WORLD_RANK") {
         return passed("mpirun started this process inside the Slurm job");
     }
@@ -90,7 +90,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     };
     below(("SLURM_NODEID", node_rank), ranks.world_size, "a node has at least one task")?;
     let id = vars.text("SLURM_JOB_ID")?;
-    // Steps of one job may run side by side.
+    // Steps of one job may run concurrently.
     let meeting = id.map(|id| format!("{id}.{step}"));
     let port = meeting.as_deref().map(port_of_job);
     let master = match (vars.has("MASTER_ADDR"), first_host(vars)?) {
@@ -107,7 +107,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     Ok(Finding::Taken(Role::Rank(place), why))
 }
 
-/// Tasks of this node, and who says so.
+/// Returns the number of tasks of this node, and its source.
 fn local_world_size(
     vars: &Vars,
     node: Option<usize>,
@@ -142,7 +142,7 @@ fn local_world_size(
     }
 }
 
-/// The first host of the step or job, if Slurm lists hosts.
+/// Returns the first host of the step or job, if Slurm lists hosts.
 pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, EnvError> {
     let Some(list) = vars.first(NODE_LISTS)? else { return Ok(None) };
     match hostlist::parse(&list.value) {

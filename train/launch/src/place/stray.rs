@@ -1,8 +1,10 @@
-//! Variables that speak of several ranks to a process that nobody has told its own.
+//! Variables that a shell may have inherited: they describe other ranks, which have not been started.
 
+use super::role::{Role, Source};
 use super::vars::{Lookup, MAX_RANKS};
 
-/// A number of ranks, the variable without which it means nothing, and what gives both.
+/// Variables with a number of ranks, the variables without which they mean nothing, and the launchers that
+/// set both.
 const SIZES: [(&str, &str, &str); 4] = [
     ("WORLD_SIZE", "RANK", "kiln launch or torchrun"),
     ("SLURM_NTASKS", "SLURM_PROCID", "srun"),
@@ -10,7 +12,7 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// What to say of a process that runs alone although its environment speaks of several ranks.
+/// Returns a remark about a process that runs alone although its environment implies several ranks.
 pub(super) fn remark(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;
@@ -22,4 +24,31 @@ pub(super) fn remark(lookup: &Lookup) -> Option<String> {
             )
         })
     })
+}
+
+/// The warning about a process that may wait in vain for other ranks, because a shell has inherited its place: a shell
+/// inside `salloc`, or one opened in a container. `None` for any but the first rank or node, and where nothing points to a
+/// shell. `has_terminal`: whether a person types the input of this process.
+pub(super) fn inherited(role: &Role, lookup: &Lookup, has_terminal: bool) -> Option<String> {
+    let (source, (0, count), unit) = (match role {
+        Role::Rank(place) => (place.source, (place.rank, place.world_size), "rank"),
+        Role::Node(node) => (node.source, (node.node_rank, node.nodes), "node"),
+        Role::Alone(_) => return None,
+    }) else {
+        return None;
+    };
+    let (variable, starts_all) = match source {
+        Source::Slurm => ("SLURM_PROCID", "put srun before the command"),
+        Source::JobSet => ("JOB_COMPLETION_INDEX", "start the job's pods with this command"),
+        _ => return None,
+    };
+    // The name that salloc gives a job by default.
+    let is_interactive = lookup("SLURM_JOB_NAME").is_some_and(|name| name == "interactive");
+    if count < 2 || !(has_terminal || (source == Source::Slurm && is_interactive)) {
+        return None;
+    }
+    Some(format!(
+        "this process is {unit} 0 of {count} because {source} has set {variable}=0 in this shell, and it waits for the \
+         other {unit}s. To start them all, {starts_all}; to run alone: env -u {variable} kiln …"
+    ))
 }

@@ -1,5 +1,6 @@
-//! Asking every source for the place of this process.
+//! Asks every source for the place of this process.
 
+use std::io::IsTerminal;
 use std::sync::Once;
 
 use super::error::{EnvError, shortened};
@@ -9,10 +10,10 @@ use super::role::{Finding, Role, Source};
 use super::vars::{Lookup, Vars};
 use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
 
-/// What reads the place of this process from flags and variables.
+/// A function that reads the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources in the order in which they are asked, and the variables that each reads, the secret apart.
+/// The sources in the order in which they are asked, and the variables that each reads, without the secret.
 pub(super) const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, torchrun::NAMES, |_, vars| torchrun::read(vars)),
@@ -23,35 +24,40 @@ pub(super) const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::JobSet, jobset::NAMES, |_, vars| node::read_jobset(vars)),
 ];
 
-/// What a source had to say.
+/// A source's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Considered {
     /// The source.
     pub source: Source,
     /// Its variables that are set, with values shortened.
     pub found: Vec<(String, String)>,
-    /// Why it was taken or passed over.
+    /// Reason why it was used or skipped.
     pub verdict: String,
 }
 
-/// Finds the role of a process that has no flags. Never panics, and needs memory in proportion to
-/// the values alone, whatever they say.
+/// Finds the role of a process without flags. Never panics, and its memory use is proportional to the size of
+/// the values, regardless of their contents.
 pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     let (role, considered) = survey(&Flags::default(), lookup);
     Ok((role?, considered))
 }
 
-/// The role of this process. Says once if it is alone though variables speak of several ranks.
+/// Returns the role of this process. Warns once if it is alone though variables describe several ranks, or if it may
+/// wait in vain for other ranks.
 pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static TOLD: Once = Once::new();
     let role = survey(flags, &environment).0?;
-    if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
+    let remark = match &role {
+        Role::Alone(_) => stray::remark(&environment),
+        role => stray::inherited(role, &environment, std::io::stdin().is_terminal()),
+    };
+    if let Some(remark) = remark {
         TOLD.call_once(|| tracing::warn!("{remark}"));
     }
     Ok(role)
 }
 
-/// A variable of this process, or its host name where a shell has not exported it.
+/// Returns a variable of this process, or its host name if a shell has not exported it.
 pub fn environment(name: &str) -> Option<String> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     if name == "HOSTNAME" && value.is_none() {
@@ -60,9 +66,9 @@ pub fn environment(name: &str) -> Option<String> {
     value
 }
 
-/// Asks every source; says what came of each, also when one of them is wrong.
+/// Asks every source, and returns the answer of each, even if one of them is invalid.
 pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
-    // Where the ranks meet may be given by flags whoever tells the rest.
+    // Flags may set the address where the ranks meet, whichever source provides the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     let vars = Vars(&overlaid);
     let mut considered = Vec::new();
@@ -90,7 +96,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Co
     }
     let role = match outcome {
         Some((_, role)) => role,
-        // Somebody meant this process to be one of several.
+        // The flags show that this process is meant to be one of several.
         None if !flags.found().is_empty() => Err(EnvError::missing(
             "--rank",
             "where to meet is given, but not who meets; add --rank and --world-size",

@@ -1,4 +1,4 @@
-//! The variables that torchrun and `kiln launch` give to every rank, and which others imitate:
+//! The variables that torchrun and `kiln launch` set for every rank, and that other launchers imitate:
 //! <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
 
 use super::error::EnvError;

@@ -1,23 +1,23 @@
-//! Reading variables: text, numbers, ports and hosts, each with its limits.
+//! Parsing variables: text, numbers, ports and hosts, each with its limits.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use super::error::EnvError;
 
-/// Looks a variable up, such as `std::env::var`.
+/// Looks up a variable, like `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// The most ranks and nodes that a job can have.
+/// Maximum number of ranks and nodes of a job.
 pub const MAX_RANKS: usize = 1 << 20;
 
-/// The most ranks that one launcher starts.
+/// Maximum number of ranks that one launcher starts.
 pub const MAX_RANKS_PER_NODE: usize = 1024;
 
-/// Port of the master where nobody names one; torchrun's.
+/// Default port of the master, the same as torchrun's.
 pub const DEFAULT_PORT: u16 = 29500;
 
-/// Bytes of the longest value that is looked at.
+/// Maximum bytes of a value.
 const MAX_VALUE: usize = 64 * 1024;
 
 /// A variable or flag that is set.
@@ -35,7 +35,7 @@ impl Vars<'_> {
         (self.0)(name).is_some()
     }
 
-    /// The first of `names` that is set; a variable that is set to nothing is a mistake.
+    /// Returns the first of `names` that is set; an empty variable is an error.
     pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, EnvError> {
         for &name in names {
             if let Some(value) = (self.0)(name) {
@@ -49,13 +49,13 @@ impl Vars<'_> {
         Ok(self.first(&[name])?.map(|named| named.value))
     }
 
-    /// A rank, a size or an index.
+    /// Parses a rank, a size or an index.
     pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, EnvError> {
         self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
     }
 
-    /// How often the job was started again. No variable or an odd one counts as never: these
-    /// counters belong to the scheduler, and some leave text there.
+    /// Returns how often the job was restarted. A missing or invalid variable counts as never: these counters
+    /// belong to the scheduler, and some contain text.
     pub(super) fn restarts(&self, name: &str) -> u64 {
         (self.0)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(0)
     }
@@ -68,7 +68,7 @@ impl Vars<'_> {
         self.first(names)?.map(|named| named.port()).transpose()
     }
 
-    /// The job's secret. No error shows its value.
+    /// Returns the job's secret. No error shows its value.
     pub(super) fn secret(&self) -> Result<Option<JobSecret>, EnvError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
@@ -82,7 +82,7 @@ impl Vars<'_> {
     }
 }
 
-/// The text that the ranks of a job authenticate each other with. No log ever shows it.
+/// The text with which the ranks of a job authenticate each other. Never logged.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobSecret(pub String);
 
@@ -95,7 +95,7 @@ impl fmt::Debug for JobSecret {
 /// The variable with the job's secret.
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
-/// Takes a value unless it is empty or absurdly long.
+/// Accepts a value unless it is empty or absurdly long.
 pub(super) fn checked(name: &'static str, value: String) -> Result<Named, EnvError> {
     if value.len() > MAX_VALUE {
         return Err(EnvError::value(name, &value, "longer than 64 KiB; set it to a real value"));
@@ -108,15 +108,15 @@ pub(super) fn checked(name: &'static str, value: String) -> Result<Named, EnvErr
 }
 
 impl Named {
-    /// The error that it has such a problem.
+    /// Returns the error for a problem with the value.
     pub(super) fn wrong(&self, problem: impl Into<String>) -> EnvError {
         EnvError::value(self.name, &self.value, problem)
     }
 
-    /// A whole number up to `max`.
+    /// Parses a whole number up to `max`.
     pub(super) fn number(&self, max: usize) -> Result<usize, EnvError> {
         let number = self.value.parse().ok().filter(|number| *number <= max);
-        // `parse` takes "+1", which no launcher writes.
+        // `parse` accepts "+1", which no launcher writes.
         number
             .filter(|_| !self.value.starts_with('+'))
             .ok_or_else(|| self.wrong(format!("not a whole number from 0 to {max}; correct or unset it")))
@@ -129,7 +129,7 @@ impl Named {
         }
     }
 
-    /// A host name or an address; an IPv6 address may be in brackets.
+    /// Parses a host name or an address; an IPv6 address may be in brackets.
     pub(super) fn host(&self) -> Result<String, EnvError> {
         let inner = self.value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let host = inner.unwrap_or(&self.value);
@@ -143,13 +143,13 @@ impl Named {
     }
 }
 
-/// Whether a host is this machine whatever machine that is.
+/// Returns whether a host means the local machine on every machine.
 pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A port for a job that names none: the same on every node, different from that of most other
-/// jobs, and below the ports that systems hand out by themselves.
+/// Returns a port for a job that sets none: the same on every node, different from that of most other jobs,
+/// and below the ports that systems assign automatically.
 pub(super) fn port_of_job(job: &str) -> u16 {
     const FIRST: u16 = 15_000;
     const COUNT: u64 = 16_384;
@@ -160,7 +160,7 @@ pub(super) fn port_of_job(job: &str) -> u16 {
     FIRST + (hash % COUNT) as u16
 }
 
-/// Whether a scheduler's name of a job is one.
+/// Returns whether a scheduler's name of a job is valid.
 pub(super) fn is_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 253
 }

@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p kiln-observe --example page -- FOLDER [ADDRESS:PORT [STEPS-OF-THE-LARGE-RUN]]`
 //!
+//! With `--report DIR` after FOLDER, it writes the report of the runs that are in the folder, and ends.
+//!
 //! Runs that are in the folder already are served as they are. Two of them go on while it is served.
 
 mod live;
@@ -15,11 +17,21 @@ use std::thread;
 use std::time::Duration;
 
 use kiln_observe::page::{AccessToken, ServeOptions, Tell, serve};
+use kiln_observe::report::Report;
+use kiln_observe::status::LookAt;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let folder = PathBuf::from(arguments.next().ok_or("name a folder")?);
-    let address = arguments.next().unwrap_or_else(|| "127.0.0.1:6006".to_owned()).parse()?;
+    let address = arguments.next().unwrap_or_else(|| "127.0.0.1:6006".to_owned());
+    if address == "--report" {
+        let place = arguments.next().ok_or("name a folder for the report")?;
+        let look_at: LookAt = Arc::new(live::look_at);
+        let report =
+            Report::of_runs(vec![folder], look_at, Some(Arc::new(live::timelines_at)), "as checked")?;
+        return Ok(report.write(place.as_ref(), "--report")?);
+    }
+    let address = address.parse()?;
     let large_steps = arguments.next().map_or(Ok(1_000_000), |steps| steps.parse())?;
     let runs = made_up::runs(&folder, large_steps)?;
     let token = std::env::var("KILN_PAGE_TOKEN").ok().map(AccessToken::new).transpose()?;

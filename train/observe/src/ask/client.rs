@@ -1,6 +1,6 @@
 //! Asks all processes of a run, and puts their answers together.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -24,34 +24,44 @@ const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 /// How long a process may take to ask its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
-/// How long a reply that may have come is looked for when the time is over.
+/// Limits once the deadline has passed: for each part of a reply, and for the rest of the reply. They leave time for data
+/// that has arrived already, and bound the delay by a process that sends slowly or without end.
 const LAST_LOOK: Duration = Duration::from_millis(2);
+const LAST_LOOKS: Duration = Duration::from_millis(20);
 
-/// Bytes of a reply.
-const MOST_REPLY: u64 = 1 << 30;
+/// Bytes of a reply: a rank takes about 64 KiB.
+const MOST_REPLY: usize = 32 << 20;
+
+/// Threads of a process that are named, and functions of each.
+const MOST_THREADS: usize = 4096;
+const MOST_CALLS: usize = 256;
 
 /// Bytes that are read at a time: the status of a rank, as a rule.
 const BUFFER: usize = 1 << 16;
 
 /// A connection to a process of a run.
-pub struct Connection(BufReader<UnixStream>);
+pub struct Connection {
+    stream: BufReader<UnixStream>,
+    /// The most time that a reply may take, from its request to its end.
+    patience: Duration,
+}
 
 impl Connection {
     /// Connects to the process `owner`, whose answers may take `patience` each.
     pub fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
         let stream = folder.connect(owner)?;
-        stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Connection(BufReader::with_capacity(BUFFER, stream)))
+        Ok(Connection { stream: BufReader::with_capacity(BUFFER, stream), patience })
     }
 
     /// Asks, and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+        let end = Instant::now() + self.patience;
         self.request(request)?;
-        self.receive()
+        self.receive_until(end)
     }
 
-    /// Asks; [`Connection::receive`] has the reply.
+    /// Asks; [`Connection::receive_until`] has the reply.
     fn request(&self, request: &Request) -> io::Result<()> {
         // Whoever is refused is told so, perhaps before it has asked.
         match self.say(request) {
@@ -60,32 +70,61 @@ impl Connection {
         }
     }
 
-    /// Waits for the next reply, not longer than until `end`; what has come already is taken after it as well.
-    fn receive_until(&mut self, end: Instant) -> io::Result<Reply> {
-        let left = end.saturating_duration_since(Instant::now());
-        self.0.get_ref().set_read_timeout(Some(left.max(LAST_LOOK)))?;
-        self.receive()
+    /// Waits for the whole of the next reply, not longer than until `end`; what has come already is taken after it as
+    /// well.
+    pub(super) fn receive_until(&mut self, end: Instant) -> io::Result<Reply> {
+        // Read after `end`, if others were waited for until then.
+        let last = end.max(Instant::now()) + LAST_LOOKS;
+        self.read(|| {
+            let now = Instant::now();
+            if now >= last {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Ok(Some(end.saturating_duration_since(now).max(LAST_LOOK)))
+        })
     }
 
     /// Sends something that has no reply of its own.
     pub(super) fn say(&self, message: &impl Serialize) -> io::Result<()> {
-        say(self.0.get_ref(), message)
+        say(self.stream.get_ref(), message)
     }
 
     /// What writes to the process, and a connection that reads from it without end.
     pub fn split(self) -> io::Result<(UnixStream, Self)> {
-        let stream = self.0.get_ref().try_clone()?;
-        stream.set_read_timeout(None)?;
-        Ok((stream, self))
+        Ok((self.stream.get_ref().try_clone()?, self))
     }
 
-    /// Waits for the next reply.
+    /// Waits for the next reply, for as long as it takes.
     pub fn receive(&mut self) -> io::Result<Reply> {
-        let mut reply = String::new();
-        if self.0.by_ref().take(MOST_REPLY).read_line(&mut reply)? == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
+        self.read(|| Ok(None))
+    }
+
+    /// Reads a reply. `left` is asked before each part of it how long that part may take.
+    fn read(&mut self, left: impl Fn() -> io::Result<Option<Duration>>) -> io::Result<Reply> {
+        let wrong = |problem: &str| io::Error::new(ErrorKind::InvalidData, problem.to_owned());
+        let mut reply = Vec::new();
+        loop {
+            self.stream.get_ref().set_read_timeout(left()?)?;
+            let part = match self.stream.fill_buf() {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                part => part?,
+            };
+            if part.is_empty() {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            let end = part.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(part.len(), |end| end + 1);
+            reply.extend_from_slice(&part[..taken]);
+            self.stream.consume(taken);
+            if reply.len() > MOST_REPLY {
+                return Err(wrong("its reply is too long"));
+            }
+            if end.is_some() {
+                break;
+            }
         }
-        Ok(serde_json::from_str(&reply)?)
+        let reply: Reply = serde_json::from_slice(&reply)?;
+        if reply.is_sound() { Ok(reply) } else { Err(wrong("its reply contradicts itself")) }
     }
 }
 
@@ -263,9 +302,11 @@ impl Asked {
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
 /// Finds the names of the functions that the threads of process `pid` are in.
-fn name(threads: &mut [Thread], pid: i32) {
+fn name(threads: &mut Vec<Thread>, pid: i32) {
     let mut symbols = Symbols::of(pid);
+    threads.truncate(MOST_THREADS);
     for thread in threads {
+        thread.addresses.truncate(MOST_CALLS);
         // A call that never returns may be the last instruction of its function.
         let addresses =
             thread.addresses.iter().enumerate().map(|(index, at)| at - u64::from(index > 0 && *at > 0));

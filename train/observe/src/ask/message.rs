@@ -1,7 +1,11 @@
 //! What a process of a run is asked, and what it says.
 
+use std::io;
+
 use kiln_collectives::{Flight, StepTimeline, Witness};
 use serde::{Deserialize, Serialize};
+
+use super::socket::MOST_RANKS;
 
 /// What a process is asked: one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +47,27 @@ pub struct Typed {
     pub typed: String,
 }
 
+/// Bytes of a request, and of a line for a prompt.
+pub const MOST_REQUEST: usize = 64 * 1024;
+
+impl Typed {
+    /// `line`, if a process reads as much.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the line is too long.
+    pub fn new(line: &str) -> io::Result<Self> {
+        let typed = Typed { typed: line.to_owned() };
+        match serde_json::to_vec(&typed)?.len() < MOST_REQUEST {
+            true => Ok(typed),
+            false => {
+                let problem = format!("a line has at most {MOST_REQUEST} bytes");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
+            }
+        }
+    }
+}
+
 /// What a process says: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,6 +79,29 @@ pub enum Reply {
     Prompt(ToPrompt),
     /// The request is not answered; the reason is for people.
     Refused(String),
+}
+
+impl Reply {
+    /// Returns whether the numbers of ranks are consistent. Readers allocate lists of that length, and compare each rank
+    /// with the others of its groups.
+    pub(super) fn is_sound(&self) -> bool {
+        let Reply::Status(status) = self else { return true };
+        let world_size = status.world_size;
+        let is_group = |ranks: &[usize]| {
+            let mut ranks = ranks.to_vec();
+            ranks.sort_unstable();
+            ranks.is_sorted_by(|a, b| a < b) && ranks.last().is_none_or(|last| *last < world_size)
+        };
+        let is_flight = |flight: &Flight| {
+            flight.rank < world_size && flight.groups.iter().all(|group| is_group(&group.ranks))
+        };
+        let known = status.all.iter().flatten();
+        world_size <= MOST_RANKS
+            && status.ranks.iter().all(|rank| rank.rank < world_size && is_flight(&rank.flight))
+            && status.held.iter().all(|rank| *rank < world_size)
+            && status.all.as_ref().is_none_or(|all| all.len() <= world_size)
+            && known.into_iter().all(|known| !matches!(known, Known::Answered(flight) if !is_flight(flight)))
+    }
 }
 
 /// A process of a run, in its own words.

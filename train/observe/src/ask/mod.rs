@@ -15,6 +15,6 @@ mod tell;
 
 pub use client::{Answer, Answers, Connection, Process, ask_all, say, send_reply, timelines};
 pub use machine::{ProcessState, state_of, threads_of};
-pub use message::{Known, ProcessStatus, RankStatus, Reply, Request, Thread, ToPrompt, Typed};
+pub use message::{Known, MOST_REQUEST, ProcessStatus, RankStatus, Reply, Request, Thread, ToPrompt, Typed};
 pub use socket::{Folder, Owner, clear, remove_if_empty, stranger};
 pub use tell::tell;

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, fchmod, open, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, fstat, open, unlinkat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
@@ -22,8 +22,8 @@ use kiln_storage::files;
 /// Name of the folder in the run folder.
 const FOLDER: &str = "debug";
 
-/// There are no worlds of more ranks.
-const MOST_RANKS: usize = 1 << 20;
+/// The most ranks of a world. A file or a reply that claims more is not believed.
+pub(super) const MOST_RANKS: usize = 1 << 16;
 
 /// Longer files are not of ours.
 const MAX_BYTES: u64 = 64 * 1024;
@@ -112,12 +112,18 @@ impl Folder {
         owners
     }
 
-    /// Connects to the process `owner`. Does not wait: a process that takes no connections is an error.
+    /// Connects to the process `owner`. Does not wait: a process that takes no connections is an error, and so is one
+    /// of a user who neither owns the folder nor is root.
     pub fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(self.path(&format!("{}.sock", owner.name())))?)?;
         let stream = UnixStream::from(socket);
+        let user = socket_peercred(&stream)?.uid;
+        if user.as_raw() != fstat(&self.0)?.st_uid && !user.is_root() {
+            let problem = format!("a process of another user, {}, answers there", user.as_raw());
+            return Err(io::Error::new(ErrorKind::PermissionDenied, problem));
+        }
         stream.set_nonblocking(false)?;
         Ok(stream)
     }
@@ -190,6 +196,40 @@ mod tests {
         drop(again);
         folder.remove_of(&owner);
         assert_eq!(fs::read_dir(moved.join("debug")).unwrap().count(), 0);
+    }
+
+    /// Names the socket for the program below.
+    const SOCKET: &str = "KILN_TEST_SOCKET";
+
+    #[test]
+    #[ignore = "a program for the next test"]
+    fn a_stranger_listens() {
+        let Some(path) = std::env::var_os(SOCKET) else { return };
+        let listener = UnixListener::bind(path).unwrap();
+        while listener.accept().is_ok() {}
+    }
+
+    #[test]
+    #[ignore = "needs root and util-linux: cargo test --release -p kiln-observe --lib -- --ignored stranger"]
+    fn a_stranger_in_the_place_of_a_process_is_not_asked() {
+        let out = tempfile::tempdir().unwrap();
+        let folder = Folder::make(out.path()).unwrap();
+        let owner = Owner { process: ProcessId::this(), ranks: vec![0] };
+        drop(folder.listen(&owner).unwrap());
+        folder.remove("rank_0.sock").unwrap();
+        let debug = path_of(out.path());
+        for open in [out.path(), &debug] {
+            fs::set_permissions(open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        }
+        let mut stranger = std::process::Command::new("setpriv");
+        stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        stranger.arg(std::env::current_exe().unwrap()).args(["a_stranger_listens", "--ignored"]);
+        let mut stranger = stranger.env(SOCKET, debug.join("rank_0.sock")).spawn().unwrap();
+        kiln_testkit::wait_until("its socket", || debug.join("rank_0.sock").exists());
+        let refused = folder.connect(&owner).unwrap_err();
+        stranger.kill().unwrap();
+        kiln_testkit::status_of(&mut stranger);
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
     }
 
     #[test]

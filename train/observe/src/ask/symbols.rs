@@ -6,6 +6,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use kiln_storage::files;
 use object::{File, Object, ObjectSegment, ObjectSymbol, Segment, Symbol, SymbolKind};
 use rustc_demangle::demangle;
 
@@ -61,8 +62,9 @@ impl Symbols {
 
     fn find(&mut self, address: u64) -> Option<String> {
         let mapping = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address))?;
-        let place = address - mapping.addresses.start + mapping.offset;
-        let read = || Functions::read(&fs::read(&mapping.path).ok()?);
+        let place = (address - mapping.addresses.start).checked_add(mapping.offset)?;
+        // Something else may be at the path by now.
+        let read = || Functions::read(&files::read(&mapping.path, files::MAX_WHOLE).ok()?);
         let file = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref()?;
         Some(format!("{:#}", demangle(file.at(place)?)))
     }
@@ -92,7 +94,7 @@ impl Functions {
     /// The name of the function at a place in the file.
     fn at(&self, place: u64) -> Option<&str> {
         let (part, first) = self.loaded.iter().find(|(part, _)| part.contains(&place))?;
-        let address = place - part.start + first;
+        let address = (place - part.start).checked_add(*first)?;
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
         // Between functions that a library tells of are others that it does not. What was written by hand, in

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use kiln_storage::files;
+use kiln_storage::{LineReader, files};
 use toml::Table;
 
 use super::error::ExportError;
@@ -29,13 +29,12 @@ impl Exported {
         let run = Run::open(folder)?;
         let path = folder.join("metrics.jsonl");
         let empty = |why| ExportError::Empty(folder.to_owned(), why);
-        let text = match files::read(&path, u64::MAX) {
+        let lines = match LineReader::open(&path).and_then(lines_of) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(empty("there is no metrics.jsonl in it"));
             }
-            text => text.map_err(ExportError::io("read", &path))?,
+            lines => lines.map_err(ExportError::io("read", &path))?,
         };
-        let lines = lines_of(&text);
         if lines.is_empty() {
             return Err(empty("no line of its metrics.jsonl is one"));
         }

@@ -7,14 +7,14 @@
 //! From the ground up:
 //!
 //! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
-//! - `timeline.rs`, `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
-//! - `control.rs`: what a run can be asked to do;
+//! - `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
 //! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
 //! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
-//! - `kept.rs`, `routes.rs`, `server.rs`: answers that are kept, requests, connections and their limits.
+//! - `kept.rs`, `routes.rs`, `server.rs`: answers that are kept, requests and orders, connections and their limits.
+//!
+//! `snapshot.rs` is the same page as a file, with the answers in it, for reports.
 
 mod answers;
-mod control;
 mod document;
 mod error;
 mod guard;
@@ -23,12 +23,13 @@ mod reduce;
 mod refresh;
 mod routes;
 mod server;
-mod timeline;
+mod snapshot;
 mod token;
 mod watched;
 
-pub use control::Tell;
 pub use error::PageError;
+pub use routes::Tell;
 pub use server::{ServeOptions, Server, serve};
-pub use timeline::TimelinesAt;
+pub(crate) use snapshot::{Snapshot, page_of_strategies};
 pub use token::AccessToken;
+pub use watched::TimelinesAt;

@@ -1,7 +1,8 @@
 //! What each address of the server answers.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes};
@@ -11,8 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
 use super::answers::{self, SeriesQuery};
-use super::control::{Order, Tell};
-use super::document::document;
+use super::document::{rule, served};
 use super::guard::Guard;
 use super::kept::{Answer, Kept};
 use super::refresh::Refresher;
@@ -45,6 +45,9 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 const JSON: &str = "application/json";
+
+/// A header that an order must have, with any value: no form and no link of another site can send it.
+const ORDER: &str = "x-kiln-control";
 
 /// All that requests are answered from.
 pub(super) struct Site {
@@ -171,21 +174,25 @@ impl Site {
             let id = query.first("run").unwrap_or_default();
             self.watched.run(id).ok_or((StatusCode::NOT_FOUND, "no run has this name".to_owned()))
         };
+        let runs = || -> Vec<Arc<WatchedRun>> {
+            let named: Vec<_> = query.all("run").take(MOST_NAMED).collect();
+            let all = self.watched.runs().into_iter();
+            all.filter(|run| named.is_empty() || named.contains(&run.id.as_str())).collect()
+        };
         match path {
             "/metrics" => {
                 let text = answers::metrics(&self.watched);
                 Ok(("text/plain; version=0.0.4; charset=utf-8", Bytes::from(text)))
             }
-            "/api/runs" => json(&answers::runs(&self.watched, self.failures(), self.tell.is_some())),
+            "/api/runs" => {
+                let now =
+                    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+                json(&answers::runs(&self.watched, now, self.failures(), self.tell.is_some()))
+            }
             "/api/series" => json(&answers::series(&*run()?, &query.series()?)),
             "/api/keys" => json(&answers::keys(&*run()?)),
-            "/api/config" => {
-                let named: Vec<_> = query.all("run").take(MOST_NAMED).collect();
-                let all = self.watched.runs().into_iter();
-                let runs: Vec<_> =
-                    all.filter(|run| named.is_empty() || named.contains(&run.id.as_str())).collect();
-                json(&answers::config(&runs))
-            }
+            "/api/config" => json(&answers::config(&runs())),
+            "/api/comparison" => json(&answers::comparison(&runs())),
             "/api/samples" => json(&answers::samples(&*run()?)),
             "/api/events" => json(&answers::events(&*run()?)),
             "/api/look" => json(&answers::look(&*run()?)),
@@ -207,10 +214,10 @@ fn page() -> Response<Full<Bytes>> {
         return failure(StatusCode::INTERNAL_SERVER_ERROR, "the system has no random bytes");
     };
     let rule = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
-         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "{}; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        rule(&nonce)
     );
-    let mut response = response(StatusCode::OK, "text/html; charset=utf-8", document(&nonce));
+    let mut response = response(StatusCode::OK, "text/html; charset=utf-8", served(&nonce));
     if let Ok(rule) = HeaderValue::try_from(rule) {
         response.headers_mut().insert("content-security-policy", rule);
     }
@@ -245,6 +252,42 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     response
+}
+
+/// Says a line to the prompt of the run in a folder, as `kiln attach` does, and returns what the run says to it.
+pub type Tell = Arc<dyn Fn(&Path, &str) -> Result<String, String> + Send + Sync>;
+
+/// An order to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Save a checkpoint after this step.
+    Checkpoint,
+    /// Save, and end.
+    Stop,
+}
+
+impl Order {
+    /// The order that has this address.
+    fn of(path: &str) -> Option<Order> {
+        match path {
+            "/api/checkpoint" => Some(Order::Checkpoint),
+            "/api/stop" => Some(Order::Stop),
+            _ => None,
+        }
+    }
+
+    /// The line that means it at a prompt.
+    fn line(self) -> &'static str {
+        match self {
+            Order::Checkpoint => "checkpoint",
+            Order::Stop => "quit",
+        }
+    }
+
+    /// Returns whether a request with these headers is an order.
+    fn is_meant(headers: &HeaderMap) -> bool {
+        headers.contains_key(ORDER)
+    }
 }
 
 /// The part of an address after `?`.

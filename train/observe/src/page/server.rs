@@ -18,14 +18,12 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time;
 
-use super::control::Tell;
 use super::error::PageError;
 use super::guard::Guard;
 use super::refresh::Refresher;
-use super::routes::Site;
-use super::timeline::TimelinesAt;
+use super::routes::{Site, Tell};
 use super::token::AccessToken;
-use super::watched::Watched;
+use super::watched::{TimelinesAt, Watched};
 use crate::status::LookAt;
 
 /// Connections at a time. The oldest one makes room for the next.

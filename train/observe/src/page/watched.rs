@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use kiln_collectives::StepTimeline;
 
-use super::timeline::TimelinesAt;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt};
 
@@ -17,6 +16,9 @@ const SELDOM: Duration = Duration::from_secs(10);
 
 /// Timelines that nobody has asked for in this time are not read again.
 const FORGOTTEN: Duration = Duration::from_secs(5);
+
+/// Reads the last complete step of every reachable rank of the run in a folder, or returns the reason for people.
+pub type TimelinesAt = Arc<dyn Fn(&Path) -> Result<Vec<StepTimeline>, String> + Send + Sync>;
 
 /// The runs that are shown.
 pub(super) struct Watched {

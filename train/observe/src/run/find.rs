@@ -13,6 +13,34 @@ pub(super) fn is_run(path: &Path) -> bool {
     MARKS.iter().any(|mark| path.join(mark).is_file())
 }
 
+/// Folders of a run that only the run itself writes into.
+const OWN_FOLDERS: [&str; 6] = [".kiln", "checkpoints", "crash", "debug", "flight", "logs"];
+
+/// Endings of the files that a run keeps in its folder.
+const OWN_ENDINGS: [&str; 3] = ["json", "jsonl", "toml"];
+
+/// The run folder that the file at `path` belongs to, or would belong to: the run writes such a file itself. Links are
+/// followed, also to where nothing is yet. `None` for any other file, in a run folder or elsewhere.
+pub fn run_of_file(path: &Path) -> Option<PathBuf> {
+    let mut place = path.to_owned();
+    // As many links as the system follows.
+    for _ in 0..40 {
+        let Ok(to) = fs::read_link(&place) else { break };
+        place = place.parent()?.join(to);
+    }
+    let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent.canonicalize().ok()?;
+    let is_named_so = place.extension().is_some_and(|ending| OWN_ENDINGS.iter().any(|own| ending == *own));
+    if is_named_so && is_run(&parent) {
+        return Some(parent);
+    }
+    let own = parent.ancestors().find(|folder| {
+        let is_own = |name| OWN_FOLDERS.iter().any(|own| name == *own);
+        folder.file_name().is_some_and(is_own) && folder.parent().is_some_and(is_run)
+    });
+    Some(own?.parent()?.to_owned())
+}
+
 /// The run folders that `paths` name: each is one, or a folder of some. In the order of their names, each once.
 ///
 /// # Errors
@@ -45,5 +73,33 @@ fn runs_in(path: &Path) -> Result<Vec<PathBuf>, RunError> {
     match runs.is_empty() {
         true => Err(no_run("it has no run.json, and no folder in it has")),
         false => Ok(runs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_runs_own_files_are_known_through_links_and_before_they_are_there() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let run = root.join("run");
+        fs::create_dir_all(run.join(".kiln")).unwrap();
+        fs::create_dir_all(run.join("checkpoints/fsdp_cpt1")).unwrap();
+        fs::create_dir(run.join("plots")).unwrap();
+        fs::write(run.join("run.json"), "{}").unwrap();
+        symlink(run.join("samples.jsonl"), root.join("dangling")).unwrap();
+        symlink("dangling", root.join("twice")).unwrap();
+        for own in
+            ["run/run.json", "run/samples.jsonl", "run/.kiln/lock", "run/checkpoints/fsdp_cpt1/x", "twice"]
+        {
+            assert_eq!(run_of_file(&root.join(own)), Some(run.clone()), "{own}");
+        }
+        for other in ["run/metrics.csv", "run/plots/a.json", "a.json", "none/a.json"] {
+            assert_eq!(run_of_file(&root.join(other)), None, "{other}");
+        }
     }
 }

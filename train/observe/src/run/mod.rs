@@ -11,8 +11,8 @@ mod series;
 mod tail;
 
 pub use error::RunError;
-pub use find::find_runs;
+pub use find::{find_runs, run_of_file};
 pub(crate) use folder::distinct_names;
 pub use folder::{Event, Run, Sample};
 pub use metrics::Metrics;
-pub use series::{Points, Series};
+pub use series::Series;

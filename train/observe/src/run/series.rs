@@ -1,21 +1,10 @@
 //! The values of one quantity over the steps of a run.
 
-use serde::Serialize;
-
 /// Values over steps, which ascend. A value that is not a number is kept as NaN.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
     steps: Vec<u64>,
     values: Vec<f64>,
-}
-
-/// Values over steps, few enough to be drawn. `null` stands for what is not a number.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Points {
-    /// Steps, ascending.
-    pub steps: Vec<u64>,
-    /// The values of those steps.
-    pub values: Vec<Option<f64>>,
 }
 
 impl Series {
@@ -75,69 +64,11 @@ impl Series {
     pub fn at(&self, step: u64) -> Option<f64> {
         self.steps.binary_search(&step).ok().map(|index| self.values[index])
     }
-
-    /// The steps `from` to `to`, reduced to at most `most` points: of each stretch, its smallest and its largest
-    /// value, so that no peak is lost.
-    pub fn points(&self, from: u64, to: u64, most: usize) -> Points {
-        let first = self.steps.partition_point(|step| *step < from);
-        let end = self.steps.partition_point(|step| *step <= to).max(first);
-        let mut points = Points::default();
-        let mut take = |index: usize| {
-            points.steps.push(self.steps[index]);
-            points.values.push(Some(self.values[index]).filter(|value| value.is_finite()));
-        };
-        if end - first <= most {
-            (first..end).for_each(take);
-            return points;
-        }
-        let stretches = (most / 2).max(1);
-        for stretch in 0..stretches {
-            let at = |part: usize| first + (end - first) * part / stretches;
-            let range = at(stretch)..at(stretch + 1);
-            let by_value = |a: &usize, b: &usize| self.values[*a].total_cmp(&self.values[*b]);
-            let finite = || range.clone().filter(|index| self.values[*index].is_finite());
-            let (Some(least), Some(most)) = (finite().min_by(by_value), finite().max_by(by_value)) else {
-                // Nothing but what is no number: one point says so.
-                range.take(1).for_each(&mut take);
-                continue;
-            };
-            take(least.min(most));
-            if least != most {
-                take(least.max(most));
-            }
-        }
-        points
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn few_points_keep_the_peaks() {
-        let mut series = Series::default();
-        (1..=10_000).for_each(|step| series.push(step, if step == 7777 { 50.0 } else { 1.0 / step as f64 }));
-        let points = series.points(0, u64::MAX, 100);
-        assert!(points.steps.len() <= 100 && points.steps.is_sorted());
-        assert_eq!(points.values[points.steps.iter().position(|step| *step == 7777).unwrap()], Some(50.0));
-        assert_eq!(points.values.first(), Some(&Some(1.0)));
-        assert_eq!(series.points(5, 8, 100).steps, [5, 6, 7, 8]);
-        assert_eq!(series.points(20_000, u64::MAX, 100), Points::default());
-    }
-
-    #[test]
-    fn what_is_no_number_does_not_hide_a_peak() {
-        let mut series = Series::default();
-        let value = |step: u64| match step {
-            50 => 9.0,
-            51 | 101..=200 => f64::NAN,
-            _ => 1.0,
-        };
-        (1..=200).for_each(|step| series.push(step, value(step)));
-        let points = series.points(0, u64::MAX, 4);
-        assert_eq!((points.steps, points.values), (vec![1, 50, 101], vec![Some(1.0), Some(9.0), None]));
-    }
 
     #[test]
     fn a_pause_does_not_change_the_pace() {

@@ -1,14 +1,10 @@
 //! A file that grows by lines, read as it grows.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::files;
-
-/// Bytes that are read at a time.
-const AT_A_TIME: u64 = 4 << 20;
+use kiln_storage::{LineReader, files};
 
 /// A file of lines, and how far it was read.
 #[derive(Clone, Debug)]
@@ -61,31 +57,18 @@ impl Tail {
         }
         self.inode = Some(inode);
         let before = self.read;
-        while self.read < length {
-            let block = self.block(&mut file, length)?;
-            let Some(end) = block.iter().rposition(|byte| *byte == b'\n') else { break };
-            block[..end].split(|byte| *byte == b'\n').for_each(&mut line);
-            self.read += end as u64 + 1;
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut lines = LineReader::new(file.take(length - self.read));
+        while let Some(text) = lines.next_line()? {
+            let Some(whole) = text.strip_suffix(b"\n") else { break };
+            line(whole);
+            self.read += text.len() as u64;
         }
         Ok(match (is_replaced, self.read > before) {
             (true, _) => Change::Replaced,
             (false, true) => Change::Grown,
             (false, false) => Change::None,
         })
-    }
-
-    /// The next bytes, with the end of a line at least where there is one.
-    fn block(&self, file: &mut File, length: u64) -> io::Result<Vec<u8>> {
-        let mut size = AT_A_TIME;
-        loop {
-            let mut block = Vec::new();
-            file.seek(SeekFrom::Start(self.read))?;
-            file.take(size).read_to_end(&mut block)?;
-            if block.contains(&b'\n') || self.read + size >= length {
-                return Ok(block);
-            }
-            size *= 2;
-        }
     }
 }
 
@@ -118,5 +101,13 @@ mod tests {
         fs::write(&beside, "a longer file\nin its place\n").unwrap();
         fs::rename(&beside, &path).unwrap();
         assert_eq!(lines(&mut tail).0, Change::Replaced);
+        // A line that never ends, in a file without blocks: what comes before it stays read.
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(1 << 38).unwrap();
+        for _ in 0..2 {
+            let mut count = 0;
+            let error = tail.read(|| {}, |_| count += 1).unwrap_err();
+            assert_eq!((error.kind(), count), (ErrorKind::FileTooLarge, 0));
+        }
     }
 }

@@ -75,13 +75,12 @@ pub struct ProcessLook {
 pub fn look(run: String, answers: Answers) -> Look {
     let Answers { processes, all } = answers;
     let statuses = || processes.iter().filter_map(|process| status_of(&process.answer));
-    let (world_size, steps, deadline_s) = match statuses().next() {
-        Some(status) => (status.world_size, Some(status.steps), status.deadline_s),
-        None => (0, None, None),
-    };
-    // Also if nobody has said how many there are.
-    let named = processes.iter().flat_map(|process| process.owner.ranks.last()).max();
-    let world_size = world_size.max(named.map_or(0, |last| last + 1));
+    let first = statuses().next();
+    let (steps, deadline_s) = first.map_or((None, None), |status| (Some(status.steps), status.deadline_s));
+    // Where no process answers, the ranks that have a socket are all that is known.
+    let named: BTreeSet<usize> =
+        processes.iter().flat_map(|process| process.owner.ranks.iter().copied()).collect();
+    let world_size = first.map_or(named.last().map_or(0, |last| last + 1), |status| status.world_size);
     let mut seen: Vec<Seen> = match all {
         Some(all) => all.into_iter().map(|known| Seen::Witness(Witness::from(known))).collect(),
         None => Vec::new(),
@@ -140,6 +139,7 @@ pub fn look(run: String, answers: Answers) -> Look {
     let ranks: Vec<_> = seen
         .iter()
         .enumerate()
+        .filter(|(rank, _)| first.is_some() || named.contains(rank))
         .map(|(rank, seen)| rank_look(rank, seen, told.get(&rank), &witnesses))
         .collect();
     let newest =
@@ -256,4 +256,42 @@ fn last(flight: &Flight) -> Option<Call> {
         phase: record.label.phase,
         seconds: flight.clock - record.enqueued.map_or(flight.clock, |at| at.as_secs_f64()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_process::ProcessId;
+
+    use super::*;
+    use crate::ask::Owner;
+
+    /// A process with these ranks, which answers nothing.
+    fn silent(ranks: Vec<usize>) -> Process {
+        let owner = Owner { process: ProcessId::this(), ranks };
+        Process { owner, answer: Answer::Silent("it says nothing in time".to_owned()), threads: None }
+    }
+
+    #[test]
+    fn a_file_with_a_huge_rank_makes_no_long_list() {
+        let last = (1 << 16) - 1;
+        let answers = Answers { processes: vec![silent(vec![0, 1]), silent(vec![last])], all: None };
+        let look = look("run".to_owned(), answers);
+        assert_eq!(look.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1, last]);
+        let status = ProcessStatus {
+            world_size: 1 << 16,
+            steps: 5,
+            deadline_s: None,
+            ranks: Vec::new(),
+            held: Vec::new(),
+            held_at: Vec::new(),
+            all: None,
+            threads: None,
+        };
+        let mut first = silent(vec![0, 1]);
+        first.answer = Answer::Status(Box::new(status));
+        let look =
+            super::look("run".to_owned(), Answers { processes: vec![first, silent(vec![last])], all: None });
+        let text = super::super::show::text(&look);
+        assert!(text.lines().count() < 10 && text.contains("0-65534 has not begun"), "{text}");
+    }
 }

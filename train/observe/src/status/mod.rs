@@ -9,7 +9,7 @@ mod opinion;
 mod show;
 
 pub use look::{Call, Look, ProcessLook, RankLook, look};
-pub use opinion::State;
+pub use opinion::{State, ranks_of};
 pub use show::text;
 
 /// Looks at the run in a folder at this moment, or says why that is not possible, for people. Whoever has the folder's

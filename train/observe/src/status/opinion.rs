@@ -19,6 +19,9 @@ const OUTSIDE: f64 = 30.0;
 /// A suspicion comes before this share of the deadline at the latest.
 const SHARE_OF_DEADLINE: f64 = 0.5;
 
+/// The activity of a rank before its first step.
+const START: &str = "start";
+
 /// What ranks do in a step.
 const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"];
 
@@ -138,6 +141,9 @@ pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f6
         let text = format!("{text}; the longest wait is {seconds:.0} s{ends}");
         return Opinion { state: State::Suspicion, text, culprits };
     }
+    if let Some(opinion) = stuck_at_start(&witnesses, deadline_s) {
+        return opinion;
+    }
     if !unknown.is_empty() {
         let state = if unknown.len() == seen.len() { State::Starting } else { State::Healthy };
         let text = format!("nothing is known here of {}; the others go on", ranks_of(&unknown));
@@ -163,6 +169,23 @@ pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f6
             Opinion { state: State::Healthy, text, culprits: Vec::new() }
         }
     }
+}
+
+/// The opinion on ranks that have been starting for too long, if there are some. No other rank need wait for them.
+fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Opinion> {
+    let patience = deadline_s.map_or(OUTSIDE, |deadline| OUTSIDE.min(SHARE_OF_DEADLINE * deadline));
+    let seconds_of = |witness: &Witness| match witness {
+        Witness::Answered(flight) if flight.activity.name == START => Some(flight.activity.seconds),
+        _ => None,
+    };
+    let times = witnesses.iter().map(seconds_of).enumerate();
+    let stuck = times.filter_map(|(rank, seconds)| Some((rank, seconds.filter(|s| *s >= patience)?)));
+    let (ranks, seconds): (Vec<_>, Vec<_>) = stuck.unzip();
+    let longest = seconds.into_iter().reduce(f64::max)?;
+    let (has, first) =
+        if ranks.len() == 1 { ("has", "its first step") } else { ("have", "their first step") };
+    let text = format!("{} {has} been starting for {longest:.0} s, before {first}", ranks_of(&ranks));
+    Some(Opinion { state: State::Suspicion, text, culprits: ranks })
 }
 
 fn is_well(witness: &Witness) -> bool {
@@ -241,6 +264,24 @@ mod tests {
         );
         let end = "rank 0 waits; the longest wait is 14 s; comm.timeout_s ends the run in 6 s";
         assert!(text.ends_with(end), "{text}");
+    }
+
+    #[test]
+    fn a_start_that_takes_long_is_suspect_though_nobody_waits() {
+        let starting = |seconds: f64, deadline| {
+            let group = LocalGroup::new(2);
+            let mut flights: Vec<_> = group.iter().map(|rank| rank.view().flight(8)).collect();
+            flights.iter_mut().for_each(|flight| flight.activity.name = "forward".to_owned());
+            flights[1].activity.name = START.to_owned();
+            flights[1].activity.seconds = seconds;
+            let seen = |flight| Seen::Witness(Witness::Answered(Box::new(flight)));
+            opinion(&flights.into_iter().map(seen).collect::<Vec<_>>(), None, deadline)
+        };
+        assert_eq!(starting(29.0, Some(600.0)).state, State::Healthy);
+        let stuck = starting(31.4, Some(600.0));
+        assert_eq!((stuck.state, stuck.culprits.as_slice()), (State::Suspicion, &[1][..]));
+        assert_eq!(stuck.text, "rank 1 has been starting for 31 s, before its first step");
+        assert_eq!(starting(11.0, Some(20.0)).state, State::Suspicion);
     }
 
     #[test]

@@ -17,7 +17,9 @@ pub fn text(look: &Look) -> String {
     if !look.ranks.is_empty() {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));
     }
-    lines.extend(look.ranks.iter().map(rank));
+    // Ranks that say nothing for the same reason share a line.
+    let is_same = |a: &RankLook, b: &RankLook| a.silent.is_some() && a.silent == b.silent;
+    lines.extend(look.ranks.chunk_by(is_same).map(rank));
     lines.extend(wrapped(&format!("{}: {}", look.state, look.text), "", "  "));
     lines.extend(look.processes.iter().flat_map(threads));
     lines.join("\n")
@@ -63,8 +65,10 @@ fn thousands(number: f64) -> String {
     text
 }
 
-fn rank(look: &RankLook) -> String {
-    let number = look.rank.to_string();
+/// The line of one rank, or of several that are silent.
+fn rank(looks: &[RankLook]) -> String {
+    let [look, ..] = looks else { return String::new() };
+    let number = in_ranges(&looks.iter().map(|look| look.rank).collect::<Vec<_>>());
     if let Some(silent) = &look.silent {
         return fit(&format!("{number:<5} {silent}"), WIDTH);
     }

@@ -1,14 +1,13 @@
 //! The event files of a run that goes on, written beside it.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kiln_process::words::number_of;
-use kiln_storage::files;
+use kiln_storage::{LineReader, files};
 
 use super::event::{Histogram, now};
 use super::writer::{EventWriter, has_events};
@@ -180,9 +179,10 @@ impl Board {
     /// Writes the lines that were there when the run began.
     fn catch_up(&self, file: &mut EventWriter) {
         let read = || -> std::io::Result<()> {
-            let metrics: File = files::open(&self.options.metrics)?;
-            for line in BufReader::new(metrics.take(self.length)).split(b'\n') {
-                Line::read(&line?).iter().for_each(|line| file.metrics(line, now()));
+            let metrics = files::open(&self.options.metrics)?;
+            let mut lines = LineReader::new(metrics.take(self.length));
+            while let Some(line) = lines.next_line()? {
+                Line::read(line).iter().for_each(|line| file.metrics(line, now()));
             }
             Ok(())
         };

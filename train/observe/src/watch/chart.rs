@@ -305,9 +305,11 @@ mod tests {
     /// Fails at 9eb9647: 2^31 powers of ten are tried.
     #[test]
     fn huge_and_tiny_values_have_few_ticks() {
-        let sizes = [f64::MAX, f64::MAX / 1.05, 1e300, 1.0, 1e-300, f64::MIN_POSITIVE, 5e-324];
+        let sizes = [f64::MAX, f64::MAX / 1.05, 1e300, 1.0, 1e-300, f64::MIN_POSITIVE, 1e-323, 5e-324];
         for (from, to) in sizes.iter().flat_map(|from| sizes.iter().map(move |to| (*from, *to))) {
-            for (from, is_log) in [(from, true), (from, false), (-from, false)] {
+            for (from, to, is_log) in
+                [(from, to, true), (from, to, false), (-from, to, false), (-from, -to, false)]
+            {
                 let axis = Axis::around(from, to, is_log);
                 let ticks = axis.ticks(4);
                 assert!(ticks.len() <= 20, "{axis:?}: {ticks:?}");

@@ -1,7 +1,6 @@
 //! The curve of a metric: the visible steps, smoothing, and few enough points for the columns of a chart.
 
 use std::collections::BTreeSet;
-use std::iter;
 
 use crate::run::Series;
 
@@ -139,22 +138,28 @@ impl Curve {
     }
 }
 
-/// Finite values of the steps `from` to `to` and one step beyond each end, so that lines reach the edges. At most two
-/// points for each of the two dots in a column.
+/// Finite values of the steps `from` to `to` and one step beyond each end, so that lines reach the edges. Each of the
+/// two dots in a column keeps its smallest and its largest value, so that no peak is lost.
 fn points(series: &Series, from: u64, to: u64, columns: u16, is_log: bool) -> Vec<(f64, f64)> {
     let steps = series.steps();
-    let before = steps[..steps.partition_point(|step| *step < from)].last().copied().unwrap_or(from);
-    let after = steps.get(steps.partition_point(|step| *step <= to)).copied().unwrap_or(to);
-    // Columns of a logarithmic axis have equal ratios of steps, and so the same number of columns in each octave.
-    let octaves = iter::successors(Some(before.max(1)), |step| step.checked_mul(2));
-    let octaves: Vec<u64> = octaves.take_while(|step| is_log && *step <= after).collect();
-    let most = 4 * usize::from(columns);
-    let octave =
-        |step: &u64| series.points(*step, (step.saturating_mul(2) - 1).min(after), most / octaves.len());
-    let parts =
-        if is_log { octaves.iter().map(octave).collect() } else { vec![series.points(before, after, most)] };
-    let points = parts.into_iter().flat_map(|part| part.steps.into_iter().zip(part.values));
-    points.filter_map(|(step, value)| Some((step as f64, value?))).collect()
+    let begin = steps.partition_point(|step| *step < from).saturating_sub(1);
+    let end = (steps.partition_point(|step| *step <= to) + 1).min(steps.len());
+    let visible = steps[begin..end].iter().zip(&series.values()[begin..end]);
+    let visible: Vec<_> =
+        visible.map(|(step, value)| (*step, *value)).filter(|(_, value)| value.is_finite()).collect();
+    let place = |step: u64| if is_log { (step.max(1) as f64).ln() } else { step as f64 };
+    let length = (place(to) - place(from)).max(f64::MIN_POSITIVE);
+    let dot = |step: u64| ((place(step) - place(from)) / length * 2.0 * f64::from(columns)).floor();
+    let mut points = Vec::new();
+    for part in visible.chunk_by(|a, b| dot(a.0) == dot(b.0)) {
+        let by_value = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
+        let ends = [part.iter().min_by(by_value), part.iter().max_by(by_value)];
+        let mut ends: Vec<_> = ends.into_iter().flatten().collect();
+        ends.sort_by_key(|(step, _)| *step);
+        ends.dedup();
+        points.extend(ends.into_iter().map(|(step, value)| (*step as f64, *value)));
+    }
+    points
 }
 
 #[cfg(test)]

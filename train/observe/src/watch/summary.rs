@@ -25,6 +25,7 @@ pub(super) struct Summary {
     pub val_loss: Option<f64>,
     pub tokens_per_s: Option<f64>,
     pub mfu: Option<f64>,
+    pub tflops: Option<f64>,
     pub peak_bytes: Option<f64>,
     /// Seconds until the last step.
     pub left_s: Option<f64>,
@@ -56,6 +57,7 @@ impl Summary {
             val_loss: last("val_loss"),
             tokens_per_s: look.and_then(|look| look.tokens_per_s).or(last("tokens_per_s")),
             mfu: last("mfu"),
+            tflops: last("tflops"),
             peak_bytes: last("peak_bytes"),
             left_s: left.zip(pace).map(|(left, pace)| left as f64 * pace),
             keys: keys.map(str::to_owned).collect(),

@@ -13,6 +13,7 @@ use client::{Answer, get, get_json, runs_of, serve_runs, write_run};
 use kiln_collectives::{Span, StepTimeline};
 use kiln_observe::page::{AccessToken, PageError, ServeOptions, serve};
 use kiln_observe::status::Look;
+use kiln_testkit::{PATIENCE, receive};
 
 #[test]
 fn runs_are_told_as_they_grow() {
@@ -144,7 +145,11 @@ fn a_server_that_is_stopped_frees_its_address() {
     let again = serve(ServeOptions { address, ..client::options(Vec::new(), None) });
     assert!(matches!(again, Err(PageError::Bind { .. })));
     server.stop();
-    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    match stream.read(&mut [0]) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the connection stays open"),
+        read => assert_eq!(read.unwrap_or(0), 0),
+    }
     assert!(TcpStream::connect(address).is_err());
 }
 
@@ -247,9 +252,9 @@ fn orders_are_given_to_the_run_that_they_name() {
     };
     let answer = post("/api/checkpoint?run=one", &ours);
     assert_eq!((answer.status, answer.body.as_str()), (200, "{\"said\":\"it does: checkpoint\"}"));
-    assert_eq!(told.recv().unwrap(), (folder.clone(), "checkpoint".to_owned()));
+    assert_eq!(receive("an order", &told), (folder.clone(), "checkpoint".to_owned()));
     assert_eq!(post("/api/stop?run=one", &ours).status, 200);
-    assert_eq!(told.recv().unwrap(), (folder, "quit".to_owned()));
+    assert_eq!(receive("an order", &told), (folder, "quit".to_owned()));
     let answer = post("/api/stop?run=two", &ours);
     assert_eq!((answer.status, answer.body.as_str()), (409, "{\"error\":\"it is over\"}"));
     for (path, headers, status) in [

@@ -12,6 +12,7 @@ use std::sync::{Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use super::refusal::Reporting;
 use super::report::{self, REPORT};
 use super::words::TEXT;
 
@@ -77,7 +78,9 @@ fn serve(wake: i32) {
             continue;
         }
         let asked = ASKED.load(Ordering::Relaxed);
+        let reporting = Reporting::begin();
         finish();
+        drop(reporting);
         DONE.store(asked, Ordering::Release);
     }
 }

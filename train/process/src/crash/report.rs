@@ -53,8 +53,8 @@ impl Report {
     }
 
     /// Begins the report of a crash of a thread of `rank`: makes its folder, and writes what is known at once.
-    /// Whether there is such a folder: without a run there is none.
-    pub(super) fn begin(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>, more: &str) -> bool {
+    /// Adds the lines `more`. Returns `false` if there is no such folder, as without a run.
+    pub(super) fn begin(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>, more: &[u8]) -> bool {
         let position = position::of(rank);
         self.count = 0;
         let made = position.clone().or_else(position::any).is_some_and(|place| {
@@ -72,7 +72,7 @@ impl Report {
         let _ = self.write_header(rank, what);
         self.append(TEXT);
         if !more.is_empty() {
-            self.append_bytes(TEXT, more.as_bytes());
+            self.append_bytes(TEXT, more.trim_ascii_end());
             self.append_bytes(TEXT, b"\n");
         }
         self.text.truncate(0);

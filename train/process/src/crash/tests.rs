@@ -16,6 +16,7 @@ fn facts() -> Facts {
     Facts {
         rank_of_thread: || Some(3),
         write_module_of: |rank, out| write!(out, "layers.{rank}"),
+        write_holders: |out, bytes| write!(out, "out of memory: {bytes} bytes\n  12 MiB  weights"),
         version: "of a test",
     }
 }
@@ -26,6 +27,10 @@ fn facts() -> Facts {
 fn crashes() {
     let (Some(way), Some(out)) = (std::env::var_os(WAY), std::env::var_os(OUT)) else { return };
     crate::begin(facts()).unwrap();
+    if way == "hook" {
+        // As the symbols of a backtrace that find no memory.
+        panic::set_hook(Box::new(|_| allocation_failed(77)));
+    }
     crate::keep_crashes(facts());
     let world = FakeCommunicator::new(3, 4);
     world.recorder().set_activity("backward");
@@ -44,6 +49,20 @@ fn crashes() {
         Some("memory") => keep("out of memory: all of it\n  12 MiB  weights", |folder| {
             complain(&format!("{folder:?}"));
         }),
+        Some("failed") => {
+            allocation_failed(77);
+            panic!("no memory");
+        }
+        Some("refused") => {
+            allocation_failed(77);
+            std::process::abort();
+        }
+        Some("hook") => panic!("on purpose"),
+        Some("old") => {
+            allocation_failed(77);
+            refusal::age();
+            panic!("for another reason");
+        }
         _ => unreachable!("{way:?}"),
     }
 }
@@ -85,6 +104,31 @@ fn every_crash_leaves_what_is_known_in_the_folder_of_its_run() {
             assert_eq!(read("flight.json"), r#"{"rank":3}"#, "{way}: {said}");
         }
     }
+}
+
+/// The report of a failed allocation is written without memory: it has no backtrace.
+#[test]
+fn a_failed_allocation_ends_the_process_with_who_holds_how_much() {
+    for (way, signal, what) in [
+        ("failed", None, "a panic at "),
+        ("hook", None, "no memory to report a crash, after an allocation of 77 bytes failed\n"),
+        ("refused", Some(libc::SIGABRT), "SIGABRT, after an allocation of 77 bytes failed\n"),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let (ended_by, said) = crash(way, out.path());
+        assert_eq!(ended_by, signal, "{way}: {said}");
+        let text = fs::read_to_string(out.path().join("crash/rank_3/crash.txt")).unwrap();
+        assert!(text.contains(&format!("what     {what}")), "{way}: {text}");
+        assert!(text.contains("after an allocation of 77 bytes failed\n"), "{way}: {text}");
+        assert!(text.contains("\nout of memory: 77 bytes\n  12 MiB  weights\n"), "{way}: {text}");
+        assert_eq!(text.contains("backtrace"), way == "refused", "{way}: {text}");
+        assert!(said.contains("after an allocation of 77 bytes failed on rank 3, step 17"), "{way}: {said}");
+    }
+    // A caller that does without its memory is no reason for what happens later.
+    let out = tempfile::tempdir().unwrap();
+    let (_, said) = crash("old", out.path());
+    let text = fs::read_to_string(out.path().join("crash/rank_3/crash.txt")).unwrap();
+    assert!(text.contains("backtrace:") && !text.contains("77 bytes"), "{text} {said}");
 }
 
 #[test]

@@ -43,6 +43,12 @@ impl<const N: usize> Text<N> {
         &self.bytes[..=self.len]
     }
 
+    /// Ends the text with a line break, in the place of its last byte if there is no room.
+    pub(super) fn ended_by_line(&mut self) {
+        self.truncate(N - 2);
+        self.push(b"\n");
+    }
+
     /// The text as the system takes it.
     pub(super) fn as_c_string(&mut self) -> *const c_char {
         self.ended_by(0).as_ptr().cast()

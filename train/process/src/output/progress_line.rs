@@ -128,6 +128,8 @@ fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String 
 mod tests {
     use std::sync::mpsc;
 
+    use kiln_testkit::receive;
+
     use super::*;
 
     fn line(what: &str) -> Work {
@@ -146,16 +148,16 @@ mod tests {
             let _ = sender.send(line.to_owned());
             let _ = may_go_on.recv();
         });
-        assert_eq!(lines.recv().unwrap(), "data: reading (7 s so far)");
+        assert_eq!(receive("a line", &lines), "data: reading (7 s so far)");
         *work.lock().unwrap() = line("encoded 3 MB");
         for _ in 0..3 {
             go_on.send(()).unwrap();
-            assert_eq!(lines.recv().unwrap(), "data: encoded 3 MB (7 s so far)");
+            assert_eq!(receive("a line", &lines), "data: encoded 3 MB (7 s so far)");
         }
         drop(go_on);
         drop(repeat.unwrap());
         // The thread has ended, and its end of the channel with it.
-        while let Ok(line) = lines.recv() {
+        for line in lines.iter() {
             assert!(line.starts_with("data: encoded"), "{line}");
         }
     }

@@ -4,15 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kiln_shard::TensorSums;
+use kiln_storage::LineReader;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::files;
 
 /// Name of the file in a run folder.
 pub const HASHES_FILE: &str = "hashes.jsonl";
-
-/// Longer files are not read.
-const MAX_BYTES: u64 = 4 << 30;
 
 /// The part of a step that a tensor belongs to, in the order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,6 +33,11 @@ pub enum StepPhase {
 }
 
 impl StepPhase {
+    /// Returns `true` if its tensors may have infinite elements in a healthy run, such as masked scores.
+    pub fn may_mask(self) -> bool {
+        matches!(self, StepPhase::Forward | StepPhase::Backward)
+    }
+
     /// Whether its tensors are of samples, each of which one rank has.
     pub(super) fn is_of_samples(self) -> bool {
         matches!(self, StepPhase::Data | StepPhase::Forward | StepPhase::Backward)
@@ -161,15 +162,18 @@ pub(crate) enum HashesError {
 /// The steps in a file of hashes. A last line that is not whole, as after a crash, is left out.
 pub(crate) fn read(path: &Path) -> Result<Vec<StepHashes>, HashesError> {
     let unreadable = |source| HashesError::Read { path: path.to_owned(), source };
-    let text = files::read(path, MAX_BYTES).map_err(unreadable)?;
-    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end);
-    let lines = text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let parsed = lines.enumerate().map(|(index, line)| {
-        serde_json::from_slice(line).map_err(|error| HashesError::Line {
+    let (mut lines, mut steps, mut number) = (LineReader::open(path).map_err(unreadable)?, Vec::new(), 0);
+    while let Some(line) = lines.next_line().map_err(unreadable)? {
+        number += 1;
+        let Some(line) = line.strip_suffix(b"\n") else { break };
+        if line.is_empty() {
+            continue;
+        }
+        steps.push(serde_json::from_slice(line).map_err(|error| HashesError::Line {
             path: path.to_owned(),
-            line: index + 1,
+            line: number,
             problem: error.to_string(),
-        })
-    });
-    parsed.collect()
+        })?);
+    }
+    Ok(steps)
 }

@@ -1,6 +1,7 @@
 //! Where a run stops for somebody to look into it, and how that is written.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use clap::ValueEnum;
@@ -119,6 +120,55 @@ impl Breakpoint {
     pub fn is_in(&self, step: u64) -> bool {
         self.step.is_none_or(|at| at == step)
     }
+}
+
+/// The steps and places of a run, at which breakpoints can hold it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reach {
+    /// Steps that it takes from here on.
+    pub(crate) steps: RangeInclusive<u64>,
+    /// Blocks of its model.
+    pub(crate) layers: usize,
+    /// Set if custom layers may show further places and tensors.
+    pub(crate) has_own_places: bool,
+    /// Set if blocks run again in backward.
+    pub(crate) recomputes: bool,
+}
+
+impl Reach {
+    /// Why `breakpoint` cannot come, in words; `None` if it can.
+    pub(super) fn objection(&self, breakpoint: &Breakpoint) -> Option<String> {
+        let (first, last) = (self.steps.start(), self.steps.end());
+        if breakpoint.step.is_some_and(|step| !self.steps.contains(&step)) {
+            return Some(format!("the run takes steps {first} to {last}"));
+        }
+        let Trigger::Tensor { pass, pattern } = &breakpoint.on else { return None };
+        if *pass == Pass::Recompute && !self.recomputes {
+            return Some("no block runs again in backward: see shard.recompute".to_owned());
+        }
+        let blocks = (0..self.layers).flat_map(|index| {
+            ["", ".attention", ".ffn"]
+                .map(|inside| (format!("layers.{index}{inside}"), &["input", "output"][..]))
+        });
+        let ends = [("embed", &["output"][..]), ("head", &["input", "output"][..])];
+        let mut places = ends.into_iter().map(|(place, names)| (place.to_owned(), names)).chain(blocks);
+        let is_known = places.any(|(place, names)| {
+            let is_own = || self.has_own_places && (pattern.contains('*') || is_inside(pattern, &place));
+            names.iter().any(|name| breakpoint.is_at(*pass, &place, name)) || is_own()
+        });
+        let last = self.layers.saturating_sub(1);
+        (!is_known).then(|| {
+            format!(
+                "the model has no such place: its places are embed, head, and layers.0 to layers.{last}, each with \
+                 .attention and .ffn"
+            )
+        })
+    }
+}
+
+/// Returns `true` if `pattern` names a tensor or layer in `place`.
+fn is_inside(pattern: &str, place: &str) -> bool {
+    pattern.strip_prefix(place).is_some_and(|inside| inside.starts_with('.'))
 }
 
 /// Whether `text` is what `pattern` describes, in which `*` stands for anything.
@@ -243,6 +293,42 @@ mod tests {
             let error = text.parse::<Breakpoint>().expect_err(text).to_string();
             assert!(error.contains(problem) && error.contains("write forward:layers.3@12"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_cannot_come_is_known_before_the_run() {
+        let stock = Reach { steps: 3..=8, layers: 2, has_own_places: false, recomputes: false };
+        let objection = |reach: &Reach, text: &str| reach.objection(&parsed(text)).unwrap_or_default();
+        for text in [
+            "forward:layers.1",
+            "forward:layers.*.ffn@3",
+            "backward:layers.0.attention.input@8",
+            "forward:embed",
+            "backward:head.input",
+            "forward:*",
+            "nan@5",
+            "step",
+        ] {
+            assert_eq!(objection(&stock, text), "", "{text}");
+        }
+        for (text, why) in [
+            ("step@9", "takes steps 3 to 8"),
+            ("nan@2", "takes steps 3 to 8"),
+            ("forward:layers.2", "layers.0 to layers.1"),
+            ("forward:layers.1.fnn", "no such place"),
+            ("backward:embed.input", "no such place"),
+            ("recompute:layers.1", "see shard.recompute"),
+        ] {
+            assert!(objection(&stock, text).contains(why), "{text}: {}", objection(&stock, text));
+        }
+        // Custom layers may show further tensors in a place that exists.
+        let own = Reach { has_own_places: true, recomputes: true, ..stock };
+        for text in
+            ["forward:layers.1.attention.after attention", "recompute:layers.1", "forward:layers.*.mine"]
+        {
+            assert_eq!(objection(&own, text), "", "{text}");
+        }
+        assert!(objection(&own, "forward:layers.2.mine").contains("no such place"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use kiln_model::ops::Seen;
 use kiln_shard::Engine;
 
-use super::breakpoint::{Breakpoint, Number, Others, Part, Trigger};
+use super::breakpoint::{Breakpoint, Number, Others, Part, Reach, Trigger};
 use super::desk::Desk;
 use super::point::{Point, What};
 use super::show::Shown;
@@ -56,6 +56,8 @@ pub(crate) struct DebuggedRank {
     pub(crate) rows: usize,
     /// The run folder.
     pub(crate) out: PathBuf,
+    /// The steps and places of the run.
+    pub(crate) reach: Reach,
 }
 
 /// Holds one rank at breakpoints, and does what is typed at the prompt there. Every rank has one, and all of
@@ -71,6 +73,8 @@ pub(crate) struct Debugger {
     pub(super) seq_len: usize,
     /// The run folder.
     pub(super) out: PathBuf,
+    /// The steps and places of the run.
+    pub(super) reach: Reach,
     /// Whether the prompt may be opened on the terminal of the run.
     pub(super) has_prompt: bool,
     pub(super) rank: usize,
@@ -94,6 +98,8 @@ pub(crate) struct Debugger {
     pub(super) points: [Vec<Point>; 2],
     /// The numbers of the last step.
     pub(super) metrics: Option<StepMetrics>,
+    /// The step whose gradient was found not to be finite.
+    spoilt: Option<u64>,
     /// The last line, which an empty one repeats.
     pub(super) last_line: String,
 }
@@ -135,7 +141,13 @@ struct Reason {
 impl Debugger {
     /// The debugger of a rank.
     pub(crate) fn new(options: &DebugOptions, of: DebuggedRank) -> Self {
-        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, rows: _, device: _ } = of;
+        let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, reach, rows: _, device: _ } =
+            of;
+        for breakpoint in options.breakpoints.iter().filter(|_| rank == 0) {
+            if let Some(why) = reach.objection(breakpoint) {
+                tracing::warn!("the breakpoint {breakpoint} cannot come: {why}");
+            }
+        }
         Debugger {
             desk,
             controls,
@@ -143,6 +155,8 @@ impl Debugger {
             tokenizer,
             seq_len,
             out,
+            reach,
+            spoilt: None,
             has_prompt: options.has_prompt,
             rank,
             muted: BTreeSet::new(),
@@ -161,9 +175,12 @@ impl Debugger {
 
     /// Why this rank is held at `point`, if it is. `happens` says whether what a breakpoint waits for has
     /// happened; it may communicate.
+    ///
+    /// `note` stands behind the breakpoint that is the reason.
     fn reason(
         &mut self,
         point: &Point,
+        note: &str,
         mut happens: impl FnMut(&Breakpoint) -> Result<bool>,
     ) -> Result<Option<Reason>> {
         let in_code = point.in_code().map(|name| Reason { text: name.to_owned(), alone: false, focus: None });
@@ -175,7 +192,7 @@ impl Debugger {
             }
             self.reached.insert(*number);
             let alone = breakpoint.rank.is_some() && breakpoint.others == Others::Run;
-            let reason = Reason { text: breakpoint.to_string(), alone, focus: breakpoint.rank };
+            let reason = Reason { text: format!("{breakpoint}{note}"), alone, focus: breakpoint.rank };
             match alone {
                 false => _ = common.get_or_insert(reason),
                 true if breakpoint.rank == Some(self.rank) && !self.muted.contains(number) => {
@@ -198,9 +215,10 @@ impl Debugger {
         engine: &Engine,
         point: Point,
         tensor: impl FnOnce() -> Option<Shown>,
+        note: &str,
         happens: impl FnMut(&Breakpoint) -> Result<bool>,
     ) -> Result<()> {
-        let reason = self.reason(&point, happens)?;
+        let reason = self.reason(&point, note, happens)?;
         let [now, before] = &mut self.points;
         if now.first().is_some_and(|first| first.step != point.step) {
             *before = std::mem::take(now);
@@ -218,18 +236,29 @@ impl Debugger {
     fn part(&mut self, engine: &Engine, step: u64, part: Part) -> Result<()> {
         let point = Point { step, what: What::Part(part) };
         let metrics = self.metrics.clone().filter(|metrics| metrics.step == step);
+        let asks = |breakpoint: &Breakpoint| breakpoint.on == Trigger::Nan && breakpoint.is_in(step);
+        // No pass shows the gradients of parameters.
+        let spoilt = match part {
+            Part::Optimizer if self.breakpoints.values().any(asks) => engine.first_non_finite_gradient()?,
+            _ => None,
+        };
+        let note = spoilt.as_ref().map_or_else(String::new, |name| format!(": the gradient of {name}"));
+        let was_spoilt = self.spoilt == Some(step);
+        self.spoilt = spoilt.as_ref().map(|_| step).or(self.spoilt);
         self.come_to(
             engine,
             point,
             || None,
+            &note,
             |breakpoint| {
                 Ok(match &breakpoint.on {
                     Trigger::Part(wanted) => *wanted == part,
                     Trigger::Tensor { .. } => false,
                     // Loss and norm are the same on all ranks, so all ranks decide alike.
-                    Trigger::Nan => metrics.as_ref().is_some_and(|metrics| {
-                        part == Part::Step && !(metrics.loss.is_finite() && metrics.grad_norm.is_finite())
+                    Trigger::Nan if part == Part::Step => metrics.as_ref().is_some_and(|metrics| {
+                        !was_spoilt && !(metrics.loss.is_finite() && metrics.grad_norm.is_finite())
                     }),
+                    Trigger::Nan => spoilt.is_some(),
                     Trigger::Number { number, above, than } => {
                         let value = match (number, part) {
                             (Number::GradNorm, Part::Optimizer) => Some(engine.grad_norm()?),
@@ -273,6 +302,7 @@ impl Observer for Debugger {
             engine,
             Point::of(at, seen),
             || Some(Shown::of(seen)),
+            "",
             |breakpoint| {
                 Ok(match &breakpoint.on {
                     Trigger::Nan => match breakpoint.others {

@@ -1,6 +1,7 @@
 //! The tensors that can be looked at where a rank is held.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use kiln_model::ops::Seen;
@@ -13,7 +14,7 @@ use super::show::Shown;
 use super::slice::Slice;
 use crate::data::Tokenizer;
 use crate::error::Result;
-use crate::npy;
+use crate::npy::{self, Array};
 
 /// Characters of a text that are shown.
 const LONGEST_TEXT: usize = 400;
@@ -41,6 +42,15 @@ impl Shown {
             Err(error) => error.to_string(),
         }
     }
+}
+
+/// Compares `tensor` with the array in `file`, in the words of `diff NAME FILE`.
+fn difference(tensor: &Shown, file: &Path) -> io::Result<String> {
+    let array = Array::open(file)?;
+    let shape = array.shape.clone();
+    // A file may claim any shape; values are read only if there are as many of them as the tensor has.
+    let values = if shape == tensor.shape { array.values()? } else { Vec::new() };
+    Ok(tensor.difference(&shape, &values))
 }
 
 /// The parameter of this full name.
@@ -135,8 +145,8 @@ impl Debugger {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,
             Ok(_) if !view.alone && self.focus != self.rank => String::new(),
-            Ok(tensor) => match npy::read(file) {
-                Ok((shape, values)) => tensor.difference(&shape, &values),
+            Ok(tensor) => match difference(&tensor, file) {
+                Ok(text) => text,
                 Err(error) => format!("cannot read {}: {error}", file.display()),
             },
         })
@@ -186,5 +196,29 @@ impl Debugger {
         } else {
             lines.join("\n")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The run holds the tensor and much else: a file must not make it hold more.
+    #[test]
+    fn a_file_of_another_shape_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.npy");
+        let tensor = Shown { title: "x".into(), dtype: "f32".into(), shape: vec![2], values: vec![1.0, 2.0] };
+        npy::write(&path, &[2], &tensor.values).unwrap();
+        assert_eq!(difference(&tensor, &path).unwrap(), "x: equal, bit by bit");
+        // A file without blocks, larger than memory.
+        let huge = 1 << 36;
+        npy::write(&path, &[huge], &[]).unwrap();
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(file.metadata().unwrap().len() + 4 * huge as u64).unwrap();
+        assert_eq!(
+            difference(&tensor, &path).unwrap(),
+            format!("x: shape [2] here, and [{huge}] in the file")
+        );
     }
 }

@@ -11,6 +11,7 @@ mod session;
 mod show;
 mod slice;
 
+pub(crate) use breakpoint::Reach;
 pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Pass, Trigger};
 pub use debugger::BREAKPOINTS_IN_CODE;
 pub(crate) use debugger::{DebuggedRank, Debugger};

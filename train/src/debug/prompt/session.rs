@@ -251,7 +251,10 @@ impl Debugger {
                 stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
             }
             Command::Break(breakpoint) => {
-                let text = format!("{}: {breakpoint}", self.next_number);
+                let mut text = format!("{}: {breakpoint}", self.next_number);
+                if let Some(why) = self.reach.objection(&breakpoint) {
+                    text += &format!(", which cannot come: {why}");
+                }
                 self.breakpoints.insert(self.next_number, breakpoint);
                 self.next_number += 1;
                 stay(text)
@@ -361,12 +364,24 @@ impl Debugger {
         if number != 0 && !self.breakpoints.contains_key(&number) {
             return format!("there is no breakpoint {number}");
         }
+        let holds_all =
+            |breakpoint: &Breakpoint| breakpoint.others == Others::Hold || breakpoint.rank.is_none();
+        if alone && self.breakpoints.get(&number).is_some_and(holds_all) {
+            return format!(
+                "breakpoint {number} holds all ranks, and the others would not know: c, and delete it when all ranks \
+                 are held"
+            );
+        }
         match (alone, number) {
             (false, 0) => self.breakpoints.clear(),
             (false, number) => drop(self.breakpoints.remove(&number)),
             (true, 0) => self.muted.extend(self.breakpoints.keys()),
             (true, number) => _ = self.muted.insert(number),
         }
-        self.list_breakpoints()
+        let left = self.list_breakpoints();
+        match alone && self.breakpoints.values().any(holds_all) {
+            true => format!("{left}\nwhat holds all ranks can be deleted when all ranks are held"),
+            false => left,
+        }
     }
 }

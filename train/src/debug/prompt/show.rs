@@ -1,6 +1,6 @@
 //! A tensor in words: statistics, values, a histogram, a checksum.
 
-use kiln_shard::TensorStatistics;
+use kiln_shard::{TensorDifference, TensorStatistics};
 use sha2::{Digest, Sha256};
 
 /// Values that are shown of a tensor.
@@ -94,13 +94,22 @@ impl Shown {
         let Some(first) = self.values.iter().zip(other).position(differs) else {
             return format!("{}: equal, bit by bit", self.title);
         };
+        let (title, values) = (&self.title, self.values.len());
+        let mut difference = TensorDifference::default();
+        difference.add(0, &self.values, other);
+        if difference.non_finite > 0 {
+            let (index, [here, there]) = (difference.furthest.index, difference.furthest.values);
+            return format!(
+                "{title}: {different} of {values} values differ, of which {} are NaN or infinite here or in the file; \
+                 the first of these is number {index}: {here} here, {there} in the file",
+                difference.non_finite
+            );
+        }
         let largest = self.values.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let scale = other.iter().map(|value| value.abs()).fold(0.0, f32::max);
         format!(
-            "{}: {different} of {} values differ, by {largest:.3e} at most ({:.3e} of the largest value); the \
-             first is number {first}: {} here, {} in the file",
-            self.title,
-            self.values.len(),
+            "{title}: {different} of {values} values differ, by {largest:.3e} at most ({:.3e} of the largest value); \
+             the first is number {first}: {} here, {} in the file",
             largest / scale,
             self.values[first],
             other[first]
@@ -146,6 +155,9 @@ mod tests {
         assert_eq!(tensor.difference(&[3], &[1.0, 2.0, 4.0]), "x: equal, bit by bit");
         let text = tensor.difference(&[3], &[1.0, 2.5, 4.0]);
         assert!(text.contains("1 of 3 values differ, by 5.000e-1") && text.contains("number 1: 2 here, 2.5"));
+        let text = tensor.difference(&[3], &[1.0, 2.5, f32::NAN]);
+        assert!(text.contains("2 of 3 values differ, of which 1 are NaN or infinite"), "{text}");
+        assert!(text.ends_with("number 2: 4 here, NaN in the file"), "{text}");
         assert!(tensor.difference(&[1, 3], &[1.0, 2.0, 4.0]).contains("[1, 3] in the file"));
         assert_ne!(tensor.hash(), shown(&[1.0, 2.0, -4.0]).hash());
     }

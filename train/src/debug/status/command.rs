@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::ended;
+use super::{ended, meeting};
 use crate::error::{Result, TrainError};
 use crate::process::output::{complain, printable};
 use crate::run::{Progress, progress};
@@ -91,7 +91,7 @@ fn look_at(out: &Path, stacks: bool) -> Result<Look> {
         TrainError::usage(format!("{out}/debug: {error}; only the user of a run, and root, may look into it"))
     })?;
     match answers.processes.is_empty() {
-        true => ended::look(out, stacks),
+        true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),
         false => {
             let mut look = look(out.display().to_string(), answers);
             // Ranks that have failed leave before those that hang or are busy.

@@ -6,7 +6,7 @@ use crate::error::{Result, TrainError};
 use crate::flight;
 use crate::inspect;
 use crate::process::ProcessId;
-use crate::run::{Progress, Standing, progress, standing};
+use crate::run::{FAILURE, Progress, Standing, last_event, progress, standing};
 use kiln_observe::ask::{ProcessState, state_of, threads_of};
 use kiln_observe::status::{Look, ProcessLook, State};
 
@@ -54,7 +54,18 @@ pub(in crate::debug) fn verdict(out: &Path) -> Option<String> {
     let is_there = !flight::files_in(&flight::folder_of_run(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());
-    Some(verdict.unwrap_or("verdict: there is none, see its folder flight").to_owned())
+    let verdict = verdict.unwrap_or("verdict: there is none, see its folder flight");
+    // Flight recorders know who waits for whom, and no more.
+    (!verdict.ends_with(NOTHING)).then(|| verdict.to_owned())
+}
+
+/// The end of a verdict on ranks that have failed without waiting, such as for a loss that is not a number.
+const NOTHING: &str = "no rank waits for another";
+
+/// Why the last start of the run in `out` has failed, by its events.
+fn failure(out: &Path) -> Option<String> {
+    let event = last_event(out)?;
+    (event.kind == FAILURE).then(|| format!("it failed after step {}: {}", event.step, event.text))
 }
 
 fn holder(process: ProcessId, stacks: bool) -> ProcessLook {
@@ -97,7 +108,9 @@ fn judge(
             let gone = format!("its process {pid} on {host} was killed, or the machine went down");
             (State::Dead, format!("{gone}: it ended without a word; {go_on}"))
         }
-        _ if let Some(verdict) = verdict(out) => (State::Failed, format!("{verdict}; {go_on}")),
+        _ if let Some(why) = verdict(out).or_else(|| failure(out)) => {
+            (State::Failed, format!("{why}; {go_on}"))
+        }
         _ if steps.is_some() && logged.max(saved) >= steps => {
             (State::Finished, "all of its steps are done".to_owned())
         }

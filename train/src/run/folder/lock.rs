@@ -83,6 +83,13 @@ impl Lock {
         fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
         let folder = out.join(FOLDER);
         fs::create_dir_all(&folder).map_err(FolderError::io("create", &folder))?;
+        if folder.is_symlink() {
+            let link = std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                "it is a link, not a folder of this run",
+            );
+            return Err(FolderError::io("write into", &folder)(link));
+        }
         let holder_path = folder.join(HOLDER_FILE);
         let locks = Locks::open(&folder, true).map_err(FolderError::io("open", &folder))?;
         let start = Instant::now();
@@ -283,15 +290,15 @@ mod tests {
         const STARTS: usize = 8;
         for _ in 0..4 {
             let folder = tempfile::tempdir().unwrap();
-            let barrier = std::sync::Barrier::new(STARTS);
+            let meeting = kiln_testkit::Meeting::of(STARTS);
             let begun = std::thread::scope(|scope| {
                 let start = |index: usize| {
-                    let (barrier, out) = (&barrier, folder.path().join("run"));
+                    let (meeting, out) = (&meeting, folder.path().join("run"));
                     scope.spawn(move || {
-                        barrier.wait();
+                        meeting.wait();
                         let lock = Lock::take(&out, &index.to_string(), now(&NONE));
                         // Nobody lets go before all have tried.
-                        barrier.wait();
+                        meeting.wait();
                         usize::from(lock.is_ok())
                     })
                 };
@@ -313,7 +320,7 @@ mod tests {
         assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held(..))));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                let patience = Patience { time: Duration::MAX, stop: &NONE };
+                let patience = Patience { time: kiln_testkit::PATIENCE, stop: &NONE };
                 Lock::take(&out, "second", patience).map(|_| ())
             });
             drop(first);

@@ -1,13 +1,15 @@
 //! What a run says at its end: how far it came, where the time went, what it took, and what to do next.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::ActivityTime;
 
 use crate::metrics::BestLoss;
-use crate::words::{number_of, size, took};
+use crate::process::quoted;
+use crate::words::{flops_per_s, number_of, size, took};
 
 /// Activities of a rank's recorder, and what people call them, in the order of a step.
 const ACTIVITIES: [(&str, &str); 7] = [
@@ -43,15 +45,21 @@ pub(super) struct Conclusion {
     pub(super) tokens: u64,
     /// Time in these steps.
     pub(super) in_steps: f64,
-    pub(super) mfu: f64,
+    /// FLOP/s of the model over these steps, and their share of the peak if that is known.
+    pub(super) flops: f64,
+    pub(super) mfu: Option<f64>,
     pub(super) val_loss: Option<f64>,
     pub(super) unigram: Option<f64>,
     pub(super) best: Option<BestLoss>,
     /// The checkpoint of the step with the lowest validation loss, if it is another than the last one and there.
     pub(super) best_checkpoint: Option<PathBuf>,
-    /// The most bytes that a rank held, and what was planned.
+    /// The most bytes that a rank held, and what was planned, with the layers that the plan does not know.
     pub(super) peak_bytes: Option<u64>,
-    pub(super) planned_bytes: Option<u64>,
+    pub(super) planned: Option<(u64, BTreeSet<&'static str>)>,
+    /// Name on a command line of the program that has the model's parts; `None` if it has no commands.
+    pub(super) program: Option<String>,
+    /// Set if the layout of Hugging Face has all parts of the model.
+    pub(super) is_exportable: bool,
 }
 
 impl Conclusion {
@@ -117,10 +125,13 @@ impl Conclusion {
         }
         let rate = self.tokens as f64 / self.in_steps.max(f64::MIN_POSITIVE);
         let mut text = format!(
-            "{} in {}, {rate:.0} tok/s, mfu {:.1}%",
+            "{} in {}, {rate:.0} tok/s, {}",
             self.tokens,
             number_of(self.steps, "step"),
-            self.mfu * 100.0
+            match self.mfu {
+                Some(mfu) => format!("mfu {:.1}%", mfu * 100.0),
+                None => flops_per_s(self.flops),
+            }
         );
         if self.skipped > 0 {
             let _ = write!(text, "; {} without an update", number_of(self.skipped, "step"));
@@ -130,10 +141,16 @@ impl Conclusion {
 
     fn memory(&self) -> Option<String> {
         let peak = self.peak_bytes.filter(|bytes| *bytes > 0)?;
-        Some(match self.planned_bytes {
-            None => format!("{} at its peak", size(peak)),
-            Some(planned) => format!("{} at its peak, {} were planned", size(peak), size(planned)),
-        })
+        let mut text = format!("{} at its peak", size(peak));
+        if let Some((planned, undescribed)) = &self.planned {
+            // Writing into a String cannot fail.
+            let _ = write!(text, ", {} were planned", size(*planned));
+            if !undescribed.is_empty() {
+                let names: Vec<_> = undescribed.iter().copied().collect();
+                let _ = write!(text, "; not described: {}", names.join(", "));
+            }
+        }
+        Some(text)
     }
 
     /// What to do next, a command or a hint a line.
@@ -146,19 +163,16 @@ impl Conclusion {
         if self.ranks > 1 && self.waiting() > MUCH && self.elapsed > SOME_LENGTH {
             next.push("ranks waited for each other: kiln bench strategies compares ways to shard".to_owned());
         }
-        next.push(format!("kiln generate --checkpoint {out} --prompt \"...\""));
-        next.push(format!("kiln eval --checkpoint {out}"));
-        next.push(format!("kiln export --checkpoint {out} --out DIR"));
+        if let Some(program) = &self.program {
+            next.push(format!("{program} generate --checkpoint {out} --prompt \"...\""));
+            next.push(format!("{program} eval --checkpoint {out}"));
+            if self.is_exportable {
+                next.push(format!("{program} export --checkpoint {out} --out DIR"));
+            }
+        }
         let what = |index| if index == 0 { "next" } else { "" };
         next.into_iter().enumerate().map(|(index, line)| format!("{:<17} {line}", what(index))).collect()
     }
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let path = path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
-    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]
@@ -189,13 +203,16 @@ mod tests {
             skipped: 0,
             tokens: 819_200,
             in_steps: 138.3,
-            mfu: 0.311,
+            flops: 12.34e9,
+            mfu: Some(0.311),
             val_loss: Some(3.4203),
             unigram: Some(6.2539),
             best: Some(BestLoss { step: 400, val_loss: 3.4203 }),
             best_checkpoint: None,
             peak_bytes: Some(129_394_278),
-            planned_bytes: Some(126_100_000),
+            planned: Some((126_100_000, BTreeSet::new())),
+            program: Some("kiln".to_owned()),
+            is_exportable: true,
         }
     }
 
@@ -209,6 +226,7 @@ mod tests {
             best: Some(BestLoss { step: 300, val_loss: 3.39 }),
             best_checkpoint: Some(PathBuf::from("runs/quickstart/checkpoints/fsdp_cpt300")),
             skipped: 3,
+            planned: Some((126_100_000, BTreeSet::from(["Mixer"]))),
             times: vec![spent("forward", 40_000, 60_000)],
             ..whole()
         };
@@ -217,8 +235,9 @@ mod tests {
             best: None,
             unigram: None,
             steps: 1,
+            mfu: None,
             elapsed: Duration::from_secs(7_380),
-            planned_bytes: None,
+            planned: None,
             ..whole()
         };
         let nothing = Conclusion {

@@ -1,5 +1,6 @@
 //! The steps of a run, from the first to the last.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,14 @@ use super::issued::{ClockReading, Issued, StepLog};
 use super::state::{Began, Trainer};
 use super::step::{DataBatches, StepSync};
 use super::text::Text;
-use crate::checkpoint;
+use crate::checkpoint::{self, Architecture};
 use crate::device;
 use crate::error::{Result, TrainError};
 use crate::eval::{answer_losses_while, mean_answer_loss};
+use crate::hugging_face;
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::planner::{Gathers, RankShape, Speed};
+use crate::process;
 use crate::run::RecordedStep;
 use crate::run::evaluate::{evaluate_while, passes_of};
 use crate::run::events::EventKind;
@@ -227,9 +230,12 @@ impl Trainer<'_> {
         Ok(Some((Issued { step, update, lr, start, end, peak_bytes, tokens, log }, sync)))
     }
 
-    /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if
-    /// this start of the run has trained, with the loss of the answers of `eval.prompts`. `None` if the ranks
-    /// were asked to stop before or meanwhile. Collective.
+    /// The validation loss: the cross-entropy of the validation split, in nats per token. `None` if the ranks were
+    /// asked to stop before or meanwhile. Collective.
+    ///
+    /// The first evaluation of a step is logged if this start of the run has trained, with the loss of the answers of
+    /// `eval.prompts`, and stands for the step in the summary. Further ones, such as that of averaged weights, are
+    /// only returned.
     ///
     /// # Errors
     ///
@@ -276,6 +282,10 @@ impl Trainer<'_> {
         };
         // A pass of a step may take longer.
         self.pace.ask_soon();
+        let is_first = self.evaluated.is_none_or(|(step, _)| step < self.state.step);
+        if !is_first {
+            return Ok(Some(val_loss));
+        }
         self.evaluated = Some((self.state.step, val_loss));
         // A run that had nothing left to do says where it stands, and logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
@@ -312,7 +322,10 @@ impl Trainer<'_> {
         let Began { step, tokens } = self.began;
         let tokens = self.state.tokens - tokens;
         let rate = tokens as f64 / self.in_steps;
-        let mut peak = self.peak;
+        let flops = rate * self.flops_per_token;
+        // `kiln` has every part that is built in, also for a program without commands.
+        let is_stock = Architecture::of_model(&self.plan.model) == Architecture::decoder();
+        let program = process::command().or(is_stock.then_some("kiln"));
         Conclusion {
             out: self.plan.out.clone(),
             elapsed: self.plan.start.elapsed(),
@@ -323,18 +336,22 @@ impl Trainer<'_> {
             skipped: self.state.skipped,
             tokens,
             in_steps: self.in_steps,
-            mfu: peak.share(rate * self.flops_per_token),
+            flops,
+            mfu: self.peak.as_ref().map(|peak| flops / peak.flops()),
             val_loss,
             unigram: unigram.filter(|_| val_loss.is_some()),
             best,
             best_checkpoint,
             peak_bytes: self.metrics.as_ref().map(|metrics| metrics.peak_bytes),
-            planned_bytes: self.metrics.as_ref().and_then(|_| self.planned_bytes()),
+            planned: self.metrics.as_ref().and_then(|_| self.planned()),
+            program: program.map(str::to_owned),
+            is_exportable: hugging_face::has_architecture(&self.plan.model),
         }
     }
 
-    /// The most that a plan says a rank holds; `None` where it cannot be compared with what is counted.
-    fn planned_bytes(&self) -> Option<u64> {
+    /// The most that a plan says a rank holds, and the layers that the plan does not know; `None` where it cannot be
+    /// compared with what is counted.
+    fn planned(&self) -> Option<(u64, BTreeSet<&'static str>)> {
         let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;
         let engine = self.model.engine();
@@ -344,7 +361,7 @@ impl Trainer<'_> {
         let shape = RankShape { mesh: engine.mesh(), ..shape };
         let step = shape.step(&Speed::INSTANT);
         // Of a GPU, its pages are counted.
-        Some(if resolved.is_gpu() { step.reserved } else { step.peak.bytes })
-            .filter(|_| memory::is_counting())
+        let bytes = if resolved.is_gpu() { step.reserved } else { step.peak.bytes };
+        memory::is_counting().then_some((bytes, step.undescribed))
     }
 }

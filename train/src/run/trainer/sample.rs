@@ -49,7 +49,9 @@ impl Trainer<'_> {
         engine.set_activity("sampling");
         reporter.iter().for_each(|reporter| reporter.activity("sampling"));
         let path = plan.config.data.path.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_file(plan.tokenizer.to_vec(), &path)?;
+        let tokenizer = Tokenizer::from_file(plan.tokenizer.to_vec(), &path)?
+            .reading_special_tokens(true)
+            .ending_with(Some(plan.message.data.end_of_text));
         let pass = model.pass(device);
         let held = || engine.world().holds().total();
         pace.begin(held());

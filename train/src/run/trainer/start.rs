@@ -20,8 +20,13 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
     let mesh = mesh.map_err(ShardError::from)?;
     say(&plan.device.describe());
     say(&shape_line(model, format_args!("{:.2}M", parameters as f64 / 1e6)));
+    let passes = train.global_batch / ranks / config.micro_batch();
+    let accumulate = match passes {
+        1 => String::new(),
+        _ => format!(", accumulate {}", policy.accumulate),
+    };
     say(&format!(
-        "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}",
+        "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}{accumulate}",
         number_of(*threads, "thread"),
         config.shard.strategy,
         config.shard.recompute
@@ -31,7 +36,7 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
         policy.compute_dtype, policy.reduce_dtype
     ));
     let samples = data.order().num_samples();
-    let micro_batches = match train.global_batch / ranks / config.micro_batch() {
+    let micro_batches = match passes {
         1 => "1 micro-batch".to_owned(),
         count => format!("{count} micro-batches"),
     };

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
-use kiln_shard::{Engine, EngineBuilder};
+use kiln_shard::{Engine, EngineBuilder, Recompute};
 
 use super::grace::Grace;
 use super::groups::GroupTable;
@@ -17,10 +17,10 @@ use super::issued::{ClockReading, Issued};
 use super::pace::Pace;
 use super::start::{introduce, started_as};
 use super::text::Text;
-use crate::checkpoint::{self, CheckpointState, Saver};
+use crate::checkpoint::{self, Architecture, CheckpointState, Saver};
 use crate::config::Config;
 use crate::data::{BatchSource, Split, TokenFile};
-use crate::debug::{self, DebuggedRank};
+use crate::debug::{self, BREAKPOINTS_IN_CODE, DebuggedRank, Reach};
 use crate::device::Peak;
 use crate::error::{Result, TrainError};
 use crate::fault::Drill;
@@ -78,8 +78,8 @@ pub struct Trainer<'a> {
     /// When the last step ended whose values are known.
     pub(super) settled: ClockReading,
     pub(super) flops_per_token: f64,
-    /// What `mfu` is held against.
-    pub(super) peak: Peak,
+    /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
+    pub(super) peak: Option<Peak>,
     pub(super) saver: Saver,
     /// The step of which a save was begun last.
     pub(super) saved_step: Option<u64>,
@@ -224,6 +224,13 @@ impl<'a> Trainer<'a> {
                 seq_len: config.data.seq_len,
                 rows: config.micro_batch(),
                 out: plan.out.clone(),
+                reach: Reach {
+                    steps: state.step + 1..=config.train.steps,
+                    layers: plan.model.layers,
+                    has_own_places: BREAKPOINTS_IN_CODE
+                        || Architecture::of_model(&plan.model) != Architecture::decoder(),
+                    recomputes: config.shard.recompute != Recompute::None,
+                },
             },
         );
         let began = Began { step: state.step, tokens: state.tokens };
@@ -239,7 +246,7 @@ impl<'a> Trainer<'a> {
             skipped_in_a_row: 0,
             settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
             flops_per_token,
-            peak: plan.message.peak,
+            peak: plan.message.peak.clone(),
             saver: Saver::new(plan.save_options(), rank),
             saved_step: None,
             saved: None,

@@ -185,7 +185,7 @@ impl Trainer<'_> {
             lr,
             tokens_per_s,
             tokens,
-            mfu: self.peak.share(tokens_per_s * self.flops_per_token),
+            mfu: self.peak.as_mut().map(|peak| peak.share(tokens_per_s * self.flops_per_token)),
             peak_bytes,
             step_s,
             tflops: tokens_per_s * self.flops_per_token / 1e12,

@@ -122,6 +122,7 @@ fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
     words.extend(number("--ranks", config.train.ranks));
     words.extend(number("--batch", config.train.global_batch));
     words.extend(number("--micro-batch", config.micro_batch()));
+    words.extend(["--accumulate".to_owned(), config.shard.accumulate().to_string()]);
     words.extend(number("--seq", config.data.seq_len));
     words.extend(number("--steps", count.timed));
     words.extend(number("--warmup", count.warmup));
@@ -146,8 +147,8 @@ mod tests {
         let count = Steps { timed: 5, warmup: 2 };
         assert_eq!(
             words_for(&config, count).expect("a preset").join(" "),
-            "--preset 1b --mode fsdp --ranks 1 --batch 8 --micro-batch 2 --seq 2048 --steps 5 \
-             --warmup 2 --dtype bf16 --recompute"
+            "--preset 1b --mode fsdp --ranks 1 --batch 8 --micro-batch 2 --accumulate sharded --seq 2048 \
+             --steps 5 --warmup 2 --dtype bf16 --recompute"
         );
         // Models that the script does not know.
         config.model.layers = Some(3);

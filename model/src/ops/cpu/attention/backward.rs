@@ -1,4 +1,4 @@
-//! The backward pass: the tiles of scores are computed again, key head by key head.
+//! The backward pass: recomputes the tiles of scores, key head by key head.
 
 use burn_flex::FlexTensor;
 
@@ -13,11 +13,11 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
-    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `out` is
-    /// the result of attention.
+    /// Returns the requested gradients of `qkv`, in the dtypes of `qkv`. Requires a query for every row.
+    /// `out` is the result of attention.
     ///
-    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
-    /// that share it, so that no sum is shared between threads.
+    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads that share
+    /// it, so that no sum is shared between threads.
     pub fn backward(
         &self,
         out: &[S],
@@ -54,8 +54,8 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
     }
 }
 
-/// The columns of `group` heads of `x`, `[batch, seq, heads, head_dim]`, for each sequence and key head; all
-/// of them are `None` if `x` is.
+/// Splits `x`, `[batch, seq, heads, head_dim]`, into the columns of `group` heads, for each sequence and key
+/// head. The results are all `None` if `x` is.
 fn by_key_head<T: Real>(
     x: Option<&mut [T]>,
     shape: AttentionShape,
@@ -122,8 +122,8 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
-                            // As in the forward pass: the weights of masked columns become 0, and `ds` with
-                            // them.
+                            // As in the forward pass: the weights of masked columns become 0, and so does
+                            // `ds`.
                             let visible = shape.visible(start + row, first, columns);
                             p[..visible.start].fill(S::Real::NEG_INFINITY);
                             p[visible.end..].fill(S::Real::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! The forward pass: tiles of rows, past which the columns stream with a running maximum and sum.
+//! The forward pass: columns stream past tiles of rows, with a running maximum and sum.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
-    /// The result, shaped as `q` and in its dtype, and the logarithm of the sum of each row's exponentials,
-    /// `[batch, seq, heads]`.
+    /// Returns the result, shaped as `q` and in its dtype, and the logarithm of the sum of each row's
+    /// exponentials, `[batch, seq, heads]`.
     ///
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
     pub fn forward(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
@@ -91,18 +91,18 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
     }
 }
 
-/// Turns a row of scores into weights relative to the running maximum, and rescales the sums `out` that were
-/// taken under an older maximum.
+/// Turns a row of scores into weights relative to the running maximum, and rescales the sums `out`, which are
+/// relative to an older maximum.
 #[inline(always)]
 fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut (T, T), out: &mut [T]) {
-    // The vectorised loops run over whole rows: e to the power of −∞ is 0.
+    // The vectorised loops run over whole rows; the exponential of −∞ is 0.
     scores[..visible.start].fill(T::NEG_INFINITY);
     scores[visible.end..].fill(T::NEG_INFINITY);
     let (old_max, old_sum) = *running;
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };
     let sum = exp_sum(scores, new_max);
-    // In the first tile, `old_max` is −∞ and the factor 0: there are no sums before it.
+    // In the first tile, `old_max` is −∞ and the factor 0: there are no earlier sums.
     let factor = (old_max - new_max).exp();
     *running = (new_max, old_sum * factor + sum);
     if factor != T::ONE && old_max > T::NEG_INFINITY {

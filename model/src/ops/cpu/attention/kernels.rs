@@ -11,8 +11,8 @@ use super::products::{BackwardProducts, ForwardProducts};
 use super::tile::Operands;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
-/// Fewer queries than this read the keys in place: transposing all keys would take longer than multiplying
-/// with them.
+/// Number of queries below which keys are read in place: transposing all keys would take longer than
+/// multiplying with them.
 const FEW_ROWS: usize = 16;
 
 impl AttentionKernels for Flex {

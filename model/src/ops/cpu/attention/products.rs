@@ -1,4 +1,4 @@
-//! The matrix products of attention, each with one tile.
+//! The matrix products of attention, each of which processes one tile.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ struct Heads<R> {
 }
 
 impl<R: Send> Heads<R> {
-    /// The rows of each head of `x`, `[keys, head_dim]`, as `right` makes operands of them.
+    /// Converts the rows of each head of `x`, `[keys, head_dim]`, to operands with `right`.
     fn new<'a, S: Scalar>(
         x: &'a [S],
         operands: Operands<'a, S>,
@@ -41,7 +41,7 @@ fn columns(tile: Tile) -> Range<usize> {
     tile.first..tile.first + tile.columns
 }
 
-/// The products of the forward pass: with operands of type `S`, and sums of type `S::Real`.
+/// The products of the forward pass, with operands of type `S` and sums of type `S::Real`.
 pub struct ForwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
     pub operands: Operands<'a, S>,
     products: P,
@@ -52,8 +52,8 @@ pub struct ForwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<'a, S: Scalar, P: Products<S, S::Real>> ForwardProducts<'a, S, P> {
-    /// For `few` queries, keys are read in place: transposing all of them would take longer than multiplying
-    /// with them.
+    /// Prepares the operands. For `few` queries, keys are read in place: transposing all of them would take
+    /// longer than multiplying with them.
     pub fn new(products: P, operands: Operands<'a, S>, few: bool) -> Self {
         let keys = Heads::new(operands.k, operands, |rows| match few {
             true => products.right(rows.t(), Threads::One),
@@ -93,7 +93,7 @@ pub struct BackwardProducts<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
-    /// `dout` is the gradient of the result.
+    /// Prepares the operands. `dout` is the gradient of the result.
     pub fn new(products: P, operands: Operands<'a, S>, dout: &'a [S]) -> Self {
         let transposed = |x| Heads::new(x, operands, |rows| products.transposed_right(rows.t()));
         let (keys, values) = (transposed(operands.k), transposed(operands.v));
@@ -101,14 +101,14 @@ impl<'a, S: Scalar, P: Products<S, S::Real>> BackwardProducts<'a, S, P> {
         BackwardProducts { operands, dout, products, keys, values, key_rows }
     }
 
-    /// Writes the scores as [`ForwardProducts::scores`] to `p`, and `dout · vᵀ` to `ds`.
+    /// Writes the scores, like [`ForwardProducts::scores`], to `p`, and `dout · vᵀ` to `ds`.
     pub fn scores(&self, tile: Tile, p: &mut [S::Real], ds: &mut [S::Real]) {
         let [q, dout] = [self.operands.q, self.dout].map(|x| self.operands.rows(x, tile));
         write_scores(self.products, q, self.keys.of(tile), self.operands.scale(), tile, p);
         write_scores(self.products, dout, self.values.of(tile), S::Real::ONE, tile, ds);
     }
 
-    /// Adds the gradients of the rows of the tile in `q`, and of its columns in `k` and `v`, that are wanted.
+    /// Adds the requested gradients of the tile's rows in `q`, and of its columns in `k` and `v`.
     pub fn add_gradients(
         &self,
         tile: Tile,

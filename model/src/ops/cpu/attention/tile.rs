@@ -7,52 +7,53 @@ use super::super::products::Output;
 use super::super::scalar::{Real, Scalar};
 use crate::ops::attention::AttentionShape;
 
-/// Rows (queries) that a tile has at most.
+/// Maximum rows (queries) of a tile.
 pub const MOST_ROWS: usize = 64;
 /// Columns (keys) of a tile: a multiple of the vector loops' width and of the panels of `bf16`, and small
-/// enough that two tiles of scores stay in a core's L2 cache beside the operands.
+/// enough that two tiles of scores and the operands stay in a core's L2 cache.
 pub const COLUMNS: usize = 192;
-/// A multiple of it is where the first tile of columns begins: what products ask of their parts.
+/// The first tile of columns begins at a multiple of this, as products require.
 const ALIGNMENT: usize = 32;
-// The first tile of columns then has at least one that is visible to each of its rows.
+// Guarantees that the first tile of columns has at least one column that is visible to each of its rows.
 const _: () = assert!(ALIGNMENT + MOST_ROWS <= COLUMNS);
 
-/// The places of rows in memory.
+/// The positions of rows in memory.
 impl AttentionShape {
-    /// Elements between two rows of one query head.
+    /// Returns the number of elements between two rows of one query head.
     pub fn q_stride(self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Elements between two rows of one key head.
+    /// Returns the number of elements between two rows of one key head.
     pub fn kv_stride(self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// The index of the first element of row `row` of a query head.
+    /// Returns the index of the first element of row `row` of a query head.
     pub fn q_offset(self, batch: usize, row: usize, head: usize) -> usize {
         ((batch * self.seq + row) * self.heads + head) * self.head_dim
     }
 
-    /// The index of the first element of row `row` of a key head.
+    /// Returns the index of the first element of row `row` of a key head.
     pub fn kv_offset(self, batch: usize, row: usize, head: usize) -> usize {
         ((batch * self.capacity + row) * self.kv_heads + head) * self.head_dim
     }
 
-    /// The row of the sequence that the query in row `row` belongs to.
+    /// Returns the row of the sequence that the query in row `row` belongs to.
     pub fn position(self, row: usize) -> usize {
         self.keys - self.seq + row
     }
 
-    /// The columns that the rows from `start` on see, of which there are `rows`: from the first tile's first
-    /// column to the end of the last one.
+    /// Returns the columns to which `rows` rows from `start` on attend, from the first tile's first column to
+    /// the end of the last tile.
     pub fn columns(self, start: usize, rows: usize) -> Range<usize> {
         let first = self.first_seen(self.position(start));
         first - first % ALIGNMENT..self.position(start + rows)
     }
 
-    /// Which of `columns` columns from `first` on row `row` sees. In the first tile it sees at least one, so
-    /// that the running maximum is finite from there on, and a tile without a visible column adds nothing.
+    /// Returns the columns, of `columns` columns from `first` on, to which row `row` attends. In the first
+    /// tile there is at least one, so that the running maximum is finite from there on, and a tile without a
+    /// visible column adds nothing.
     #[inline(always)]
     pub fn visible(self, row: usize, first: usize, columns: usize) -> Range<usize> {
         let position = self.position(row);
@@ -92,25 +93,25 @@ pub struct Tile {
     pub first: usize,
     /// Number of columns.
     pub columns: usize,
-    /// Whether no row of the tile sees a column before it.
+    /// True if no row of the tile attends to an earlier column.
     pub is_first: bool,
 }
 
 impl Tile {
-    /// What a product with this tile does to the sums over the columns before it. Before the first column
-    /// there are no sums, and their memory need not have been touched.
+    /// Returns the effect of a product with this tile on the sums over earlier columns. Before the first
+    /// column there are no sums, and their memory need not be initialised.
     pub fn output<T: Real>(self) -> Output<T> {
         if self.is_first { Output::Overwrite(T::ONE) } else { Output::Add }
     }
 }
 
 impl<S: Scalar> Operands<'_, S> {
-    /// The factor of scores.
+    /// Returns the factor of the scores.
     pub fn scale(&self) -> S::Real {
         S::Real::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
     }
 
-    /// The rows of a tile in `x`, which has the shape of the queries: `[rows, head_dim]`.
+    /// Returns the rows of a tile in `x`, which has the shape of the queries: `[rows, head_dim]`.
     pub fn rows<'a>(&self, x: &'a [S], tile: Tile) -> Matrix<'a, S> {
         let shape = self.shape;
         let x = &x[shape.q_offset(tile.batch, tile.start, tile.head)..];

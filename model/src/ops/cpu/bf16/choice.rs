@@ -1,4 +1,4 @@
-//! Which instructions this process multiplies bf16 matrices with.
+//! Selects the instructions with which this process multiplies bf16 matrices.
 
 use std::sync::OnceLock;
 
@@ -7,23 +7,23 @@ use burn_flex::FlexTensor;
 
 use super::Bf16Gemm;
 
-/// The environment variable that names the instructions for products of bf16, see [`bf16_instructions`].
+/// The environment variable that selects the instructions for products of bf16; see [`bf16_instructions`].
 pub const BF16_CHOICE: &str = "KILN_BF16";
 
-/// The name of the processor's instructions that products of bf16 tensors are computed with on the CPU, `AMX`
-/// or `AVX512-BF16`; `None` if they are computed in `f32`. The environment variable [`BF16_CHOICE`] chooses:
-/// `amx`, `avx512` or `none`, and AMX if it is not set. Instructions that the processor lacks are not used.
+/// Returns the name of the processor's instructions for products of bf16 tensors on the CPU, `AMX` or
+/// `AVX512-BF16`; `None` if they are computed in `f32`. The environment variable [`BF16_CHOICE`] selects
+/// them: `amx`, `avx512` or `none`. The default is AMX. Instructions that the processor lacks are not used.
 pub fn bf16_instructions() -> Option<&'static str> {
     bf16_gemm().map(Bf16Gemm::name)
 }
 
-/// The instructions for a product of `tensors`, if all of them are bf16 and the processor has such
+/// Returns the instructions for a product of `tensors`, if all are bf16 and the processor has such
 /// instructions.
 pub fn bf16_gemm_for<const N: usize>(tensors: [&FlexTensor; N]) -> Option<Bf16Gemm> {
     bf16_gemm().filter(|_| tensors.iter().all(|tensor| tensor.dtype() == DType::BF16))
 }
 
-/// The same instructions for the whole process.
+/// Returns the instructions, which are the same throughout the process.
 fn bf16_gemm() -> Option<Bf16Gemm> {
     static FOUND: OnceLock<Option<Bf16Gemm>> = OnceLock::new();
     *FOUND.get_or_init(|| Bf16Gemm::choose(std::env::var(BF16_CHOICE).as_deref().unwrap_or("")))

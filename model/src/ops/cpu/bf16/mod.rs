@@ -1,10 +1,10 @@
-//! Products of bf16 matrices by the processor's own instructions for them: the tiles of AMX, or the
-//! vectors of AVX512-BF16.
+//! Products of bf16 matrices with the processor's own instructions: the tiles of AMX, or the vectors of
+//! AVX512-BF16.
 //!
 //! Operands are packed into panels that both kinds of instructions read (`x86/pack.rs`). Sums are `f32` and
 //! run over all of `k` in one order, so that a result does not depend on the number of threads. AMX and
-//! AVX512-BF16 differ in that order, and so in the last bit of a result, as processors with and without fused
-//! multiplication do in `f32`.
+//! AVX512-BF16 use different orders, so the last bit of a result differs between them, as it does in `f32`
+//! between processors with and without fused multiplication.
 //!
 //! Everything runs on the rayon pool of the caller.
 

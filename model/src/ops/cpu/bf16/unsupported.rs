@@ -1,5 +1,5 @@
-//! Stands in on processors without such instructions. It has no value, so no method with `self` is ever
-//! called.
+//! A placeholder for processors without such instructions. Its type has no value, so no method with `self` is
+//! ever called.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::ops::cpu::scalar::Scalar;
 pub enum Bf16Gemm {}
 
 impl Bf16Gemm {
-    /// `None`: this processor has no such instructions.
+    /// Returns `None`: this processor has no such instructions.
     pub fn choose(_: &str) -> Option<Self> {
         None
     }

@@ -1,4 +1,4 @@
-//! The backward pass: block by block for the gradients of the rows, expert by expert for those of the
+//! The backward pass: block by block for the gradients of the rows, expert by expert for the gradients of the
 //! weights.
 
 use std::mem::MaybeUninit;
@@ -26,14 +26,14 @@ pub struct Backward<'a, S: Scalar> {
     pub dy: &'a [S],
 }
 
-/// Those gradients that are wanted, in row-major order.
+/// The requested gradients, in row-major order.
 pub struct Gradients<S: Scalar> {
     pub x: Option<Vec<S>>,
     pub weights: Option<Vec<S::Real>>,
     pub projections: [Option<Vec<S>>; 3],
 }
 
-/// What the gradients of the weights are products of, in the order of the groups.
+/// The factors of the gradients of the weights, in the order of the groups.
 struct Rows<S> {
     /// `[rows, d_model]`: the input, and the gradient of the result.
     x: Vec<S>,
@@ -58,8 +58,8 @@ impl<S: Scalar> Backward<'_, S> {
         }
     }
 
-    /// What depends on single rows: operands of the other gradients, the gradients of the weights of choices,
-    /// and those of the input if they are wanted.
+    /// Computes everything that depends on single rows: operands of the other gradients, the gradients of the
+    /// weights of choices, and the gradient of the input if requested.
     fn rows<P: Products<S, S>>(&self, products: P, wants_x: bool) -> (Rows<S>, Vec<S::Real>, Option<Vec<S>>) {
         let ExpertsShape { d_model, d_ff, .. } = self.shape;
         let operands = |stacked, shape: [usize; 2], needed: bool| match needed {
@@ -110,7 +110,7 @@ impl<S: Scalar> Backward<'_, S> {
             let (target, part) = (MatrixMut::rows(dx, [count, d_model]), [0..d_ff, 0..d_model]);
             products.multiply(target, Output::Add, &lhs, operand(&up, block), part, Threads::One);
         });
-        // SAFETY: blocks have all rows, and each block has written all of its parts.
+        // SAFETY: blocks cover all rows, and each block has written all of its parts.
         let (rows, dx) = unsafe {
             let [x, dy, dg, du, h] = [x, dy, dg, du, h].map(|values| values.assume_init());
             (Rows { x, dy, dg, du, h }, dx.map(|values| values.assume_init()))
@@ -129,8 +129,8 @@ impl<S: Scalar> Backward<'_, S> {
         unsafe { out.assume_init_mut() }
     }
 
-    /// Writes `dg`, `du` and `w h` of a block, and the gradients of the weights of its choices, from
-    /// `q = dy · downᵀ`. Returns the first two.
+    /// Writes `dg`, `du` and `w h` of a block, and the gradients of the weights of its choices, from `q = dy
+    /// · downᵀ`. Returns `dg` and `du`.
     fn through_gate<'a>(
         &self,
         block: &Block,
@@ -177,7 +177,7 @@ impl<S: Scalar> Backward<'_, S> {
         unsafe { [dg.assume_init_ref(), du.assume_init_ref()] }
     }
 
-    /// The gradients of gate, up and down that are wanted.
+    /// Returns the requested gradients of gate, up and down.
     fn projection_gradients<P: Products<S, S>>(
         &self,
         products: P,
@@ -191,7 +191,7 @@ impl<S: Scalar> Backward<'_, S> {
             let slots = gradient.as_mut().map(UninitVec::slots);
             blocks(slots, len, experts)
         });
-        // The larger tasks first.
+        // Larger tasks come first.
         let of_input = gate.into_iter().zip(up).map(|(gate, up)| Task::Input([gate, up]));
         let of_result = down.into_iter().map(Task::Result);
         let tasks: Vec<_> = of_input.enumerate().chain(of_result.enumerate()).collect();
@@ -208,25 +208,25 @@ impl<S: Scalar> Backward<'_, S> {
                 }
             }
         });
-        // SAFETY: there is a task for each part of each wanted gradient, which writes all of it.
+        // SAFETY: there is a task for each part of each requested gradient, which writes the whole part.
         gradients.map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
     }
 }
 
 /// The gradients of one expert that are products of the same rows.
 enum Task<'a, S> {
-    /// Those of gate and up.
+    /// The gradients of gate and up.
     Input([Option<&'a mut [MaybeUninit<S>]>; 2]),
-    /// That of down.
+    /// The gradient of down.
     Result(Option<&'a mut [MaybeUninit<S>]>),
 }
 
-/// The rows of a group, of `width` elements each.
+/// Returns the rows of a group, of `width` elements each.
 fn group_matrix<'a, S>(values: &'a [S], group: &Range<usize>, width: usize) -> Matrix<'a, S> {
     Matrix::rows(&values[group.start * width..group.end * width], [group.len(), width])
 }
 
-/// The right operand of the expert of a block.
+/// Returns the right operand of a block's expert.
 fn operand<'a, R>(operands: &'a [Option<R>], block: &Block) -> &'a R {
     match &operands[block.expert] {
         Some(operand) => operand,
@@ -234,7 +234,7 @@ fn operand<'a, R>(operands: &'a [Option<R>], block: &Block) -> &'a R {
     }
 }
 
-/// `lhsᵀ · rhs` for each of some right operands whose product is wanted.
+/// Computes `lhsᵀ · rhs` for each right operand whose product is requested.
 fn gradient_products<S: Scalar, P: Products<S, S>, const N: usize>(
     products: P,
     lhs: Matrix<'_, S>,

@@ -1,5 +1,4 @@
-//! What both passes do with the rows of an expert: products with its matrices, and sums over the choices of a
-//! token.
+//! Helpers of both passes: products with an expert's matrices, and sums over the choices of a token.
 
 use std::mem::MaybeUninit;
 
@@ -11,13 +10,13 @@ use super::super::uninit::written;
 use super::groups::Groups;
 use crate::ops::experts::ExpertsShape;
 
-/// The weights of one expert, `[rows, columns]`, of those of all.
+/// Returns the weights of one expert, `[rows, columns]`, from those of all experts.
 pub fn expert_matrix<S>(stacked: &[S], expert: usize, shape: [usize; 2]) -> Matrix<'_, S> {
     let len = shape[0] * shape[1];
     Matrix::rows(&stacked[expert * len..][..len], shape)
 }
 
-/// The right operand of each expert that has rows.
+/// Returns the right operand of each expert that has rows.
 pub fn right_operands<'a, S: Scalar, P: Products<S, S>>(
     products: P,
     groups: &Groups,
@@ -45,15 +44,15 @@ pub fn product<'a, S: Scalar, P: Products<S, S>>(
     unsafe { out.assume_init_mut() }
 }
 
-/// `values` of tokens in the order of the rows of a block.
+/// Gathers `values` of tokens in the order of a block's rows.
 pub fn gather<S: Copy>(values: &[S], width: usize, tokens: impl Iterator<Item = usize>) -> Vec<S> {
     let mut rows = Vec::with_capacity(tokens.size_hint().0 * width);
     tokens.for_each(|token| rows.extend_from_slice(&values[token * width..][..width]));
     rows
 }
 
-/// The sum of the rows of each token, in the order of its choices: `[tokens, width]` of `rows`, which are in
-/// the order of the groups.
+/// Sums the rows of each token, in the order of its choices: `[tokens, width]` from `rows`, which are in the
+/// order of the groups.
 pub fn sum_by_token<S: Scalar>(rows: &[S], groups: &Groups, shape: ExpertsShape) -> Vec<S> {
     let ExpertsShape { tokens, per_token, d_model, .. } = shape;
     let mut y = Vec::new();

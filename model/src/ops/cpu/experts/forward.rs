@@ -21,7 +21,7 @@ pub struct Forward<'a, S: Scalar> {
 }
 
 impl<S: Scalar> Forward<'_, S> {
-    /// The result, and the products of the rows with `gate` and `up`.
+    /// Returns the result, and the products of the rows with `gate` and `up`.
     pub fn run<P: Products<S, S>>(&self, products: P) -> (Vec<S>, [Vec<S>; 2]) {
         let ExpertsShape { d_model, d_ff, .. } = self.shape;
         let [gate, up, down] = self.projections;
@@ -57,12 +57,12 @@ impl<S: Scalar> Forward<'_, S> {
             let h = products.left(Matrix::rows(&h, [count, d_ff]), Threads::One);
             product(products, result, [count, d_ff, d_model], &h, down);
         });
-        // SAFETY: blocks have all rows, and products have written each block of each output.
+        // SAFETY: blocks cover all rows, and products have written each block of each output.
         let (hidden, results) = unsafe { (hidden.map(|values| values.assume_init()), results.assume_init()) };
         (sum_by_token(&results, self.groups, self.shape), hidden)
     }
 
-    /// `w · silu(g) · u` of the rows of a block.
+    /// Computes `w · silu(g) · u` for the rows of a block.
     fn gated(&self, block: &Block, g: &[S], u: &[S]) -> Vec<S> {
         let width = self.shape.d_ff;
         let mut h = UninitVec::new(g.len());

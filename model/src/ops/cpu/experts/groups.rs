@@ -1,19 +1,19 @@
-//! Rows in groups by expert.
+//! Rows grouped by expert.
 
 use std::ops::Range;
 
 use crate::ops::experts::ExpertsShape;
 
-/// The most rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for
-/// the rows to stay in a core's second cache.
+/// Maximum rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for
+/// the rows to stay in a core's L2 cache.
 const BLOCK_ROWS: usize = 192;
 
-/// The choices of all tokens, sorted by expert: one row for each, and the rows of an expert in the order of
+/// The choices of all tokens, sorted by expert: one row per choice, and the rows of an expert in the order of
 /// the tokens.
 #[derive(Debug)]
 pub struct Groups {
     per_token: usize,
-    /// The first row of each expert, and the number of all rows.
+    /// The first row of each expert, followed by the total number of rows.
     starts: Vec<usize>,
     /// The choice of each row: `token * per_token + j`.
     choices: Vec<usize>,
@@ -29,7 +29,7 @@ pub struct Block {
 }
 
 impl Groups {
-    /// The groups of `chosen` `[tokens, per_token]`.
+    /// Groups `chosen` `[tokens, per_token]`.
     pub fn new(chosen: &[i64], shape: ExpertsShape) -> Self {
         let expert = |index: i64| {
             let expert = usize::try_from(index).ok().filter(|&expert| expert < shape.experts);
@@ -52,32 +52,32 @@ impl Groups {
         Groups { per_token: shape.per_token, starts, choices, rows }
     }
 
-    /// Number of experts.
+    /// Returns the number of experts.
     pub fn experts(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The rows of an expert.
+    /// Returns the rows of an expert.
     pub fn rows_of(&self, expert: usize) -> Range<usize> {
         self.starts[expert]..self.starts[expert + 1]
     }
 
-    /// The row of a choice.
+    /// Returns the row of a choice.
     pub fn row(&self, choice: usize) -> usize {
         self.rows[choice]
     }
 
-    /// The choices of some rows.
+    /// Returns the choices of `rows`.
     pub fn choices(&self, rows: Range<usize>) -> &[usize] {
         &self.choices[rows]
     }
 
-    /// The tokens of some rows.
+    /// Returns the tokens of `rows`.
     pub fn tokens(&self, rows: Range<usize>) -> impl ExactSizeIterator<Item = usize> {
         self.choices(rows).iter().map(|choice| choice / self.per_token)
     }
 
-    /// All rows in blocks of about one size.
+    /// Returns all rows in blocks of similar size.
     pub fn blocks(&self) -> Vec<Block> {
         let blocks_of = |expert: usize| {
             let rows = self.rows_of(expert);
@@ -90,7 +90,7 @@ impl Groups {
 }
 
 impl Block {
-    /// Cuts `values`, with `width` elements for each row, into the parts of `blocks`, which have all rows in
+    /// Cuts `values`, with `width` elements per row, into the parts of `blocks`, which cover all rows in
     /// order.
     pub fn cut<'a, T>(blocks: &[Block], mut values: &'a mut [T], width: usize) -> Vec<&'a mut [T]> {
         let mut next = |block: &Block| {

@@ -1,4 +1,4 @@
-//! All kernels without a launch, for tests of the code that they compile to.
+//! All kernels without a launch, for tests of their compiled code.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::shares::{VECTOR, sum_shares_kernel};
 use super::tile::{Pass, Tile};
 
-/// The kernels that attention launches on a device for elements of type `dtype`, with their names, where a
-/// row sees at most `window` rows.
+/// Returns the kernels, with their names, that attention launches on a device for elements of type `dtype`,
+/// where a row attends to at most `window` rows.
 ///
 /// Empty if no tile fits the device.
 pub fn kernels(
@@ -35,7 +35,8 @@ pub fn kernels(
         let dim = CubeDim::new_1d(units as u32);
         KernelSettings::new(dim.into(), ExecutionMode::Unchecked, AddressType::U32)
     };
-    /// A kernel with its buffers and what it is compiled for: a tile, or units of a cube and other arguments.
+    /// Creates a kernel from its buffers and its compile-time arguments: a tile, or the units of a cube and
+    /// other arguments.
     macro_rules! kernel {
         ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident, $elem:expr) => {{
             let vectors = [$tile.vector(), $tile.run()];

@@ -38,15 +38,15 @@ impl AttentionKernels for CubeBackend {
     }
 }
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, with a `window` at
-/// most `window` rows, and the logarithm of each row's sum.
+/// Computes `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row attends to itself and to the rows before it,
+/// with a `window` to at most `window` rows. Also returns the logarithm of each row's sum.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
 /// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the
+/// If the shapes do not match, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the
 /// device cannot compute with the dtype.
 pub fn forward(
     q: &CubeTensor,
@@ -59,8 +59,8 @@ pub fn forward(
     forward_of(q, k, v, rows, window)
 }
 
-/// [`forward`] for queries that are the last of `filled` rows. `k` and `v` are
-/// `[batch, capacity, kv_heads, head_dim]`; rows from `filled` on do not count.
+/// Computes [`forward`] for queries that are the last of `filled` rows. `k` and `v` are `[batch, capacity,
+/// kv_heads, head_dim]`; rows from `filled` on are ignored.
 ///
 /// # Panics
 ///
@@ -89,11 +89,11 @@ fn forward_of(
     (out, lse)
 }
 
-/// The gradients of `q`, `k` and `v` of [`forward`] with the same `window`, of which `out` and `lse` are the
-/// results and `dout` is the gradient of `out`.
+/// Returns the gradients of `q`, `k` and `v` of [`forward`] with the same `window`. `out` and `lse` are its
+/// results, and `dout` is the gradient of `out`.
 ///
-/// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if
-/// any of the two is wanted.
+/// Only `wanted` gradients are returned. One kernel computes the gradients of `k` and `v`; it runs if either
+/// is wanted.
 ///
 /// # Panics
 ///

@@ -13,10 +13,10 @@ use super::stage::{
 };
 use super::tile::{Tile, is_before, lane, row_of};
 
-/// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
+/// The score of a column to which a row does not attend. Unlike infinities, its differences are numbers.
 pub(super) const MASKED: f32 = -1e30;
-/// The running maximum before the first column in a window, where the first tile may have none that a row
-/// sees: above [`MASKED`], so that the weights of such a tile are 0, and below every score.
+/// The running maximum before the first column with a window, where a row may not attend to any column of the
+/// first tile: above [`MASKED`], so that the weights of such a tile are 0, and below every score.
 const NONE_SEEN: f32 = -1e27;
 
 /// Sizes of a launch.
@@ -24,32 +24,32 @@ const NONE_SEEN: f32 = -1e27;
 pub struct Sizes {
     /// Rows of queries.
     pub seq: u32,
-    /// Rows of keys that are filled.
+    /// Filled rows of keys.
     pub keys: u32,
-    /// Rows of keys in memory.
+    /// Allocated rows of keys.
     pub capacity: u32,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: u32,
-    /// Heads of keys.
+    /// Key heads.
     pub kv_heads: u32,
     /// The factor of scores.
     pub scale: f32,
 }
 
-/// The index of a head's first row, counted in rows of one head. Rows of a head are `heads` apart.
+/// Returns the index of a head's first row, counted in rows of one head. Rows of a head are `heads` apart.
 #[cube]
 pub(super) fn head_start(batch: u32, rows: u32, heads: u32, head: u32) -> usize {
     batch as usize * rows as usize * heads as usize + head as usize
 }
 
-/// Index `index` of `count`, counted from the last one.
+/// Returns index `index` of `count`, counted from the end.
 #[cube]
 pub(super) fn from_last(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
-/// The first tile of columns that query `first`, which comes after `before` keys of earlier ones, or a query
-/// after it sees.
+/// Returns the first tile of columns to which query `first` or a later query attends. `before` keys belong to
+/// earlier queries.
 #[cube]
 pub(super) fn first_step(
     first: u32,
@@ -65,10 +65,10 @@ pub(super) fn first_step(
     }
 }
 
-/// The result and the logarithms of the rows' sums.
+/// Computes the result and the logarithms of the rows' sums.
 ///
-/// Cubes: heads; batch; tiles of queries, the last one first since it has the most to do. A row sees at most
-/// `window` columns, if there is one.
+/// Cubes: heads; batch; tiles of queries, beginning with the last because it has the most work. A row attends
+/// to at most `window` columns, if there is a window.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -101,7 +101,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let first = from_last(CUBE_POS_Z, CUBE_COUNT_Z) * comptime!(tile.rows as u32);
     let before = sizes.keys - sizes.seq;
     let kv_head = head / (sizes.heads / sizes.kv_heads);
-    // Past the last key that the last of these queries sees.
+    // The end of the keys to which the last of these queries attends.
     let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
     let begin = first_step(first, before, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
@@ -125,7 +125,8 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
 
     arrive(tile);
     let kept = keep_rows::<E, N>(&rows, tile);
-    // Rows see all columns of the steps before `seen`: those, most of the work, have a loop without masks.
+    // Rows attend to all columns of the steps before `seen`: these steps, most of the work, have a loop
+    // without masks.
     let parts = comptime!(if window.is_some() || tile.publishes() { 1 } else { 2 });
     let seen = if comptime!(parts == 2) {
         min((first + before + 1) / comptime!(tile.columns as u32), steps)
@@ -209,7 +210,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     write_rows::<E, O>(&sums, &scale, out, q_start * run_width, pitch, valid, tile);
 }
 
-/// Stages tile `begin` of columns of two tensors for a step. A head of `rows` rows begins at `start`.
+/// Stages tile `begin` of the columns of two tensors for a step. A head of `rows` rows begins at `start`.
 #[cube]
 pub(super) fn stage_columns<E: Float, N: Size>(
     a: &[Vector<E, N>],
@@ -231,8 +232,8 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at query
-/// `first`, which comes after `before` keys of earlier ones, and columns of keys at `column`.
+/// Masks the scores of keys that are before their query's window. Rows of queries begin at query `first`,
+/// with `before` keys of earlier queries, and columns of keys begin at `column`.
 #[cube]
 pub(super) fn mask_past(
     scores: &mut Array<f32>,
@@ -261,8 +262,8 @@ pub(super) fn mask_past(
     }
 }
 
-/// Masks the scores of keys after their query, where rows of queries begin at position `first` and columns of
-/// keys at `column`.
+/// Masks the scores of keys after their query. Rows of queries begin at position `first`, and columns of keys
+/// at `column`.
 #[cube]
 pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());

@@ -1,4 +1,4 @@
-//! Launching the kernels.
+//! Launches the kernels.
 
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
@@ -14,11 +14,12 @@ use super::shares::{allocate_shares, shares_of, sum_shares};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 
-/// The shape of a call whose queries are the last of `filled` rows, and see at most `window` of them.
+/// Returns the shape of a call whose queries are the last of `filled` rows, and attend to at most `window` of
+/// them.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, or the kernels do not take such tensors.
+/// If the shapes do not match, or the kernels do not support such tensors.
 fn shape_of([q, k, v]: [&CubeTensor; 3], filled: usize, window: Option<usize>) -> AttentionShape {
     let shape = AttentionShape::of(q, k, v, Some(filled), window);
     assert!(
@@ -36,7 +37,7 @@ fn shape_of([q, k, v]: [&CubeTensor; 3], filled: usize, window: Option<usize>) -
     shape
 }
 
-/// The sizes that kernels read.
+/// Returns the sizes that kernels read.
 fn sizes(shape: AttentionShape) -> SizesLaunch {
     SizesLaunch::new(
         shape.seq as u32,
@@ -48,23 +49,23 @@ fn sizes(shape: AttentionShape) -> SizesLaunch {
     )
 }
 
-/// The window that kernels are compiled for; those without one are the same for all lengths.
+/// Returns the window for which kernels are compiled. Kernels without one are the same for all lengths.
 fn window_of(shape: AttentionShape) -> Option<u32> {
     shape.window.map(|window| window as u32)
 }
 
-/// A cube per tile of `rows` rows, per head and per sequence of the batch.
+/// Returns a grid with a cube per tile of `rows` rows, per head and per sequence of the batch.
 ///
-/// Devices start cubes in the order of their index, of which x varies fastest. Tiles are the slowest part,
-/// so the tiles with the most to do come first over all heads and sequences, and the last cubes to end are
-/// short ones.
+/// Devices start cubes in the order of their index, in which x varies fastest and tiles vary slowest. So the
+/// tiles with the most work come first over all heads and sequences, and the last cubes to end are short
+/// ones.
 fn grid(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> (CubeCount, CubeDim) {
     let tiles = rows.div_ceil(tile.rows);
     let count = CubeCount::new_3d(heads as u32, shape.batch as u32, tiles as u32);
     (count, CubeDim::new_1d(tile.units() as u32))
 }
 
-/// Whether the kernels take these queries, keys and values.
+/// Returns whether the kernels support these queries, keys and values.
 pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
     let [.., head_dim] = dims(q);
     let properties = q.client.properties();
@@ -75,12 +76,12 @@ pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
         && [Pass::Forward, Pass::Queries, Pass::Keys].into_iter().all(|pass| tile(pass).is_some())
 }
 
-/// Whether heads are as wide as whole tiles.
+/// Returns whether heads of this width consist of whole tiles.
 fn is_supported(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
 }
 
-/// [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into given tensors.
+/// Computes [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into given tensors.
 ///
 /// # Panics
 ///
@@ -101,7 +102,7 @@ pub fn forward_into(
     let (tile, [n, o]) = tile_of(Pass::Forward, q, shape.head_dim);
     let [q, k, v] = [q, k, v].map(|tensor| into_contiguous(tensor.clone()));
     // SAFETY: the kernel reads rows of queries below `seq` and of keys below `keys`, and writes rows below
-    // `seq`. The checks above and `Tile` promise that these rows are there. Its loops end.
+    // `seq`. The checks above and `Tile` guarantee that these rows exist. Its loops end.
     unsafe {
         launch! {
             forward_kernel, grid(shape, shape.seq, shape.heads, &tile);
@@ -110,9 +111,9 @@ pub fn forward_into(
     }
 }
 
-/// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and
-/// values if they are wanted. The kernel of queries always runs: it writes `delta`, which the kernel of keys
-/// reads.
+/// Computes [`backward`](super::backward) into given tensors: the gradient of the queries, and the gradients
+/// of keys and values if they are wanted. The kernel of queries always runs: it writes `delta`, which the
+/// kernel of keys reads.
 ///
 /// # Panics
 ///
@@ -155,7 +156,7 @@ pub fn backward_into(
         let launch = |dk: &CubeTensor, dv: &CubeTensor| {
             let elems = [elem, ElemType::Float(kind_of(dk.dtype))];
             // SAFETY: as in `forward_into`; rows of keys below `seq` are written, for as many heads as the
-            // grid has, which `dk` and `dv` have as well.
+            // grid has, and `dk` and `dv` have that many heads.
             unsafe {
                 launch! {
                     keys_kernel, grid(shape, shape.keys, shape.kv_heads * shares, &tile);
@@ -174,7 +175,7 @@ pub fn backward_into(
     }
 }
 
-/// Panics unless a tensor can be written by a kernel.
+/// Panics unless a kernel can write the tensor.
 fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     assert!(
         tensor.is_contiguous() && tensor.dtype == dtype && tensor.meta.shape()[..] == *shape,
@@ -182,7 +183,7 @@ fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
     );
 }
 
-/// The type of a tensor's elements, on a device that computes with it.
+/// Returns the type of a tensor's elements, on a device that computes with it.
 fn elem_of(tensor: &CubeTensor) -> ElemType {
     let elem = ElemType::Float(kind_of(tensor.dtype));
     let usage = tensor.client.properties().features.type_usage(elem);
@@ -203,7 +204,7 @@ fn kind_of(dtype: DType) -> FloatKind {
     }
 }
 
-/// The tile of a pass, and the elements of a vector that it reads and of one that it writes.
+/// Returns the tile of a pass, and the vector sizes with which it reads and writes.
 fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2]) {
     let properties = tensor.client.properties();
     let tile = Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
@@ -212,7 +213,7 @@ fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2
     (tile, [tile.vector(), tile.run()])
 }
 
-/// The sizes of a tensor of queries, keys or values.
+/// Returns the sizes of a tensor of queries, keys or values.
 pub(super) fn dims(tensor: &CubeTensor) -> [usize; 4] {
     tensor.meta.shape().dims()
 }

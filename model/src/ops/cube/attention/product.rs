@@ -1,4 +1,4 @@
-//! The two products of tiles that attention is made of.
+//! The two products of tiles that make up attention.
 
 use cubecl::cmma::MatrixIdent;
 use cubecl::prelude::*;
@@ -7,8 +7,8 @@ use super::fragments::load;
 use super::tile::{Instructions, Tile, column_of, row_of, run_of};
 use super::warpgroup::{accumulate_wgmma, score_wgmma};
 
-/// `scores = rows · columnsᵀ`, both staged with one row per row and column. `columns` begin at row `from`. `kept` are
-/// the rows as [`keep_rows`](super::fragments::keep_rows) returns them.
+/// Computes `scores = rows · columnsᵀ`. Both operands are staged, with one row per row or column. `columns`
+/// begin at row `from`. `kept` are the rows as returned by [`keep_rows`](super::fragments::keep_rows).
 #[cube]
 pub(super) fn score<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -29,8 +29,8 @@ pub(super) fn score<E: Float, N: Size>(
     }
 }
 
-/// `out += product · columns`, where `product` is a tile of scores, and `columns` are staged from row `from`
-/// on.
+/// Computes `out += product · columns`, where `product` is a tile of scores, and `columns` are staged from
+/// row `from` on.
 ///
 /// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] has
 /// written it.
@@ -85,9 +85,9 @@ fn score_mma<E: Float, N: Size>(
     let per_row = comptime!(tile.columns_per_unit());
     let strips = comptime!(tile.rows_per_unit / 2);
     let (plane, unit) = (UNIT_POS as usize / 32, UNIT_POS as usize % 32);
-    // Four matrices of 8 × 8 are read at once; eight units each say where the rows of one begin. Of the
-    // rows: upper and lower half of the left, then of the right 8 values. Of the columns: left and right 8
-    // values of the first 8 columns, then of the next.
+    // Four matrices of 8 × 8 are read at once; for each matrix, eight units provide the addresses of its
+    // rows. For the rows: upper and lower half of the left 8 values, then of the right 8. For the columns:
+    // left and right 8 values of the first 8 columns, then of the next.
     let row = (plane * comptime!(8 * tile.rows_per_unit) + unit % 16) * stride + unit / 16;
     let column = (from + unit % 8 + unit / 16 * 8) * stride + unit / 8 % 2;
     #[unroll]
@@ -124,14 +124,14 @@ fn accumulate_mma<E: Float, N: Size>(
     let out_per_row = comptime!(tile.runs_per_unit() * tile.run());
     let strips = comptime!(tile.rows_per_unit / 2);
     let unit = UNIT_POS as usize % 32;
-    // Read transposed: first and second 8 columns of the left, then of the right 8 values.
+    // Read transposed: first and second 8 columns of the left 8 values, then of the right 8.
     let column = (from + unit % 16) * stride + unit / 16;
     #[unroll]
     for k in 0..comptime!(tile.columns / 16) {
         let mut left = Sequence::<Sequence<u32>>::new();
         #[unroll]
         for strip in 0..strips {
-            // Two neighbouring accumulators of 16 × 8 are a left operand of 16 × 16.
+            // Two adjacent accumulators of 16 × 8 form a left operand of 16 × 16.
             let mut operand = Sequence::<u32>::new();
             #[unroll]
             for i in 0..4usize {
@@ -158,7 +158,7 @@ fn accumulate_mma<E: Float, N: Size>(
 
 /// Adds a product of 16 × 16 × 16 to the values of `sums` from `at` on, whose rows are `per_row` apart.
 ///
-/// The instruction is written out: the one of CubeCL takes arrays, and copying registers in and out of arrays
+/// The instruction is written out: CubeCL's version takes arrays, and copying registers to and from arrays
 /// trebles the code.
 #[cube]
 fn multiply(

@@ -9,8 +9,8 @@ use super::tile::{Instructions, Tile, lane, row_of, run_of};
 /// Vectors of 8 values in a row of a panel.
 const PANEL_VECTORS: usize = 8;
 
-/// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
-/// row `to` on. Rows from `valid` on become zero.
+/// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from row
+/// `to` on. Rows from `valid` on become zero.
 ///
 /// With an asynchronous tile, the rows have arrived after the next [`before_stage`] or [`arrive`].
 #[cube]
@@ -28,14 +28,14 @@ pub(super) fn stage<E: Float, N: Size>(
     let vectors = comptime!(count * width);
     let units = comptime!(tile.units());
     if comptime!(tile.asynchronous()) {
-        // A unit copies the same column of rows that are as far apart as there are units.
+        // Each unit copies one column of rows that are `skip` apart.
         let skip = comptime!(units / width);
         let (row, column) = (UNIT_POS as usize / width, UNIT_POS as usize % width);
         #[unroll]
         for step in 0..comptime!(vectors / units) {
             let row = row + comptime!(step * skip);
             let there = (row as u32) < valid;
-            // A copy of no elements needs a valid address as well.
+            // A copy of no elements needs a valid address, too.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
             let at = place_of(to, row, column, count, tile);
@@ -60,13 +60,13 @@ pub(super) fn stage<E: Float, N: Size>(
     }
 }
 
-/// The place in shared memory of vector `column` of row `row` of `count` rows, of which the first becomes row
-/// `to`.
+/// Returns the position in shared memory of vector `column` of row `row` of `count` rows, of which the first
+/// becomes row `to`.
 ///
-/// `wgmma` reads rows in the layout that a swizzle of 128 bytes makes (PTX ISA, "Asynchronous warpgroup level matrix
-/// instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a panel has 128
-/// bytes, in which vector `i` of row `r` is in place `i ^ (r % 8)`, so that neither rows nor columns that are
-/// read together lie in the same banks.
+/// `wgmma` reads rows in the layout that a swizzle of 128 bytes produces (PTX ISA, "Asynchronous warpgroup
+/// level matrix instructions"): rows lie in *panels* of 64 values, one panel after the other; a row of a
+/// panel has 128 bytes, in which vector `i` of row `r` is at position `i ^ (r % 8)`, so that neither rows nor
+/// columns that are read together lie in the same banks.
 #[cube]
 pub(super) fn place_of(
     to: usize,
@@ -85,7 +85,7 @@ pub(super) fn place_of(
     }
 }
 
-/// The row of shared memory where the columns of a step begin.
+/// Returns the row of shared memory where the columns of a step begin.
 #[cube]
 pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     if comptime!(tile.asynchronous()) {
@@ -95,7 +95,7 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
-/// To be called before rows are read into registers that stay: afterwards they have arrived.
+/// Waits for staged rows. Call it before rows are read into registers that stay.
 #[cube]
 pub(super) fn arrive(#[comptime] tile: Tile) {
     if comptime!(tile.keeps_rows) {
@@ -104,21 +104,21 @@ pub(super) fn arrive(#[comptime] tile: Tile) {
     }
 }
 
-/// To be called before columns are staged. Afterwards no unit reads the columns that they replace. With an
-/// asynchronous tile, the columns of this step have arrived as well.
+/// Call it before columns are staged. Afterwards no unit reads the columns that they replace. With an
+/// asynchronous tile, the columns of this step have also arrived.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
         gpu_asm!("cp.async.wait_all;");
         if comptime!(tile.instructions == Instructions::Wgmma) {
-            // `wgmma` sees what other instructions write only behind a fence between their proxies.
+            // `wgmma` sees the writes of other instructions only after a fence between their proxies.
             gpu_asm!("fence.proxy.async.shared::cta;");
         }
     }
     sync_cube();
 }
 
-/// To be called after columns were staged. Afterwards the columns of this step have arrived.
+/// Call it after columns were staged. Afterwards the columns of this step have arrived.
 #[cube]
 pub(super) fn after_stage(#[comptime] tile: Tile) {
     if comptime!(!tile.asynchronous()) {
@@ -127,7 +127,7 @@ pub(super) fn after_stage(#[comptime] tile: Tile) {
 }
 
 /// Writes the rows of this unit, each times `scale`, to rows `first ..` (a vector's index) of global memory.
-/// Rows from `valid` on are not written.
+/// Rows from `valid` on are skipped.
 #[cube]
 pub(super) fn write_rows<E: Float, O: Size>(
     values: &Array<f32>,
@@ -165,7 +165,7 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// Each row's maximum or sum over the units that share it.
+/// Reduces each row's values to their maximum or sum over the units that share the row.
 #[cube]
 pub(super) fn reduce_rows(
     values: &mut Array<f32>,
@@ -212,7 +212,7 @@ fn combine(a: f32, b: f32, #[comptime] reduction: Reduction) -> f32 {
     }
 }
 
-/// An array in registers in which all values are `value`.
+/// Returns an array in registers filled with `value`.
 #[cube]
 pub(super) fn filled(value: f32, #[comptime] len: usize) -> Array<f32> {
     let mut array = Array::<f32>::new(len);
@@ -223,7 +223,7 @@ pub(super) fn filled(value: f32, #[comptime] len: usize) -> Array<f32> {
     array
 }
 
-/// `2^x`, to a few units in the last place.
+/// Computes `2^x`, to a few units in the last place.
 #[cube]
 pub(super) fn exp2(x: f32, #[comptime] tile: Tile) -> f32 {
     if comptime!(tile.instructions != Instructions::Fma) {

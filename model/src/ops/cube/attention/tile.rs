@@ -1,10 +1,10 @@
 //! The layout of a tile of the scores on the units of a cube.
 //!
 //! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past them. A
-//! unit holds its share of a product as an array in registers, row by row: `rows_per_unit` rows with
-//! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` neighbouring values of `head_dim`.
-//! The kinds of [`Instructions`] differ in which rows and columns a unit holds, and in how rows lie in shared
-//! memory.
+//! unit holds its part of a product as an array in registers, row by row: `rows_per_unit` rows with
+//! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` adjacent values of `head_dim`. The
+//! kinds of [`Instructions`] differ in the rows and columns that a unit holds, and in the layout of rows in
+//! shared memory.
 
 use burn::tensor::Device;
 use cubecl::ir::features::MmaConfig;
@@ -16,9 +16,9 @@ use crate::ops::plain::{FusedOp, is_plain};
 /// The instructions that multiply tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Instructions {
-    /// `wgmma` instructions of 64 × columns × 16 on half precision, accumulated in `f32`, which compute capability
-    /// 9.0 has and no other. The four planes of a cube multiply together, and read both operands, or the right one,
-    /// from shared memory. Accumulators lie as those of `mma`.
+    /// `wgmma` instructions of 64 × columns × 16 on half precision, accumulated in `f32`, available only on
+    /// compute capability 9.0. The four planes of a cube multiply together, and read both operands, or the
+    /// right one, from shared memory. Accumulators have the same layout as with `mma`.
     Wgmma,
     /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole rows,
     /// four units share a row, and a product stays in its registers: an accumulator has the layout of the
@@ -30,13 +30,13 @@ pub enum Instructions {
 
 /// Units that share a row without tensor cores.
 const FMA_LANES: usize = 8;
-/// Units of a plane where there are tensor cores.
+/// Units of a plane with tensor cores.
 const PLANE: usize = 32;
-/// Rows that a warpgroup, four planes, multiplies at once.
+/// Rows that a warpgroup, which is four planes, multiplies at once.
 const WARPGROUP_ROWS: usize = 64;
 /// Bytes of the atoms that a swizzle of 128 bytes permutes.
 pub(super) const ATOM_BYTES: usize = 1024;
-/// Bytes of shared memory that a kernel may always take.
+/// Bytes of shared memory that are always available to a kernel.
 const RESERVE: usize = 256;
 
 /// Sizes of a tile, fixed when a kernel is compiled.
@@ -48,19 +48,19 @@ pub struct Tile {
     pub elem: FloatKind,
     /// Width of a head.
     pub head_dim: usize,
-    /// Rows of a cube.
+    /// Rows per cube.
     pub rows: usize,
-    /// Columns of a step.
+    /// Columns per step.
     pub columns: usize,
-    /// Rows of which a unit holds values.
+    /// Number of rows of which a unit holds values.
     pub rows_per_unit: usize,
-    /// Stages of columns in shared memory: with 2, the next one loads while this one is used.
+    /// Stages of columns in shared memory: with 2, the next stage loads while the current one is used.
     pub stages: usize,
-    /// Whether rows stay in registers as left operands, which spares a `wgmma` from reading them.
+    /// True if rows stay in registers as left operands, so that `wgmma` need not read them.
     pub keeps_rows: bool,
 }
 
-/// The pass that a tile is for. Passes differ in the values that they keep.
+/// The pass for which a tile is used. Passes keep different values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Rows of queries; the result stays.
@@ -72,7 +72,7 @@ pub enum Pass {
 }
 
 impl Tile {
-    /// The tile of a pass for elements of type `dtype` on a device, if one fits.
+    /// Returns the tile of a pass for elements of type `dtype` on a device, if one fits.
     pub fn select(
         pass: Pass,
         properties: &DeviceProperties,
@@ -95,8 +95,8 @@ impl Tile {
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
         if uses_wgmma(properties) && multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             let columns = if pass == Pass::Forward && head_dim == 64 { 128 } else { 64 };
-            // Two cubes have to fit into a multiprocessor, of the forward pass with heads of 64 three, as it
-            // waits for other units than tensor cores.
+            // Two cubes must fit into a multiprocessor; three for the forward pass with heads of 64, because
+            // it also waits for units other than tensor cores.
             let keeps_rows = !matches!((pass, head_dim), (Pass::Keys, 128) | (Pass::Forward, 64));
             let tile = Tile { keeps_rows, ..tile(Instructions::Wgmma, (WARPGROUP_ROWS, columns, 2), 2) };
             if fits(&tile) {
@@ -104,8 +104,8 @@ impl Tile {
             }
         }
         if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
-            // Rows, columns, rows per unit. More rows per unit read columns less often; what they keep
-            // has to fit into 255 registers, and two cubes into a multiprocessor of compute
+            // Rows, columns, rows per unit. With more rows per unit, columns are read less often; but the
+            // kept values must fit into 255 registers, and two cubes into a multiprocessor of compute
             // capability 9.0.
             let sizes = match (pass, head_dim) {
                 (Pass::Forward, 64) => (128, 64, 4),
@@ -126,12 +126,12 @@ impl Tile {
             .find(fits)
     }
 
-    /// The name of the element type in an `mma` instruction.
+    /// Returns the name of the element type in an `mma` instruction.
     pub(super) fn operand(&self) -> &'static str {
         if self.elem == FloatKind::BF16 { "bf16" } else { "f16" }
     }
 
-    /// The first value with tensor cores, the second one without.
+    /// Returns the first value with tensor cores, the second one without.
     fn either(&self, tensor_cores: usize, fma: usize) -> usize {
         match self.instructions {
             Instructions::Wgmma | Instructions::Mma => tensor_cores,
@@ -139,63 +139,64 @@ impl Tile {
         }
     }
 
-    /// Units of a cube.
+    /// Returns the number of units per cube.
     pub fn units(&self) -> usize {
         self.either(self.rows / (8 * self.rows_per_unit) * PLANE, self.rows / self.rows_per_unit * FMA_LANES)
     }
 
-    /// Values in a vector that the kernels read.
+    /// Returns the number of values in a vector that the kernels read.
     pub fn vector(&self) -> usize {
         self.either(8, 4)
     }
 
-    /// Neighbouring values of a row that a unit holds, and writes at once.
+    /// Returns the number of adjacent values of a row that a unit holds, and writes at once.
     pub fn run(&self) -> usize {
         self.either(2, 4)
     }
 
-    /// Columns from score 0 of a row of a unit to score `index`.
+    /// Returns the distance in columns from score 0 of a unit's row to score `index`.
     fn column_offset(&self, index: usize) -> usize {
         self.either(index / 2 * 8 + index % 2, index * FMA_LANES)
     }
 
-    /// Scores of a row that a unit holds.
+    /// Returns the number of scores of a row that a unit holds.
     pub fn columns_per_unit(&self) -> usize {
         self.columns / self.lanes()
     }
 
-    /// Runs of a row of `head_dim` values that a unit holds.
+    /// Returns the number of runs of a row of `head_dim` values that a unit holds.
     pub fn runs_per_unit(&self) -> usize {
         (self.head_dim / self.run()).div_ceil(self.lanes())
     }
 
-    /// Values of `rows_per_unit` rows of `head_dim` values that a unit holds.
+    /// Returns the number of values of `rows_per_unit` rows of `head_dim` values that a unit holds.
     pub fn values_per_unit(&self) -> usize {
         self.rows_per_unit * self.runs_per_unit() * self.run()
     }
 
-    /// Whether the last run of some units lies past the end of a row.
+    /// Returns whether the last run of some units lies past the end of a row.
     pub fn runs_past(&self) -> bool {
         !(self.head_dim / self.run()).is_multiple_of(self.lanes())
     }
 
-    /// Scores that a unit holds.
+    /// Returns the number of scores that a unit holds.
     pub fn scores_per_unit(&self) -> usize {
         self.rows_per_unit * self.columns_per_unit()
     }
 
-    /// Units that share a row.
+    /// Returns the number of units that share a row.
     pub fn lanes(&self) -> usize {
         self.either(4, FMA_LANES)
     }
 
-    /// Vectors of a row in global memory.
+    /// Returns the number of vectors of a row in global memory.
     pub fn row_vectors(&self) -> usize {
         self.head_dim / self.vector()
     }
 
-    /// Vectors from one row to the next in shared memory: for `mma` and without tensor cores one more than a
-    /// row has, so that the rows that are read together lie in different banks. See `place_of` for `wgmma`.
+    /// Returns the number of vectors from one row to the next in shared memory: for `mma` and without tensor
+    /// cores one more than a row has, so that the rows that are read together lie in different banks. See
+    /// `place_of` for `wgmma`.
     pub fn stride(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.row_vectors(),
@@ -203,7 +204,8 @@ impl Tile {
         }
     }
 
-    /// Bytes that rows in shared memory are aligned to: a `wgmma` reads rows in atoms of 8 rows of 128 bytes.
+    /// Returns the alignment of rows in shared memory in bytes: `wgmma` reads rows in atoms of 8 rows of 128
+    /// bytes.
     pub fn alignment(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => ATOM_BYTES,
@@ -211,32 +213,32 @@ impl Tile {
         }
     }
 
-    /// Whether stages are filled by copies that units do not wait for.
+    /// Returns whether stages are filled by asynchronous copies.
     pub fn asynchronous(&self) -> bool {
         self.stages == 2
     }
 
-    /// Steps from the one that is computed to the one whose columns are staged meanwhile.
+    /// Returns the number of steps from the one being computed to the one whose columns are staged meanwhile.
     pub fn ahead(&self) -> u32 {
         u32::from(self.asynchronous())
     }
 
-    /// Whether a product of scores has to be laid out in shared memory before it is multiplied again.
+    /// Returns whether a product of scores must be written to shared memory before it is multiplied again.
     pub fn publishes(&self) -> bool {
         self.instructions == Instructions::Fma
     }
 
-    /// Values of shared memory for products that are multiplied again.
+    /// Returns the number of values of shared memory for products that are multiplied again.
     pub fn published(&self, products: usize) -> usize {
         if self.publishes() { products * self.rows * self.columns } else { 1 }
     }
 
-    /// Values of shared memory for sums and maxima over rows.
+    /// Returns the number of values of shared memory for sums and maxima over rows.
     pub fn partials(&self) -> usize {
         if self.publishes() { self.rows * FMA_LANES } else { 1 }
     }
 
-    /// Bytes of shared memory that a pass takes.
+    /// Returns the bytes of shared memory that a pass needs.
     fn shared_bytes(&self, pass: Pass, size: usize) -> usize {
         let row = self.stride() * self.vector() * size;
         let streams = 2 * self.columns * self.stages * row;
@@ -252,20 +254,20 @@ impl Tile {
     }
 }
 
-/// What CubeCL calls devices of compute capability 9.0, the only one that has `wgmma`.
+/// CubeCL's name of devices of compute capability 9.0, the only ones with `wgmma`.
 const HOPPER: &str = "ptx_sm90";
 
-/// Whether `device` has the instructions of [`Instructions::Wgmma`].
+/// Returns whether `device` has the instructions of [`Instructions::Wgmma`].
 pub fn has_warpgroups(device: &Device) -> bool {
     device.identity().is_some_and(|identity| identity.fingerprint == HOPPER)
 }
 
-/// Whether the instructions of [`Instructions::Wgmma`] are there and to be used.
+/// Returns whether the instructions of [`Instructions::Wgmma`] are available and enabled.
 fn uses_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == HOPPER && !is_plain(FusedOp::WarpgroupAttention)
 }
 
-/// Whether a device has the instructions of [`Instructions::Mma`] for elements of type `dtype`.
+/// Returns whether a device has the instructions of [`Instructions::Mma`] for elements of type `dtype`.
 fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
     let elem = ElemType::Float(dtype);
     let instruction = MmaConfig {
@@ -285,7 +287,7 @@ fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
         && features.copy_async
 }
 
-/// The row of the tile that is row `index` of this unit.
+/// Returns the row of the tile that is row `index` of this unit.
 #[cube]
 pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     match comptime!(tile.instructions) {
@@ -300,24 +302,25 @@ pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     }
 }
 
-/// The index of this unit among the units that share its rows.
+/// Returns the index of this unit among the units that share its rows.
 #[cube]
 pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
     UNIT_POS % comptime!(tile.lanes() as u32)
 }
 
-/// The column of the tile that is score `index` of a row of this unit.
+/// Returns the column of the tile that is score `index` of a row of this unit.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) * comptime!(tile.either(2, 1) as u32) + comptime!(tile.column_offset(index) as u32)
 }
 
-/// Whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to a column
-/// before `end`.
+/// Returns whether score `index` of a row of this unit, in a tile that begins at column `column`, belongs to
+/// a column before `end`.
 #[cube]
 pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[comptime] tile: Tile) -> bool {
     match comptime!(tile.instructions) {
-        // Compares with constants: a register for each column would leave fewer cubes to a multiprocessor.
+        // Compares with constants: one register per column would leave room for fewer cubes per
+        // multiprocessor.
         Instructions::Wgmma => {
             let first = column + column_of(0usize, tile);
             comptime!(tile.column_offset(index) as i32) < end as i32 - first as i32
@@ -326,7 +329,7 @@ pub(super) fn is_before(#[comptime] index: usize, end: u32, column: u32, #[compt
     }
 }
 
-/// The run of a row of `head_dim` values that is run `index` of this unit.
+/// Returns the run of a row of `head_dim` values that is run `index` of this unit.
 #[cube]
 pub(super) fn run_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     lane(tile) + comptime!((index * tile.lanes()) as u32)

@@ -1,5 +1,5 @@
-//! Causal attention through batched matrix products, with the whole matrix of scores in `f32`: for
-//! heads that the fused kernels do not take. A window hides scores, and saves no work.
+//! Causal attention through batched matrix products, with the whole matrix of scores in `f32`: for heads that
+//! the fused kernels do not support. A window hides scores, and saves no work.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -13,7 +13,7 @@ use super::super::sums::{Reduction, cube_reduce, units_for, zeros};
 use super::super::{contiguous_in, cubes, cubes_for, empty, len_of};
 use crate::ops::attention::AttentionShape;
 
-/// The result, and the logarithm of each row's sum.
+/// Returns the result, and the logarithm of each row's sum.
 pub(super) fn forward(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -31,7 +31,7 @@ pub(super) fn forward(
     (by_row(batched([weights, v], [false, false]), q.dtype), lse)
 }
 
-/// The gradients that are wanted.
+/// Returns the requested gradients.
 pub(super) fn backward(
     [q, k, v]: &[CubeTensor; 3],
     (out, lse): &(CubeTensor, CubeTensor),
@@ -45,7 +45,7 @@ pub(super) fn backward(
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-    // The weights are computed again. Their gradients become the gradients of the scores.
+    // The weights are recomputed. Their gradients become the gradients of the scores.
     let weights = scores(q_heads.clone(), k_heads.clone());
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);
@@ -61,18 +61,18 @@ pub(super) fn backward(
     ]
 }
 
-/// `[batch, rows, heads, head_dim]` as `[batch, heads, rows, head_dim]` in `f32`.
+/// Converts `[batch, rows, heads, head_dim]` to `[batch, heads, rows, head_dim]` in `f32`.
 fn by_head(x: &CubeTensor) -> CubeTensor {
     CubeBackend::float_swap_dims(contiguous_in(x, DType::F32), 1, 2)
 }
 
-/// The opposite of [`by_head`], contiguous, in `dtype`.
+/// Reverses [`by_head`]; the result is contiguous and in `dtype`.
 fn by_row(x: CubeTensor, dtype: DType) -> CubeTensor {
     contiguous_in(&CubeBackend::float_swap_dims(x, 1, 2), dtype)
 }
 
-/// The filled rows of keys or values, repeated for the query heads that share them:
-/// `[batch, heads, keys, head_dim]`.
+/// Returns the filled rows of keys or values, repeated for the query heads that share them: `[batch, heads,
+/// keys, head_dim]`.
 fn shared(x: &CubeTensor, shape: AttentionShape) -> CubeTensor {
     let AttentionShape { batch, keys, heads, kv_heads, head_dim, .. } = shape;
     let whole = Slice::full();
@@ -84,7 +84,7 @@ fn shared(x: &CubeTensor, shape: AttentionShape) -> CubeTensor {
     CubeBackend::float_reshape(x, Shape::from([batch, heads, keys, head_dim]))
 }
 
-/// The sum over the query heads that share a key head of `[batch, heads, keys, head_dim]`.
+/// Sums `[batch, heads, keys, head_dim]` over the query heads that share a key head.
 fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
     let AttentionShape { batch, keys, heads, kv_heads, head_dim, .. } = shape;
     let grouped = Shape::from([batch, kv_heads, heads / kv_heads, keys, head_dim]);
@@ -92,7 +92,7 @@ fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
     CubeBackend::float_reshape(sum, Shape::from([batch, kv_heads, keys, head_dim]))
 }
 
-/// `a · bᵀ` per head, contiguous.
+/// Computes `a · bᵀ` per head; the result is contiguous.
 fn scores(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     batched([a, b], [false, true])
 }
@@ -114,7 +114,7 @@ fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     }
 }
 
-/// Keys before the window of a query that sees the last of `visible` keys.
+/// Returns the number of keys before the window of a query that attends to the last of `visible` keys.
 #[cube]
 fn hidden_keys(visible: usize, #[comptime] window: Option<usize>) -> usize {
     if comptime!(window.is_some()) {
@@ -178,7 +178,7 @@ fn softmax_kernel(
     }
 }
 
-/// Replaces products of queries and keys by weights, and gradients of weights by gradients of these
+/// Replaces products of queries and keys with weights, and gradients of weights with gradients of these
 /// products.
 fn derive(
     weights: &CubeTensor,
@@ -207,7 +207,7 @@ fn derive(
     }
 }
 
-/// `rowsum(dO ∘ O)`.
+/// Computes `rowsum(dO ∘ O)`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn products_kernel(out: &[f32], dout: &[f32], products: &mut [f32], head_dim: usize) {
     if ABSOLUTE_POS >= products.len() {

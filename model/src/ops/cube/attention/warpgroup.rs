@@ -1,22 +1,22 @@
-//! The two products of tiles by `wgmma`, which compute capability 9.0 has.
+//! The two products of tiles with `wgmma`, available on compute capability 9.0.
 //!
-//! Operands in shared memory are named by *descriptors* of rows in the layout of
+//! Operands in shared memory are given by *descriptors* of rows in the layout of
 //! [`place_of`](super::stage::place_of), of which eight rows are an atom of 1024 bytes.
 //!
 //! # Order
 //!
-//! A product is one piece of assembly, from the fence that orders registers to the wait for the result, so no
-//! register of it can be touched meanwhile. Tensor cores are kept busy by the other cubes of a
-//! multiprocessor. What copies have written is made visible to `wgmma` by a fence before the barrier, see
+//! A product is one piece of assembly, from the fence that orders registers to the wait for the result, so
+//! none of its registers can be touched meanwhile. The other cubes of a multiprocessor keep the tensor cores
+//! busy. A fence before the barrier makes the writes of copies visible to `wgmma`, see
 //! [`before_stage`](super::stage::before_stage).
 //!
 //! # Outputs and inputs
 //!
-//! Outputs are written before the last input is read, and CubeCL cannot say so to the compiler, which may
-//! give an output the register of an input of the same type that comes to its end. It does so where one is
-//! the copy of the other, which is every sum with its own new value, as it should be. Others are never copies
-//! of each other: rows are integers, and a sum becomes no other sum. Registers of the assembly's own would be
-//! safe without this argument, and cost 50 to 100 moves in each step.
+//! Outputs are written before the last input is read. CubeCL cannot declare that to the compiler, which may
+//! assign an output to the register of an input of the same type whose lifetime ends there. It does so if one
+//! is the copy of the other, which is true of every sum and its own new value, as intended. Others are never
+//! copies of each other: rows are integers, and a sum never becomes a different sum. Separate registers of
+//! the assembly would be safe without this argument, but cost 50 to 100 moves in each step.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ const PANEL_ROW_BYTES: usize = 128;
 /// Values of a row that an instruction multiplies.
 const DEPTH: usize = 16;
 
-/// [`score`](super::product::score) of a tile of rows, and of columns staged from row `from` on.
+/// Computes [`score`](super::product::score) of a tile of rows, and of columns staged from row `from` on.
 #[cube]
 pub(super) fn score_wgmma<E: Float, N: Size>(
     scores: &mut Array<f32>,
@@ -48,7 +48,7 @@ pub(super) fn score_wgmma<E: Float, N: Size>(
     }
 }
 
-/// `S` are the scores that a unit holds.
+/// Computes the scores with staged rows. `S` is the number of scores that a unit holds.
 #[cube]
 fn score_staged<E: Float, N: Size, S: Size>(
     scores: &mut Array<f32>,
@@ -69,7 +69,8 @@ fn score_staged<E: Float, N: Size, S: Size>(
     unpack(scores, product, comptime!(tile.columns_per_unit()));
 }
 
-/// `S` are the scores that a unit holds, `L` its registers of the rows, of two values each.
+/// Computes the scores with rows in registers. `S` is the number of scores that a unit holds, `L` its number
+/// of row registers, with two values each.
 #[cube]
 fn score_kept<E: Float, N: Size, S: Size, L: Size>(
     scores: &mut Array<f32>,
@@ -95,7 +96,7 @@ fn score_kept<E: Float, N: Size, S: Size, L: Size>(
     unpack(scores, product, comptime!(tile.columns_per_unit()));
 }
 
-/// Where the rows from row `from` on begin.
+/// Returns a pointer to the rows from row `from` on.
 #[cube]
 fn begin_of<E: Float, N: Size>(
     rows: &Shared<[Vector<E, N>]>,
@@ -103,11 +104,11 @@ fn begin_of<E: Float, N: Size>(
     #[comptime] tile: Tile,
 ) -> *const Vector<E, N> {
     let at = from * comptime!(tile.stride());
-    // SAFETY: `wgmma` reads rows of the tile through it, and nothing else uses it.
+    // SAFETY: `wgmma` reads rows of the tile through the pointer, and nothing else uses it.
     unsafe { rows[at..at + 1].as_ptr_unchecked() }
 }
 
-/// [`accumulate`](super::product::accumulate) of columns staged from row `from` on.
+/// Computes [`accumulate`](super::product::accumulate) of columns staged from row `from` on.
 #[cube]
 pub(super) fn accumulate_wgmma<E: Float, N: Size>(
     out: &mut Array<f32>,
@@ -125,7 +126,8 @@ pub(super) fn accumulate_wgmma<E: Float, N: Size>(
     }
 }
 
-/// `V` are the values that a unit holds, `L` its registers of the left operand, of two scores each.
+/// Adds the product to the sums. `V` is the number of values that a unit holds, `L` its number of registers
+/// of the left operand, with two scores each.
 #[cube]
 fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     out: &mut Array<f32>,
@@ -139,7 +141,7 @@ fn accumulate_of<E: Float, N: Size, V: Size, L: Size>(
     let mut left = Vector::<u32, L>::empty();
     #[unroll]
     for k in 0..comptime!(tile.columns / DEPTH) {
-        // Two neighbouring accumulators of 8 columns are a left operand of 16.
+        // Two adjacent accumulators of 8 columns form a left operand of 16.
         #[unroll]
         for i in 0..4usize {
             let at = comptime!(i % 2 * per_row + k * 4 + i / 2 * 2);
@@ -182,20 +184,20 @@ fn unpack<S: Size>(values: &mut Array<f32>, registers: Vector<f32, S>, #[comptim
     }
 }
 
-/// The register of value `column` of row `row` of a unit: a pair of the first row is followed by one of the
-/// second.
+/// Returns the register of value `column` of row `row` of a unit: a pair of the first row is followed by a
+/// pair of the second.
 fn register_of(row: usize, column: usize) -> usize {
     column / 2 * 4 + row * 2 + column % 2
 }
 
-/// Operands of assembly, numbered from `first` on, in braces.
+/// Formats operands of assembly, numbered from `first` on, in braces.
 fn operands(first: usize, count: usize) -> String {
     let names: Vec<_> = (first..first + count).map(|number| format!("%{number}")).collect();
     format!("{{{}}}", names.join(", "))
 }
 
-/// Assembly that makes a descriptor `name` of rows whose panels are `panel` bytes apart and begin at the
-/// pointer in operand `pointer`.
+/// Returns assembly that creates a descriptor `name` of rows whose panels are `panel` bytes apart and begin
+/// at the pointer in operand `pointer`.
 fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     const SWIZZLE_128_BYTES: u64 = 1 << 62;
     let fields = SWIZZLE_128_BYTES | (ATOM_BYTES as u64 >> 4) << 32 | (panel as u64 >> 4) << 16;
@@ -207,8 +209,7 @@ fn descriptor(name: &str, pointer: usize, panel: usize) -> String {
     )
 }
 
-/// Assembly that adds up products, `steps` of them: the operands of step `k` are what `operands_of(k)`
-/// writes.
+/// Returns assembly that adds up `steps` products. `operands_of(k)` formats the operands of step `k`.
 fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usize) -> [String; 2]) -> String {
     let elem = tile.operand();
     let mut text = "wgmma.fence.sync.aligned;\n".to_owned();
@@ -223,7 +224,8 @@ fn products(tile: &Tile, columns: usize, steps: usize, operands_of: impl Fn(usiz
     text + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
 }
 
-/// Operands: the scores; the rows, or a pointer to them; a pointer to columns.
+/// Returns the assembly of the scores. Operands: the scores; the rows, or a pointer to them; a pointer to
+/// columns.
 fn score_text(tile: &Tile) -> String {
     let count = tile.scores_per_unit();
     let scores = operands(0, count);
@@ -254,14 +256,15 @@ fn score_text(tile: &Tile) -> String {
     )
 }
 
-/// Operands: the new sums, the old sums, the left operand, and a pointer to columns.
+/// Returns the assembly of the sums. Operands: the new sums, the old sums, the left operand, and a pointer to
+/// columns.
 fn accumulate_text(tile: &Tile) -> String {
     let (count, depth) = (tile.values_per_unit(), tile.columns / DEPTH);
     let sums = operands(0, count);
     let moves: String = (0..count).map(|i| format!("mov.f32 %{i}, %{};\n", count + i)).collect();
     let panel = tile.columns * PANEL_ROW_BYTES;
     let products = products(tile, tile.head_dim, depth, |step| {
-        // The columns are the depth of this product: 16 rows of 128 bytes are a step.
+        // The columns are the depth of this product: a step is 16 rows of 128 bytes.
         let begin = (step * DEPTH * PANEL_ROW_BYTES) >> 4;
         let left = operands(2 * count + 4 * step, 4);
         [

@@ -1,4 +1,4 @@
-//! Whether two algorithms of cuBLASLt have computed the same product.
+//! Checks that two cuBLASLt algorithms have computed the same product.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use half::{bf16, f16};
 
 use super::problem::{Float, Problem};
 
-/// Bytes of an output that are compared: all of a smaller one; of a larger one pieces from its start to its
-/// end.
+/// Maximum bytes of an output that are compared. A smaller output is compared completely; a larger one in
+/// pieces spread from its start to its end.
 const COMPARED: usize = 16 << 20;
 
 /// Bytes of a piece.
 const PIECE: usize = 64 << 10;
 
-/// The parts of an output of `bytes` bytes that are compared, with elements of `width` bytes.
+/// Returns the parts to compare of an output of `bytes` bytes, with elements of `width` bytes.
 pub(super) fn compared(bytes: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     let (pieces, len) = if bytes <= COMPARED { (1, bytes) } else { (COMPARED / PIECE, PIECE) };
     (0..pieces).map(move |piece| {
@@ -22,16 +22,16 @@ pub(super) fn compared(bytes: usize, width: usize) -> impl Iterator<Item = Range
     })
 }
 
-/// The most that two algorithms may differ by in a value, over the sum of the value and the root mean square
-/// of all values: they add in `f32` in another order, and round the sum to the dtype of the output. Of bf16,
-/// 2⁻⁷ is the distance of neighbours; and products whose operands are rounded to TF32 are as far apart. A
-/// part of the sum that is left out, or an output that is not written, is more.
+/// Returns the maximum difference of a value between two algorithms, relative to the sum of the value and the
+/// root mean square of all values: they add in `f32` in different orders, and round the sum to the dtype of
+/// the output. For bf16, 2⁻⁷ is the distance of adjacent values; products whose operands are rounded to TF32
+/// differ by as much. An omitted part of the sum, or an output that is not written, differs by more.
 fn bound(problem: &Problem) -> f64 {
     let is_rounded = problem.tf32 || problem.output == Float::Bf16;
     f64::exp2(if is_rounded { -7.0 } else { -9.0 })
 }
 
-/// Whether `other` has the values of `first`, outputs of `problem`, but for rounding.
+/// Returns whether the values of `other` and `first`, outputs of `problem`, agree up to rounding.
 pub(super) fn agree(problem: &Problem, first: &[u8], other: &[u8]) -> bool {
     let (first, other) = (values(first, problem.output), values(other, problem.output));
     let (squares, count) = first
@@ -84,14 +84,14 @@ mod tests {
         let first = bytes(&[1.0, -2.0, 0.0, 1000.0]);
         let agrees = |tf32, other: &[f32]| agree(&problem(Float::F32, tf32), &first, &bytes(other));
         assert!(agrees(false, &[1.0, -2.0, 0.0, 1000.0]));
-        // Values next to much larger ones have their error.
+        // Values next to much larger ones have the error of the larger ones.
         assert!(agrees(false, &[1.5, -2.0, 0.5, 1001.0]));
         assert!(!agrees(false, &[1.0, -2.0, 0.0, 1004.0]));
         assert!(agrees(true, &[1.0, -2.0, 0.0, 1004.0]));
         assert!(!agrees(true, &[1.0, -2.0, 0.0, 1020.0]));
         assert!(!agrees(true, &[1.0, -2.0, f32::NAN, 1000.0]));
         assert!(!agrees(true, &[1.0, -2.0, f32::INFINITY, 1000.0]));
-        // Nothing is known of values that cannot be computed, but that all are alike.
+        // Values that are not finite must be identical.
         let first = bytes(&[f32::NAN, f32::INFINITY]);
         let agrees = |other: &[f32]| agree(&problem(Float::F32, false), &first, &bytes(other));
         assert!(agrees(&[f32::NAN, f32::INFINITY]));

@@ -1,8 +1,8 @@
-//! Algorithms of products that were measured, and which of them a process uses.
+//! Measured algorithms of products, and the selection of those that a process uses.
 //!
-//! cuBLASLt guesses which of its algorithms is the fastest for a product. Where that guess was held against a clock
-//! (`measure`), the fastest one is kept here, by all that it follows from. Without that, products use cuBLASLt's
-//! first choice, so that a run's bits depend on nobody's clock.
+//! cuBLASLt guesses which of its algorithms is the fastest for a product. If that guess was checked by
+//! measurement (`measure`), the fastest algorithm is stored here, under everything that it depends on.
+//! Otherwise, products use cuBLASLt's first choice, so that a run's bits do not depend on timing.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::{Alignments, Problem};
 
-/// The kind of a GPU, by the driver's name of it, and the version of cuBLASLt: no other one can read an
+/// The kind of a GPU, by the driver's name for it, and the version of cuBLASLt: other versions cannot read an
 /// algorithm's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Platform {
@@ -19,7 +19,7 @@ pub(super) struct Platform {
     pub(super) library: usize,
 }
 
-/// What an algorithm was measured for.
+/// The circumstances in which an algorithm was measured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) platform: Platform,
@@ -27,35 +27,35 @@ pub(super) struct Key {
     pub(super) alignments: Alignments,
 }
 
-/// The fastest of the algorithms that cuBLASLt has named.
+/// The fastest algorithm among cuBLASLt's candidates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fastest {
-    /// cuBLASLt's own form of it.
+    /// cuBLASLt's encoding of the algorithm.
     pub(super) algorithm: [u64; 8],
-    /// The milliseconds of a product, and those with cuBLASLt's first choice.
+    /// Milliseconds of a product, and with cuBLASLt's first choice.
     pub(super) ms: f32,
     pub(super) first_ms: f32,
 }
 
-/// Algorithms for products of some GPUs, to be kept in a file.
+/// Algorithms for products on some GPUs, to be stored in a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProductAlgorithms {
     products: Vec<(Key, Fastest)>,
 }
 
 impl ProductAlgorithms {
-    /// Products that they are for.
+    /// Returns the number of products.
     pub fn len(&self) -> usize {
         self.products.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no algorithms.
     pub fn is_empty(&self) -> bool {
         self.products.is_empty()
     }
 
-    /// How many times as fast products are as with cuBLASLt's first choice, for those where another one is faster;
-    /// the smallest first.
+    /// Returns the speed-ups over cuBLASLt's first choice, for the products where another algorithm is
+    /// faster, in ascending order.
     pub fn gains(&self) -> Vec<f32> {
         let mut gains: Vec<f32> = self.products.iter().map(|(_, found)| found.first_ms / found.ms).collect();
         gains.retain(|gain| *gain > 1.0);
@@ -63,7 +63,7 @@ impl ProductAlgorithms {
         gains
     }
 
-    /// These and `others`, of which those for the same products count.
+    /// Merges `others` into these algorithms; `others` win for the same products.
     #[must_use]
     pub fn with(self, others: ProductAlgorithms) -> ProductAlgorithms {
         let mut all: BTreeMap<Key, Fastest> = self.products.into_iter().collect();
@@ -76,7 +76,7 @@ struct State {
     kept: BTreeMap<Key, Fastest>,
     measured: BTreeMap<Key, Fastest>,
     is_measuring: bool,
-    /// Kinds of products that do not use cuBLASLt's first choice unasked.
+    /// Number of kinds of products that use a measured algorithm instead of cuBLASLt's first choice.
     used: usize,
 }
 
@@ -86,45 +86,45 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, products whose algorithm was measured before use that one. For the whole process; products that
-/// were computed already stay with theirs.
+/// Makes products use their measured algorithm from now on, if there is one. For the whole process; kinds of
+/// products that were computed already keep their algorithm.
 pub fn use_algorithms(kept: ProductAlgorithms) {
     state().kept = kept.products.into_iter().collect();
 }
 
-/// From now on, the first product of each kind waits for the GPU, and measures the first algorithms that cuBLASLt
-/// names. For the whole process, and meant for a short run of its own.
+/// From now on, the first product of each kind waits for the GPU, and measures cuBLASLt's first candidates.
+/// For the whole process, and meant for a separate short run.
 pub fn measure_algorithms() {
     state().is_measuring = true;
 }
 
-/// The algorithms that this process has measured.
+/// Returns the algorithms that this process has measured.
 pub fn measured_algorithms() -> ProductAlgorithms {
     ProductAlgorithms { products: state().measured.clone().into_iter().collect() }
 }
 
-/// How many kinds of products this process computes with algorithms that were measured.
+/// Returns the number of kinds of products that this process computes with measured algorithms.
 pub fn used_algorithms() -> usize {
     state().used
 }
 
-/// Notes that one more kind of products uses what was measured.
+/// Counts one more kind of product that uses a measured algorithm.
 pub(super) fn count_use() {
     state().used += 1;
 }
 
-/// Whether the first product with this key is to be measured.
+/// Returns whether to measure the first product with this key.
 pub(super) fn is_wanted(key: &Key) -> bool {
     let state = state();
     state.is_measuring && !state.measured.contains_key(key)
 }
 
-/// Notes what was measured, and uses it from now on.
+/// Stores a measured algorithm, and uses it from now on.
 pub(super) fn note(key: Key, found: Fastest) {
     state().measured.insert(key, found);
 }
 
-/// The algorithm to use, if one was measured, in this process or before.
+/// Returns the algorithm to use, if one was measured, in this process or before.
 pub(super) fn algorithm_of(key: &Key) -> Option<[u64; 8]> {
     let state = state();
     let found = state.measured.get(key).or_else(|| state.kept.get(key).filter(|_| !state.is_measuring));

@@ -1,4 +1,4 @@
-//! Why a product could not be queued.
+//! The errors of queueing a product.
 
 use std::fmt::Display;
 
@@ -8,14 +8,14 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 
-/// Why a product could not be queued. No caller waits for it at that time, so the error stays with the memory
-/// of the result.
+/// The reason why a product could not be queued. No caller waits for it at that time, so the error stays with
+/// the memory of the result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProductError {
-    /// cuBLASLt has refused.
+    /// A call of cuBLASLt failed.
     #[error("{call} of cuBLASLt returned {status:?} for {what}")]
     Library {
-        /// The function that was called.
+        /// The function.
         call: &'static str,
         /// The status that cuBLASLt returned.
         status: cublasStatus_t,
@@ -28,12 +28,12 @@ pub(super) enum ProductError {
         /// The product.
         what: String,
     },
-    /// The driver has refused.
+    /// A call of the driver failed.
     #[error("{call} failed for {what}: {reason}")]
     Driver {
-        /// The function that was called.
+        /// The function.
         call: &'static str,
-        /// What the call was for.
+        /// Purpose of the call.
         what: String,
         /// The driver's error.
         reason: String,

@@ -21,15 +21,15 @@ use super::problem::{ALIGNMENT, Alignments, Problem, alignment_of};
 /// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
 const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
 
-/// The largest number of plans in memory. A run has a few dozen; generation has some for every length of a
+/// Maximum number of plans in memory. A run has a few dozen; generation has some for every length of a
 /// prompt.
 pub(super) const PLANS: usize = 4096;
 
-/// Whether the library can be loaded. Logs one warning if it cannot.
+/// Returns whether the library can be loaded. Logs one warning if it cannot.
 pub(super) fn present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     *PRESENT.get_or_init(|| {
-        // SAFETY: the call loads a library by its names, and NVIDIA's library does nothing when it is loaded.
+        // SAFETY: the call loads a library by its names, and loading NVIDIA's library has no side effects.
         let present = unsafe { is_culib_present() };
         if !present {
             tracing::warn!(
@@ -41,26 +41,26 @@ pub(super) fn present() -> bool {
     })
 }
 
-/// cuBLASLt on one GPU, for the one thread that CubeCL runs this GPU on.
+/// cuBLASLt on one GPU, used only by the thread on which CubeCL runs this GPU.
 ///
-/// Lives as long as the process: neither CubeCL's streams nor their thread end before.
+/// Lives as long as the process: neither CubeCL's streams nor their thread end earlier.
 pub(super) struct CublasLt {
     handle: cublasLtHandle_t,
     context: CUcontext,
     /// The kind of GPU, and the version of the library.
     platform: Platform,
     workspace_bytes: usize,
-    /// By stream: products of two streams may run at the same time.
+    /// Workspaces by stream: products of two streams may run concurrently.
     workspaces: HashMap<CUstream, CUdeviceptr>,
     plans: HashMap<(Problem, Alignments), Plan>,
 }
 
 impl CublasLt {
-    /// Opens cuBLASLt on the GPU with this number, which the driver has. The library must be [`present`].
+    /// Opens cuBLASLt on the GPU with this number, which must exist. The library must be [`present`].
     pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
         let what = || format!("GPU {index}");
         let device = device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
-        // SAFETY: the device is one the driver has just named. The context is never given back.
+        // SAFETY: the driver has just returned this device. The context is never released.
         let context = unsafe { primary_ctx::retain(device) };
         let context = context.map_err(ProductError::driver("cuDevicePrimaryCtxRetain", what()))?;
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
@@ -70,7 +70,7 @@ impl CublasLt {
         let gpu = device::get_name(device).map_err(ProductError::driver("cuDeviceGetName", what()))?;
         enter(context)?;
         let handle = lt::create_handle().map_err(ProductError::library("cublasLtCreate", what()))?;
-        // SAFETY: the library is there, and the call takes nothing.
+        // SAFETY: the library is loaded, and the call takes no arguments.
         let library = unsafe { cublasLtGetVersion() };
         Ok(CublasLt {
             handle,
@@ -82,22 +82,22 @@ impl CublasLt {
         })
     }
 
-    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices aligned like this. Also returns `true`
-    /// if a call fails: queueing the product reports that.
+    /// Returns whether cuBLASLt has an algorithm for `problem` and matrices with these alignments. Also
+    /// returns `true` if a call fails: queueing the product reports that.
     pub(super) fn has_algorithm(&self, problem: &Problem, alignments: Alignments) -> bool {
-        // cuBLASLt reads a bias only when it computes. Until then any aligned address will do.
+        // cuBLASLt reads a bias only when it computes. Until then any aligned address is fine.
         let bias = problem.bias.then_some(CUdeviceptr::from(ALIGNMENT));
         let plan = enter(self.context)
             .and_then(|()| Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes));
         !matches!(plan, Err(ProductError::NoAlgorithm { .. }))
     }
 
-    /// Queues `output = alpha · a · b (+ bias) + beta · output`, as `problem` has it.
+    /// Queues `output = alpha · a · b (+ bias) + beta · output`, as described by `problem`.
     ///
     /// # Safety
     ///
-    /// The addresses are those of device memory that holds the matrices of `problem` until the stream has run
-    /// the product. The stream belongs to this GPU.
+    /// The addresses must be those of device memory that holds the matrices of `problem` until the stream has
+    /// run the product. The stream must belong to this GPU.
     pub(super) unsafe fn multiply(
         &mut self,
         problem: &Problem,
@@ -109,17 +109,18 @@ impl CublasLt {
         enter(self.context)?;
         let workspace = (self.workspace(stream)?, self.workspace_bytes);
         let call = Call { handle: self.handle, at, factors: [alpha, beta], workspace, stream };
-        // SAFETY: the caller's promise. The workspace belongs to this stream alone.
+        // SAFETY: guaranteed by the caller. The workspace belongs to this stream alone.
         let plan = unsafe { self.plan(problem, &call, bias)? };
         if let Some(bias) = bias {
             plan.set_bias(bias).map_err(ProductError::library("cublasLtMatmulDescSetAttribute", problem))?;
         }
-        // SAFETY: the plan was made for this problem and addresses so aligned; the rest is the caller's promise.
+        // SAFETY: the plan was made for this problem and these alignments; the rest is guaranteed by the
+        // caller.
         unsafe { plan.queue(&plan.algorithm, &call) }
             .map_err(ProductError::library("cublasLtMatmul", problem))
     }
 
-    /// The workspace of `stream`, which the first product on it allocates.
+    /// Returns the workspace of `stream`, which the first product on it allocates.
     fn workspace(&mut self, stream: CUstream) -> Result<CUdeviceptr, ProductError> {
         match self.workspaces.entry(stream) {
             Entry::Occupied(entry) => Ok(*entry.get()),
@@ -133,11 +134,11 @@ impl CublasLt {
         }
     }
 
-    /// The plan of `problem`, which is made for the first product of the kind.
+    /// Returns the plan of `problem`, which is made for the first product of its kind.
     ///
     /// # Safety
     ///
-    /// As for `multiply`, of which `call` is one.
+    /// As for `multiply`, of which `call` must be one.
     unsafe fn plan(
         &mut self,
         problem: &Problem,
@@ -155,7 +156,7 @@ impl CublasLt {
                 let mut plan = Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?;
                 let key = Key { platform: self.platform.clone(), problem: *problem, alignments };
                 if algorithms::is_wanted(&key) {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     let found = unsafe { fastest_of(&plan, problem, call) };
                     found.into_iter().for_each(|found| algorithms::note(key.clone(), found));
                 }
@@ -170,9 +171,9 @@ impl CublasLt {
     }
 }
 
-/// Makes a GPU's context the current one of this thread.
+/// Makes a GPU's context current on this thread.
 fn enter(context: CUcontext) -> Result<(), ProductError> {
-    // SAFETY: the context is retained for good.
+    // SAFETY: the context is retained for ever.
     let entered = unsafe { ctx::set_current(context) };
     entered.map_err(ProductError::driver("cuCtxSetCurrent", "a matrix product"))
 }

@@ -1,4 +1,4 @@
-//! Which of the algorithms that cuBLASLt names is the fastest, by the clock of the GPU.
+//! Measures which of cuBLASLt's candidate algorithms is the fastest, with GPU timers.
 
 #![allow(unsafe_code)]
 
@@ -11,20 +11,20 @@ use super::algorithms::Fastest;
 use super::plan::{Call, Plan};
 use super::problem::Problem;
 
-/// Algorithms that are measured, the first that cuBLASLt names.
+/// Number of algorithms measured: the first that cuBLASLt returns.
 const NAMED: usize = 8;
 
-/// Times that each of them is measured, by turns; the median counts. There is one more at first, whose output
-/// is compared; caches and clocks settle meanwhile.
+/// Number of measurements per algorithm, alternating between algorithms; the median is used. One more run
+/// comes first, whose output is compared; caches and clocks settle meanwhile.
 const ROUNDS: usize = 7;
 
-/// The part of the time of cuBLASLt's first choice that another algorithm may take. Closer ones are not told
-/// apart from the noise of a clock.
+/// Maximum time of another algorithm relative to cuBLASLt's first choice. Smaller gains cannot be
+/// distinguished from timing noise.
 const MARGIN: f32 = 0.98;
 
-/// Computes the product of `call` with each of the algorithms that cuBLASLt names for the plan, and waits for
-/// it; the output of `call` is not touched. One whose output is another than that of the first is reported
-/// and not used. `None` if they cannot be measured, since memory or the clock is missing.
+/// Computes the product of `call` with each candidate algorithm of the plan, and waits for it; the output of
+/// `call` is not touched. An algorithm whose output differs from that of the first one is reported and not
+/// used. Returns `None` if memory or timers are unavailable.
 ///
 /// # Safety
 ///
@@ -33,13 +33,13 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     let named = plan.named::<NAMED>(call.handle).ok()?;
     let output = Scratch::new(problem.output_bytes())?;
     let [a, b, _] = call.at;
-    // Nothing is added to: there is nothing in this output yet.
+    // A factor of 0, because this output has no values to add to.
     let call = Call { at: [a, b, output.at], factors: [call.factors[0], 0.0], ..*call };
     let (start, end) = (Event::new()?, Event::new()?);
     let time = |algorithm: &cublasLtMatmulAlgo_t| -> Option<f32> {
         start.record(call.stream).ok()?;
-        // SAFETY: the caller's promise; the scratch memory is as large as the output, and aligned at least as
-        // well, and lives until the event is waited for.
+        // SAFETY: guaranteed by the caller; the scratch memory is as large as the output, at least as well
+        // aligned, and outlives the wait for the event.
         unsafe { plan.queue(algorithm, &call) }.ok()?;
         end.record(call.stream).ok()?;
         start.until(&end).ok()
@@ -75,8 +75,8 @@ pub(super) unsafe fn fastest_of(plan: &Plan, problem: &Problem, call: &Call) -> 
     Some(Fastest { algorithm: named[fastest].data, ms, first_ms })
 }
 
-/// The place of the fastest, its milliseconds and those of the first, by the median of the times of each. One
-/// that has failed has too few times. `None` if the first one has.
+/// Returns the index of the fastest algorithm, its milliseconds and those of the first, by the median of
+/// their times. An algorithm that has failed has too few times. `None` if the first one has failed.
 fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     let median = |mut times: Vec<f32>| {
         times.sort_by(f32::total_cmp);
@@ -89,7 +89,7 @@ fn choose(times: Vec<Vec<f32>>) -> Option<(usize, [f32; 2])> {
     Some(if ms < first * MARGIN { (at, [ms, first]) } else { (0, [first, first]) })
 }
 
-/// Device memory for the output of a product, for the time of a measurement.
+/// Device memory for the output of a product during a measurement.
 struct Scratch {
     at: CUdeviceptr,
     bytes: usize,
@@ -102,19 +102,19 @@ impl Scratch {
         Some(Scratch { at, bytes })
     }
 
-    /// Fills it with what is no number in any dtype, so that what a product does not write is seen.
+    /// Fills the memory with bytes that are NaN in every dtype, which reveals unwritten values.
     fn spoil(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the memory has so many bytes, and the caller's stream is alive.
+        // SAFETY: the memory has `self.bytes` bytes, and the caller's stream is alive.
         unsafe { memset_d8_async(self.at, 0xff, self.bytes, stream) }
     }
 
-    /// The parts of an output that are compared, one after the other. What writes it has been waited for.
+    /// Returns the parts of an output to compare, concatenated. The product must have finished.
     fn read(&self, problem: &Problem) -> Result<Vec<u8>, DriverError> {
         let mut all = Vec::new();
         for part in compared(self.bytes, problem.output.bytes()) {
             let start = all.len();
             all.resize(start + part.len(), 0);
-            // SAFETY: the part lies inside of the memory, and is as long as the slice.
+            // SAFETY: the part lies inside the memory, and is as long as the slice.
             unsafe { memcpy_dtoh_sync(&mut all[start..], self.at + part.start as u64)? };
         }
         Ok(all)
@@ -123,13 +123,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: it was allocated by `new`, and freeing waits for what still uses it. An error cannot be
-        // handled here.
+        // SAFETY: allocated by `new`, and freeing waits for all uses. An error cannot be handled here.
         let _ = unsafe { free_sync(self.at) };
     }
 }
 
-/// A moment of a stream.
+/// A point in time of a stream.
 struct Event(CUevent);
 
 impl Event {
@@ -138,13 +137,13 @@ impl Event {
     }
 
     fn record(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the event is alive, and the caller's stream as well.
+        // SAFETY: the event and the caller's stream are alive.
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Milliseconds until `end`, which is waited for; both are recorded.
+    /// Waits for `end` and returns the milliseconds until then. Both events must be recorded.
     fn until(&self, end: &Event) -> Result<f32, DriverError> {
-        // SAFETY: both are alive, and on one stream.
+        // SAFETY: both are alive, and on the same stream.
         unsafe {
             event::synchronize(end.0)?;
             event::elapsed(self.0, end.0)
@@ -169,9 +168,10 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0]), Some((0, [3.0, 3.0])));
         assert_eq!(of(&[3.0, 2.0, 2.5]), Some((1, [2.0, 3.0])));
-        // Too close to be told apart.
+        // Too close to be distinguished.
         assert_eq!(of(&[3.0, 2.95]), Some((0, [3.0, 3.0])));
-        // One that was late once is judged by its other times; one that has failed is left out.
+        // An algorithm that was slow once is judged by its other times; an algorithm that has failed is
+        // skipped.
         let mut late = vec![2.0; ROUNDS];
         late[3] = 100.0;
         assert_eq!(choose(vec![vec![3.0; ROUNDS], late, vec![1.0]]), Some((1, [2.0, 3.0])));

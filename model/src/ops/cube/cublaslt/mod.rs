@@ -1,12 +1,12 @@
-//! Matrix products by NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
+//! Matrix products with NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
 //!
 //! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
 //! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
-//! kind waits for CubeCL's thread, which asks cuBLASLt whether and how to compute it; later ones neither ask nor
-//! allocate (`library`). A `problem` has everything that decides how. Nothing here waits for the GPU, unless
-//! algorithms are to be measured (`measure`, `agreement`, `algorithms`).
+//! kind waits for CubeCL's thread, which asks cuBLASLt whether and how to compute it; later ones neither ask
+//! nor allocate (`library`). A `problem` contains everything that determines how. Nothing here waits for the
+//! GPU, unless algorithms are being measured (`measure`, `agreement`, `algorithms`).
 //!
-//! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
+//! The order of cuBLASLt's sums depends only on the algorithm, so the same product has the same bits in every
 //! run on GPUs of one kind that uses the same algorithms.
 
 mod agreement;
@@ -40,21 +40,21 @@ use queue::{Product, Server};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
-/// Whether products of `f32` may round their operands to TF32 (10 bits behind the point instead of 23), which
-/// tensor cores multiply several times as fast. burn's kernels, which do so, may then also compute the products
-/// that cuBLASLt has no algorithm for. This holds for the whole process and is off by default.
+/// Sets whether products of `f32` may round their operands to TF32 (10 fraction bits instead of 23), which
+/// tensor cores multiply several times as fast. burn's kernels, which do so, may then also compute the
+/// products for which cuBLASLt has no algorithm. Applies to the whole process and is off by default.
 pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Whether cuBLASLt multiplies where `tensor` is: not on another device, nor without the library, nor where
-/// its products were found to be wrong.
+/// Returns whether cuBLASLt multiplies on the device of `tensor`: not on other devices, nor without the
+/// library, nor if its products were found to be wrong.
 pub(super) fn serves(tensor: &CubeTensor) -> bool {
     is_nvidia(&tensor.client) && is_used()
 }
 
-/// Whether a GPU behind `client` rounds the operands of products of `f32` to TF32: an NVIDIA GPU where burn's
-/// kernels multiply, or where cuBLASLt is allowed to.
+/// Returns whether a GPU behind `client` rounds the operands of products of `f32` to TF32: an NVIDIA GPU on
+/// which burn's kernels multiply, or cuBLASLt is allowed to round.
 pub(super) fn rounds_to_tf32(client: &Client) -> bool {
     is_nvidia(client) && (!is_used() || TF32.load(Ordering::Relaxed))
 }
@@ -70,8 +70,8 @@ fn is_used() -> bool {
 
 /// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
 /// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
-/// product: on another device, without the library, for dtypes and strides that it does not support, where its
-/// products were found to be wrong, or where it has no algorithm.
+/// product: on another device, without the library, for unsupported dtypes and strides, if its products were
+/// found to be wrong, or if it has no algorithm.
 ///
 /// # Panics
 ///
@@ -127,13 +127,13 @@ fn has_algorithm(device: DeviceId, problem: Problem, alignments: Alignments) -> 
     }
     let asked = DeviceHandle::<Server>::new(device)
         .submit_blocking(|_| queue::has_algorithm(device, &problem, alignments));
-    // A thread that has ended fails to queue the product as well, and reports why.
+    // A thread that has ended fails to queue the product as well, and reports the reason.
     let answer = asked.unwrap_or(true);
     let mut answers = answers();
     if answers.len() >= PLANS {
         answers.clear();
     }
-    // Ranks that are threads may have asked at the same time: one warning is enough.
+    // Ranks that are threads may have asked concurrently: one warning is enough.
     let is_new = answers.insert(key, answer).is_none();
     drop(answers);
     if is_new && !answer && problem.allows_burn() {

@@ -1,4 +1,4 @@
-//! How cuBLASLt computes one kind of product: its descriptors, and the algorithm.
+//! The way in which cuBLASLt computes one kind of product: its descriptors, and the algorithm.
 
 #![allow(unsafe_code)]
 
@@ -18,13 +18,13 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::error::ProductError;
 use super::problem::{Alignments, Float, Operand, Problem};
 
-/// Bytes that a thread of a GPU reads at once, at most: the alignment that fast algorithms need.
+/// Maximum bytes that a GPU thread reads at once: the alignment that fast algorithms need.
 const VECTOR: u32 = 16;
 
 /// Device addresses of both operands and the output of a product.
 pub(super) type Addresses = [CUdeviceptr; 3];
 
-/// The way cuBLASLt computes a problem.
+/// The way in which cuBLASLt computes a problem.
 ///
 /// cuBLASLt stores matrices by columns, and we store them by rows. A matrix of ours is therefore the
 /// transpose of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its
@@ -37,32 +37,32 @@ pub(super) struct Plan {
     pub(super) algorithm: Algorithm,
 }
 
-/// What one product of a plan is queued with.
+/// The arguments of one product of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) handle: cublasLtHandle_t,
     /// Both operands and the output.
     pub(super) at: Addresses,
-    /// Those of the product and of the values in the output.
+    /// Factors of the product and of the values in the output.
     pub(super) factors: [f32; 2],
-    /// Its address and bytes.
+    /// Address and bytes of the workspace.
     pub(super) workspace: (CUdeviceptr, usize),
     pub(super) stream: CUstream,
 }
 
 impl Plan {
-    /// Asks cuBLASLt for the algorithm it takes to be the fastest. The same problem gets the same one in
-    /// every run on GPUs of one kind.
+    /// Asks cuBLASLt for the algorithm that it expects to be the fastest. The same problem gets the same
+    /// algorithm in every run on GPUs of one kind.
     ///
-    /// Where an algorithm cuts the inner dimension into parts, these are summed in `f32`: cuBLASLt would
-    /// round them to the dtype of the output as well.
+    /// If an algorithm splits the inner dimension into parts, these are summed in `f32`: cuBLASLt could also
+    /// round them to the dtype of the output.
     ///
-    /// If there is no algorithm, asks again for algorithms that need no workspace, and then for algorithms that
-    /// need smaller alignments. The first one found is used.
+    /// If there is no algorithm, asks again for algorithms that need no workspace, and then for algorithms
+    /// that need smaller alignments. The first one found is used.
     ///
     /// # Errors
     ///
-    /// [`ProductError::NoAlgorithm`] if no try finds an algorithm, and other variants if a call fails.
+    /// [`ProductError::NoAlgorithm`] if no attempt finds an algorithm, and other variants if a call fails.
     pub(super) fn new(
         handle: cublasLtHandle_t,
         problem: &Problem,
@@ -105,8 +105,8 @@ impl Plan {
         Err(ProductError::no_algorithm(problem))
     }
 
-    /// The first `MOST` algorithms that cuBLASLt names, the one that it takes to be the fastest first. Empty if
-    /// it has none.
+    /// Returns cuBLASLt's first `MOST` candidate algorithms, in its order of expected speed. Empty if it has
+    /// none.
     pub(super) fn named<const MOST: usize>(
         &self,
         handle: cublasLtHandle_t,
@@ -127,7 +127,7 @@ impl Plan {
         Ok(usable.map(|result| result.algo).collect())
     }
 
-    /// Uses `algorithm` from now on, if cuBLASLt takes it for this problem and a workspace of `room` bytes.
+    /// Uses `algorithm` from now on, if cuBLASLt accepts it for this problem and a workspace of `room` bytes.
     pub(super) fn use_algorithm(
         &mut self,
         handle: cublasLtHandle_t,
@@ -135,7 +135,7 @@ impl Plan {
         room: usize,
     ) -> bool {
         let algorithm = Algorithm { data: algorithm };
-        // A library that writes no state here says all by what it returns.
+        // For a library that writes no state here, the return value alone decides.
         let mut result =
             cublasLtMatmulHeuristicResult_t { state: cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NO_RESULT };
         let (of, [a, b, c, d]) = self.descriptors();
@@ -149,8 +149,8 @@ impl Plan {
         is_taken
     }
 
-    /// The operation, and the layouts of its operands, of what it adds and of its output, as cuBLASLt's
-    /// functions take them. They are alive as long as the plan.
+    /// Returns the operation, and the layouts of its operands, its addend and its output, as arguments of
+    /// cuBLASLt's functions. They are alive as long as the plan.
     fn descriptors(&self) -> (cublasLtMatmulDesc_t, [cublasLtMatrixLayout_t; 4]) {
         let [first, second, output] = &self.layouts;
         // The product is added to the output itself.
@@ -166,13 +166,13 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// The plan was made for matrices as those of `call`, which are device memory until the stream has run
-    /// the product. No other stream uses the workspace.
+    /// The plan must have been made for matrices like those of `call`, which must be device memory until the
+    /// stream has run the product. No other stream may use the workspace.
     pub(super) unsafe fn queue(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CublasError> {
         let (of, [first, second, added, output]) = self.descriptors();
         let [a, b, done] = call.at.map(|address| address as *mut c_void);
         let [alpha, beta] = &call.factors;
-        // SAFETY: the caller's promise. The output is read only if `beta` is not 0.
+        // SAFETY: guaranteed by the caller. The output is read only if `beta` is not 0.
         unsafe {
             lt::matmul(
                 call.handle,
@@ -196,7 +196,7 @@ impl Plan {
     }
 }
 
-/// Room for what cuBLASLt says of an algorithm.
+/// Space for cuBLASLt's information about an algorithm.
 const NO_RESULT: cublasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t {
     algo: Algorithm { data: [0; 8] },
     workspaceSize: 0,
@@ -213,14 +213,14 @@ fn data_type(float: Float) -> DataType {
     }
 }
 
-/// A descriptor of cuBLASLt's, with the function that destroys it.
+/// A cuBLASLt descriptor, with the function that destroys it.
 struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
 
-/// A function of cuBLASLt's that sets an attribute of a descriptor to a value of so many bytes.
+/// A cuBLASLt function that sets an attribute of a descriptor to a value of the given size.
 type Setter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
 
 impl<T: Copy> Descriptor<T> {
-    /// Sets an attribute by `setter`, which belongs to this kind of descriptor.
+    /// Sets an attribute with `setter`, which must belong to this kind of descriptor.
     fn set_by<A, V: Copy>(&self, setter: Setter<T, A>, attribute: A, value: &V) -> Result<(), CublasError> {
         // SAFETY: the descriptor is alive, and cuBLASLt copies as many bytes as the value has.
         unsafe { setter(self.0, attribute, ptr::from_ref(value).cast(), size_of::<V>()) }
@@ -229,7 +229,7 @@ impl<T: Copy> Descriptor<T> {
 
 impl<T: Copy> Drop for Descriptor<T> {
     fn drop(&mut self) {
-        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use:
+        // SAFETY: the function matches the call that created the descriptor, and this is its last use:
         // cuBLASLt reads it only while it queues. An error cannot be handled here.
         let _ = unsafe { self.1(self.0) };
     }
@@ -273,7 +273,7 @@ impl Description {
 type Layout = Descriptor<cublasLtMatrixLayout_t>;
 
 impl Layout {
-    /// The layout of a matrix with this number of our rows and columns.
+    /// Returns the layout of a matrix with the given number of our rows and columns.
     fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
         let [down, across] = match operand.transposed {
             true => [rows, columns],
@@ -289,8 +289,8 @@ impl Layout {
 type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    /// Leaves the algorithms for a workspace and matrices like these, of which those that cut the inner
-    /// dimension into parts sum them in `f32`.
+    /// Restricts the algorithms to this workspace and these alignments, and to algorithms that sum in `f32`
+    /// if they split the inner dimension into parts.
     fn restrict(&self, [a, b, output]: Alignments, workspace_bytes: usize) -> Result<(), CublasError> {
         use PreferenceAttribute::*;
         let sums = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;

@@ -1,4 +1,4 @@
-//! A matrix product, with all that decides how cuBLASLt computes it.
+//! A matrix product, with everything that determines how cuBLASLt computes it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The alignments of both operands and the output of a product, in bytes.
 pub(super) type Alignments = [u32; 3];
 
-/// Floats that cuBLASLt multiplies, all of them with sums in `f32`.
+/// Floats that cuBLASLt multiplies with sums in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Float {
     F32,
@@ -38,16 +38,16 @@ impl Float {
 /// The memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Operand {
-    /// Whether its columns are contiguous and its rows are not, as in a transposed view.
+    /// True if its columns are contiguous and its rows are not, as in a transposed view.
     pub(super) transposed: bool,
-    /// Elements from the start of one row (or column, if transposed) to that of the next.
+    /// Elements from the start of one row (or column, if transposed) to the start of the next.
     pub(super) leading: usize,
 }
 
 impl Operand {
-    /// `None` if neither rows nor columns are contiguous.
+    /// Returns the layout, or `None` if neither rows nor columns are contiguous.
     fn of([rows, columns]: [usize; 2], [down, right]: [usize; 2]) -> Option<Operand> {
-        // The stride of a dimension of one element has no meaning.
+        // The stride of a dimension of length one has no meaning.
         let leading = |lines: usize, len: usize, stride: usize| {
             if lines == 1 { len } else { stride }
         };
@@ -61,9 +61,10 @@ impl Operand {
     }
 }
 
-/// `[m, n] = [m, k] · [k, n]`, and whether `[n]` is added to each row. The result is contiguous.
+/// `[m, n] = [m, k] · [k, n]`, optionally with `[n]` added to each row. The result is contiguous.
 ///
-/// Factors are not part of it: cuBLASLt takes them with each product, and they do not decide the algorithm.
+/// Factors are not included: cuBLASLt takes them with each product, and they do not affect the choice of the
+/// algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Problem {
     pub(super) m: usize,
@@ -74,15 +75,15 @@ pub(super) struct Problem {
     pub(super) input: Float,
     pub(super) output: Float,
     pub(super) bias: bool,
-    /// Whether `f32` may be rounded to TF32 before it is multiplied.
+    /// True if `f32` may be rounded to TF32 before it is multiplied.
     pub(super) tf32: bool,
 }
 
 impl Problem {
-    /// `a · b (+ bias)` in `output`; `None` if cuBLASLt has no such product.
+    /// Describes `a · b (+ bias)` in `output`; `None` if cuBLASLt has no such product.
     ///
-    /// It multiplies matrices of one dtype and writes that one or `f32`; a bias has the dtype of what is
-    /// written. (cuBLAS documentation, `cublasLtMatmul`, the table of data types.)
+    /// It multiplies matrices of one dtype and writes the same dtype or `f32`; a bias has the dtype of the
+    /// output. (cuBLAS documentation, `cublasLtMatmul`, the table of data types.)
     pub(super) fn new(
         a: &CubeTensor,
         b: &CubeTensor,
@@ -103,7 +104,7 @@ impl Problem {
         Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
     }
 
-    /// The alignments that all matrices of this problem have: those of their elements.
+    /// Returns the alignments that all matrices of this problem have: those of their elements.
     pub(super) fn least_alignments(&self) -> Alignments {
         [self.input, self.input, self.output].map(|float| float.bytes() as u32)
     }
@@ -127,19 +128,19 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The largest alignment of a matrix that cuBLASLt makes use of, in bytes.
+/// The largest alignment of a matrix that cuBLASLt uses, in bytes.
 pub(super) const ALIGNMENT: u32 = 256;
 
-/// The alignment of a matrix at `address`, or at that offset in memory from CubeCL, which begins at multiples of
-/// 512 bytes.
+/// Returns the alignment of a matrix at `address`, or at that offset in memory from CubeCL, which begins at
+/// multiples of 512 bytes.
 pub(super) fn alignment_of(address: u64) -> u32 {
     1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
 }
 
-/// Bytes that the address of a bias has to be a multiple of.
+/// Required alignment of a bias in bytes.
 const BIAS: u64 = 16;
 
-/// Whether `tensor` begins at a multiple of `bytes`, as all memory does that CubeCL hands out.
+/// Returns whether `tensor` begins at a multiple of `bytes`, as all of CubeCL's allocations do.
 fn aligned(tensor: &CubeTensor, bytes: u64) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(bytes)
 }

@@ -1,5 +1,4 @@
-//! Queueing products on CubeCL's thread of a GPU, which knows the addresses of memory and the driver's
-//! streams.
+//! Queues products on CubeCL's thread of a GPU, which knows the addresses of memory and the driver's streams.
 
 #![allow(unsafe_code)]
 
@@ -33,11 +32,11 @@ pub(super) struct Product {
     /// Both operands and the output.
     pub(super) matrices: [BufferBinding; 3],
     pub(super) bias: Option<BufferBinding>,
-    /// The factor of the product, and that of the values in the output.
+    /// Factors of the product and of the values in the output.
     pub(super) factors: [f32; 2],
 }
 
-/// Queues a product on stream `caller`, after all work that its operands wait for.
+/// Queues a product on stream `caller`, after all work that its operands depend on.
 ///
 /// As with kernels, an error stays with the output: kernels that read the output are skipped as well, until
 /// reading a result on the host returns the error.
@@ -72,9 +71,9 @@ fn multiply(
     let addresses = [address(a)?, address(b)?, address(output)?];
     let bias = bias.as_ref().map(address).transpose()?;
     with_library(device, |library| {
-        // SAFETY: the bindings hold the matrices that the problem was made from, and CubeCL gives their
-        // memory to nothing that does not come later on the same stream, or waits for it. The stream is
-        // the server's, which is borrowed.
+        // SAFETY: the bindings hold the matrices of the problem, and CubeCL gives their memory only to work
+        // that comes later on the same stream, or waits for it. The stream belongs to the server, which is
+        // borrowed.
         unsafe { library.multiply(problem, addresses, bias, *factors, stream) }
     })?
 }

@@ -1,4 +1,4 @@
-//! Random environments: nothing may panic, and whatever is found must be possible.
+//! Random environments: nothing may panic, and every result must be possible.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, hostlist, node, survey, survey::SOURCES};
 
-/// Values near what the parsers expect, so that many get past the first check.
+/// Returns values similar to those that the parsers expect, so that many pass the first check.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         8 => (0u32..9).prop_map(|number| number.to_string()),
@@ -95,7 +95,7 @@ fn random_environments() {
 
 /// `cargo test --release -p kiln --lib place -- --ignored`
 #[test]
-#[ignore = "a million environments; minutes"]
+#[ignore = "takes minutes: cargo test --release -p kiln-launch -- --ignored"]
 fn a_million_random_environments() {
     run(1_000_000);
 }

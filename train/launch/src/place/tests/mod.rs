@@ -1,4 +1,4 @@
-//! Environments of launchers as they are found in the wild, and every way in which they can be wrong.
+//! Environments of real launchers, and every way in which they can be wrong.
 
 mod fuzz;
 mod nodes;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, Source, survey};
 
-/// An environment, written `A=1 B=2`.
+/// An environment, written as `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
 
 impl Env {
@@ -61,7 +61,7 @@ fn error(env: &str) -> String {
     }
 }
 
-/// rank/world, local/local world, node.
+/// Returns rank/world, local/local world, node.
 fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }
@@ -107,6 +107,28 @@ fn ranks_that_nobody_counts_are_remarked_on() {
     }
     for quiet in ["", "WORLD_SIZE=1", "WORLD_SIZE=many", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=1"] {
         assert_eq!(remark(quiet), None, "{quiet}");
+    }
+}
+
+#[test]
+fn a_shell_that_has_inherited_a_place_is_told_how_to_run_alone() {
+    let slurm = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_NAME=interactive";
+    let remark = |env: &str, has_terminal| {
+        let env = Env::new(env);
+        let lookup = |name: &str| env.0.get(name).cloned();
+        super::stray::inherited(&env.survey().0.unwrap(), &lookup, has_terminal)
+    };
+    let told = remark(slurm, false).expect("a remark");
+    for part in ["rank 0 of 4", "Slurm has set SLURM_PROCID=0", "srun", "env -u SLURM_PROCID kiln"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let batch = slurm.replace("interactive", "train");
+    assert!(remark(&batch, true).is_some() && remark(&batch, false).is_none());
+    let pod = "JOB_COMPLETION_INDEX=0 WORLD_SIZE=2 MASTER_ADDR=a";
+    assert!(remark(pod, true).expect("a remark").contains("node 0 of 2"));
+    let other = slurm.replace("PROCID=0", "PROCID=1").replace("LOCALID=0", "LOCALID=1");
+    for (env, has_terminal) in [(other.as_str(), true), ("", true), (pod, false)] {
+        assert_eq!(remark(env, has_terminal), None, "{env}");
     }
 }
 

@@ -91,7 +91,7 @@ fn launch_flags_go_before_the_environment() {
     let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
     let found = launched(&standalone, &lookup).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
-    // Inside a rank of something else, a launcher without flags starts a job of its own.
+    // Inside a rank of something else, a launcher without flags starts a separate job.
     let inside = Env::new("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=b SLURM_NODEID=7");
     let found = launched(&NodeFlags::default(), &|name| inside.0.get(name).cloned()).unwrap();
     assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
@@ -106,8 +106,7 @@ fn a_launcher_finds_its_node_in_slurm() {
     assert_eq!(found.job.name.as_deref(), Some("12"));
 }
 
-/// Two launches in one job of a scheduler are told apart by the names that they were given, and only by
-/// those.
+/// Two launches in one job of a scheduler are distinguished only by the names they were given.
 #[test]
 fn a_launch_inside_a_scheduled_job_has_a_name_of_its_own() {
     let named = |env: &str, id: Option<&str>| {
@@ -161,7 +160,7 @@ fn flags_that_contradict_each_other() {
     assert_eq!(meets(&flags, "PET_RDZV_ENDPOINT=a:1"), ("b".to_owned(), 1));
 }
 
-/// As torchrun has them: `gpu` is one per GPU and nothing else, `auto` takes GPUs where there are some.
+/// As in torchrun: `gpu` requires one rank per GPU, `auto` uses GPUs if there are any.
 #[test]
 fn ranks_per_gpu() {
     let per = |word: &str| node(&format!("PET_NNODES=1 PET_NPROC_PER_NODE={word}"));

@@ -26,7 +26,7 @@ fn torchrun_set_by_hand() {
     let far = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=a";
     assert!(error(far).starts_with("LOCAL_WORLD_SIZE is not set"), "{}", error(far));
     assert_eq!(numbers(&rank(&format!("{far} GROUP_WORLD_SIZE=2"))), (3, 4, 1, 2, 1));
-    // Ranks dealt out in turns tell their node only with GROUP_RANK.
+    // The node of cyclically distributed ranks is only known with GROUP_RANK.
     let turns = "RANK=1 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a";
     assert!(error(turns).starts_with("GROUP_RANK is not set"), "{}", error(turns));
     assert_eq!(rank(&format!("{turns} GROUP_RANK=1")).node_rank, 1);
@@ -85,7 +85,7 @@ fn flags() {
     assert_eq!(master(&place), ("127.0.0.1", 1234));
     let place = rank(&["--rank", "1", "--world-size", "2", "--master-addr", "a"]);
     assert_eq!(numbers(&place), (1, 2, 0, 1, 1));
-    // Where to meet goes before what the winning source says.
+    // Flags for the address take precedence over the winning source.
     let place = rank(&["--master-addr", "b", "--master-port", "99"]);
     assert_eq!((place.source, master(&place)), (Source::Torchrun, ("b", 99)));
     for (text, says) in [
@@ -113,12 +113,12 @@ fn slurm() {
     let place = rank(&format!("{SLURM} SLURM_RESTART_COUNT=1"));
     assert_eq!(place.source, Source::Slurm);
     assert_eq!(numbers(&place), (5, 6, 1, 2, 2));
-    // A requeued job may come to its step by another number.
+    // A requeued job may have another step number.
     assert_eq!((place.meeting.as_str(), place.job), ("4711.0", job("4711", 1)));
     assert_eq!(place.master.host, "gpu07");
     let port = place.master.port;
     assert!((15_000..31_384).contains(&port), "{port}");
-    // Every rank of the job agrees, another job goes elsewhere.
+    // Every rank of the job agrees; another job uses another address.
     assert_eq!(
         rank(&SLURM.replace("PROCID=5", "PROCID=4").replace("LOCALID=1", "LOCALID=0")).master.port,
         port
@@ -150,7 +150,7 @@ fn slurm_that_does_not_apply() {
     assert_eq!(rank(&format!("{SLURM} PMI_RANK=5 PMI_SIZE=6")).source, Source::Slurm);
 }
 
-/// A job that is requeued as a whole starts its launchers anew: they count no restart, and may have other
+/// When a job is requeued as a whole, its launchers start afresh: they count no restart, and may use other
 /// names for their ranks.
 #[test]
 fn launchers_inside_a_job_that_was_requeued() {
@@ -167,12 +167,12 @@ fn launchers_inside_a_job_that_was_requeued() {
         assert_eq!(place.job, job("12", 1), "{launched}");
         assert_eq!(place.meeting, rank(launched).meeting, "{launched}");
     }
-    // `kiln launch --rdzv-id a` says that its name is part of the scheduler's.
+    // `kiln launch --rdzv-id a` marks its name as part of the scheduler's.
     let own = format!("{torchrun} TORCHELASTIC_RUN_ID=12/a SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1");
     assert_eq!(rank(&own).job, job("12/a", 1));
     let other = own.replace("=12/a", "=123/a");
     assert_eq!(rank(&other).job, job("12", 1));
-    // `kiln launch` counts the scheduler's restarts in.
+    // `kiln launch` includes the scheduler's restarts.
     let again = torchrun.replace("COUNT=0", "COUNT=3");
     assert_eq!(rank(&format!("{again} SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1")).job, job("12", 3));
 }
@@ -234,7 +234,7 @@ fn open_mpi() {
     let here =
         rank(&OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=3").replace("LOCAL_SIZE=2", "LOCAL_SIZE=4"));
     assert_eq!((master(&here), here.node.as_str()), (("127.0.0.1", 29500), "node0"));
-    // mpirun -np 1 is a program by itself.
+    // mpirun -np 1 is an independent program.
     let one = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 \
                OMPI_COMM_WORLD_LOCAL_SIZE=1";
     assert_eq!(alone(one), Job::default());

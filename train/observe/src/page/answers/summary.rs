@@ -1,7 +1,5 @@
 //! Every run in short: `/api/runs`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::Serialize;
 
 use super::super::watched::{Watched, WatchedRun};
@@ -56,6 +54,7 @@ pub(super) struct Summary {
     tokens: Option<f64>,
     tokens_per_s: Option<f64>,
     mfu: Option<f64>,
+    tflops: Option<f64>,
     peak_bytes: Option<f64>,
     step_s: Option<f64>,
     /// Seconds until its last step is done, if it goes on as of late.
@@ -70,9 +69,14 @@ pub(super) struct Summary {
     problems: Vec<String>,
 }
 
-/// All runs in short. `failures` are what of the server does not work, `orders` whether it takes them.
-pub(in super::super) fn runs(watched: &Watched, failures: Vec<String>, orders: bool) -> impl Serialize {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+/// All runs in short, at the time `now` in seconds since 1970. `failures` are the parts of the server that do not work,
+/// `orders` is whether it takes them.
+pub(in super::super) fn runs(
+    watched: &Watched,
+    now: f64,
+    failures: Vec<String>,
+    orders: bool,
+) -> impl Serialize {
     let runs = watched.runs().iter().map(|run| summary(run)).collect();
     All { now, runs, orders, problems: [failures, watched.problems()].concat() }
 }
@@ -119,6 +123,7 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         tokens: last("tokens"),
         tokens_per_s: last("tokens_per_s"),
         mfu: last("mfu"),
+        tflops: last("tflops"),
         peak_bytes: last("peak_bytes"),
         step_s: recent_mean(metrics, "step_s"),
         eta_s: if is_over { None } else { remaining(metrics, step, steps) },

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::path::Path;
 use std::time::Duration;
 
+use kiln_process::words::flops_per_s;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
@@ -120,12 +121,14 @@ fn progress(summary: &Summary, columns: u16) -> Line<'static> {
         Some(Ordering::Greater) => " ↑",
         _ => "",
     };
+    let mfu = summary.mfu.map(|mfu| format!("mfu {}", value("mfu", mfu)));
+    let speed = mfu.or(summary.tflops.map(|tflops| flops_per_s(1e12 * tflops)));
     let parts = [
         summary.loss.map(|loss| format!("loss {loss:.4}{arrow}")),
         summary.left_s.map(|left| format!("{} left", duration(left))),
         summary.tokens_per_s.map(|speed| format!("{} tok/s", short(speed))),
         summary.val_loss.map(|loss| format!("val {loss:.4}")),
-        summary.mfu.map(|mfu| format!("mfu {}", value("mfu", mfu))),
+        speed,
         summary.peak_bytes.map(|peak| format!("peak {}", value("peak_bytes", peak))),
     ];
     for part in parts.into_iter().flatten().map(|part| format!("  {part}")) {

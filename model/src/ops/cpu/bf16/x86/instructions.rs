@@ -23,11 +23,11 @@ pub enum Kernel {
 }
 
 impl Bf16Gemm {
-    /// The instructions that are called `choice`, if the processor has them: `amx` or an empty string for
-    /// AMX, `avx512` for AVX512-BF16.
+    /// Returns the instructions called `choice`, if the processor has them: `amx` or an empty string for AMX,
+    /// `avx512` for AVX512-BF16.
     ///
-    /// AVX512-BF16 has to be chosen: on Intel's processors, its products take as long as products of `f32`,
-    /// or longer.
+    /// AVX512-BF16 must be chosen explicitly: on Intel's processors, its products take as long as products of
+    /// `f32`, or longer.
     pub fn choose(choice: &str) -> Option<Self> {
         let kernel = match choice {
             "" | "amx" => Kernel::Tiles(Tiles::try_new()?),
@@ -37,7 +37,7 @@ impl Bf16Gemm {
         Some(Bf16Gemm { simd: V4::try_new()?, kernel })
     }
 
-    /// The name of the instructions.
+    /// Returns the name of the instructions.
     pub fn name(self) -> &'static str {
         match self.kernel {
             Kernel::Tiles(_) => "AMX",

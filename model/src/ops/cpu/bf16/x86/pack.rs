@@ -1,9 +1,9 @@
 //! Operands packed into panels: 32 rows of the left operand, or 32 columns of the right operand.
 //!
-//! Both operands are seen as `[len, k]` here and cut into blocks of 32 along `k`. A block of a panel is two
-//! squares of 16 lines of 64 bytes, each of which is a tile of AMX. A line has 16 words, and a word has two
-//! elements that follow each other along `k`. In a left operand, a line is 16 words of one row; in a right
-//! operand, it is one word of each of 16 columns. Elements beyond an edge are zero.
+//! Here, both operands are viewed as `[len, k]` and cut into blocks of 32 along `k`. A block of a panel is
+//! two squares of 16 lines of 64 bytes, each of which is a tile of AMX. A line has 16 words, and a word has
+//! two adjacent elements along `k`. In a left operand, a line is 16 words of one row; in a right operand, it
+//! is one word of each of 16 columns. Elements beyond an edge are zero.
 
 use std::mem::MaybeUninit;
 
@@ -17,15 +17,15 @@ use crate::ops::cpu::products::Threads;
 use crate::ops::cpu::transpose_square::avx512::transposed;
 use crate::ops::cpu::uninit::UninitVec;
 
-/// Rows of a left operand, or columns of a right one, of a panel.
+/// Rows (of a left operand) or columns (of a right one) per panel.
 pub const PANEL: usize = 32;
-/// Elements along `k` of a block.
+/// Elements per block along `k`.
 pub const DEPTH: usize = 32;
-/// Lines of a block: two squares.
+/// Lines per block: two squares.
 pub const BLOCK_LINES: usize = 2 * SIDE;
-/// Lines of a square, and words of a line.
+/// Lines per square, and words per line.
 const SIDE: usize = 16;
-/// Lines that a task writes at least: 64 KiB.
+/// Minimum lines that a task writes: 64 KiB.
 const TASK: usize = 1024;
 
 /// A line: one row of a tile.
@@ -33,16 +33,16 @@ const TASK: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Line([u32; SIDE]);
 
-/// The address of a panel, for the instructions that read it. Distances are in bytes.
+/// The address of a panel, for the instructions that read it. Strides are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
-    /// The first line.
+    /// Address of the first line.
     pub start: *const u8,
-    /// From one line of a square to the next line.
+    /// Stride between lines of a square.
     pub row: usize,
-    /// From the first square of a block to the second.
+    /// Stride between the two squares of a block.
     pub second: usize,
-    /// From one block to the next block.
+    /// Stride between blocks.
     pub block: usize,
 }
 
@@ -64,7 +64,7 @@ pub enum Side {
 #[derive(Debug)]
 pub struct Panels {
     lines: Vec<Line>,
-    /// Blocks of a panel.
+    /// Blocks per panel.
     blocks: usize,
 }
 
@@ -86,11 +86,11 @@ impl Panels {
             Threads::One => lines.slots().chunks_mut(tasks).enumerate().for_each(task),
             Threads::Pool => lines.slots().par_chunks_mut(tasks).enumerate().for_each(task),
         }
-        // SAFETY: the tasks cover all lines, and `Copy` writes every line that it is given.
+        // SAFETY: the tasks cover all lines, and `Copy` writes all of its lines.
         Panels { lines: unsafe { lines.assume_init() }, blocks }
     }
 
-    /// The lines of a panel.
+    /// Returns the lines of a panel.
     pub fn panel(&self, index: usize) -> &[Line] {
         let size = self.blocks * BLOCK_LINES;
         &self.lines[index * size..][..size]
@@ -126,7 +126,7 @@ impl NullaryFnOnce for Copy<'_> {
     }
 }
 
-/// The lines of the square that begins at the given element of `len` and of `k`.
+/// Returns the lines of the square that begins at the given element of `len` and of `k`.
 #[inline(always)]
 fn square(
     simd: V4,
@@ -137,7 +137,8 @@ fn square(
     let ([len, k], [step, step_k]) = (source.shape(), source.strides());
     let values = source.values();
     let mut lines = [[0; SIDE]; SIDE];
-    // Loops, not closures: the closure of a `from_fn` is compiled apart, without vector instructions.
+    // Loops instead of closures: the closure of a `from_fn` is compiled separately, without vector
+    // instructions.
     let lines_of = if first + SIDE > len || first_k + DEPTH > k {
         for (i, line) in lines.iter_mut().enumerate().take(len.saturating_sub(first)) {
             for (pair, word) in line.iter_mut().enumerate() {
@@ -177,7 +178,7 @@ fn square(
     if side == lines_of { lines } else { transposed(simd, lines.map(cast)).map(cast) }
 }
 
-/// Two elements that follow each other along `k`.
+/// Joins two adjacent elements along `k`.
 #[inline(always)]
 fn word_of(even: bf16, odd: bf16) -> u32 {
     u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16

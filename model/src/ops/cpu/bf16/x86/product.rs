@@ -16,7 +16,7 @@ use crate::ops::cpu::products::{Multiplier, Output, Products, Threads};
 use crate::ops::cpu::scalar::Scalar;
 use crate::ops::cpu::values::convert_values;
 
-/// A left operand. Its rows are read in place where their layout allows that.
+/// A left operand. Its rows are read in place if their layout allows that.
 #[derive(Debug)]
 pub struct Left<'a> {
     /// `[m, k]`, of which the first `in_place` panels are read in place.
@@ -35,7 +35,7 @@ pub struct Right {
     shape: [usize; 2],
 }
 
-/// Multiplications from which on a product is worth a second thread.
+/// Minimum multiplications of a product that is worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
 impl Left<'_> {
@@ -91,7 +91,8 @@ impl Multiplier<bf16> for Bf16Gemm {
     }
 }
 
-// SAFETY: the tasks of `multiply` have all panels of the output, and each writes every element of its panels.
+// SAFETY: the tasks of `multiply` cover all panels of the output, and each writes every element of its
+// panels.
 unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
     fn multiply(
         self,
@@ -109,8 +110,8 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             && columns.end <= rhs.shape[1];
         let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
         assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", rhs.shape);
-        // Where the rows do not end at a multiple of 32, the left operand is packed, as every one is whose
-        // `k` is not a multiple of 32.
+        // If `rows` does not end at a multiple of 32, `k` is not a multiple of 32 either, and such a left
+        // operand is always packed.
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
         let part = [rows.len(), columns.len()];
         assert!(
@@ -147,15 +148,15 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes fit, and no other task has one of these panels. Their elements of the output are valid for
-/// writes by this task alone, and have values if the product is added to them.
+/// The shapes match, and no other task has any of these panels. Only this task may write their elements of
+/// the output, which are valid for writes, and initialised if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
     output: Output<f32>,
     lhs: &'a Left<'a>,
     rhs: &'a Right,
-    /// The panel and the block of `rhs` that the product begins at.
+    /// The panel and the block of `rhs` where the product begins.
     first: [usize; 2],
     shape: [usize; 2],
     ranges: [Range<usize>; 2],
@@ -169,7 +170,7 @@ impl<O: Scalar<Real = f32>> NullaryFnOnce for Task<'_, O> {
         match self.kernel {
             Kernel::Tiles(tiles) => {
                 let tiles = tiles.configure();
-                // SAFETY: `for_each` gives panels of `blocks` blocks, and `blocks` is not 0.
+                // SAFETY: `for_each` passes panels of `blocks` blocks, and `blocks` is not 0.
                 self.for_each(
                     #[inline(always)]
                     |lhs, rhs, blocks, sums| unsafe { tiles.multiply(lhs, rhs, blocks, sums) },
@@ -199,7 +200,7 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
             self.write(&sums, [i * PANEL, j * PANEL]);
         };
         let [rows, columns] = self.ranges.clone();
-        // The longer operand is read once, the shorter one from a cache.
+        // The longer operand is read once, the shorter one from the cache.
         if rows.len() <= columns.len() {
             columns.for_each(|j| rows.clone().for_each(|i| one(i, j)));
         } else {
@@ -213,7 +214,7 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
         let [rows, columns] = [self.shape[0] - row, self.shape[1] - column].map(|n| n.min(PANEL));
         for (i, sums) in sums.0[..rows].iter().enumerate() {
             let target = self.target.at([row + i, column]).values.cast::<MaybeUninit<O>>();
-            // SAFETY: these elements are in the output, and this task alone has them (see `Task`).
+            // SAFETY: these elements are in the output, and only this task accesses them (see `Task`).
             let target = unsafe { slice::from_raw_parts_mut(target, columns) };
             match target.as_mut_array::<PANEL>() {
                 Some(target) => self.write_row(target, sums),
@@ -232,7 +233,7 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
             }
             Output::Add => {
                 for (target, &sum) in target.iter_mut().zip(sums) {
-                    // SAFETY: the output has values if the product is added to them (see `Task`).
+                    // SAFETY: the output is initialised if the product is added to it (see `Task`).
                     let before = unsafe { target.assume_init() }.real();
                     target.write(O::nearest(before + sum));
                 }

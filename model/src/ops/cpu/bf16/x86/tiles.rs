@@ -10,7 +10,7 @@ use super::pack::{Panel, Sums};
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles(());
 
-/// Tiles are configured on this thread as long as this value lives.
+/// Keeps tiles configured on this thread while it lives.
 #[derive(Debug)]
 pub struct Configured(PhantomData<*const ()>);
 
@@ -25,7 +25,8 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Asks the processor for tiles, and the kernel for room to save them in; `None` if either has none.
+    /// Requests tiles from the processor, and from the kernel the space to save them; `None` if either
+    /// refuses.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
         let known = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
@@ -34,7 +35,7 @@ impl Tiles {
         }
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_long = 18;
-        // SAFETY: the request takes a number and touches no memory of ours.
+        // SAFETY: the request passes a number and touches no memory of this process.
         let refused = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
         (refused == 0).then_some(Tiles(()))
     }
@@ -53,16 +54,16 @@ impl Tiles {
 }
 
 impl Configured {
-    /// The sums of a panel of 32 rows and one of 32 columns.
+    /// Computes the sums of a panel of 32 rows and a panel of 32 columns.
     ///
     /// # Safety
     ///
-    /// `lhs` and `rhs` have `blocks` blocks, and `blocks` is not 0.
+    /// `lhs` and `rhs` must have `blocks` blocks, and `blocks` must not be 0.
     #[inline(always)]
     pub unsafe fn multiply(&self, lhs: Panel, rhs: Panel, blocks: usize, sums: &mut Sums) {
-        // SAFETY: tiles are configured on this thread (`self`). Each turn of the loop reads one block of both
-        // panels, as many as there are by the caller's contract; four tiles of 16 lines of 64 bytes are
-        // written side by side to `sums`, whose lines are 128 bytes apart.
+        // SAFETY: tiles are configured on this thread (`self`). Each iteration reads one block of both
+        // panels, as many as the caller guarantees; four tiles of 16 lines of 64 bytes are written side by
+        // side to `sums`, whose lines are 128 bytes apart.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -108,8 +109,8 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: the thread returns to the state of one that has never used tiles, which is the cheapest to
-        // save.
+        // SAFETY: the thread returns to the state of a thread that has never used tiles, which is the
+        // cheapest to save.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

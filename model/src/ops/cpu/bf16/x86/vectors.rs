@@ -1,4 +1,4 @@
-//! Products of panels by AVX512-BF16.
+//! Products of panels with AVX512-BF16.
 
 use std::arch::x86_64::{__m512bh, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
 use std::mem::transmute;
@@ -9,25 +9,25 @@ use super::pack::{Panel, Sums};
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors(());
 
-/// Rows whose sums are in registers at a time: 16 of 32, for two vectors of columns.
+/// Rows whose sums are in registers at a time: 16 registers of 32, for two vectors of columns.
 const ROWS: usize = 8;
 
 impl Vectors {
-    /// Asks the processor for the instructions.
+    /// Checks that the processor has the instructions.
     pub fn try_new() -> Option<Vectors> {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Vectors(()))
     }
 
-    /// The sums of a panel of 32 rows and one of 32 columns.
+    /// Computes the sums of a panel of 32 rows and a panel of 32 columns.
     ///
     /// # Safety
     ///
-    /// `lhs` and `rhs` have `blocks` blocks.
+    /// `lhs` and `rhs` must have `blocks` blocks.
     pub unsafe fn multiply(self, lhs: Panel, rhs: Panel, blocks: usize, sums: &mut Sums) {
         for (group, sums) in sums.0.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             let row = group * ROWS;
             let start = lhs.start.wrapping_add(row / 16 * lhs.second + row % 16 * lhs.row);
-            // SAFETY: the processor has the instructions (`self`), and the caller promises the blocks that
+            // SAFETY: the processor has the instructions (`self`), and the caller guarantees the blocks that
             // are read.
             unsafe { rows(Panel { start, ..lhs }, rhs, blocks, sums) };
         }
@@ -43,7 +43,7 @@ unsafe fn rows(lhs: Panel, rhs: Panel, blocks: usize, out: &mut [[f32; 32]; ROWS
     for block in 0..blocks {
         for pair in 0..16 {
             let line = rhs.start.wrapping_add(block * rhs.block + pair * rhs.row);
-            // SAFETY: a block of the right panel is two squares of 16 lines of 64 bytes, aligned so.
+            // SAFETY: a block of the right panel is two squares of 16 lines of 64 bytes, with that alignment.
             let columns =
                 unsafe { [0, rhs.second].map(|half| line.wrapping_add(half).cast::<__m512bh>().read()) };
             let words = lhs.start.wrapping_add(block * lhs.block + 4 * pair);

@@ -41,7 +41,7 @@ class Chart {
     this.legend = h("ul", { class: "legend" });
     this.place = h("p", { class: "place quiet" });
     this.area = h("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
-    this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Values of ${options.title}` });
+    this.table = h("div");
     this.alternative = h("details", { class: "values", ontoggle: () => this.writeTable() }, h("summary", null, "Values as a table"), this.table);
     this.element = h("figure", { class: `chart ${options.class ?? ""}` },
       h("figcaption", null, h("h3", null, options.title), options.note ? h("p", { class: "quiet" }, options.note) : null, this.place),
@@ -51,13 +51,13 @@ class Chart {
   }
 
   /**
-   * Draws curves: each has `name`, `color`, `data` (as the server sends it) and maybe `isDashed`, `points` and `began`
-   * (for the axis of time).
+   * Draws curves: each has `name`, `color`, `dash` and `key` (see `lookOf`), `data` (as the server sends it) and maybe
+   * `isPale`, `points` and `began` (for the axis of time).
    */
   set(curves, changed = {}) {
     Object.assign(this.options, changed);
     this.curves = curves.filter((curve) => curve.data && curve.data.steps.length > 0);
-    const shape = JSON.stringify([this.curves.map((c) => [c.name, c.color, Boolean(c.data.low), c.isDashed, c.points, c.data.steps.length < 3, c.data.steps.length < 80]),
+    const shape = JSON.stringify([this.curves.map((c) => [c.name, c.color, Boolean(c.data.low), c.key, c.isPale, c.points, c.data.steps.length < 3, c.data.steps.length < 80]),
       this.options.axis, this.options.isLogX, this.options.isLogY, this.options.smoothing > 0, this.options.theme]);
     this.element.classList.toggle("empty", this.curves.length === 0);
     const data = this.data();
@@ -105,7 +105,7 @@ class Chart {
         bands.push({ series: [series.length + 1, series.length], fill: `${curve.color}26` });
         for (let i = 0; i < 2; i++) series.push({ stroke: "transparent", width: 0, points: { show: false } });
       }
-      const line = { stroke: curve.color, width: 1.75, pxAlign: 0, dash: curve.isDashed ? [6, 4] : undefined, points, label: curve.name };
+      const line = { stroke: curve.isPale ? `${curve.color}70` : curve.color, width: 1.75, pxAlign: 0, dash: curve.dash, points, label: curve.name };
       if (smoothing > 0) series.push({ ...line, stroke: `${curve.color}40`, width: 1, points: { show: false } });
       this.means.push(series.length);
       series.push(line);
@@ -152,13 +152,15 @@ class Chart {
     const place = this.plot && index !== null && index !== undefined ? this.plot.data[0][index] : null;
     const entries = this.curves.map((curve, i) => {
       const column = this.plot?.data[this.means[i]] ?? [];
-      let at = place === null ? column.length - 1 : index;
-      while (at >= 0 && (column[at] === null || column[at] === undefined)) at -= 1;
-      return [curve, at >= 0 ? write(column[at]) : NONE];
+      // Between its points (undefined), a run has the value before; after its end none. What is not finite is null.
+      const last = column.findLastIndex((value) => value !== undefined);
+      let at = place === null ? last : index > last ? -1 : index;
+      while (at >= 0 && column[at] === undefined) at -= 1;
+      return [curve, write(column[at])];
     });
     setText(this.place, place === null ? (entries.length ? "Last values" : "") : `${AXES[axis].name} ${AXES[axis].format(place)}`);
     fill(this.legend, entries.map(([curve, value]) =>
-      h("li", null, h("span", { class: curve.isDashed ? "key dashed" : "key", style: { "--key": curve.color } }), curve.name, " ", h("b", null, value))));
+      h("li", null, keyOf({ ...curve, key: curve.isPale ? `${curve.key} pale` : curve.key }), curve.name, " ", h("b", null, value))));
   }
 
   key(event) {
@@ -184,16 +186,16 @@ class Chart {
     if (!this.alternative.open) return;
     const { format: write } = this.options;
     const steps = [...new Set(this.curves.flatMap(({ data }) => data.steps))].sort((a, b) => a - b);
-    const every = Math.max(1, Math.ceil(steps.length / 24));
+    const every = Math.max(1, Math.ceil(steps.length / (this.curves.length > MOST_COLUMNS ? 8 : 24)));
     const shown = steps.filter((_, i) => (steps.length - 1 - i) % every === 0);
     const value = ({ data }, step) => {
       let i = data.steps.length - 1;
+      if (step > data.steps[i]) return NONE;
       while (i >= 0 && data.steps[i] > step) i -= 1;
       return i >= 0 ? write(data.mean[i]) : NONE;
     };
-    fill(this.table, h("table", null,
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "Step"), this.curves.map((c) => h("th", { scope: "col", class: "number" }, c.name)))),
-      h("tbody", null, shown.map((step) => h("tr", null, h("th", { scope: "row" }, format.count(step)), this.curves.map((c) => h("td", { class: "number" }, value(c, step))))))));
+    fill(this.table, grid(`Values of ${this.options.title}`, ["Step", "Run"], shown.map((step) => ({ step, head: () => format.count(step) })),
+      this.curves.map((curve) => ({ ...curve, head: () => curve.name })), ({ step }, curve) => value(curve, step), { isNumber: true }));
   }
 
   remove() {

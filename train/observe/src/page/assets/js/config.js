@@ -1,4 +1,4 @@
-// The configurations of the compared runs beside each other.
+// The configurations of the compared runs next to each other.
 
 function configView() {
   const differing = h("section", { class: "panel" });
@@ -8,21 +8,20 @@ function configView() {
     h("div", { class: "headed" }, h("h2", null, "All settings"), h("label", null, "Only keys with ", filter)), all));
   let answer = { runs: [], keys: [] }, asked = "";
 
-  function table(caption, rows) {
-    if (!rows.length) return h("p", { class: "quiet" }, "None.");
-    const heads = answer.runs.map((id) => h("th", { scope: "col" }, h("span", { class: "key", style: { "--key": runColor(id) } }), id));
-    return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", { class: "config" }, h("caption", { class: "unseen" }, caption),
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "Key"), heads)),
-      h("tbody", null, rows.map(({ key, values }) => h("tr", null, h("th", { scope: "row" }, h("code", null, key)), values.map((value) =>
-        h("td", null, value === null ? h("span", { class: "quiet" }, "not set") : h("code", null, value))))))));
-  }
+  const quiet = (text) => h("p", { class: "quiet" }, text);
+  const written = (value) => (value === null ? h("span", { class: "quiet" }, "not set") : h("code", null, value === "" ? '""' : value));
+  const headed = (row) => ({ ...row, head: () => h("code", null, row.key) });
 
   function show() {
-    const differ = answer.keys.filter((row) => row.differs);
-    fill(differing, h("h2", null, "Differences"), answer.runs.length < 2 ? h("p", { class: "quiet" }, "Choose several runs above to compare them.")
-      : differ.length ? table("Settings in which the runs differ", differ) : h("p", { class: "quiet" }, "These runs have the same settings."));
+    const places = answer.runs.map((id, place) => ({ id, place, head: () => [keyOf(lookOf(id)), id] })).filter(({ id }) => state.compared.has(id));
+    const differs = ({ values }) => places.some(({ place }) => values[place] !== values[places[0].place]);
+    const differ = answer.keys.filter(differs).map(headed);
+    fill(differing, h("h2", null, "Differences"), places.length < 2 ? quiet("Choose several runs above to compare them.") : !differ.length ? quiet("These runs have the same settings.")
+      : grid("Settings in which the runs differ", ["Key", "Run"], differ, places, (row, { place }) => written(row.values[place]), { class: "config" }));
     const wanted = filter.value.trim().toLowerCase();
-    fill(all, table("All settings", answer.keys.filter((row) => row.key.toLowerCase().includes(wanted))));
+    const shown = answer.keys.filter((row) => row.key.toLowerCase().includes(wanted)).map(headed);
+    fill(all, shown.length && places.length ? grid("All settings", ["Key"], shown, [{ head: () => "Value" }],
+      (row) => (differs(row) ? h("span", { class: "quiet" }, "differs, see above") : written(row.values[places[0].place])), { class: "config" }) : quiet("None."));
   }
 
   async function update() {

@@ -66,7 +66,7 @@ function curvesView() {
     const query = { key, over: AXES[axis].over, from: range?.[0], to: range?.[1], points: 800, log: isLogX ? 1 : undefined };
     const answers = await Promise.all(compared.map((run) => seriesOf(run, query)));
     for (const one of key) {
-      const lines = compared.map((run, i) => ({ name: run.id, color: runColor(run.id), data: answers[i].series[one], began: run.began, points: one === "val_loss" || one === "answer_loss" }));
+      const lines = compared.map((run, i) => ({ name: run.id, ...lookOf(run.id), data: answers[i].series[one], began: run.began, points: one === "val_loss" || one === "answer_loss" }));
       if (!lines.some((line) => line.data) && !more.has(one)) {
         charts.get(one)?.element.setAttribute("hidden", "");
         continue;

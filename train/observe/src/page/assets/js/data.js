@@ -1,7 +1,8 @@
 // What the page knows, and how it learns of news.
 
 const POLL = 1000;
-const MOST_COMPARED = 6;
+/** Runs that are compared at first: a report is about those that its author named. */
+const MOST_COMPARED = report ? Infinity : 6;
 
 const state = {
   now: 0,
@@ -15,8 +16,9 @@ const state = {
   hasChosen: memory.get("compared", []).length > 0,
 };
 
-/** An answer of the server. `how` is for requests that are no simple GET. */
+/** An answer of the server, or of the report. `how` is for requests that are no simple GET. */
 async function ask(path, query = {}, how = {}) {
+  if (report) return inReport(path, query);
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     for (const one of [value].flat()) if (one !== undefined && one !== null) search.append(name, one);
@@ -29,11 +31,33 @@ async function ask(path, query = {}, how = {}) {
   return answer.json();
 }
 
-/** The colour of a run: it stays the same while the list does. */
-function runColor(id) {
-  const index = state.runs.findIndex((run) => run.id === id);
-  return color(`--run-${((index < 0 ? 0 : index) % 8) + 1}`);
+/** An answer that is in the report. It may be about more runs than were asked for. */
+function inReport(path, query) {
+  const answer = report.answers[path] ?? report.runs[query.run][path];
+  if (path !== "/api/series") return answer;
+  const series = {}, { from = 0, to = Infinity } = query;
+  for (const key of [query.key].flat()) {
+    const curve = answer.series[key];
+    if (!curve) continue;
+    const { steps, ...axes } = answer.axes[curve.axis];
+    const kept = steps.map((step, i) => (from <= step && step <= to ? i : -1)).filter((i) => i >= 0);
+    const pick = (values) => values && kept.map((i) => values[i]);
+    series[key] = { steps: pick(steps), mean: pick(curve.mean), low: pick(curve.low), high: pick(curve.high), over: pick(axes[query.over]) };
+  }
+  return { run: query.run, last_step: answer.last_step, series };
 }
+
+/** Dash patterns of curves: as many runs of one colour look different. */
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+
+/** The look of a run's curves and its key in legends: it stays the same while the list of runs does. */
+function lookOf(id) {
+  const index = Math.max(0, state.runs.findIndex((run) => run.id === id)), dash = Math.floor(index / 8) % DASHES.length;
+  return { color: color(`--run-${(index % 8) + 1}`), dash: DASHES[dash], key: dash ? `key dash-${dash}` : "key" };
+}
+
+const runColor = (id) => lookOf(id).color;
+const keyOf = ({ color, key }) => h("span", { class: key, style: { "--key": color } });
 
 const detailRun = () => state.runs.find((run) => run.id === state.detail);
 const comparedRuns = () => state.runs.filter((run) => state.compared.has(run.id));
@@ -74,7 +98,7 @@ function keepChoice() {
   memory.set("detail", state.detail);
 }
 
-/** Asks for the runs again and again, and calls `tell` with each answer, or with why there is none. */
+/** Asks for the runs again and again (a report once), and calls `tell` with each answer, or with why there is none. */
 function poll(tell) {
   const turn = async () => {
     try {
@@ -86,7 +110,7 @@ function poll(tell) {
       await tell(error);
     }
     // Nobody sees a page in the background.
-    setTimeout(turn, document.hidden ? 5 * POLL : POLL);
+    if (!report) setTimeout(turn, document.hidden ? 5 * POLL : POLL);
   };
   turn();
 }

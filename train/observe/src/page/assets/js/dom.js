@@ -68,9 +68,13 @@ function debounced(run, pause = 150) {
   };
 }
 
-/** What the browser keeps for this page. It may refuse. */
+/** The data of a report, which asks no server. */
+const report = JSON.parse(document.getElementById("report")?.textContent ?? "null");
+
+/** Choices of the reader that the browser keeps. It may refuse, and keeps none for a report. */
 const memory = {
   get(key, otherwise) {
+    if (report) return otherwise;
     try {
       const text = localStorage.getItem(`kiln.${key}`);
       return text === null ? otherwise : JSON.parse(text);
@@ -79,6 +83,7 @@ const memory = {
     }
   },
   set(key, value) {
+    if (report) return;
     try {
       localStorage.setItem(`kiln.${key}`, JSON.stringify(value));
     } catch {

@@ -40,6 +40,8 @@ const format = {
     if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
     return format.duration(value);
   },
+  /** TFLOP/s as a speed that can be read, such as 12.3 GFLOP/s. */
+  flops: (tflops) => (!known(tflops) ? NONE : tflops < 1 ? `${(1000 * tflops).toFixed(1)} GFLOP/s` : `${tflops.toFixed(1)} TFLOP/s`),
   /** Such as 3 h 20 min. */
   duration(value) {
     if (!known(value)) return NONE;

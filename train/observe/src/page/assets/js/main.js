@@ -2,8 +2,19 @@
 
 const VIEWS = {
   overview: ["Overview", overview], curves: ["Curves", curvesView], ranks: ["Ranks", ranksView], timeline: ["Timeline", timelineView],
-  memory: ["Memory", memoryView], configuration: ["Configuration", configView], text: ["Text", samplesView], events: ["Events", eventsView],
+  memory: ["Memory", memoryView], results: ["Results", resultsView], configuration: ["Configuration", configView], text: ["Text", samplesView], events: ["Events", eventsView],
 };
+
+// A report has the views that it has data for.
+if (report) {
+  const some = (path, has) => Object.values(report.runs ?? {}).some((run) => has(run[path]));
+  if (report.answers["/api/strategies"]) {
+    for (const name of Object.keys(VIEWS)) delete VIEWS[name];
+    VIEWS.strategies = ["Strategies", strategiesView];
+  }
+  if (!some("/api/look", ({ look }) => look?.ranks.length)) delete VIEWS.ranks;
+  if (!some("/api/timeline", ({ ranks }) => ranks.length)) ["timeline", "memory"].forEach((name) => delete VIEWS[name]);
+}
 
 const byId = (id) => document.getElementById(id);
 let view = null, viewName = "", isUpdating = false, isStale = false, pickerShape = "";
@@ -24,7 +35,7 @@ function setTheme() {
 function route() {
   if (location.hash && !location.hash.startsWith("#/")) return;
   const name = location.hash.slice(2);
-  const next = name in VIEWS ? name : "overview";
+  const next = name in VIEWS ? name : Object.keys(VIEWS)[0];
   if (next === viewName) return;
   view?.remove?.();
   const isFirst = viewName === "";
@@ -43,7 +54,7 @@ function route() {
 /** Brings the view up to date. While it is at work, one more time is enough. */
 async function changed() {
   showPicker();
-  if (!view || (!state.runs.length && !state.problems.length)) return;
+  if (!view || (!report && !state.runs.length && !state.problems.length)) return;
   if (isUpdating) return void (isStale = true);
   isUpdating = true;
   try {
@@ -76,7 +87,7 @@ function showPicker() {
     else state.compared.delete(run.id);
     keepChoice();
     changed();
-  } }), h("span", { class: "key", style: { "--key": runColor(run.id) } }), run.id);
+  } }), keyOf(lookOf(run.id)), run.id);
   const detail = h("label", { class: "detail" }, "Details of ", h("select", { id: "detail", onchange: (event) => chooseDetail(event.target.value) },
     state.runs.map((run) => h("option", { value: run.id, selected: run.id === state.detail }, run.id))));
   byId("picker").hidden = state.runs.length < 2;
@@ -88,11 +99,12 @@ function showConnection(error) {
   const at = byId("connection");
   at.classList.toggle("lost", Boolean(error));
   const live = state.runs.filter((run) => !run.is_over && run.state).length;
-  setText(at, error ? `No answer: ${error.message}` : `${plural(state.runs.length, "run")}, ${live} live`);
+  if (report) setText(at, error ? `This report is damaged: ${error.message}` : `Report by kiln ${report.program}`);
+  else setText(at, error ? `No answer: ${error.message}` : `${plural(state.runs.length, "run")}, ${live} live`);
 }
 
 // The token stays out of the history: the browser has a cookie by now.
-if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+if (location.search && !report) history.replaceState(null, "", location.pathname + location.hash);
 
 fill(byId("views"), Object.entries(VIEWS).map(([key, [name]]) => h("a", { href: `#/${key}` }, name)));
 byId("theme").value = memory.get("theme", "");
@@ -101,7 +113,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", setTheme);
 addEventListener("hashchange", route);
 setTheme();
 route();
-poll((error) => {
+if (viewName === "strategies") showConnection(null);
+else poll((error) => {
   showConnection(error);
   if (!error && !state.runs.length) fill(byId("main"), noticesOf(null) ?? h("p", { class: "quiet" }, "There is no run yet. Runs are shown as soon as they are there."));
   else if (!error && view && !view.root.isConnected) fill(byId("main"), view.root);

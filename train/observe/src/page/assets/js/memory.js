@@ -89,7 +89,7 @@ function memoryView() {
     const run = detailRun();
     if (!run) return;
     const [answer, own] = await Promise.all([ask("/api/timeline", { run: run.id }), seriesOf(run, { key: "peak_bytes", points: 400 })]);
-    peak.set([{ name: run.id, color: runColor(run.id), data: own.series.peak_bytes }], { theme: theme() });
+    peak.set([{ name: run.id, ...lookOf(run.id), data: own.series.peak_bytes }], { theme: theme() });
     const counted = answer.ranks.filter((rank) => rank.spans.some((span) => span[4] > 0));
     step.hidden = list.hidden = counted.length === 0;
     setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? sentence(answer.note) : "The ranks of this run do not count their memory.");

@@ -11,7 +11,7 @@ function overview() {
   const orders = controls();
   const events = h("section", { class: "panel" });
   const charts = {
-    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, note: "Training loss as a line, validation loss dashed." }),
+    loss: new Chart({ title: "Loss", format: format.loss, tick: format.number, height: 300, note: "Training loss as a line, validation loss pale with points." }),
     speed: new Chart({ title: METRICS.tokens_per_s.name, format: format.short, height: 220 }),
     mfu: new Chart({ title: METRICS.mfu.name, format: format.percent, height: 220 }),
   };
@@ -45,8 +45,8 @@ function overview() {
       ask("/api/events", { run: run.id }),
     ]);
     fill(cards, cardsOf(run, own.series));
-    const lines = (key, more) => compared.map((one, i) => ({ name: one.id, color: runColor(one.id), data: answers[i].series[key], ...more }));
-    const validation = lines("val_loss", { isDashed: true, points: true }).map((line) => ({ ...line, name: `${line.name}, validation` }));
+    const lines = (key, more) => compared.map((one, i) => ({ name: one.id, ...lookOf(one.id), data: answers[i].series[key], ...more }));
+    const validation = lines("val_loss", { isPale: true, points: true }).map((line) => ({ ...line, name: `${line.name}, validation` }));
     charts.loss.set([...lines("loss"), ...validation], { theme: theme() });
     charts.speed.set(lines("tokens_per_s"), { theme: theme() });
     charts.mfu.set(lines("mfu"), { theme: theme() });
@@ -60,7 +60,7 @@ function overview() {
 function named(run) {
   const show = () => chooseDetail(run.id);
   return h("button", { type: "button", class: "name", onclick: show, "aria-pressed": String(run.id === state.detail) },
-    h("span", { class: "key", style: { "--key": runColor(run.id) } }), run.id);
+    keyOf(lookOf(run.id)), run.id);
 }
 
 function noticesOf(run) {
@@ -86,7 +86,7 @@ function cardsOf(run, series) {
         known(run.saved) ? `, saved at ${format.count(run.saved)}` : ", no checkpoint yet")),
     card("Loss", format.loss(run.loss), spark("loss"),
       quiet(known(run.val_loss) ? `validation ${format.loss(run.val_loss)}, best ${format.loss(run.best_val_loss)}` : "no evaluation yet")),
-    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(`MFU ${format.percent(run.mfu)}`)),
+    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(known(run.mfu) ? `MFU ${format.percent(run.mfu)}` : `${format.flops(run.tflops)}, the peak is not known`)),
     card("Peak memory", format.bytes(run.peak_bytes), quiet("of the rank that held most")),
     h("div", { class: "card spent" }, h("h3", null, "Time of a step"), h("p", { class: "value" }, format.seconds(run.step_s)), spentBar(run.spent)),
   ];
@@ -98,12 +98,15 @@ function spentBar(spent) {
   if (!total) return h("p", { class: "quiet" }, "What it goes into was not written.");
   const parts = spent.filter(([, seconds]) => seconds > 0);
   return [
-    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, seconds]) =>
-      h("span", { style: { "flex-grow": String(seconds / total), background: `var(${SPENT[name][1]})` } }))),
+    stack(parts, total),
     h("ul", { class: "parts" }, parts.map(([name, seconds]) => h("li", null,
       h("span", { class: "key", style: { "--key": `var(${SPENT[name][1]})` } }), SPENT[name][0], " ", h("b", null, format.percent(seconds / total))))),
   ];
 }
+
+/** A bar made of parts, for the eye only. The rest of `total` stays empty. */
+const stack = (parts, total) => h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, seconds]) =>
+  h("span", { style: { "flex-grow": String(seconds / total), background: `var(${SPENT[name][1]})` } })));
 
 const KINDS = {
   start: ["Start", "note"], resume: ["Resumed", "note"], checkpoint: ["Checkpoint", "good"], skipped: ["Skipped step", "warn"],

@@ -18,7 +18,6 @@ function ranksView() {
   const map = h("div", { class: "map", "aria-hidden": "true" });
   const hosts = new Map();
   let most = 1;
-  const bar = (bytes) => h("span", { class: "memory" }, h("span", { class: "fill", style: { width: `${Math.min(100, (100 * (bytes ?? 0)) / most)}%` } }), h("span", null, format.bytes(bytes)));
   const table = new Table("Ranks", [
     { name: "Rank", isNumber: true, cell: (r) => r.rank, value: (r) => r.rank },
     { name: "Machine", cell: (r) => hosts.get(r.rank) ?? NONE, value: (r) => hosts.get(r.rank) },
@@ -27,7 +26,7 @@ function ranksView() {
     { name: "Collective", cell: (r) => callName(r.pending), value: (r) => (r.pending ? callName(r.pending) : null) },
     { name: "For", isNumber: true, downFirst: true, cell: (r) => format.seconds(doingFor(r)), value: doingFor },
     { name: "Waits for", cell: (r) => (r.waits_for.length ? `rank ${r.waits_for.join(", ")}` : NONE), value: (r) => r.waits_for[0] },
-    { name: "Memory now", isNumber: true, downFirst: true, cell: (r) => bar(r.bytes), value: (r) => r.bytes },
+    { name: "Memory now", isNumber: true, downFirst: true, cell: (r) => meter(format.bytes(r.bytes), (r.bytes ?? 0) / most), value: (r) => r.bytes },
     { name: "Peak memory", isNumber: true, downFirst: true, cell: (r) => format.bytes(r.peak_bytes), value: (r) => r.peak_bytes },
   ], { rowClass: (r) => (r.silent ? "silent" : culprits.has(r.rank) ? "culprit" : null) });
   let culprits = new Set();

@@ -53,6 +53,26 @@ class Table {
   }
 }
 
+/** A cell with a bar behind its text, which fills `share` of it. */
+const meter = (text, share) => h("span", { class: "memory" }, h("span", { class: "fill", style: { width: `${Math.min(100, 100 * (share || 0))}%` } }), h("span", null, text));
+
+/** Columns that fit next to each other. */
+const MOST_COLUMNS = 6;
+
+/**
+ * A table of `cell(row, column)`. Rows and columns have a `head()`, and `corner` names both. With more columns than fit
+ * and fewer rows, rows become columns.
+ */
+function grid(caption, corner, rows, columns, cell, kind = {}) {
+  const isTurned = columns.length > MOST_COLUMNS && columns.length > rows.length;
+  const [down, across] = isTurned ? [columns, rows] : [rows, columns];
+  const at = (row, column) => (isTurned ? cell(column, row) : cell(row, column));
+  const number = kind.isNumber ? "number" : null;
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", { class: kind.class ?? null }, h("caption", { class: "unseen" }, caption),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, corner[Number(isTurned)]), across.map(({ head }) => h("th", { scope: "col", class: number }, head())))),
+    h("tbody", null, down.map((row) => h("tr", null, h("th", { scope: "row" }, row.head()), across.map((column) => h("td", { class: number }, at(row, column))))))));
+}
+
 /** Numbers by size, texts by letters, and what is not known last in both directions. */
 function compare(a, b, isDown) {
   const isNone = (value) => value === null || value === undefined || Number.isNaN(value);

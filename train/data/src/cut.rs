@@ -1,0 +1,364 @@
+//! Where a document may be cut so that its pieces, encoded one by one, have the tokens of the whole.
+//!
+//! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes has to be encoded
+//! in pieces. A piece must not get a space in front, lose a merge over its border, or split words elsewhere. Whether a
+//! place is safe depends on the tokenizer. [`Cuts::of`] knows the usual kinds; a document of any other kind is
+//! encoded whole.
+//!
+//! Two places come into question:
+//!
+//! - after a single newline between a character that is not white space and a letter or digit;
+//! - at a single space between two ASCII letters or digits.
+//!
+//! Each is safe under three conditions. First, nothing that the tokenizer matches spans it: added tokens, and the
+//! patterns of normalizers and pre-tokenizers, are compared with lists below. Second, the start of a piece does
+//! not look like the start of a text: no space is put in front of it. Third, the model sees a border there: either the
+//! pre-tokenizer always splits there, or the model is a BPE whose vocabulary has no token with these two
+//! characters next to each other, so that no merge spans the place, and merges on one side do not
+//! depend on the other side.
+
+use std::borrow::Cow;
+
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::replace::ReplacePattern;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{
+    AddedToken, ModelWrapper, NormalizedString, Normalizer as _, NormalizerWrapper, PreTokenizerWrapper,
+    SplitDelimiterBehavior, Tokenizer as Inner,
+};
+
+/// Stands for a space in the tokens of SentencePiece.
+const SENTENCEPIECE_SPACE: char = '\u{2581}';
+
+/// Stands for a space in byte-level tokens.
+const BYTE_LEVEL_SPACE: char = '\u{120}';
+
+/// Patterns that match all white space, and whose matches never hold a space after a letter or digit, nor a letter
+/// or digit after a newline. At both places, therefore, a match starts or ends. They look ahead only behind white
+/// space that is followed by white space, which there is none of at a place.
+const SPLITTING_PATTERNS: [&str; 7] = [
+    // GPT-2.
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    // GPT-4, Llama 3.
+    concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|",
+        r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // Qwen 2 and 3.
+    concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|",
+        r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // Qwen 3.5.
+    concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|",
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // GPT-4o, gpt-oss, Llama 4.
+    concat!(
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // Mistral's Tekken.
+    concat!(
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    // DeepSeek V3, behind the patterns for its digits and ideographs.
+    concat!(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"##,
+        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+];
+
+/// Patterns whose matches hold neither spaces nor newlines, and look at nothing around them.
+const INNER_PATTERNS: [&str; 4] = [r"\p{N}", r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"[一-龥぀-ゟ゠-ヿ]+"];
+
+/// Kinds of places at which a text may be cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cuts {
+    /// Between any two characters: for a text that is not encoded.
+    anywhere: bool,
+    /// After a newline.
+    after_line: bool,
+    /// Before a space.
+    at_space: bool,
+    /// Whether the tokenizer puts a space in front of a piece. Then the piece has to go without its own.
+    restores_space: bool,
+}
+
+impl Cuts {
+    /// For a text that is not encoded.
+    pub(super) const ANYWHERE: Self =
+        Self { anywhere: true, after_line: false, at_space: false, restores_space: false };
+
+    /// For texts that a tokenizer with the word boundaries of GPT-2 encodes, or is trained on.
+    pub(super) const AT_WORDS: Self =
+        Self { anywhere: false, after_line: true, at_space: true, restores_space: false };
+
+    /// The places that are safe for `tokenizer`; none if its kind is not known.
+    pub(super) fn of(tokenizer: &Inner) -> Self {
+        let Some(normalized) = Normalized::by(tokenizer.get_normalizer()) else { return Self::default() };
+        if !added_tokens_stay_apart(tokenizer, normalized) {
+            return Self::default();
+        }
+        let borders = Borders::of(tokenizer.get_pre_tokenizer(), normalized);
+        let at_space = borders.at_space || borders.unbroken && no_merge_spans(tokenizer, borders.space);
+        Self {
+            anywhere: false,
+            after_line: borders.after_line && !borders.prefixes && !normalized.prepends,
+            at_space,
+            restores_space: at_space && normalized.prepends,
+        }
+    }
+
+    /// The last safe place in `text`, after its start and up to `limit`, in bytes.
+    pub(super) fn last_place(self, text: &str, limit: usize) -> Option<usize> {
+        let limit = limit.min(text.len().saturating_sub(1));
+        if self.anywhere {
+            return Some(text.floor_char_boundary(limit)).filter(|at| *at > 0);
+        }
+        if !self.after_line && !self.at_space {
+            return None;
+        }
+        (1..=limit).rev().find(|at| self.is_place(text, *at))
+    }
+
+    /// Whether the text may be cut before byte `at`, which is neither its start nor its end.
+    fn is_place(self, text: &str, at: usize) -> bool {
+        let bytes = text.as_bytes();
+        let (before, here) = (bytes[at - 1], bytes[at]);
+        if here == b' ' {
+            let next = bytes.get(at + 1).is_some_and(u8::is_ascii_alphanumeric);
+            return self.at_space && before.is_ascii_alphanumeric() && next;
+        }
+        if before != b'\n' || !self.after_line {
+            return false;
+        }
+        let next = text[at..].chars().next();
+        let previous = text[..at - 1].chars().next_back();
+        next.is_some_and(char::is_alphanumeric) && previous.is_some_and(|letter| !letter.is_whitespace())
+    }
+
+    /// The piece `text` as it is handed to the tokenizer. `starts`: whether it is the start of its document.
+    pub(super) fn as_encoded(self, text: &str, starts: bool) -> &str {
+        match self.restores_space && !starts {
+            true => text.strip_prefix(' ').unwrap_or(text),
+            false => text,
+        }
+    }
+}
+
+/// What a normalizer does to spaces.
+#[derive(Clone, Copy, Debug, Default)]
+struct Normalized {
+    /// It puts a space in front.
+    prepends: bool,
+    /// It replaces spaces with [`SENTENCEPIECE_SPACE`].
+    replaces: bool,
+}
+
+impl Normalized {
+    /// `None` for a normalizer that may change more than single characters and accents.
+    fn by(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
+        let mut found = Self::default();
+        if let Some(normalizer) = normalizer {
+            found.add(normalizer)?;
+        }
+        // Only a prefix that equals a replaced space can stand for one.
+        (found.replaces || !found.prepends).then_some(found)
+    }
+
+    fn add(&mut self, normalizer: &NormalizerWrapper) -> Option<()> {
+        match normalizer {
+            NormalizerWrapper::Sequence(sequence) => {
+                sequence.as_ref().iter().try_for_each(|normalizer| self.add(normalizer))?;
+            }
+            // Spaces, newlines, ASCII letters and digits have no decomposition, and compose with nothing before them.
+            NormalizerWrapper::NFC(_)
+            | NormalizerWrapper::NFD(_)
+            | NormalizerWrapper::NFKC(_)
+            | NormalizerWrapper::NFKD(_)
+            | NormalizerWrapper::Lowercase(_) => {}
+            NormalizerWrapper::Prepend(prepend)
+                if is_sentencepiece_space(&prepend.prepend) && !self.prepends =>
+            {
+                self.prepends = true;
+            }
+            NormalizerWrapper::Replace(replace) => {
+                let pattern = serde_json::to_value(replace).ok()?.get("pattern").cloned()?;
+                let pattern: ReplacePattern = serde_json::from_value(pattern).ok()?;
+                if pattern != ReplacePattern::String(" ".to_owned())
+                    || !is_sentencepiece_space(&replace.content)
+                {
+                    return None;
+                }
+                self.replaces = true;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// Where a pre-tokenizer splits.
+#[derive(Clone, Copy, Debug)]
+struct Borders {
+    /// It always splits after a newline.
+    after_line: bool,
+    /// It always splits before a space.
+    at_space: bool,
+    /// What it matches elsewhere does not depend on the text across a place.
+    unbroken: bool,
+    /// It may put a space in front of a piece that starts with something else.
+    prefixes: bool,
+    /// The character that the model sees for a space.
+    space: char,
+}
+
+impl Borders {
+    fn of(pre_tokenizer: Option<&PreTokenizerWrapper>, normalized: Normalized) -> Self {
+        let space = if normalized.replaces { SENTENCEPIECE_SPACE } else { ' ' };
+        let mut borders = Self { after_line: false, at_space: false, unbroken: true, prefixes: false, space };
+        for (index, stage) in stages(pre_tokenizer).into_iter().enumerate() {
+            borders.add(stage, index == 0);
+        }
+        borders
+    }
+
+    /// Adds a stage, which sees the pieces of those before it.
+    fn add(&mut self, stage: &PreTokenizerWrapper, is_first: bool) {
+        // What a stage does with text that has been rewritten is known only for borders that are there already.
+        let is_plain = self.space == ' ';
+        match stage {
+            PreTokenizerWrapper::ByteLevel(stage) => {
+                if stage.use_regex && is_plain {
+                    self.split_everywhere();
+                } else if !is_plain {
+                    self.unbroken = false;
+                }
+                self.prefixes |= stage.add_prefix_space;
+                self.space = BYTE_LEVEL_SPACE;
+            }
+            PreTokenizerWrapper::Split(stage)
+                if is_plain && keeps_all(stage) && is_in(&SPLITTING_PATTERNS, stage) =>
+            {
+                self.split_everywhere();
+            }
+            PreTokenizerWrapper::Split(stage)
+                if is_in(&INNER_PATTERNS, stage) && self.space != BYTE_LEVEL_SPACE => {}
+            // Of a text without spaces it leaves everything as it is.
+            PreTokenizerWrapper::Split(stage)
+                if !is_plain && stage.pattern == SplitPattern::String(" ".to_owned()) => {}
+            PreTokenizerWrapper::Digits(_) | PreTokenizerWrapper::Punctuation(_)
+                if self.space != BYTE_LEVEL_SPACE => {}
+            PreTokenizerWrapper::Whitespace(_) | PreTokenizerWrapper::WhitespaceSplit(_) if is_plain => {
+                self.split_everywhere();
+            }
+            PreTokenizerWrapper::Metaspace(stage)
+                if self.space != BYTE_LEVEL_SPACE && stage.get_replacement() == SENTENCEPIECE_SPACE =>
+            {
+                let scheme = stage.get_prepend_scheme();
+                // It asks for the start of the text, where a stage before may have removed a space.
+                if scheme == PrependScheme::First && !is_first {
+                    *self = Self { at_space: false, after_line: false, unbroken: false, ..*self };
+                }
+                self.at_space |= stage.get_split() && self.unbroken;
+                self.prefixes |= scheme != PrependScheme::Never;
+                self.space = SENTENCEPIECE_SPACE;
+            }
+            // Borders that are there stay, since every stage sees the pieces one by one.
+            _ => self.unbroken = false,
+        }
+    }
+
+    fn split_everywhere(&mut self) {
+        self.after_line |= self.unbroken;
+        self.at_space |= self.unbroken;
+    }
+}
+
+/// The stages of a pre-tokenizer, one after the other.
+fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapper> {
+    match pre_tokenizer {
+        None => Vec::new(),
+        Some(PreTokenizerWrapper::Sequence(sequence)) => {
+            sequence.as_ref().iter().flat_map(|stage| stages(Some(stage))).collect()
+        }
+        Some(stage) => vec![stage],
+    }
+}
+
+/// Whether pieces are the matches, one by one.
+fn keeps_all(split: &Split) -> bool {
+    matches!(
+        (split.behavior, split.invert),
+        (SplitDelimiterBehavior::Isolated, false) | (SplitDelimiterBehavior::Removed, true)
+    )
+}
+
+fn is_in(patterns: &[&str], split: &Split) -> bool {
+    let SplitPattern::Regex(pattern) = &split.pattern else { return false };
+    // Some files have the characters themselves.
+    let pattern = pattern.replace('\r', r"\r").replace('\n', r"\n");
+    patterns.contains(&pattern.as_str())
+}
+
+fn is_sentencepiece_space(text: &str) -> bool {
+    text.strip_prefix(SENTENCEPIECE_SPACE).is_some_and(str::is_empty)
+}
+
+/// Whether no added token that is looked for in a text can span a place, reach over it, or depend on what is
+/// beyond it.
+fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
+    let skips_special = tokenizer.get_encode_special_tokens();
+    let added = tokenizer.get_added_tokens_decoder();
+    let looked_for = added.values().filter(|token| !(token.special && skips_special));
+    looked_for.into_iter().all(|token| {
+        let AddedToken { single_word, lstrip, rstrip, ref content, .. } = *token;
+        let spellings = [Cow::Borrowed(content.as_str()), normalized_spelling(tokenizer, token)];
+        // A piece that goes without its space starts with a letter or digit.
+        let starts_a_piece = normalized.prepends && content.starts_with(|c: char| c.is_ascii_alphanumeric());
+        !(single_word || lstrip || rstrip || starts_a_piece)
+            && !spellings.iter().any(|text| spans_place(text, &[' ', SENTENCEPIECE_SPACE]))
+    })
+}
+
+/// The spelling of an added token that is looked for in normalized text.
+fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, str> {
+    let normalizer = tokenizer.get_normalizer().filter(|_| token.normalized);
+    let mut text = NormalizedString::from(token.content.as_str());
+    match normalizer.map(|normalizer| normalizer.normalize(&mut text)) {
+        Some(Ok(())) => Cow::Owned(text.get().to_owned()),
+        _ => Cow::Borrowed(&token.content),
+    }
+}
+
+/// Whether a place is inside of `text`, in which any of `spaces` stands for a space.
+fn spans_place(text: &str, spaces: &[char]) -> bool {
+    let pairs = text.chars().zip(text.chars().skip(1));
+    pairs
+        .into_iter()
+        .any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b) || a == '\n' && b.is_alphanumeric())
+}
+
+/// Whether the model is a BPE that never merges the character before a space with the space, which it knows
+/// as `space`.
+fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
+    let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;
+    let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let vocabulary = model.get_vocab();
+    !has(continuing_subword_prefix)
+        && !has(end_of_word_suffix)
+        && vocabulary.contains_key(space.encode_utf8(&mut [0; 4]) as &str)
+        && !vocabulary.keys().any(|token| spans_place(token, &[space]))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! The details of a run: its numbers over steps, its configuration, its texts, events and ranks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::super::reduce::{Reduced, last_until, reduce};
+use super::super::watched::WatchedRun;
+use crate::run::{Event, Sample, Series};
+
+/// The requested part of a run's numbers.
+#[derive(Debug)]
+pub(in super::super) struct SeriesQuery {
+    /// Such as `loss`.
+    pub(in super::super) keys: Vec<String>,
+    /// The axis of the curves: a key such as `tokens` or `time`. Steps without one.
+    pub(in super::super) over: Option<String>,
+    /// The first and the last step.
+    pub(in super::super) steps: (u64, u64),
+    /// Points of each curve at most.
+    pub(in super::super) points: usize,
+    /// True if the axis of steps is logarithmic.
+    pub(in super::super) is_log: bool,
+}
+
+#[derive(Serialize)]
+struct Curves {
+    run: String,
+    last_step: Option<u64>,
+    series: BTreeMap<String, Curve>,
+}
+
+#[derive(Serialize)]
+struct Curve {
+    #[serde(flatten)]
+    reduced: Reduced,
+    /// The place of each step on the axis.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    over: Option<Vec<Option<f64>>>,
+}
+
+/// The curves of a run: `/api/series`. Unknown keys are skipped.
+pub(in super::super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> impl Serialize {
+    let run = watched.read();
+    let over = query.over.as_ref().map(|key| run.metrics().get(key));
+    let curve = |key: &String| {
+        let series = run.metrics().get(key)?;
+        let (from, to) = query.steps;
+        let reduced = reduce(series, from, to, query.points, query.is_log);
+        let over = over.map(|over| reduced.steps.iter().map(|step| place(over, *step)).collect());
+        Some((key.clone(), Curve { reduced, over }))
+    };
+    let series = query.keys.iter().filter_map(curve).collect();
+    Curves { run: watched.id.clone(), last_step: run.metrics().last_step(), series }
+}
+
+/// All curves of a run. Those of the same steps share an axis.
+#[derive(Default, Serialize)]
+struct AllCurves {
+    last_step: Option<u64>,
+    axes: Vec<Axis>,
+    series: BTreeMap<String, OnAxis>,
+}
+
+/// Steps, and where they lie on the other axes.
+#[derive(Serialize)]
+struct Axis {
+    steps: Vec<u64>,
+    tokens: Vec<Option<f64>>,
+    time: Vec<Option<f64>>,
+}
+
+#[derive(Serialize)]
+struct OnAxis {
+    /// Index of its axis.
+    axis: usize,
+    mean: Vec<Option<f64>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    low: Vec<Option<f64>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    high: Vec<Option<f64>>,
+}
+
+/// All curves of a run, of at most `points` points each, for a page that cannot ask for more.
+pub(in super::super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize {
+    let run = watched.read();
+    let metrics = run.metrics();
+    let mut all = AllCurves { last_step: metrics.last_step(), ..AllCurves::default() };
+    for (key, series) in metrics.iter() {
+        let Reduced { steps, mean, low, high, .. } = reduce(series, 0, u64::MAX, points, false);
+        let axis = all.axes.iter().position(|axis| axis.steps == steps).unwrap_or_else(|| {
+            let on = |key| steps.iter().map(|step| place(metrics.get(key), *step)).collect();
+            let (tokens, time) = (on("tokens"), on("time"));
+            all.axes.push(Axis { steps, tokens, time });
+            all.axes.len() - 1
+        });
+        all.series.insert(key.to_owned(), OnAxis { axis, mean, low, high });
+    }
+    all
+}
+
+fn place(over: Option<&Series>, step: u64) -> Option<f64> {
+    last_until(over?, step).filter(|place| place.is_finite())
+}
+
+#[derive(Serialize)]
+struct Keys {
+    run: String,
+    keys: Vec<String>,
+}
+
+/// The names of all numbers of a run: `/api/keys`.
+pub(in super::super) fn keys(watched: &WatchedRun) -> impl Serialize {
+    let run = watched.read();
+    Keys { run: watched.id.clone(), keys: run.metrics().iter().map(|(key, _)| key.to_owned()).collect() }
+}
+
+#[derive(Serialize)]
+struct Configs {
+    runs: Vec<String>,
+    keys: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    key: String,
+    /// The value of each run; `null` where a run has none.
+    values: Vec<Option<String>>,
+    differs: bool,
+}
+
+/// Every key of the configurations with its value in each of the runs: `/api/config`.
+pub(in super::super) fn config(watched: &[Arc<WatchedRun>]) -> impl Serialize {
+    let configs: Vec<_> = watched.iter().map(|run| run.read().config().clone()).collect();
+    let keys: BTreeSet<&String> = configs.iter().flat_map(|config| config.keys()).collect();
+    let row = |key: &String| {
+        let values: Vec<_> = configs.iter().map(|config| config.get(key).cloned()).collect();
+        let differs = values.windows(2).any(|pair| pair[0] != pair[1]);
+        Row { key: key.clone(), values, differs }
+    };
+    let keys = keys.into_iter().map(row).collect();
+    Configs { runs: watched.iter().map(|run| run.id.clone()).collect(), keys }
+}
+
+/// Texts and events that are sent at most: the last ones.
+const MOST: usize = 500;
+
+/// Characters of a text that are sent at most.
+const MOST_CHARACTERS: usize = 8000;
+
+#[derive(Serialize)]
+struct Samples {
+    run: String,
+    total: usize,
+    samples: Vec<Sample>,
+}
+
+#[derive(Serialize)]
+struct Events {
+    run: String,
+    total: usize,
+    /// Number of events by kind.
+    kinds: BTreeMap<String, usize>,
+    events: Vec<Event>,
+    problems: Vec<String>,
+}
+
+/// The last texts of a run, the newest first: `/api/samples`.
+pub(in super::super) fn samples(watched: &WatchedRun) -> impl Serialize {
+    let run = watched.read();
+    let cut = |sample: &Sample| Sample {
+        step: sample.step,
+        prompt: shortened(&sample.prompt),
+        text: shortened(&sample.text),
+    };
+    let samples = run.samples().iter().rev().take(MOST).map(cut).collect();
+    Samples { run: watched.id.clone(), total: run.samples().len(), samples }
+}
+
+/// The last events of a run, the newest first, and its unreadable files: `/api/events`.
+pub(in super::super) fn events(watched: &WatchedRun) -> impl Serialize {
+    let run = watched.read();
+    let cut = |event: &Event| Event { text: shortened(&event.text), ..event.clone() };
+    let events = run.events().iter().rev().take(MOST).map(cut).collect();
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    run.events().iter().for_each(|event| *kinds.entry(event.kind.clone()).or_default() += 1);
+    Events { run: watched.id.clone(), total: run.events().len(), kinds, events, problems: run.problems() }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MOST_CHARACTERS) {
+        Some((end, _)) => format!("{} …", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// The last look at a run, or the reason why it failed: `/api/look`.
+pub(in super::super) fn look(watched: &WatchedRun) -> impl Serialize {
+    let (look, problem) = {
+        let seen = watched.seen();
+        (seen.look.clone(), seen.problem.clone())
+    };
+    serde_json::json!({ "run": watched.id, "look": look.as_deref(), "problem": problem })
+}

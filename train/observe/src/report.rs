@@ -1,0 +1,205 @@
+//! Reports: a folder with the page of [`crate::page`] as one file, all data in it, and its curves as SVG files.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use kiln_storage::StagingFolder;
+use kiln_storage::durable::{parent_of, sync_folder, write as write_file};
+use serde::Serialize;
+
+use crate::page::{Snapshot, TimelinesAt, page_of_strategies};
+use crate::plot::{Axis, Curve, Curves, smoothed};
+use crate::run::Series;
+use crate::status::LookAt;
+
+/// Why a report was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The place is taken.
+    #[error(
+        "{} exists and is not empty; reports overwrite nothing: name a new folder with {flag} DIR, or remove that one",
+        .path.display()
+    )]
+    Exists {
+        /// The place.
+        path: PathBuf,
+        /// The flag that named it.
+        flag: &'static str,
+    },
+    /// The file system refuses.
+    #[error("cannot write the report {}: {source}", .path.display())]
+    Io {
+        /// The place.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The data cannot be written as JSON.
+    #[error("cannot write the data of the report: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// The files of a report.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The page, which needs no other file.
+    page: String,
+    /// Curves as SVG, with the names of their files.
+    curves: Vec<(String, String)>,
+}
+
+impl Report {
+    /// A report of the runs that `paths` name, run folders or folders of run folders, as they are now. `program` is the
+    /// version that makes it. The same runs make the same report.
+    ///
+    /// # Errors
+    ///
+    /// If the data cannot be written as JSON.
+    pub fn of_runs(
+        paths: Vec<PathBuf>,
+        look_at: LookAt,
+        timelines_at: Option<TimelinesAt>,
+        program: &str,
+    ) -> Result<Self, ReportError> {
+        let runs = Snapshot::new(paths, look_at, timelines_at);
+        let curves = CURVES.iter().filter_map(|shown| {
+            let curves = shown.of(&runs);
+            let drawn = || curves.draw(720.0, 340.0).file(shown.file);
+            (!curves.is_empty()).then(|| (format!("{}.svg", shown.file), drawn()))
+        });
+        Ok(Report { page: runs.page(program)?, curves: curves.collect() })
+    }
+
+    /// A report of what `kiln bench strategies` has measured.
+    ///
+    /// # Errors
+    ///
+    /// If the data cannot be written as JSON.
+    pub fn of_strategies(measured: &impl Serialize, program: &str) -> Result<Self, ReportError> {
+        Ok(Report { page: page_of_strategies(measured, program)?, curves: Vec::new() })
+    }
+
+    /// Writes `report.html` and the curves into the folder `place`, which `flag` has named, and which is new or empty.
+    /// The folder appears complete or not at all.
+    ///
+    /// # Errors
+    ///
+    /// If something is there, or the file system refuses.
+    pub fn write(&self, place: &Path, flag: &'static str) -> Result<(), ReportError> {
+        check_place(place, flag)?;
+        let io = |source: io::Error| match source.kind() {
+            // Since it was checked.
+            ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                ReportError::Exists { path: place.to_owned(), flag }
+            }
+            _ => ReportError::Io { path: place.to_owned(), source },
+        };
+        fs::create_dir_all(parent_of(place)).map_err(io)?;
+        let staging = StagingFolder::create(place).map_err(io)?;
+        let page = [("report.html".to_owned(), self.page.clone())];
+        for (name, text) in page.iter().chain(&self.curves) {
+            write_file(&staging.path().join(name), text.as_bytes()).map_err(io)?;
+        }
+        sync_folder(staging.path()).map_err(io)?;
+        // An empty folder is replaced, and no other.
+        fs::rename(staging.path(), place).map_err(io)?;
+        staging.gone();
+        sync_folder(parent_of(place)).map_err(io)
+    }
+}
+
+/// Fails unless a report can come to `place`, which `flag` has named: nothing is there, or an empty folder.
+///
+/// # Errors
+///
+/// If something is there, or the file system refuses.
+pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> {
+    let exists = || ReportError::Exists { path: place.to_owned(), flag };
+    match fs::read_dir(place) {
+        Ok(mut entries) => entries.next().map_or(Ok(()), |_| Err(exists())),
+        Err(error) if error.kind() == ErrorKind::NotFound && !place.is_symlink() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Err(exists()),
+        Err(source) => Err(ReportError::Io { path: place.to_owned(), source }),
+    }
+}
+
+/// A metric that a report has as a file.
+struct Shown {
+    /// The name of the file without its ending.
+    file: &'static str,
+    key: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    axis: fn(&str) -> Axis,
+    /// Draws the moving average over the values.
+    is_noisy: bool,
+}
+
+const CURVES: [Shown; 6] = [
+    shown("loss", "loss", "Training loss", "nats per token", Axis::linear, true),
+    shown("validation-loss", "val_loss", "Validation loss", "nats per token", Axis::linear, false),
+    shown("answer-loss", "answer_loss", "Loss of answers", "nats per token", Axis::linear, false),
+    shown("gradient-norm", "grad_norm", "Gradient norm", "2-norm before clipping", Axis::log, true),
+    shown("learning-rate", "lr", "Learning rate", "learning rate", Axis::linear, false),
+    shown("throughput", "tokens_per_s", "Throughput", "tokens/s", Axis::from_zero, true),
+];
+
+const fn shown(
+    file: &'static str,
+    key: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    axis: fn(&str) -> Axis,
+    is_noisy: bool,
+) -> Shown {
+    Shown { file, key, title, unit, axis, is_noisy }
+}
+
+impl Shown {
+    /// Points of a curve: more than its pixels can show.
+    const POINTS: usize = 500;
+    /// The average over a noisy curve is over this part of its points.
+    const AVERAGED: usize = 20;
+
+    /// The curve of every run that has the metric. Noisy values are pale, below their moving averages.
+    fn of(&self, runs: &Snapshot) -> Curves {
+        let (mut pale, mut strong, mut names, mut series) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        runs.each(|name, run| {
+            if let Some(values) = run.metrics().get(self.key) {
+                let count = values.values().len();
+                let curve = |points| Curve { name: name.to_owned(), series, points, ..Curve::default() };
+                let has_marks = !self.is_noisy && count <= 60;
+                let mut line = values.values().to_vec();
+                if self.is_noisy {
+                    pale.push(Curve { is_faint: true, ..curve(thinned(values, &line)) });
+                    line = smoothed(&line, (count / Self::AVERAGED).max(1) as f64);
+                }
+                strong.push(Curve { has_marks, ..curve(thinned(values, &line)) });
+                names.push(name.to_owned());
+            }
+            // A run keeps its look from file to file.
+            series += 1;
+        });
+        pale.append(&mut strong);
+        Curves {
+            title: self.title.to_owned(),
+            description: format!(
+                "{} over optimizer steps, a curve for each of: {}.",
+                self.title,
+                names.join(", ")
+            ),
+            x: Axis::linear("optimizer step"),
+            y: (self.axis)(self.unit),
+            curves: pale,
+        }
+    }
+}
+
+/// About [`Shown::POINTS`] of the values over their steps, evenly, with the first and the last.
+fn thinned(series: &Series, values: &[f64]) -> Vec<(f64, f64)> {
+    let stride = values.len().div_ceil(Shown::POINTS).max(1);
+    let last = values.len().saturating_sub(1);
+    let kept = (0..values.len()).filter(|index| index.is_multiple_of(stride) || *index == last);
+    kept.map(|index| (series.steps()[index] as f64, values[index])).collect()
+}

@@ -1,0 +1,187 @@
+//! The text of a list of token ids that grows, piece by piece.
+
+/// The character that the decoder of a tokenizer shows for incomplete characters.
+const INCOMPLETE: char = '\u{FFFD}';
+
+/// Ids that wait for others to complete a character, at most. A character has up to four bytes, and a tokenizer a token
+/// for each of them.
+const PENDING: usize = 16;
+
+/// The position up to which a text has been shown. What a token stands for may depend on those right before it, so each piece is decoded
+/// together with the piece before it, and never with the whole text: the work of a token does not grow with the text.
+#[derive(Debug, Default)]
+pub(super) struct TextStream {
+    /// The first id of the piece that was shown last.
+    context: usize,
+    /// Ids that were shown.
+    shown: usize,
+}
+
+impl TextStream {
+    /// The text that `ids` have after what was shown of them, without characters at its end that the next ids may
+    /// complete. `ids` are those of the last call and new ones behind them; `decode` returns the text of some ids.
+    ///
+    /// # Errors
+    ///
+    /// Those of `decode`.
+    pub(super) fn next<E>(
+        &mut self,
+        ids: &[u32],
+        decode: impl FnMut(&[u32]) -> Result<String, E>,
+    ) -> Result<String, E> {
+        let is_late = ids.len() - self.shown > PENDING;
+        let piece = self.piece(ids, is_late, decode)?;
+        if !is_late && (piece.is_empty() || piece.ends_with(INCOMPLETE)) {
+            return Ok(String::new());
+        }
+        (self.context, self.shown) = (self.shown, ids.len());
+        Ok(piece)
+    }
+
+    /// The text that `ids` have after what was shown of them, at the end of the text.
+    ///
+    /// # Errors
+    ///
+    /// Those of `decode`.
+    pub(super) fn rest<E>(
+        self,
+        ids: &[u32],
+        decode: impl FnMut(&[u32]) -> Result<String, E>,
+    ) -> Result<String, E> {
+        self.piece(ids, true, decode)
+    }
+
+    /// The text of the ids that were not shown. Bytes of an incomplete character may change what the bytes before them stand
+    /// for: nothing is returned then, unless it `has_to_be` shown.
+    fn piece<E>(
+        &self,
+        ids: &[u32],
+        has_to_be: bool,
+        mut decode: impl FnMut(&[u32]) -> Result<String, E>,
+    ) -> Result<String, E> {
+        if self.shown == 0 {
+            return decode(ids);
+        }
+        let (before, text) = (decode(&ids[self.context..self.shown])?, decode(&ids[self.context..])?);
+        match text.strip_prefix(&*before) {
+            Some(piece) => Ok(piece.to_owned()),
+            None if has_to_be => decode(&ids[self.shown..]),
+            None => Ok(String::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::data::Tokenizer;
+
+    /// Every byte a token, and no merges.
+    fn byte_level() -> Tokenizer {
+        Tokenizer::train(["ab".to_owned()].into_iter().map(Ok), 257).expect("a tokenizer")
+    }
+
+    fn of_json(content: &Value) -> Tokenizer {
+        Tokenizer::from_file(content.to_string().into_bytes(), Path::new("tokenizer.json"))
+            .expect("a tokenizer")
+    }
+
+    /// As in Llama 2: a space before the text, and bytes for characters without a token.
+    fn byte_fallback() -> Tokenizer {
+        let bytes = (0..=255u32).map(|byte| format!("<0x{byte:02X}>"));
+        let tokens = ["<unk>", "</s>"].map(str::to_owned).into_iter().chain(bytes);
+        let tokens =
+            tokens.chain(["\u{2581}", "a", "b", ".", "\u{2581}a", "\u{2581}\u{2581}"].map(str::to_owned));
+        let vocab: serde_json::Map<_, _> = tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
+        of_json(&json!({
+            "version": "1.0",
+            "added_tokens": [{
+                "id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true
+            }],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}
+            ]},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+            ]},
+            "model": {
+                "type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+                "merges": [["\u{2581}", "a"], ["\u{2581}", "\u{2581}"]]
+            }
+        }))
+    }
+
+    /// As BERT has it: spaces between words are no tokens.
+    fn word_piece() -> Tokenizer {
+        let tokens = ["[UNK]", "a", "b", "##a", "##b", ".", "</s>"];
+        let vocab: serde_json::Map<_, _> =
+            tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+        of_json(&json!({
+            "version": "1.0",
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {
+                "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100, "vocab": vocab
+            }
+        }))
+    }
+
+    /// The pieces of a text that comes id by id behind `given` ids, and how many ids were decoded for them.
+    fn shown(tokenizer: &Tokenizer, ids: &[u32], given: usize) -> (String, usize) {
+        let (mut stream, mut text, mut decoded) = (TextStream::default(), String::new(), 0);
+        let mut decode = |ids: &[u32]| {
+            decoded += ids.len();
+            tokenizer.decode(ids)
+        };
+        for end in given..=ids.len() {
+            text += &stream.next(&ids[..end], &mut decode).expect("text");
+        }
+        text += &stream.rest(ids, &mut decode).expect("text");
+        (text, decoded)
+    }
+
+    #[test]
+    fn the_pieces_are_the_text() {
+        let texts = [
+            "a ab  a. b",
+            " a",
+            "   ",
+            "ab\u{E4}\u{20AC}\u{1F600}\u{1F600} a\u{4E2D}\u{56FD}b",
+            "a.a . a",
+            "",
+        ];
+        for (kind, tokenizer) in
+            [("byte level", byte_level()), ("byte fallback", byte_fallback()), ("word piece", word_piece())]
+        {
+            for text in texts {
+                let ids = tokenizer.encode(text).expect("ids");
+                let whole = tokenizer.decode(&ids).expect("text");
+                for given in [0, 1, ids.len() / 2].map(|given| given.min(ids.len())) {
+                    assert_eq!(shown(&tokenizer, &ids, given).0, whole, "{kind}, {given} of {ids:?}");
+                }
+            }
+        }
+    }
+
+    /// The work of a token does not grow with the text, also where bytes never become a character.
+    #[test]
+    fn a_token_decodes_a_few_ids() {
+        for tokenizer in [byte_level(), byte_fallback()] {
+            let ids = tokenizer.encode(&"ab a\u{20AC}. ".repeat(500)).expect("ids");
+            let broken: Vec<u32> = tokenizer.encode("\u{20AC}").expect("ids").into_iter().take(2).collect();
+            let broken = broken.repeat(2_000);
+            for ids in [ids, broken] {
+                let (_, decoded) = shown(&tokenizer, &ids, 0);
+                assert!(decoded < 60 * ids.len(), "{decoded} ids decoded for a text of {}", ids.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Which ranks of a run have come, while others are waited for: a file of each process in the run folder, which
+//! nobody has claimed yet.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::is_foreign;
+use super::lock::FOLDER;
+use crate::config::CommSection;
+use crate::files;
+use crate::metrics::unix_time;
+use crate::place::RankEnv;
+use crate::process::ProcessId;
+
+/// What the names of the files begin and end with; between them is the rank.
+const PREFIX: &str = "waiting_";
+const SUFFIX: &str = ".json";
+
+/// Longer files are not of ours.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Files that are read at most.
+const MOST: usize = 1 << 12;
+
+/// A process of another machine may be this much longer in its wait, in seconds: clocks differ.
+const LATE: f64 = 60.0;
+
+/// A rank that waits for others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    pub(crate) process: ProcessId,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// Where rank 0 hosts the rendezvous, as `host:port`.
+    pub(crate) rendezvous: String,
+    /// Since when, and until when at most, in seconds since 1970.
+    pub(crate) since: f64,
+    pub(crate) until: f64,
+    /// Of rank 0: the ranks that have come, each with the address that it has come from.
+    pub(crate) come: BTreeMap<usize, IpAddr>,
+}
+
+/// Shows in a run folder that this process waits, until this is dropped.
+#[derive(Debug)]
+pub(in crate::run) struct Meeting {
+    waiting: Waiting,
+    /// Where it is shown; `None` if it cannot be.
+    path: Option<PathBuf>,
+    /// Folders that were made for that, the innermost first.
+    made: Vec<PathBuf>,
+}
+
+impl Meeting {
+    /// The rank at `place` waits for others. Where that cannot be shown, nothing is lost.
+    pub(in crate::run) fn begin(out: &Path, place: &RankEnv, comm: &CommSection) -> Self {
+        let since = unix_time();
+        let waiting = Waiting {
+            process: ProcessId::this(),
+            rank: place.rank,
+            world_size: place.world_size,
+            rendezvous: format!("{}:{}", place.master.host, place.master.port),
+            since,
+            until: since + comm.join_timeout().as_secs_f64(),
+            come: BTreeMap::new(),
+        };
+        let mut meeting = Meeting { waiting, path: None, made: Vec::new() };
+        let folder = out.join(FOLDER);
+        // Rank 0 makes the folder of the run anyway, and no other process does.
+        let may_show = (place.rank == 0 || out.is_dir()) && !is_foreign(out) && !folder.is_symlink();
+        if may_show {
+            let missing = folder.ancestors().take_while(|folder| !folder.exists());
+            let missing: Vec<_> = missing.filter(|folder| !folder.as_os_str().is_empty()).collect();
+            meeting.made = missing.into_iter().map(Path::to_owned).collect();
+            let is_made = fs::create_dir_all(&folder).is_ok();
+            meeting.path = is_made.then(|| folder.join(format!("{PREFIX}{}{SUFFIX}", place.rank)));
+            let _ = meeting.write();
+        }
+        meeting
+    }
+
+    /// Shows that `come` have come, if that is news.
+    pub(in crate::run) fn show(&mut self, come: BTreeMap<usize, IpAddr>) {
+        if self.waiting.come != come {
+            self.waiting.come = come;
+            let _ = self.write();
+        }
+    }
+
+    /// Whoever reads the file finds it whole. It need not outlast a crash of the machine.
+    fn write(&self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let beside = path.with_extension("new");
+        fs::write(&beside, serde_json::to_vec(&self.waiting)?)?;
+        fs::rename(&beside, path)
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        // What cannot be removed names a process that will be gone.
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+        // Rank 0 alone: nobody else can be about to use them. Those with something in them stay.
+        if self.waiting.rank == 0 {
+            self.made.iter().for_each(|folder| _ = fs::remove_dir(folder));
+        }
+    }
+}
+
+/// The processes that wait in the run folder `out` for other ranks, by rank.
+pub(crate) fn waiting(out: &Path) -> Vec<Waiting> {
+    let entries = fs::read_dir(out.join(FOLDER)).into_iter().flatten().flatten().take(MOST);
+    let mut waiting: Vec<Waiting> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let rank: usize = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()?;
+            let found: Waiting = serde_json::from_slice(&files::read(&entry.path(), MAX_BYTES).ok()?).ok()?;
+            let is_there = match found.process.is_gone() {
+                Some(is_gone) => !is_gone,
+                None => unix_time() < found.until + LATE,
+            };
+            (is_there && found.rank == rank && rank < found.world_size).then_some(found)
+        })
+        .collect();
+    waiting.sort_by_key(|waiting| waiting.rank);
+    waiting
+}
