@@ -30,7 +30,7 @@ impl Axis {
     pub(super) fn around(from: f64, to: f64, is_log: bool) -> Axis {
         let least = if is_log { f64::MIN_POSITIVE } else { -LARGEST };
         let (from, to) = (from.clamp(least, LARGEST), to.clamp(least, LARGEST));
-        if from < to {
+        if from < to && (to - from).is_normal() {
             return Axis { from, to, is_log };
         }
         let room = if from == 0.0 { 1.0 } else { (from.abs() * 0.1).max(f64::MIN_POSITIVE) };
