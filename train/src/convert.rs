@@ -9,7 +9,6 @@ use std::sync::Arc;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
-use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
 use crate::export::ExportMetricsArgs;
@@ -25,8 +24,9 @@ const MAX_PARTS: usize = 1 << 16;
 /// What to convert, and to what.
 #[derive(Args, Clone, Debug)]
 pub struct ConvertArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArg,
+    /// Checkpoint folder, or run folder (its newest checkpoint).
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
     /// Folder to create.
     #[arg(long)]
     out: PathBuf,
@@ -66,7 +66,7 @@ impl ConvertArgs {
                 return Err(TrainError::usage(problem));
             }
         };
-        let checkpoint = Checkpoint::open(self.checkpoint.path())?;
+        let checkpoint = Checkpoint::open(&self.checkpoint)?;
         counted("converting", |meter| convert_counted(&checkpoint, &self.out, format, ranks, meter))?;
         let (from, out) = (checkpoint.manifest().format, self.out.display());
         Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
@@ -89,8 +89,9 @@ const GB: f64 = 1e9;
 pub struct ExportArgs {
     #[command(subcommand)]
     what: Option<Exported>,
-    #[command(flatten)]
-    checkpoint: CheckpointArg,
+    /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
+    #[arg(value_name = "CHECKPOINT", required = true)]
+    checkpoint: Option<PathBuf>,
     /// Folder to create.
     #[arg(long, required = true)]
     out: Option<PathBuf>,
@@ -117,8 +118,9 @@ impl ExportArgs {
             say(&args.run()?);
             return Ok(());
         }
-        // The argument parser insists on it.
-        let out = out.unwrap_or_default();
+        let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
+            return Err(TrainError::usage("CHECKPOINT and --out are needed"));
+        };
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(TrainError::usage(problem));
@@ -126,7 +128,7 @@ impl ExportArgs {
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
         // Nothing is computed: what the layout there cannot express is refused below, in every program.
-        let source = ModelSource::open(checkpoint.path())?;
+        let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
         Ok(())

@@ -32,7 +32,6 @@
 
 pub mod bench;
 mod check;
-mod checkpoint_arg;
 pub mod cli;
 pub mod config;
 pub mod convert;

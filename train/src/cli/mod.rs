@@ -3,7 +3,9 @@
 
 mod documents;
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
@@ -183,7 +185,9 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let begun = process::begin();
     process::has_commands();
     output::tell_panics();
-    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let arguments = without_checkpoint_flag(std::env::args_os());
+    let parsed =
+        command_line().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
         Ok(cli) => cli.command,
         Err(error) => return ExitCode::from(tell_usage(&error)),
@@ -287,6 +291,21 @@ fn tell_usage(error: &clap::Error) -> u8 {
             u8::try_from(error.exit_code()).unwrap_or(USAGE)
         }
     }
+}
+
+/// `arguments`, in which a checkpoint that follows `--checkpoint`, an earlier spelling, is positional.
+fn without_checkpoint_flag(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    const COMMANDS: [&str; 4] = ["convert", "eval", "export", "generate"];
+    let mut arguments: Vec<_> = arguments.collect();
+    if arguments.get(1).is_some_and(|command| COMMANDS.iter().any(|name| command == name)) {
+        arguments.retain(|argument| argument != "--checkpoint");
+        for argument in &mut arguments {
+            if let Some(path) = argument.as_bytes().strip_prefix(b"--checkpoint=") {
+                *argument = OsStr::from_bytes(path).to_owned();
+            }
+        }
+    }
+    arguments
 }
 
 /// The flag that the arguments have and the command does not know.

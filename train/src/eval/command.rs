@@ -17,7 +17,6 @@ use super::error::EvalError;
 use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
-use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{self, Backend, CommSection, DeviceSection, Precision};
 use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -35,8 +34,9 @@ const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
 pub struct EvalArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArg,
+    /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
     /// Folder with prepared data, whose validation split is taken [default: the data that the model
     /// was trained on].
     #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
@@ -202,7 +202,7 @@ enum Task {
 
 impl Work {
     fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
-        let source = ModelSource::open_with(args.checkpoint.path(), layers)?;
+        let source = ModelSource::open_with(&args.checkpoint, layers)?;
         let task = Task::new(args, &source)?;
         Ok(Work {
             layers: layers.clone(),

@@ -1,6 +1,7 @@
 //! `kiln generate`.
 
 use std::io::{IsTerminal, Write, stdout};
+use std::path::PathBuf;
 
 use clap::Args;
 use kiln_model::{Decoder, Key, Layers};
@@ -9,7 +10,6 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::stream::TextStream;
 use super::{Continuation, Sampling};
-use crate::checkpoint_arg::CheckpointArg;
 use crate::config::{CommSection, ConfigError, Precision};
 use crate::data::Tokenizer;
 use crate::device::{self, DeviceFlag, DeviceRequest};
@@ -22,8 +22,9 @@ use crate::source::ModelSource;
 /// Flags of `kiln generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArg,
+    /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
     /// What the text starts with.
     #[arg(long, allow_hyphen_values = true)]
     prompt: String,
@@ -64,7 +65,7 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         check_flags(&sampling)?;
-        let source = ModelSource::open_with(self.checkpoint.path(), layers)?;
+        let source = ModelSource::open_with(&self.checkpoint, layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?.reading_special_tokens(!self.plain_text);

@@ -34,6 +34,7 @@ fn json_has_a_row_per_strategy() {
         "strategy",
         "mesh",
         "tokens_per_s",
+        "tokens_per_s_range",
         "relative_speed",
         "peak_bytes",
         "sent_bytes",
