@@ -12,7 +12,7 @@ use page::Page;
 const DOCUMENT: &str = include_str!("errors.md");
 
 /// What the parts of a page begin with.
-const PARTS: [&str; 3] = ["Cause", "Check", "Mend"];
+const PARTS: [&str; 3] = ["Cause", "Check", "Fix"];
 
 /// Columns of a terminal that text is wrapped to.
 const WIDTH: usize = 80;
@@ -43,7 +43,7 @@ pub(crate) fn more(error: &impl Explained) -> Option<String> {
 struct Section {
     name: &'static str,
     summary: &'static str,
-    /// Cause, check and mend.
+    /// Cause, check and fix.
     body: &'static str,
 }
 
@@ -166,7 +166,7 @@ pub(crate) mod tests {
                 assert!(!line.contains("**") && !line.contains("]("), "{line}");
             }
         }
-        assert_eq!(plain("**Mend.** See [docs/a.md](a.md) or [b](c)\nnow."), "Mend: See docs/a.md or b now.");
+        assert_eq!(plain("**Fix.** See [docs/a.md](a.md) or [b](c)\nnow."), "Fix: See docs/a.md or b now.");
     }
 
     #[test]

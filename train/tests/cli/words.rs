@@ -135,7 +135,7 @@ fn errors_lead_to_a_page_about_them() {
     for line in list.lines() {
         let name = line.split_whitespace().next().expect("a name");
         let page = workspace.succeed(&["explain", name]);
-        let parts = ["\n\nCause: ", "\n\nCheck: ", "\n\nMend: "];
+        let parts = ["\n\nCause: ", "\n\nCheck: ", "\n\nFix: "];
         let at: Vec<_> = parts.iter().map(|part| page.find(part).expect(name)).collect();
         assert!(page.starts_with(&format!("{name}: ")) && at.is_sorted(), "{page}");
     }

@@ -125,7 +125,7 @@ fn a_seal_needs_a_secret_and_tcp() {
     for (ended, says) in [
         (&without, "comm.seal = \"encrypt\" would protect nothing: set KILN_JOB_SECRET"),
         (&mpi, "comm.seal = \"encrypt\" covers traffic over TCP only, and comm.backend = \"mpi\""),
-        (&unknown, "`off`, `encrypt`"),
+        (&unknown, "`off` or `encrypt`"),
     ] {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         assert!(ended.stderr.contains(says), "{says}: {ended:?}");
