@@ -402,8 +402,8 @@ train() {
     part "half of it" small_run cuda half --set train.steps=10
     part "resumed" small_run cuda half --set train.steps=20 --resume latest
     part "losses of a resume" same_losses gpu half
-    part generate "$bin/kiln" generate --checkpoint "$work/gpu" --device cuda --prompt "1 + 1 = " --max-tokens 16
-    part eval "$bin/kiln" eval --checkpoint "$work/gpu" --device cuda --data "$work/data"
+    part generate "$bin/kiln" generate "$work/gpu" --device cuda --prompt "1 + 1 = " --max-tokens 16
+    part eval "$bin/kiln" eval "$work/gpu" --device cuda --data "$work/data"
     return $failed
 }
 traced() {

@@ -1,7 +1,7 @@
 //! An attention layer of your own, and all commands of `kiln` on it:
 //!
 //!     cargo run --release --example own_attention -- train configs/quickstart.toml --set model.attention=alibi
-//!     cargo run --release --example own_attention -- generate --checkpoint runs/quickstart --prompt "pub fn" --max-tokens 32
+//!     cargo run --release --example own_attention -- generate runs/quickstart --prompt "pub fn" --max-tokens 32
 //!
 //! In plain burn, with the whole matrix of scores.
 

@@ -4,7 +4,7 @@
 //!     cargo run --release --example own_data -- make runs/data/sums
 //!     cargo run --release --example own_data -- train configs/quickstart.toml \
 //!         --set 'data.text=[]' --set data.path=runs/data/sums --out runs/sums
-//!     cargo run --release --example own_data -- generate --checkpoint runs/sums --prompt "12+7=" --max-tokens 8
+//!     cargo run --release --example own_data -- generate runs/sums --prompt "12+7=" --max-tokens 8
 
 use std::env::args_os;
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! A feed-forward layer of your own, and all commands of `kiln` on it:
 //!
 //!     cargo run --release --example own_layer -- train configs/quickstart.toml --set model.feed_forward=relu3
-//!     cargo run --release --example own_layer -- generate --checkpoint runs/quickstart --prompt "pub fn" --max-tokens 32
+//!     cargo run --release --example own_layer -- generate runs/quickstart --prompt "pub fn" --max-tokens 32
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@
 //!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
 //!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop FULL_SHARD 20
 //!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop NO_SHARD 40
-//!     cargo run --release -- eval --checkpoint runs/own-loop --data runs/data/loop
+//!     cargo run --release -- eval runs/own-loop --data runs/data/loop
 
 use std::env::args;
 use std::error::Error;

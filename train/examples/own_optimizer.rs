@@ -1,7 +1,7 @@
 //! An optimizer of your own, and all commands of `kiln` on it:
 //!
 //!     cargo run --release --example own_optimizer -- train configs/quickstart.toml --set optim.kind=lion --set optim.lr=1e-4
-//!     cargo run --release --example own_optimizer -- generate --checkpoint runs/quickstart --prompt "pub fn" --max-tokens 32
+//!     cargo run --release --example own_optimizer -- generate runs/quickstart --prompt "pub fn" --max-tokens 32
 
 use std::process::ExitCode;
 

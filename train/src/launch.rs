@@ -34,7 +34,7 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval --checkpoint …, warmup
+    /// What every rank runs: train CONFIG …, check CONFIG …, tune CONFIG …, eval …, warmup
     /// CONFIG …, bench strategies or bench network
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,

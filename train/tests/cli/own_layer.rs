@@ -100,7 +100,7 @@ fn what_is_next_works() {
     };
     let program = example("own_layer").display().to_string();
     let next = run("own", &LAYER);
-    let expected = ["generate --checkpoint own --prompt \"...\"", "eval --checkpoint own"];
+    let expected = ["generate own --prompt \"...\"", "eval own"];
     assert_eq!(next, expected.map(|line| format!("{program} {line}")));
     // The layout of Hugging Face has no such layer, whichever program asks.
     let export = ["export", "--checkpoint", "own", "--out", "hf"];
@@ -111,7 +111,7 @@ fn what_is_next_works() {
     }
     // With built-in layers it can be exported.
     let next = run("stock", &[]);
-    assert_eq!(next.last().expect("a line"), &format!("{program} export --checkpoint stock --out DIR"));
+    assert_eq!(next.last().expect("a line"), &format!("{program} export stock --out DIR"));
     let ended = own(&workspace, &["export", "--checkpoint", "stock", "--out", "hf"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }

@@ -164,10 +164,10 @@ impl Conclusion {
             next.push("ranks waited for each other: kiln bench strategies compares ways to shard".to_owned());
         }
         if let Some(program) = &self.program {
-            next.push(format!("{program} generate --checkpoint {out} --prompt \"...\""));
-            next.push(format!("{program} eval --checkpoint {out}"));
+            next.push(format!("{program} generate {out} --prompt \"...\""));
+            next.push(format!("{program} eval {out}"));
             if self.is_exportable {
-                next.push(format!("{program} export --checkpoint {out} --out DIR"));
+                next.push(format!("{program} export {out} --out DIR"));
             }
         }
         let what = |index| if index == 0 { "next" } else { "" };
