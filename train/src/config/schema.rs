@@ -180,7 +180,7 @@ pub struct ShardSection {
     pub strategy: Strategy,
     /// Number of ranks that share one copy of the model; for the hybrid strategies.
     pub shard_size: Option<usize>,
-    /// Whether gathered weights are freed after the forward pass, and when.
+    /// The modules whose gathered weights are freed after the forward pass.
     pub reshard: Reshard,
     /// The parts of the forward pass that are recomputed in backward.
     pub recompute: Recompute,
