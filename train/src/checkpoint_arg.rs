@@ -1,4 +1,4 @@
-//! The model that a command reads, as an argument.
+//! The argument that names the model of a command.
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,9 @@ pub struct CheckpointArg {
 }
 
 impl CheckpointArg {
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
-        // The argument parser insists on one of the two.
+        // The argument parser requires one of the two.
         self.checkpoint.as_ref().or(self.checkpoint_flag.as_ref()).map_or(Path::new(""), PathBuf::as_path)
     }
 }
