@@ -29,7 +29,7 @@ use rustix::process::{Resource, Rlimit};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Whether this mistake is planted.
+/// Returns whether this mistake is planted.
 fn is_planted(name: &str) -> bool {
     std::env::var("PLANTED").is_ok_and(|planted| planted == name)
 }

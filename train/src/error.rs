@@ -175,11 +175,11 @@ pub enum TrainError {
     Crash(String),
 }
 
-/// An error of a program's own code.
+/// An error from a program's code.
 type BoxError = Box<dyn Error + Send + Sync>;
 
 impl TrainError {
-    /// Converts an error of a program's own code: to one of Kiln's errors if it is one, else with `other`.
+    /// Converts an error from a program's code: to one of Kiln's errors if it is one, else with `other`.
     fn of_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
         fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
             error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
@@ -219,7 +219,7 @@ pub(crate) fn causes<'a>(
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// Whether one of the causes of a loop's error is a [`TrainError`] of this kind.
+/// Returns whether one of the causes of a loop's error is a [`TrainError`] of this kind.
 fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
     causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
 }
@@ -261,7 +261,7 @@ impl TrainError {
         ConfigError::invalid(problem).into()
     }
 
-    /// Whether the user's configuration or arguments are the cause, instead of the run.
+    /// Returns whether the user's configuration or arguments are the cause, instead of the run.
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Config(_)
@@ -295,7 +295,7 @@ impl TrainError {
         }
     }
 
-    /// Whether nothing went wrong: a stop was requested before there was anything to save.
+    /// Returns whether nothing went wrong: a stop was requested before there was anything to save.
     pub fn is_stop(&self) -> bool {
         matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
     }

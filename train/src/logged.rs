@@ -79,7 +79,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Whether lines of `metrics.jsonl` already have a key of this name.
+/// Returns whether lines of `metrics.jsonl` already have a key of this name.
 fn is_built_in(name: &str) -> bool {
     fn has(line: impl Serialize, name: &str) -> bool {
         serde_json::to_value(line).is_ok_and(|line| line.get(name).is_some())

@@ -53,7 +53,7 @@ pub(crate) struct PrepareArgs {
     bad_lines: BadLines,
 }
 
-/// Whether documents start with a token; `None` if the tokenizer decides.
+/// True if documents start with a token; `None` if the tokenizer decides.
 #[derive(Clone, Copy)]
 struct Bos(Option<bool>);
 

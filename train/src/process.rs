@@ -1,7 +1,7 @@
 //! The setup of a training process besides the library's functions: signals that ask it to stop, visible
 //! warnings, an end together with its launcher, and an allocator that counts.
 //!
-//! The binary `kiln` has all of it. A custom binary gets it with one call and three lines:
+//! The binary `kiln` has this setup. A custom binary gets it with one call and three lines:
 //!
 //! ```ignore
 //! #[global_allocator]

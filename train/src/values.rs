@@ -31,7 +31,7 @@ impl Values {
         values.0.into_iter().for_each(|(name, value)| self.set(name, value));
     }
 
-    /// Whether there are no values.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -71,7 +71,7 @@ struct TuneRow {
     recompute: Recompute,
     offload: bool,
     micro_batch: usize,
-    /// Whether the configuration already runs this way.
+    /// True if the configuration already runs this way.
     configured: bool,
     planned_peak_bytes: u64,
     /// Seconds per step, if the speed of the device is known.
@@ -81,7 +81,7 @@ struct TuneRow {
     tokens_per_s: f64,
     /// Ratio of `tokens_per_s` to that of the first row, median of the ratios within rounds.
     relative_speed: f64,
-    /// Whether this way is written to the configuration.
+    /// True for the way that is written to the configuration.
     chosen: bool,
 }
 

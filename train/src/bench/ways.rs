@@ -24,11 +24,11 @@ pub(super) struct Way {
     shard_size: Option<usize>,
     /// The parts that are recomputed in backward.
     pub(super) recompute: Recompute,
-    /// Whether state is in the memory of the host.
+    /// True if state is in the memory of the host.
     pub(super) offload: bool,
     /// Sequences per micro-batch.
     pub(super) micro_batch: usize,
-    /// Whether the configuration already runs this way.
+    /// True if the configuration already runs this way.
     pub(super) configured: bool,
     /// Planned peak memory of a rank in bytes.
     pub(super) planned_peak_bytes: u64,
@@ -60,7 +60,7 @@ impl Way {
         config
     }
 
-    /// Whether both ways are the same, apart from their figures.
+    /// Returns whether both ways are the same, apart from their figures.
     pub(super) fn is_same(&self, other: &Way) -> bool {
         let what = |way: &Way| (way.strategy, way.shard_size, way.recompute, way.offload, way.micro_batch);
         what(self) == what(other)

@@ -145,7 +145,7 @@ fn command_line() -> clap::Command {
 }
 
 impl Command {
-    /// Whether the output only reports progress, so that nobody needs to read it.
+    /// Returns whether the output only reports progress, so that nobody needs to read it.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }

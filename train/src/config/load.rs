@@ -153,7 +153,7 @@ fn did_you_mean(message: &str) -> String {
         .map_or_else(String::new, |(_, name)| format!("; did you mean `{name}`?"))
 }
 
-/// Whether a text is a whole number of any size.
+/// Returns whether a text is a whole number of any size.
 fn is_whole(text: &str) -> bool {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     digits.starts_with(|first: char| first.is_ascii_digit())

@@ -76,7 +76,7 @@ section! {
         lr: f64 = 0.02,
         /// Share of the momentum that is kept in each step.
         momentum: f64 = 0.95,
-        /// Whether the direction blends gradient and momentum, instead of using momentum alone.
+        /// Blend gradient and momentum for the direction (Nesterov), instead of using momentum alone.
         nesterov: bool = true,
         /// Decoupled weight decay of the matrices.
         weight_decay: f64 = 0.1,
@@ -149,19 +149,19 @@ impl OptimGroup {
 }
 
 impl OptimGroup {
-    /// Whether the group sets no option for its parameters.
+    /// Returns whether the group sets no option for its parameters.
     pub(super) fn has_no_option(&self) -> bool {
         let OptimGroup { parameters, dims, .. } = self.clone();
         *self == OptimGroup { parameters, dims, ..OptimGroup::default() }
     }
 }
 
-/// Whether a kind is the default, which is not written.
+/// Returns whether a kind is the default, which is not written.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
 }
 
-/// Whether the rate of biases is the default, which is not written.
+/// Returns whether the rate of biases is the default, which is not written.
 fn is_expert_bias_lr(rate: &f64) -> bool {
     *rate == EXPERT_BIAS_LR
 }

@@ -65,20 +65,19 @@ section! {
         vocab_size: usize = 4096,
         /// Tokens per sequence.
         seq_len: usize = 256,
-        /// Whether samples come in a seeded random order, different in every epoch.
+        /// Draw samples in a seeded random order, different in every epoch.
         shuffle: bool = true,
         /// Share of the text that is held out when `path` is prepared: whole documents, or the ends of a few.
         validation_fraction: f64 = 0.05,
-        /// Whether documents start with the token that starts a text, when `path` is prepared. `auto` follows
-        /// the tokenizer's post-processor.
+        /// Start documents with the token that starts a text, when `path` is prepared. `auto` follows the
+        /// tokenizer's post-processor.
         #[serde(skip_serializing_if = "is_auto")]
         bos: Choice<bool> = Choice::Auto,
         /// Spelling of the token that ends a document, when `path` is prepared; by default the token that the
         /// tokenizer and the files next to it name.
         #[serde(skip_serializing_if = "Option::is_none")]
         end_of_text: Option<String> = None,
-        /// Whether spellings of special tokens in the text become these tokens, when `path` is prepared; for
-        /// chats.
+        /// Turn spellings of special tokens in the text into these tokens, when `path` is prepared; for chats.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         special_tokens: bool = false,
         /// Treatment of unusable lines in `.jsonl` files, when `path` is prepared.
@@ -188,11 +187,11 @@ pub struct ShardSection {
     /// micro-batch, or as whole gradients on every rank, with one reduction per step. The default is `sharded`,
     /// and `unsharded` under `NO_SHARD`. A resumed run keeps its value.
     pub accumulate: Option<Accumulate>,
-    /// Whether master weights and moments stay in host memory although a GPU computes, and are updated there:
-    /// slower, for models whose state does not fit. No effect on the CPU.
+    /// Keep master weights and moments in host memory although a GPU computes, and update them there: slower,
+    /// for models whose state does not fit. No effect on the CPU.
     pub offload: bool,
-    /// Whether a single rank still gathers and reduces through its communicator; for profiling. No effect on
-    /// more ranks, or if the strategy shards nothing.
+    /// Gather and reduce through the communicator even with a single rank; for profiling. No effect on more
+    /// ranks, or if the strategy shards nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub communicate_alone: bool,
 }
@@ -239,8 +238,8 @@ section! {
         /// from NVIDIA's data sheet. For a CPU, the first starts on a machine measure it with a matrix product,
         /// until two measurements agree; until then there is no `mfu`.
         peak_tflops: Option<f64> = None,
-        /// Whether fused kernels are compared with plain operations on a GPU that is new to this build, or has
-        /// a new driver. An operation whose kernel is wrong is computed with plain operations.
+        /// Compare fused kernels with plain operations on a GPU that is new to this build, or has a new driver.
+        /// An operation whose kernel is wrong is computed with plain operations.
         #[serde(skip_serializing_if = "Clone::clone")]
         verify_kernels: bool = true,
     }
@@ -324,8 +323,8 @@ section! {
         /// Ports on which processes listen for each other, as in `"29600-29700"`; by default any port that the
         /// system assigns. Rank 0 also listens on `MASTER_PORT`. NCCL and MPI choose their own ports.
         ports: Option<Ports> = None,
-        /// Whether processes may join from beyond the loopback address without `KILN_JOB_SECRET`: then anyone
-        /// who reaches the port can take a rank's place. For networks that only trusted machines can reach.
+        /// Let processes join from beyond the loopback address without `KILN_JOB_SECRET`: then anyone who
+        /// reaches the port can take a rank's place. For networks that only trusted machines can reach.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         open: bool = false,
         /// Protection of the TCP traffic between processes after the handshake: `off` or `encrypt`. Needs
@@ -385,7 +384,7 @@ section! {
         keep_every: u64 = 0,
         /// `sharded`: every rank writes its part; `full`: rank 0 writes whole arrays.
         format: Format = Format::default(),
-        /// Whether sharded checkpoints are written while training continues.
+        /// Write sharded checkpoints while training continues.
         #[serde(rename = "async")]
         background: bool = true,
         /// Reaction to a checkpoint that cannot be written.
@@ -408,15 +407,15 @@ section! {
     LogSection {
         /// Steps between lines in `metrics.jsonl` and on the console.
         every: u64 = 10,
-        /// Whether `metrics.jsonl` includes the root mean square of the activations after every block.
+        /// Add the root mean square of the activations after every block to `metrics.jsonl`.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         activations: bool = false,
-        /// Whether `metrics.jsonl` includes the gradient norm of every block. In logged steps, the host then
-        /// waits for the GPU.
+        /// Add the gradient norm of every block to `metrics.jsonl`. In logged steps, the host then waits for
+        /// the GPU.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         gradients: bool = false,
-        /// Whether to write TensorBoard files: `true` for `tensorboard` in the run folder, or a folder, in
-        /// which each run has a subfolder of its name.
+        /// TensorBoard files: `true` for `tensorboard` in the run folder, or a folder, in which each run has a
+        /// subfolder of its name.
         #[serde(skip_serializing_if = "EventFolder::is_none")]
         tensorboard: EventFolder = EventFolder::None,
         /// Steps between histograms of every block's weights and gradients, for TensorBoard; 0 for none. In
@@ -436,12 +435,12 @@ fn is_no_step(every: &u64) -> bool {
 }
 
 impl LogSection {
-    /// Whether `step` of a run of `steps` steps is logged.
+    /// Returns whether `step` of a run of `steps` steps is logged.
     pub fn is_logged(&self, step: u64, steps: u64) -> bool {
         step == steps || step.is_multiple_of(self.every) || step == 1
     }
 
-    /// Whether histograms of `step` are written.
+    /// Returns whether histograms of `step` are written.
     pub fn has_histograms(&self, step: u64) -> bool {
         self.histograms > 0 && step.is_multiple_of(self.histograms)
     }

@@ -80,7 +80,7 @@ impl Config {
         settled
     }
 
-    /// Whether the configuration allows f16, with its small range and its loss scale.
+    /// Returns whether the configuration allows f16, with its small range and its loss scale.
     fn can_scale_losses(&self) -> bool {
         !self.shard.offload && !self.has_expert_bias()
     }

@@ -266,7 +266,7 @@ impl Config {
         }
     }
 
-    /// Whether the choice of experts is balanced by biases.
+    /// Returns whether the choice of experts is balanced by biases.
     pub(super) fn has_expert_bias(&self) -> bool {
         self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
     }

@@ -72,7 +72,7 @@ pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), Dev
     })
 }
 
-/// Whether `gpu` computes in bf16.
+/// Returns whether `gpu` computes in bf16.
 pub(super) fn has_bf16(gpu: &Gpu) -> bool {
     gpu.capability >= BF16
 }
@@ -100,7 +100,7 @@ pub(super) fn fingerprint(gpu: &Gpu) -> String {
     )
 }
 
-/// Whether this process sees a GPU, usable or not.
+/// Returns whether this process sees a GPU, usable or not.
 pub(super) fn is_there() -> bool {
     driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }

@@ -92,8 +92,8 @@ impl GpuRecording {
         Ok(GpuRecording { device: u32::try_from(device).unwrap_or(u32::MAX) })
     }
 
-    /// Returns the GPU's activity since the start, ordered by start time. To get all of it, wait for the GPU
-    /// first. If ranks share a GPU, the first one gets the activity of all of them.
+    /// Returns the GPU's activity since the start, ordered by start time. To include everything, wait for the
+    /// GPU first. If ranks share a GPU, the first one gets the activity of all these ranks.
     pub(crate) fn stop(self) -> Vec<GpuActivity> {
         if let Some(Ok(cupti)) = CUPTI.get() {
             // SAFETY: CUPTI is loaded; it calls `completed` from here.

@@ -140,7 +140,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether the error suggests that there is no GPU. `listed` says whether the kernel lists one.
+    /// Returns whether the error suggests that there is no GPU. `listed` says whether the kernel lists one.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,

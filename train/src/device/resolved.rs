@@ -177,7 +177,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Whether the device is a GPU.
+    /// Returns whether the device is a GPU.
     pub fn is_gpu(&self) -> bool {
         !matches!(self.kind, Kind::Cpu)
     }
@@ -410,7 +410,7 @@ fn unusable(error: DeviceError) -> DeviceError {
     DeviceError::Unusable { reason: Box::new(error) }
 }
 
-/// Whether this process could see an NVIDIA GPU.
+/// Returns whether this process could see an NVIDIA GPU.
 fn gpu_is_there() -> bool {
     #[cfg(feature = "cuda")]
     return cuda::is_there();
@@ -418,8 +418,8 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and `CUDA_VISIBLE_DEVICES`,
-/// which is `visible`, does not hide them all.
+/// Returns whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and
+/// `CUDA_VISIBLE_DEVICES`, which is `visible`, does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())

@@ -93,7 +93,7 @@ pub enum EvalError {
 }
 
 impl EvalError {
-    /// Whether the user's arguments or files are the cause.
+    /// Returns whether the user's arguments or files are the cause.
     pub fn is_usage(&self) -> bool {
         !matches!(self, EvalError::Write { .. })
     }

@@ -88,7 +88,7 @@ pub(super) struct Groups {
     policy: Policy,
     pub(super) mesh: Mesh,
     pub(super) gathers: Gathers,
-    /// Whether the plan is for the host's memory.
+    /// True if the plan is for the host's memory.
     pub(super) on_host: bool,
     pub(super) offloads: bool,
     pub(super) groups: Vec<Group>,
@@ -103,7 +103,7 @@ pub(super) struct Groups {
     /// End of the last sum over replicas.
     replicated: Option<Finish>,
     pub(super) clock: Clock,
-    /// Whether the pass will gather again, and a buffer for the next gather of the same size.
+    /// A flag that is true if the pass will gather again, and a buffer for the next gather of the same size.
     pool: (bool, Option<(u64, Held)>),
     /// Position of the forward pass.
     position: usize,
@@ -205,7 +205,7 @@ impl Groups {
         self.clock.issue(PlannedCall { operation, axis, phase, sent, times: 1 })
     }
 
-    /// Whether ranks gather at all; otherwise weights are read in place, or cast as a whole.
+    /// Returns whether ranks gather at all; otherwise weights are read in place, or cast as a whole.
     pub(super) fn communicates(&self) -> bool {
         self.mesh.shard_size() > 1 || self.policy.shards_alone(self.mesh.world_size())
     }
@@ -355,7 +355,7 @@ impl Groups {
         }
     }
 
-    /// Whether the current micro-batch is reduced.
+    /// Returns whether the current micro-batch is reduced.
     fn reduces(&self) -> bool {
         let communicates = self.communicates() || self.mesh.replicate_size() > 1;
         self.policy.reduces(self.last_micro_batch, communicates)

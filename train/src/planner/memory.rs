@@ -37,9 +37,9 @@ pub struct RankShape<'a> {
     pub micro_batches: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Whether the loss needs all logits at once.
+    /// True if the loss needs all logits at once.
     pub token_loss: bool,
-    /// Whether the host computes.
+    /// True if the host computes.
     pub on_host: bool,
 }
 
@@ -212,7 +212,7 @@ struct Pass<'a> {
     shape: &'a RankShape<'a>,
     ledger: Ledger,
     groups: Rc<RefCell<Groups>>,
-    /// Whether any parameter of each module is trained.
+    /// One flag per module: true if any of its parameters is trained.
     trained: Vec<bool>,
     /// Type names of layers that do not describe their memory.
     undescribed: RefCell<BTreeSet<&'static str>>,

@@ -57,7 +57,7 @@ pub struct Recommendation {
     pub strategy: Strategy,
     /// Its recomputation.
     pub recompute: Recompute,
-    /// Whether it offloads.
+    /// True if it offloads.
     pub offload: bool,
     /// Its micro-batch.
     pub micro_batch: usize,

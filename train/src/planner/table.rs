@@ -43,7 +43,7 @@ pub struct PlanRow {
     pub recompute: Recompute,
     /// The form in which gradients of micro-batches accumulate.
     pub accumulate: Accumulate,
-    /// Whether state is in the memory of the host.
+    /// True if state is in the memory of the host.
     pub offload: bool,
     /// Sequences per micro-batch.
     pub micro_batch: usize,
@@ -62,9 +62,9 @@ pub struct PlanRow {
     pub host_bytes: u64,
     /// Bytes that all ranks of a machine hold, if they share its memory; else those of a rank.
     pub needed_bytes: u64,
-    /// Whether the needed bytes fit; `null` if the memory is unknown.
+    /// True if the needed bytes fit; `null` if the memory is unknown.
     pub fits: Option<bool>,
-    /// Whether the row also leaves the margin free, as a recommendation must; `null` if the memory is unknown.
+    /// True if the row also leaves the margin free, as a recommendation must; `null` if the memory is unknown.
     pub leaves_margin: Option<bool>,
     /// Bytes that a rank sends per step.
     pub sent_bytes: u64,
@@ -235,8 +235,8 @@ impl Planned<'_> {
         counted.saturating_add(beside_blocks(counted, processes))
     }
 
-    /// Returns the largest micro-batch that divides the `sequences` of a rank and fits into `memory`; 0 if
-    /// there is none.
+    /// Returns the largest micro-batch that divides the `sequences` of a rank and fits into `memory`; 0 if none
+    /// fits.
     fn largest(&self, config: &Config, sequences: usize, memory: u64) -> usize {
         let fits = |micro_batch: usize| {
             let mut config = config.clone();

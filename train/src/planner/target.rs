@@ -94,7 +94,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Whether the host computes.
+    /// Returns whether the host computes.
     pub fn on_host(&self) -> bool {
         matches!(self.hardware, Hardware::Cpu(_))
     }

@@ -75,7 +75,7 @@ enum Content {
 }
 
 impl Content {
-    /// Returns the identity of the run, as far as it is known.
+    /// Returns the identity of the run, if it is known.
     fn identity(&self) -> Option<&Identity> {
         match self {
             Content::Run(run) | Content::Unsaved(run) => run.as_ref(),
@@ -96,7 +96,7 @@ pub(crate) struct Found {
     content: Content,
     claimant: Claimant,
     restarts: u64,
-    /// Whether this is a restarted job that continues its own run.
+    /// True for a restarted job that continues its own run.
     is_restart: bool,
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
 }
 
 impl Found {
-    /// Whether `other`, which was found later, agrees in everything that matters.
+    /// Returns whether `other`, which was found later, agrees in everything that matters.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
@@ -199,7 +199,7 @@ pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<Path
     }
 }
 
-/// Whether two paths lead to the same folder.
+/// Returns whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
@@ -227,7 +227,7 @@ fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> 
     Ok(folder(last_run.unwrap_or(if resume { 1 } else { index })))
 }
 
-/// Whether `out` has content that is not a run of Kiln, so nothing may be written there.
+/// Returns whether `out` has content that is not a run of Kiln, so nothing may be written there.
 pub(crate) fn is_foreign(out: &Path) -> bool {
     files::dangling_link(out).is_some()
         || matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
@@ -273,7 +273,8 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Whether file systems or version control put a file of this name into folders that look empty to users.
+/// Returns whether file systems or version control put a file of this name into folders that look empty to
+/// users.
 fn is_of_file_system(name: &OsStr) -> bool {
     // NFS renames a file to this when it is removed while open.
     let is_removed = name.as_encoded_bytes().starts_with(b".nfs");

@@ -100,7 +100,7 @@ impl Run<'_> {
         })
     }
 
-    /// Whether a run of `config` needs at most `memory` bytes, and the bytes that it needs.
+    /// Returns whether a run of `config` needs at most `memory` bytes, and the bytes that it needs.
     fn fits(&self, config: &Config, memory: u64) -> Option<(bool, u64)> {
         let needs = self.needs(config)?;
         Some((needs.computing.bytes <= memory, needs.computing.bytes))

@@ -28,16 +28,16 @@ pub struct Moment {
 /// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
 /// places in the same order: an observer may communicate, if it does so on all ranks.
 pub trait Observer: Send {
-    /// Whether this observer wants to see the step; otherwise it is not called for it.
+    /// Returns whether this observer wants to see the step; otherwise it is not called for it.
     fn looks_into(&self, step: u64) -> bool;
 
-    /// Whether this rank shows the passes of the step to the observer, through [`Observer::fetched`] and
-    /// [`Observer::seen`]. If the answer differs between ranks, the observer must not communicate.
+    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::fetched`]
+    /// and [`Observer::seen`]. If the answer differs between ranks, the observer must not communicate.
     fn is_shown(&self, step: u64) -> bool {
         self.looks_into(step)
     }
 
-    /// Whether this observer has received a request while the run continued.
+    /// Returns whether this observer has received a request while the run continued.
     fn is_asked(&self) -> bool {
         false
     }
@@ -112,7 +112,7 @@ pub(crate) struct Changes {
     pub(crate) lr: Option<f64>,
     /// `optim.grad_clip` from here on.
     pub(crate) grad_clip: Option<f64>,
-    /// Whether to save a checkpoint after this step.
+    /// True if a checkpoint is requested after this step.
     save: bool,
 }
 
@@ -150,7 +150,7 @@ impl Controls {
         *self.lock()
     }
 
-    /// Whether a checkpoint was requested since the last call.
+    /// Returns whether a checkpoint was requested since the last call.
     pub(crate) fn take_save(&self) -> bool {
         std::mem::take(&mut self.lock().save)
     }
@@ -198,7 +198,7 @@ impl Observers {
         call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether any observer looks into `step`.
+    /// Returns whether any observer looks into `step`.
     pub(crate) fn look_into(&self, step: u64) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
     }
@@ -236,7 +236,7 @@ impl Observers {
         Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
     }
 
-    /// Whether any observer has received a request.
+    /// Returns whether any observer has received a request.
     pub(crate) fn are_asked(&self) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.is_asked()))
     }

@@ -33,14 +33,14 @@ pub struct RunOptions {
     pub place: Option<RankEnv>,
     /// The job of a process that trains alone; a rank's place has its own job.
     pub job: Job,
-    /// Whether this process trains alone although its environment says that it is one rank of several.
+    /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
     /// Once true in any process of the run, all ranks save a checkpoint after their current step, and the run
     /// ends.
     pub stop: Arc<AtomicBool>,
     /// Weights that may be missing from the initial checkpoint; they keep their initial values.
     pub allow_missing: AllowMissing,
-    /// Whether the initial checkpoint may have been trained with other parts than those of this run. Its
+    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
     /// weights are then matched by name and shape alone.
     pub allow_other_parts: bool,
     /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
@@ -135,6 +135,6 @@ pub struct Summary {
     pub checkpoint: PathBuf,
     /// Generated text, if a prompt was given and the run completed.
     pub sample: Option<String>,
-    /// Whether the run was asked to stop before its end; it can be resumed from `checkpoint`.
+    /// True if the run was stopped early; it can be resumed from `checkpoint`.
     pub preempted: bool,
 }

@@ -72,7 +72,7 @@ impl RecordedStep {
         Ok(RecordedStep { keys, values })
     }
 
-    /// Whether the layers of this rank have recorded nothing.
+    /// Returns whether the layers of this rank have recorded nothing.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

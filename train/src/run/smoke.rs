@@ -14,7 +14,7 @@ use crate::metrics::say;
 use crate::optimizers::check_groups;
 use crate::sharded::{parameter_names, parameter_shapes};
 
-/// What a smoke run shrinks.
+/// The extent to which a smoke run is shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Smoke {
     /// Batch, length of sequences, and steps.

@@ -30,7 +30,7 @@ pub trait MicroBatches {
     fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
 
     /// Called after every backward pass, `last` or not. Returns whether the step continues, the same on all
-    /// ranks; otherwise all of them abandon it.
+    /// ranks; otherwise all ranks abandon it.
     ///
     /// # Errors
     ///

@@ -36,7 +36,7 @@ const CUT_TOO: [(&str, &str); 2] =
 pub(crate) struct Claim {
     out: PathBuf,
     held: Option<HeldFolder>,
-    /// Whether the run in the folder has no checkpoint.
+    /// True if the run in the folder has no checkpoint.
     is_unsaved: bool,
     /// The identity in `run.json`, and the one to write there.
     known: Identity,

@@ -72,7 +72,7 @@ impl FolderError {
         move |source| FolderError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Whether the user's arguments are the cause.
+    /// Returns whether the user's arguments are the cause.
     pub fn is_usage(&self) -> bool {
         !matches!(self, FolderError::Io { .. })
     }

@@ -33,7 +33,7 @@ pub(super) struct Holder {
     run: String,
     /// Counter that grows as long as the holder lives.
     beat: u64,
-    /// Whether it has released the folder.
+    /// True once it has released the folder.
     pub(super) ended: bool,
 }
 
@@ -58,7 +58,7 @@ impl Holder {
         file.write_all(format!("{text:BYTES$}\n").as_bytes())
     }
 
-    /// Whether this is the same process in the same run.
+    /// Returns whether this is the same process in the same run.
     pub(super) fn is_same(&self, other: &Holder) -> bool {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
@@ -82,7 +82,7 @@ impl Holder {
         }
     }
 
-    /// Whether the file at `path` changes within `looks` looks, as it does while its holder lives.
+    /// Returns whether the file at `path` changes within `looks` looks, as it does while its holder lives.
     pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
         (0..looks).any(|_| {
             pause();

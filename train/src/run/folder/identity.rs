@@ -131,13 +131,13 @@ impl Identity {
         if !self.was_started_as(claimant) { Err(OTHER_CONFIG) } else { Ok(()) }
     }
 
-    /// Whether the run was last started with the configuration of `claimant`.
+    /// Returns whether the run was last started with the configuration of `claimant`.
     pub(super) fn was_started_as(&self, claimant: &Claimant) -> bool {
         self.config_sha256 == claimant.config_sha256
     }
 
-    /// Reads the identity of the run in `out`. Returns `None` if there is none, or if another program wrote a
-    /// file of that name.
+    /// Reads the identity of the run in `out`. Returns `None` if the file is missing, or if another program
+    /// wrote a file of that name.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
         let wrong = |problem: String| FolderError::Identity(path.clone(), problem);

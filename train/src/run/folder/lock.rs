@@ -65,7 +65,7 @@ enum Attempt {
 /// The state of the holder named in the file, after an attempt that met no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rival {
-    /// There is none.
+    /// There is no holder any more.
     Gone,
     /// It is alive.
     Alive,
@@ -215,7 +215,7 @@ fn held(out: &Path) -> FolderError {
     FolderError::Held(out.to_owned(), holder)
 }
 
-/// Whether the holder's file names a process that is alive although the lock shows none.
+/// Returns whether the holder's file names a process that is alive although the lock shows none.
 fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut bool) -> bool {
     let Some(holder) = Holder::read(holder_path) else { return false };
     match rival(attempt, &holder, &ProcessId::this()) {

@@ -58,7 +58,7 @@ pub(super) struct Conclusion {
     pub(super) planned: Option<(u64, BTreeSet<&'static str>)>,
     /// Command-line name of the program that has the model's parts; `None` if it has no commands.
     pub(super) program: Option<String>,
-    /// Whether the layout of Hugging Face has all parts of the model.
+    /// True if the Hugging Face layout has all parts of the model.
     pub(super) is_exportable: bool,
 }
 

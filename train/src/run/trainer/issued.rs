@@ -63,7 +63,7 @@ pub(super) struct Issued {
 pub(super) struct StepLog {
     /// The values that the layers of this rank recorded.
     pub(super) recorded: RecordedStep,
-    /// Whether the layers of any rank have recorded anything.
+    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
     /// The norm of the gradient by module, if requested.
     pub(super) grad_norms: Values,

@@ -31,7 +31,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Whether this start has done a step for which no save was begun.
+    /// Returns whether this start has done a step for which no save was begun.
     pub(super) fn has_news(&self) -> bool {
         self.has_trained && self.saved_step != Some(self.state.step)
     }

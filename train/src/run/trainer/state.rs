@@ -72,7 +72,7 @@ pub struct Trainer<'a> {
     pub(super) validation: BatchSource,
     /// The position of the run after its completed steps.
     pub(super) state: CheckpointState,
-    /// Number of consecutive steps, up to now, whose update was skipped.
+    /// Number of consecutive steps whose update was skipped, up to the last one.
     pub(super) skipped_in_a_row: u64,
     /// End of the last step whose values are known.
     pub(super) settled: ClockReading,
@@ -112,9 +112,9 @@ pub struct Trainer<'a> {
     pub(super) evaluated: Option<(u64, f64)>,
     /// Step after which texts were last generated, and the texts.
     pub(super) sampled: Option<(u64, Vec<Text>)>,
-    /// Whether this start has done a step.
+    /// True once this start has done a step.
     pub(super) has_trained: bool,
-    /// Whether the ranks were asked to stop.
+    /// True once the ranks were asked to stop.
     pub(super) stopping: bool,
 }
 
@@ -339,7 +339,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Whether all configured steps are done.
+    /// Returns whether all configured steps are done.
     pub(super) fn is_complete(&self) -> bool {
         self.state.step >= self.plan.config.train.steps
     }

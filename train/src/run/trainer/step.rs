@@ -35,13 +35,13 @@ pub(super) struct StepSync {
     pub(super) peak_bytes: u64,
     /// The longest micro-batch of any rank, in seconds.
     pub(super) longest_pass: f64,
-    /// Whether any rank has been asked to stop.
+    /// True if any rank has been asked to stop.
     pub(super) stop: bool,
     /// Progress of the background save.
     pub(super) saving: Progress,
-    /// Whether the layers of any rank have recorded anything.
+    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
-    /// Whether any observer has a request that ranks serve between two steps.
+    /// True if any observer has a request that ranks serve between two steps.
     pub(super) is_asked: bool,
 }
 

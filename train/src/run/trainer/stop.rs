@@ -14,7 +14,7 @@ use crate::run::events::EventKind;
 use crate::words::number_of;
 
 impl Trainer<'_> {
-    /// Whether any rank has been asked to stop. Collective.
+    /// Returns whether any rank has been asked to stop. Collective.
     pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
@@ -54,7 +54,7 @@ impl Trainer<'_> {
         Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
     }
 
-    /// Whether `latest` names a checkpoint of the last completed step. Collective.
+    /// Returns whether `latest` names a checkpoint of the last completed step. Collective.
     fn is_saved(&self) -> Result<bool> {
         let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
