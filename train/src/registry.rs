@@ -102,7 +102,7 @@ impl Registry {
     }
 
     /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
-    /// [`Optimizer`] of several.
+    /// [`Optimizer`] with several rules.
     ///
     /// # Panics
     ///

@@ -25,7 +25,7 @@ pub struct ModelSection {
     pub head_dim: Option<usize>,
     /// Width of the feed-forward layer.
     pub d_ff: Option<usize>,
-    /// Reuse of the embedding by the head; true by default.
+    /// Reuse the embedding as the head; true by default.
     pub tie_embeddings: Option<bool>,
     /// Name of the block, if it is not the one of Llama: `parallel_residual`, or a block that a program adds.
     pub block: Option<String>,
@@ -44,9 +44,9 @@ pub struct ModelSection {
     pub moe: Option<MoeConfig>,
     /// The projections of attention that have a bias.
     pub attention_bias: Option<AttentionBias>,
-    /// Biases in the projections of the feed-forward layer; false by default.
+    /// Give the projections of the feed-forward layer a bias.
     pub feed_forward_bias: Option<bool>,
-    /// Normalisation of queries and keys per head; false by default.
+    /// Normalise queries and keys per head.
     pub qk_norm: Option<bool>,
     /// Bound of the logits, as in Gemma 2; unbounded by default.
     pub logit_softcap: Option<f64>,

@@ -141,7 +141,7 @@ impl<'a> Continuation<'a> {
         if count <= capacity - self.cache.len() {
             return &self.ids[self.read..];
         }
-        // A prompt that fills the context is kept whole; of a text that has outgrown it, the last half.
+        // A prompt may fill the whole context; of a text that has outgrown it, the last half is kept.
         let keep = if self.cache.is_empty() { capacity } else { (capacity / 2).max(1) };
         self.cache.clear();
         &self.ids[self.ids.len() - keep..]

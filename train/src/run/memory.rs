@@ -32,7 +32,7 @@ const GPU_ALLOWANCE: f64 = 0.85;
 )]
 pub struct MemoryError {
     needed: u64,
-    /// The memory of each device, as text.
+    /// The available memory, as text.
     there: String,
     table: String,
     helps: String,
