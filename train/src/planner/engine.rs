@@ -49,7 +49,7 @@ pub(super) struct Group {
 
 enum Weights {
     Sharded,
-    /// With this rank's shard in the compute dtype, which is sent.
+    /// Being gathered, with this rank's shard in the compute dtype, which is sent.
     Unsharding {
         whole: Held,
         _sent: Option<Held>,
@@ -60,12 +60,13 @@ enum Weights {
 
 pub(super) enum Gradient {
     None,
-    /// With the reduced sum of earlier micro-batches, if they are reduced one by one.
+    /// The sum over the current micro-batches, and the reduced sum of earlier ones, if micro-batches are
+    /// reduced one by one.
     Accumulating {
         flat: Held,
         earlier: Option<Held>,
     },
-    /// With the buffer to send, and this rank's shard of the sum.
+    /// Being reduced, with the buffer to send and this rank's shard of the sum.
     Scattering {
         sent: Held,
         output: Held,

@@ -1,5 +1,5 @@
-//! The end of a run that needs more memory than the machine has. It reports who holds how much before the
-//! kernel would kill the process without a word.
+//! The end of a run that needs more memory than the machine has: it reports what holds the memory, before the
+//! kernel would kill the process silently.
 
 use std::process;
 use std::sync::OnceLock;

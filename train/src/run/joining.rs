@@ -24,9 +24,9 @@ const SHOWN_AFTER: Duration = Duration::from_secs(1);
 /// Time during which a rank that was asked to stop tries to notify the others.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Connects to the other ranks, as the rank at `place`. Some ranks may be long in coming: a stop requested of
-/// any rank ends the wait of all ranks that have arrived. A wait that does not end soon afterwards, such as on
-/// a silent connection, ends with the process.
+/// Connects to the other ranks, as the rank at `place`. Some ranks may arrive late: a stop requested of any
+/// rank ends the wait of all ranks that have arrived. A wait that does not end soon afterwards, such as on a
+/// silent connection, ends with the process.
 ///
 /// A longer wait is shown in the run folder `out`, if that is known, for `kiln status`.
 pub(super) fn join(

@@ -14,7 +14,7 @@ use crate::place::RankEnv;
 use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use crate::words::size;
 
-/// Names of the memories, for messages.
+/// Names of the devices that have the memory, for messages.
 const MACHINE: &str = "this machine";
 const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
@@ -52,7 +52,7 @@ struct Run<'a> {
     processes: Option<usize>,
 }
 
-/// The amount of one memory that a run needs.
+/// The memory that a run needs on one device.
 struct Need {
     bytes: u64,
     /// Bytes by owner, over all ranks that share the memory.
@@ -61,7 +61,7 @@ struct Need {
     undescribed: BTreeSet<&'static str>,
 }
 
-/// The amounts of all memories that a run needs.
+/// The memory that a run needs on all devices that it uses.
 struct Needs {
     /// Memory of the device that computes.
     computing: Need,

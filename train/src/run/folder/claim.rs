@@ -31,7 +31,7 @@ const CUT_METRICS: &str = "metrics-superseded.jsonl";
 const CUT_TOO: [(&str, &str); 2] =
     [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
 
-/// The writes of rank 0 to the folder of a run that has begun.
+/// A claimed run folder, and rank 0's changes to it when the run begins.
 #[derive(Debug)]
 pub(crate) struct Claim {
     out: PathBuf,

@@ -82,7 +82,7 @@ impl Holder {
         }
     }
 
-    /// Returns whether the file at `path` changes within `looks` looks, as it does while its holder lives.
+    /// Returns whether the file at `path` changes within `looks` checks, as it does while its holder lives.
     pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
         (0..looks).any(|_| {
             pause();
@@ -99,11 +99,11 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Number of looks at a holder's file, [`LOOK`] apart, after which an unchanged file means that its holder is
+/// Number of checks of a holder's file, [`LOOK`] apart, after which an unchanged file means that its holder is
 /// gone: several heartbeats may be late.
 pub(super) const LOOKS: usize = 20;
 
-/// Time between two looks.
+/// Time between two checks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the
@@ -181,7 +181,7 @@ mod tests {
         // The holder releases the folder while it is watched.
         let ended = Holder { ended: true, ..holder.clone() };
         assert!(!holder.moves(&path, 4, || ended.write(&path).unwrap()));
-        // The heartbeat returns after three looks.
+        // The heartbeat returns after three checks.
         holder.write(&path).unwrap();
         let mut looks = 0;
         let beats = || {

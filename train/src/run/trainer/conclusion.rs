@@ -29,7 +29,7 @@ const SOME_LENGTH: Duration = Duration::from_secs(60);
 /// Smaller shares are not shown.
 const LITTLE: f64 = 0.005;
 
-/// The facts about a run, or about one start of it, at its end.
+/// The data for the summary of a run, or of one start of it.
 pub(super) struct Conclusion {
     /// The run folder, for display.
     pub(super) out: PathBuf,

@@ -18,17 +18,18 @@ pub(super) struct ClockReading {
     pub(super) times: Vec<ActivityTime>,
 }
 
-/// A step's values show when it ended only if the host waited for them for more than one part in this many of
-/// the step.
+/// Fraction of a step, as its inverse, for which the host must have waited for the values, so that their
+/// arrival shows when the step ended.
 const WAITED: u32 = 16;
 
-/// Returns when a step ended. The host `asked` for its values, and got them at `now`, after it had also issued
-/// the next step to the device. `before` is when the step began, or the previous one ended, and `issued` when
-/// the step had been issued completely.
+/// Returns the clock reading at the end of a step. The host `asked` for its values, and got them at `now`,
+/// after it had also issued the next step to the device. `before` is when the step began, or the previous one
+/// ended, and `issued` when the step had been issued completely.
 ///
 /// If the host waited for the values, the step ended now. If they were already there, the GPU is faster than
 /// the host, and finished the step when its last part was issued, or soon afterwards. (If the previous step had
-/// not ended by then, this one ended at an unknown moment between that step's end and the question.)
+/// not ended by then, this one ended at an unknown moment between that step's end and the request for its
+/// values.)
 pub(super) fn end_of_step(
     before: &ClockReading,
     issued: ClockReading,

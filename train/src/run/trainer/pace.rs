@@ -1,8 +1,8 @@
-//! Schedules the questions whether to stop that ranks ask each other, in addition to the one after every step.
+//! Timing of the stop checks between ranks, in addition to the one after every step.
 //!
 //! All ranks must stop at the same place, so they decide in a reduction. In the middle of a step or an
 //! evaluation, that reduction is due after about [`ASK_EVERY`] of work. The number of passes in that time
-//! follows from the longest pass of any rank, which the ranks exchange in the same reduction, so all of them
+//! follows from the longest pass of any rank, which the ranks exchange in the same reduction, so all ranks
 //! arrive at the same number. Shorter steps never pay for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,16 +16,16 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The pace of one rank's passes: micro-batches in training, batches in an evaluation.
 pub(super) struct Pace {
-    /// Passes until the next question; the same on all ranks.
+    /// Passes until the next stop check; the same on all ranks.
     left: u64,
     /// Start of the present pass, and the time for which ranks had been held by then.
     begun: (Instant, Duration),
-    /// This rank's longest pass since the last question, in seconds.
+    /// This rank's longest pass since the last stop check, in seconds.
     longest: f64,
 }
 
 impl Pace {
-    /// Creates an unknown pace: the ranks ask each other after the first pass.
+    /// Creates a pace without measurements: the ranks check after the first pass.
     pub(super) fn new() -> Self {
         Pace { left: 1, begun: (Instant::now(), Duration::ZERO), longest: 0.0 }
     }
@@ -35,7 +35,7 @@ impl Pace {
         self.begun = (Instant::now(), held);
     }
 
-    /// Ends a pass, which the next one may follow at once. Returns whether the ranks must ask each other now.
+    /// Ends a pass, which the next one may follow at once. Returns whether a stop check is due now.
     pub(super) fn end(&mut self, held: Duration) -> bool {
         let (begun, before) = self.begun;
         let taken = begun.elapsed().saturating_sub(held.saturating_sub(before));
@@ -45,8 +45,8 @@ impl Pace {
         self.left == 0
     }
 
-    /// Expects passes of another kind: the ranks ask each other after the first one. To be called on all ranks
-    /// at the same place.
+    /// Expects passes of another kind: the ranks check after the first one. To be called on all ranks at the
+    /// same place.
     pub(super) fn ask_soon(&mut self) {
         self.left = 1;
     }
@@ -56,7 +56,7 @@ impl Pace {
         self.longest
     }
 
-    /// Records the longest pass of any rank in seconds; 0 if there was none since the last question.
+    /// Records the longest pass of any rank in seconds; 0 if no pass has ended since the last stop check.
     pub(super) fn told(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn the_first_pass_is_asked_after_and_short_ones_are_not() {
         let mut pace = Pace::new();
-        // A question before the first pass.
+        // A stop check before the first pass.
         pace.told(0.0);
         assert!(pace.end(Duration::ZERO));
         pace.told(0.5);

@@ -311,7 +311,7 @@ impl Trainer<'_> {
         conclusion.next().iter().for_each(|line| say(line));
     }
 
-    /// Returns the facts about this start at its end.
+    /// Collects the data for the summary of this start.
     pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
         let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
         let best = reporter.best();

@@ -89,7 +89,7 @@ pub struct Trainer<'a> {
     pub(super) observers: Observers,
     /// The changes that observers make.
     pub(super) controls: Controls,
-    /// Schedule of the questions whether to stop.
+    /// Timing of the stop checks between ranks.
     pub(super) pace: Pace,
     pub(super) grace: Grace,
     /// Reports where this rank is if a signal ends the process.
