@@ -49,8 +49,8 @@ impl Holder {
         serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()
     }
 
-    /// Writes the holder to `path`, over the previous content. Opens and closes the file every time, because
-    /// NFS sends writes when a file is closed, without waiting for a local disk.
+    /// Writes the holder to `path`, over the previous content. Opens and closes the file every time: NFS sends
+    /// writes when a file is closed, and a local disk needs no sync.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string(self)?;
         let mut options = OpenOptions::new();
