@@ -1,9 +1,9 @@
-//! An attention layer of your own, and all commands of `kiln` on it:
+//! A custom attention layer, with all commands of `kiln`:
 //!
 //!     cargo run --release --example own_attention -- train configs/quickstart.toml --set model.attention=alibi
 //!     cargo run --release --example own_attention -- generate runs/quickstart --prompt "pub fn" --max-tokens 32
 //!
-//! In plain burn, with the whole matrix of scores.
+//! The layer is plain burn, and computes the whole matrix of scores.
 
 use std::process::ExitCode;
 
@@ -18,9 +18,9 @@ use serde::Deserialize;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Multi-query attention (Shazeer, 2019) with linear biases in place of rotary positions (ALiBi, Press et
-/// al., 2022): all heads share one key and value head, and head `h` of `H` subtracts `steepest^(h + 1)` for
-/// each position between a query and a key.
+/// Multi-query attention (Shazeer, 2019) with linear biases instead of rotary positions (ALiBi, Press et al.,
+/// 2022): all heads share one key and value head, and head `h` of `H` subtracts `steepest^(h + 1)` for each
+/// position between a query and a key.
 #[derive(Module, Debug)]
 struct Alibi {
     /// `[d_model, heads * head_dim]`.
@@ -72,8 +72,7 @@ impl Layer for Alibi {
         let ([batch, seq, _], device) = (x.dims(), x.device());
         let (q, k, v) =
             (self.q_proj.forward(x.clone()), self.k_proj.forward(x.clone()), self.v_proj.forward(x));
-        // `x` has the newest positions only where there is a cache; the cache has the keys and values before
-        // them.
+        // With a cache, `x` has only the newest positions; the cache has the keys and values before them.
         let (k, v, filled) = match context.cache() {
             None => (k, v, seq),
             Some(cache) => {
@@ -84,7 +83,7 @@ impl Layer for Alibi {
             }
         };
         let [_, _, head_dim] = k.dims();
-        // All heads read the same keys: one after the other, they are rows of one product.
+        // All heads read the same keys: stacked, they are rows of one product.
         let q = q.reshape([batch, seq, self.heads, head_dim]).swap_dims(1, 2);
         let scores = q.reshape([batch, self.heads * seq, head_dim]).matmul(k.swap_dims(1, 2));
         let scores = scores.reshape([batch, self.heads, seq, filled]) / (head_dim as f64).sqrt();
@@ -102,7 +101,7 @@ impl Layer for Alibi {
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * head_dim]))
     }
 
-    /// The products of `forward`, and the softmax between them.
+    /// Describes the products of `forward`, and the softmax between them.
     fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
         let ([_, width], [_, head_dim]) =
             (self.q_proj.weight.lazy_shape().dims(), self.k_proj.weight.lazy_shape().dims());
@@ -113,7 +112,7 @@ impl Layer for Alibi {
         tape.linear(mixed, self.o_proj.weight.lazy_shape().dims::<2>()[1])
     }
 
-    /// Also 12 for each value of a query and each position, as built-in attention counts them.
+    /// Adds 12 for each value of a query and each position, as built-in attention does.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let [_, width] = self.q_proj.weight.lazy_shape().dims();
         6.0 * self.active_parameters() as f64 + 12.0 * (width * seq_len) as f64

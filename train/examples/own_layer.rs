@@ -1,4 +1,4 @@
-//! A feed-forward layer of your own, and all commands of `kiln` on it:
+//! A custom feed-forward layer, with all commands of `kiln`:
 //!
 //!     cargo run --release --example own_layer -- train configs/quickstart.toml --set model.feed_forward=relu3
 //!     cargo run --release --example own_layer -- generate runs/quickstart --prompt "pub fn" --max-tokens 32

@@ -1,5 +1,5 @@
-//! A training loop of your own: ranks, shards, batches, forward, backward, clipping, update, log and
-//! checkpoint. A second call goes on from the checkpoint, under whichever strategy.
+//! A custom training loop: ranks, shards, batches, forward, backward, clipping, update, log and checkpoint. A
+//! second call resumes from the checkpoint, under any strategy.
 //!
 //!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
 //!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop FULL_SHARD 20
@@ -31,9 +31,9 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const RANKS: usize = 2;
-/// Sequences of a step, over all ranks.
+/// Sequences per step, over all ranks.
 const BATCH: u64 = 8;
-/// Tokens of a sequence.
+/// Tokens per sequence.
 const SEQ: usize = 64;
 const SEED: u64 = 0;
 
@@ -45,12 +45,12 @@ fn main() -> Outcome<()> {
     };
     let policy = Policy { strategy: strategy.parse()?, ..Policy::default() };
     let steps = steps.parse()?;
-    // Every rank is a thread, with one thread to compute.
+    // Every rank is a thread that computes alone.
     run_ranks(RANKS, 1, |world| train(world, policy.clone(), Path::new(data), Path::new(out), steps))?;
     Ok(())
 }
 
-/// What each rank does. All of them make the same calls in the same order.
+/// Trains on one rank. All ranks make the same calls in the same order.
 fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, steps: u64) -> Outcome<()> {
     let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
     let file = TokenFile::open(data, Split::Train, SEQ)?;
@@ -83,7 +83,7 @@ fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, 
         let targets = tokens(batch.targets, batch.rows, SEQ, &training);
         let context = Context::training(Key::new(SEED).fork_index(step), first, 0.0);
         engine.begin_step();
-        // Losses of ranks add up, so each divides by the tokens of all.
+        // The losses of ranks are summed, so each divides by the tokens of all ranks.
         let scale = 1.0 / (BATCH as usize * SEQ) as f64;
         let loss = decoder::loss(&model.pass(&training), inputs, targets, scale, &context);
         engine.check()?;

@@ -1,5 +1,5 @@
-//! A training loss of your own with every `kiln` command on it: cross-entropy with smoothed labels (Szegedy et
-//! al., 2016).
+//! A custom training loss, with all commands of `kiln`: cross-entropy with smoothed labels (Szegedy et al.,
+//! 2016).
 //!
 //!     cargo run --release --example own_loss -- train configs/quickstart.toml \
 //!         --set loss.kind=label_smoothing --set loss.extra.smoothing=0.2
@@ -21,7 +21,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// What the target gives away to all tokens together.
+    /// The share of the target's probability that is spread over all tokens.
     smoothing: f64,
 }
 
@@ -31,8 +31,8 @@ impl Default for Settings {
     }
 }
 
-/// The loss of each token, `[tokens]`, given its logits, `[tokens, vocab_size]`, and its target, `[tokens]`:
-/// (1 - ε) · −log p(target) + ε · mean of −log p over the vocabulary.
+/// Returns the loss of each token, `[tokens]`, given its logits, `[tokens, vocab_size]`, and its target,
+/// `[tokens]`: (1 - ε) · −log p(target) + ε · mean of −log p over the vocabulary.
 fn label_smoothing(init: LossInit) -> Result<TokenLoss, ConfigError> {
     let Settings { smoothing } = init.extra()?;
     Ok(TokenLoss::new(move |logits, targets| {

@@ -1,4 +1,4 @@
-//! Metrics of your own, and a layer that records a value, in `metrics.jsonl` of every `kiln train`:
+//! Custom metrics, and a layer that records a value, in `metrics.jsonl` of every `kiln train`:
 //!
 //!     cargo run --release --example own_metric -- train configs/quickstart.toml \
 //!         --set model.feed_forward=watched
@@ -16,7 +16,7 @@ use kiln_shard::StateKind;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// `down(relu(up(x)))`, which says how many of its units are at work.
+/// `down(relu(up(x)))`, which records the share of its hidden values that are active.
 #[derive(Module, Debug)]
 struct Watched {
     up_proj: Linear,
@@ -37,7 +37,7 @@ impl Watched {
 impl Layer for Watched {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let h = relu(self.up_proj.forward(x));
-        // In the steps that are logged, as `layers.0.ffn.active` and as `layers.mean.ffn.active`.
+        // In logged steps, written as `layers.0.ffn.active` and `layers.mean.ffn.active`.
         if context.is_recording() {
             context.record("active", h.clone().greater_elem(0.0).float().mean());
         }
@@ -45,18 +45,18 @@ impl Layer for Watched {
     }
 }
 
-/// How likely the model finds a token, of the training loss.
+/// Returns the perplexity of the training loss.
 fn perplexity(step: &LoggedStep<'_>) -> MetricResult {
     Ok(step.metrics.loss.exp())
 }
 
-/// The norm of all weights. Every rank sums up its shards.
+/// Returns the norm of all weights. Every rank adds up its shards.
 fn weight_norm(step: &LoggedStep<'_>) -> MetricResult {
     let squares = step.engine.weight_norms()?.into_iter().map(|(_, norm)| norm * norm);
     Ok(squares.sum::<f64>().sqrt())
 }
 
-/// The largest weight of the embedding: of its part each rank says the largest, and all hear of it.
+/// Returns the largest weight of the embedding: each rank contributes the largest of its part.
 fn largest_embedding(step: &LoggedStep<'_>) -> MetricResult {
     let largest =
         |_, values: &[f32]| values.iter().fold(0.0, |most: f64, value| most.max(f64::from(value.abs())));

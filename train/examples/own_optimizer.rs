@@ -1,4 +1,4 @@
-//! An optimizer of your own, and all commands of `kiln` on it:
+//! A custom optimizer, with all commands of `kiln`:
 //!
 //!     cargo run --release --example own_optimizer -- train configs/quickstart.toml --set optim.kind=lion --set optim.lr=1e-4
 //!     cargo run --release --example own_optimizer -- generate runs/quickstart --prompt "pub fn" --max-tokens 32
@@ -28,7 +28,7 @@ struct Lion {
 struct LionSettings {
     /// Share of the momentum in the direction.
     blend: f32,
-    /// Share of the momentum that stays in a step.
+    /// Share of the momentum that is kept in each step.
     momentum: f32,
 }
 
@@ -58,7 +58,7 @@ impl Rule for Lion {
         Settings { weight_decay, ..Settings::default() }
     }
 
-    /// Elements come in any number of runs, which may be cut anywhere.
+    /// Elements come in any number of runs, with arbitrary boundaries.
     fn update(&self, step: &UpdateStep, run: ShardRun<'_>) {
         let LionSettings { blend, momentum: stays } = self.settings;
         let ShardRun { weights, gradient, mut slots, settings } = run;

@@ -1,4 +1,4 @@
-//! A training loop of your own on the stock trainer, which keeps the run folder, the log, checkpoints, signals
+//! A custom training loop on the stock trainer, which provides the run folder, the log, checkpoints, signals
 //! and restarts: it ends when the validation loss has not improved for a while.
 //!
 //!     cargo run --release --example own_trainer -- train configs/quickstart.toml \
@@ -20,7 +20,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 struct Experiment {
     /// Steps between evaluations.
     every: u64,
-    /// Evaluations in a row that may be no better than the best one.
+    /// Number of consecutive evaluations that may fail to improve on the best one.
     patience: usize,
 }
 
@@ -30,7 +30,7 @@ impl Default for Experiment {
     }
 }
 
-/// What each rank does. All of them see the same losses, so all of them stop after the same step.
+/// Trains on one rank. All ranks see the same losses, so they stop after the same step.
 fn train_until_it_stalls(mut trainer: Trainer<'_>) -> LoopResult {
     let Experiment { every, patience } = trainer.config().experiment()?;
     let (mut best, mut stalled) = (f64::INFINITY, 0);
@@ -38,7 +38,7 @@ fn train_until_it_stalls(mut trainer: Trainer<'_>) -> LoopResult {
         if !trainer.step().is_multiple_of(every) {
             continue;
         }
-        // None: the run was asked to stop, and the next step says so too.
+        // None: the run was asked to stop, so the next step returns false.
         let Some(loss) = trainer.evaluate()? else { continue };
         if loss < best {
             (best, stalled) = (loss, 0);

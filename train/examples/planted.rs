@@ -1,5 +1,5 @@
-//! A program with a mistake to be found: `kiln diff` against the same program without it. The variable PLANTED
-//! names the mistake.
+//! A program with a planted mistake, which `kiln diff` finds by comparison with the same program without it.
+//! The variable PLANTED names the mistake.
 //!
 //!     P="cargo run --release --example planted --"
 //!     S="--set model.attention=mine --set model.feed_forward=mine --hash steps=1-3 --set train.steps=3"
@@ -29,7 +29,7 @@ use rustix::process::{Resource, Rlimit};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Whether this mistake is planted.
+/// Returns whether this mistake is planted.
 fn is_planted(name: &str) -> bool {
     std::env::var("PLANTED").is_ok_and(|planted| planted == name)
 }
@@ -45,7 +45,7 @@ struct Attention {
     heads: usize,
     #[module(skip)]
     theta: f64,
-    /// How far queries are turned ahead of the keys.
+    /// Number of positions that queries are rotated ahead of the keys.
     #[module(skip)]
     ahead: usize,
 }
@@ -79,7 +79,8 @@ impl Layer for Attention {
     }
 }
 
-/// Panics if `PLANTED` is `exhausted:BYTES`, with so many bytes left to the thread and no more to be had.
+/// Panics if `PLANTED` is `exhausted:BYTES`, with that many bytes left to the thread and all other memory used
+/// up.
 #[allow(unsafe_code)]
 fn exhaust() {
     let planted = std::env::var("PLANTED").unwrap_or_default();
@@ -90,9 +91,9 @@ fn exhaust() {
     let pages: u64 = used.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let current = Some(pages * rustix::param::page_size() as u64);
     let _ = rustix::process::setrlimit(Resource::As, Rlimit { current, maximum: None });
-    // Not by way of the global allocator, which would notice.
+    // Bypasses the global allocator, which would notice.
     let block = |bytes: usize| Layout::from_size_align(bytes.max(16), 16).unwrap_or(Layout::new::<u128>());
-    // SAFETY: no layout is empty, and the one block that is freed came from there with its layout.
+    // SAFETY: no layout is empty, and the only freed block was allocated there with its layout.
     unsafe {
         let kept = System.alloc(block(left));
         (4..21).rev().for_each(|size| while !System.alloc(block(1 << size)).is_null() {});
@@ -114,9 +115,9 @@ struct FeedForward {
 }
 
 thread_local! {
-    /// Updates of this thread: a state of the optimizer that no checkpoint has.
+    /// Number of updates of this thread: a state of the optimizer that no checkpoint stores.
     static UPDATES: Cell<u32> = const { Cell::new(0) };
-    /// Passes of this thread: what a mask must not depend on.
+    /// Number of passes of this thread: a mask must not depend on it.
     static PASSES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -134,7 +135,7 @@ fn gain(width: usize, first: f32, device: &Device) -> Param<Tensor<1>> {
 
 impl Layer for FeedForward {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        // What is added has the value 0, and a gradient if it is a mistake.
+        // The added term has the value 0, but a gradient if it is a planted mistake.
         let stray = if self.index == 1 && is_planted("backward") { 0.01 } else { 0.0 };
         let twice = if self.index == 0 && is_planted("gradient") { 2.0 } else { 1.0 };
         let gain = self.gain.val();

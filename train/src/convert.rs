@@ -1,7 +1,6 @@
-//! The commands that bring a model from one form on disk to another: `kiln convert`, `kiln import` and
-//! `kiln export`.
+//! The commands that convert a model between formats on disk: `kiln convert`, `kiln import` and `kiln export`.
 //!
-//! The work is done in [`kiln_checkpoint`].
+//! [`kiln_checkpoint`] does the work.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::process::Meter;
 use crate::process::output::ProgressLine;
 use crate::source::ModelSource;
 
-/// The most parts that a checkpoint is cut into. It loads at any number of ranks.
+/// Maximum number of parts of a checkpoint, which loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;
 
 /// What to convert, and to what.
@@ -46,11 +45,11 @@ enum Target {
 }
 
 impl ConvertArgs {
-    /// Converts; returns what to say.
+    /// Converts; returns a message for the user.
     ///
     /// # Errors
     ///
-    /// As for [`convert_counted`], or when the arguments contradict each other.
+    /// As for [`convert_counted`], and if the arguments contradict each other.
     pub fn run(self) -> Result<String, TrainError> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
@@ -73,14 +72,14 @@ impl ConvertArgs {
     }
 }
 
-/// `work`, whose bytes are shown while they are counted.
+/// Runs `work`, and shows the bytes that it counts.
 fn counted<T>(topic: &str, work: impl FnOnce(&Meter) -> T) -> T {
     let meter = Arc::new(Meter::default());
     let _line = ProgressLine::of_bytes(topic, meter.clone());
     work(&meter)
 }
 
-/// Bytes of a GB, as it is counted on disks and by transformers.
+/// Bytes of a GB, as on disks and in transformers.
 const GB: f64 = 1e9;
 
 /// Arguments of `kiln export`.
@@ -111,7 +110,7 @@ enum Exported {
 }
 
 impl ExportArgs {
-    /// Exports and says where to.
+    /// Exports, and prints the destination.
     pub fn run(self) -> Result<(), TrainError> {
         let ExportArgs { what, checkpoint, out, dtype, max_shard_gb } = self;
         if let Some(Exported::Metrics(args)) = what {
@@ -125,9 +124,10 @@ impl ExportArgs {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(TrainError::usage(problem));
         }
-        // Beyond what a file can be, the largest number will do.
+        // The conversion saturates for numbers beyond any file size.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        // Nothing is computed: what the layout there cannot express is refused below, in every program.
+        // Nothing is computed, so layers need not be known: a model that the target layout cannot express fails
+        // below, in every program.
         let source = ModelSource::open(&checkpoint)?;
         counted("exporting", |meter| hugging_face::export(&source, &out, dtype, max_shard_bytes, meter))?;
         say(&format!("exported to {}", out.display()));
@@ -160,14 +160,14 @@ struct Source {
 }
 
 impl ImportArgs {
-    /// Imports and says where to.
+    /// Imports, and prints the destination.
     pub fn run(self) -> Result<(), TrainError> {
         let folder = match (self.source.hf, self.source.repo) {
             (Some(folder), _) => folder,
             (None, repo) => {
-                // Before a download that may take hours.
+                // Checked before a download that may take hours.
                 hugging_face::check_free(&self.out)?;
-                // The argument parser insists on one of the two.
+                // The argument parser requires one of the two.
                 hugging_face::download(&repo.unwrap_or_default(), &self.revision)?
             }
         };
@@ -179,7 +179,7 @@ impl ImportArgs {
     }
 }
 
-/// The configuration of a run that would have trained `model`, as TOML.
+/// Returns the configuration of a run that would have trained `model`, as TOML.
 fn config_of(model: &HuggingFaceFolder) -> Result<String, TrainError> {
     let config = Config {
         model: ModelSection {

@@ -1,4 +1,4 @@
-//! Why a run fails.
+//! Errors of a run.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -23,73 +23,73 @@ use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 use crate::words::number_of;
 
-/// What a part of a run comes to.
+/// The result of a part of a run.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
-/// Why a run failed.
+/// Reasons for the failure of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The configuration.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The device.
+    /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// There is not enough memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A layer of the model.
+    /// A layer of the model cannot be built.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// The data.
+    /// The data cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The sharding engine.
+    /// The sharding engine failed.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The ranks lost each other; each has written its flight recorder into this run folder.
+    /// The ranks lost each other; each has written its flight recording into this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
-    /// A training loop of the program's own.
+    /// A custom training loop failed.
     #[error("the training loop: {}", with_causes(.0))]
     Loop(#[source] BoxError),
-    /// A metric that the program has added.
+    /// A metric that the program adds failed.
     #[error(transparent)]
     Metric(MetricError),
-    /// What a rank says that its layers have recorded cannot be read.
+    /// The records of a rank's layers cannot be read.
     #[error("the records of the ranks' layers cannot be put together: {reason}")]
     Records {
-        /// What was wrong.
+        /// The reason.
         reason: String,
     },
-    /// A checkpoint.
+    /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// An evaluation.
+    /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// The time that this process gets to save.
+    /// The grace period of this process is invalid.
     #[error(transparent)]
     Grace(#[from] GraceError),
-    /// The place of this process.
+    /// The place of this process in the job is unclear.
     #[error(transparent)]
     Env(#[from] EnvError),
-    /// The launch of ranks.
+    /// The launch of ranks failed.
     #[error(transparent)]
     Launch(#[from] LaunchArgsError),
-    /// What was to be looked at is damaged or not there.
+    /// The object of an inspection is damaged or missing.
     #[error(transparent)]
     Inspect(#[from] InspectError),
-    /// Two things cannot be compared.
+    /// The two sides of a comparison cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
-    /// A file with measurements of a network.
+    /// A file with network measurements cannot be used.
     #[error(transparent)]
     Links(#[from] LinksError),
     /// This process could not join the others.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// This process could not take its part in an MPI job.
+    /// This process could not join its MPI job.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
@@ -97,7 +97,7 @@ pub enum TrainError {
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
-    /// These ranks, which are processes, were not started as rank 0 was.
+    /// These ranks, which are processes, were started differently from rank 0.
     #[error(
         "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: \
          start every rank with the same command. If they are of another job that meets at the same port, \
@@ -105,23 +105,23 @@ pub enum TrainError {
          (KILN_JOB_SECRET) of its own"
     )]
     OtherConfig(Vec<usize>),
-    /// Rank 0, which makes the plan for all ranks, has failed with this message; `usage` says whether the
+    /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` says whether the
     /// configuration or the arguments are the cause.
     #[error("rank 0 could not start the run: {message}")]
     Rank0 { message: String, usage: bool },
     /// The run folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A run would go on from the checkpoint at `path` at another position in the data, because these `keys`
-    /// differ; `differences` has the values then and now.
+    /// A run would resume from the checkpoint at `path` at another position in the data, because these `keys`
+    /// differ; `differences` has the old and new values.
     #[error(
         "{} was trained with other values, and going on would read the data at another position: {}. Use \
          the values from before, or accept another position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the norm of the gradient, `what`, is not a number; `parameter` is the first with such a
-    /// gradient. The run does not skip such steps, or has skipped as many in a row as it may.
+    /// The loss or the norm of the gradient, `what`, is not finite; `parameter` is the first whose gradient is
+    /// not. The run does not skip such steps, or has skipped the maximum number in a row.
     #[error(
         "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
          earlier checkpoint",
@@ -132,39 +132,39 @@ pub enum TrainError {
         what: &'static str,
         value: f64,
         parameter: Option<String>,
-        /// The first tensor that is not finite, in words.
+        /// The first non-finite tensor, as text.
         origin: String,
         is_repeated: bool,
     },
-    /// A model has computed `what`, which is no number.
+    /// A model has computed `what`, which is not finite.
     #[error(
         "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
          or another model"
     )]
     NotANumber { what: &'static str, value: f64 },
-    /// A smoke run that went on from its own checkpoint has other losses than the one that did not stop.
+    /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted one.
     #[error(
         "smoke: the run that went on from the checkpoint in the middle ends with training and validation losses \
          of {resumed:?}, and the one that did not stop with {straight:?}: something in the program keeps a state that no checkpoint \
          has, or draws numbers that do not come from a seed"
     )]
     Smoke { straight: [f64; 2], resumed: [f64; 2] },
-    /// `kiln check` has found something, which it has said.
+    /// `kiln check` has found problems, and has printed them.
     #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
     Check { failures: usize },
-    /// There is something already where a file is to be written.
+    /// The file to write exists already.
     #[error("{} is there already: overwrite it with --force, or name another file with --out", .0.display())]
     Exists(PathBuf),
-    /// Somebody asked for a stop while this process waited for the others.
+    /// A stop was requested while this process waited for the others.
     #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
-    /// A fault drill, not a fault.
+    /// A fault drill, not a real fault.
     #[error("{0}")]
     Drill(String),
     /// The engine failed on a rank, which the message names.
     #[error("rank {rank}: {source}")]
     Rank { rank: usize, source: Box<TrainError> },
-    /// The system starts no more threads; `reason` is the system's.
+    /// The system cannot start more threads; `reason` is the system's message.
     #[error(
         "cannot start {what}: {reason}; allow more processes and threads (`ulimit -u`, or the limit of the \
          container), or take fewer ranks or a smaller device.threads"
@@ -175,11 +175,11 @@ pub enum TrainError {
     Crash(String),
 }
 
-/// An error of a program's own code.
+/// An error from a program's code.
 type BoxError = Box<dyn Error + Send + Sync>;
 
 impl TrainError {
-    /// What a program's own code has returned: one of our errors as it is, or `other` of it.
+    /// Converts an error from a program's code: to one of Kiln's errors if it is one, else with `other`.
     fn of_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
         fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
             error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
@@ -195,7 +195,7 @@ impl TrainError {
         }
     }
 
-    /// What ended a training loop.
+    /// Converts an error that ended a training loop.
     pub(crate) fn of_loop(error: BoxError) -> Self {
         Self::of_program(error, TrainError::Loop)
     }
@@ -207,35 +207,35 @@ impl From<MetricError> for TrainError {
     }
 }
 
-/// An error and what has caused it, in words.
+/// Formats an error with its causes.
 fn with_causes(error: &BoxError) -> String {
     causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// An error, and what has caused it.
+/// Returns an error and its causes.
 pub(crate) fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// Whether one of the causes of an error of a loop is one of ours of this kind.
+/// Returns whether one of the causes of a loop's error is a [`TrainError`] of this kind.
 fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
     causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
 }
 
-/// The flags that allow what differs.
+/// Returns the flags that allow the differences.
 fn allow(keys: &[PositionKey]) -> String {
     let flags: Vec<_> = keys.iter().map(|key| format!("--allow-changed {key}")).collect();
     flags.join(" ")
 }
 
-/// Names the parameter whose gradient is not a number, if one is known.
+/// Names the parameter whose gradient is not finite, if one is known.
 pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
     parameter.as_ref().map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
 }
 
-/// What became of the weights in a step whose loss or gradient is not a number.
+/// Describes the effect of a step with a non-finite loss or gradient on the weights.
 fn not_updated(is_repeated: bool) -> String {
     match is_repeated {
         true => format!(", as in the {} steps before; none of them updated the weights", MAX_SKIPPED - 1),
@@ -244,23 +244,24 @@ fn not_updated(is_repeated: bool) -> String {
 }
 
 impl TrainError {
-    /// A file of the run folder, or another that is named with `--out`, cannot be read or written.
+    /// Creates an error about a file of the run folder, or another one named with `--out`, that cannot be read
+    /// or written.
     pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |error| FolderError::io(operation, path)(error).into()
     }
 
-    /// The system does not start `what`.
+    /// Creates an error about threads, `what`, that the system cannot start.
     pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.to_owned();
         move |source| TrainError::Threads { what, reason: source.to_string() }
     }
 
-    /// A mistake in the configuration or the arguments.
+    /// Creates an error about a mistake in the configuration or the arguments.
     pub fn usage(problem: impl Into<String>) -> Self {
         ConfigError::invalid(problem).into()
     }
 
-    /// Whether the user's configuration or arguments are the cause, rather than the run.
+    /// Returns whether the user's configuration or arguments are the cause, instead of the run.
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Config(_)
@@ -294,12 +295,12 @@ impl TrainError {
         }
     }
 
-    /// Whether nothing went wrong: somebody asked for a stop before there was anything to save.
+    /// Returns whether nothing went wrong: a stop was requested before there was anything to save.
     pub fn is_stop(&self) -> bool {
         matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
     }
 
-    /// Says where the flight recorders are, if the error is of the kind that they explain.
+    /// Adds the location of the flight recordings, if the error is of a kind that they explain.
     pub(crate) fn with_flights(self, out: &Path) -> Self {
         match self {
             TrainError::Shard(source @ ShardError::Comm(_))
@@ -336,8 +337,8 @@ impl RankError for TrainError {
 impl From<RanksError<TrainError>> for TrainError {
     fn from(error: RanksError<TrainError>) -> Self {
         match error {
-            // Only in the engine does it matter where it went wrong. A bad file or loss is the same
-            // for all ranks, whichever has met it first.
+            // The rank matters only for errors of the engine. A bad file or loss is the same on all ranks,
+            // whichever has met it first.
             RanksError::Failed {
                 rank,
                 error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),

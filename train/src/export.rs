@@ -1,5 +1,5 @@
-//! `kiln export metrics`: metrics of runs in the forms of other programs. The work is done in
-//! [`kiln_observe::export`].
+//! `kiln export metrics`: exports metrics of runs to the formats of other programs. [`kiln_observe::export`]
+//! does the work.
 
 use std::path::{Path, PathBuf};
 
@@ -31,17 +31,17 @@ struct Form {
 }
 
 impl ExportMetricsArgs {
-    /// Exports; returns what to say.
+    /// Exports; returns a message for the user.
     ///
     /// # Errors
     ///
-    /// If a folder is no run or has no metrics, or the file system refuses.
+    /// If a folder does not hold a run or has no metrics, or on errors of the file system.
     pub fn run(self) -> Result<String> {
         let ExportMetricsArgs { runs, form } = self;
         let runs = kiln_observe::run::find_runs(&runs).map_err(ExportError::from)?;
         let folders = match form {
             Form { tensorboard: Some(out), .. } => export::tensorboard(&runs, &out)?,
-            // The argument parser insists on one of the two.
+            // The argument parser requires one of the two.
             Form { csv, .. } => return table(&runs, csv.as_deref().unwrap_or(Path::new("-"))),
         };
         let lines: Vec<_> =
@@ -50,14 +50,14 @@ impl ExportMetricsArgs {
     }
 }
 
-/// Writes the metrics of `runs` to `to`, or hands them out to be printed.
+/// Writes the metrics of `runs` to `to`, or returns them for printing.
 fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
     let mut table = export::csv(runs)?;
     if to == Path::new("-") || named::is_standard_output(to) {
         table.truncate(table.trim_end().len());
         return Ok(table);
     }
-    // Its first line names the columns.
+    // The first line of such a table names the columns.
     let is_table =
         |start: &[u8]| [&b"step,time"[..], b"run,step,time"].iter().any(|head| start.starts_with(head));
     named::write(to, table.as_bytes(), "table of `kiln export metrics`", is_table)?;

@@ -1,4 +1,4 @@
-//! What a rank leaves behind when its run fails: its flight recorder, as a file.
+//! Flight recordings: files that ranks leave behind when their run fails.
 
 use std::fs;
 use std::io;
@@ -11,20 +11,20 @@ use crate::checkpoint::HeldFolder;
 use crate::metrics::write_beside;
 use crate::process::position::MakeFlight;
 
-/// Folder of the flight recorders inside a run folder.
+/// Folder of the flight recordings inside a run folder.
 const FLIGHT: &str = "flight";
 
-/// Folder of the flight recorders of the run in `out`.
+/// Returns the folder of the flight recordings of the run in `out`.
 pub fn folder_of_run(out: &Path) -> PathBuf {
     out.join(FLIGHT)
 }
 
-/// The rank that a file belongs to by its name.
+/// Returns the rank of a flight recording, from its file name.
 pub(crate) fn rank_of_file(name: &str) -> Option<usize> {
     name.strip_prefix("rank_")?.strip_suffix(".json")?.parse().ok()
 }
 
-/// Names of the flight recorders in `folder`, sorted; other files are not ours.
+/// Returns the names of the flight recordings in `folder`, sorted; other files are ignored.
 pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -33,7 +33,7 @@ pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Makes the flight recorder of a rank of `world` when it is asked for.
+/// Returns a function that makes the flight recording of a rank of `world` on request.
 pub(crate) fn made_later(world: &Arc<dyn Communicator>) -> MakeFlight {
     let world = Arc::downgrade(world);
     Box::new(move || {
@@ -42,7 +42,7 @@ pub(crate) fn made_later(world: &Arc<dyn Communicator>) -> MakeFlight {
     })
 }
 
-/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it panics.
+/// Writes a rank's flight recording to the run folder unless the rank succeeds, even if it panics.
 pub(crate) struct FlightGuard {
     out: PathBuf,
     held: Option<HeldFolder>,
@@ -51,7 +51,7 @@ pub(crate) struct FlightGuard {
 }
 
 impl FlightGuard {
-    /// Of the run in `out`, for as long as that is `held`.
+    /// Creates a guard for the run in `out`, valid as long as the folder is `held`.
     pub(crate) fn new(out: &Path, held: Option<HeldFolder>, world: Arc<dyn Communicator>) -> Self {
         FlightGuard { out: out.to_owned(), held, world, landed: false }
     }
@@ -79,7 +79,7 @@ impl Drop for FlightGuard {
         if std::thread::panicking() {
             self.world.recorder().set_activity("a panic");
         }
-        // The run fails already; that its last words are lost must not hide why.
+        // The run is failing already; a failed write must not hide the reason.
         if let Err(error) = self.write() {
             let out = self.out.display();
             tracing::warn!(%out, %error, "cannot write the flight recorder");

@@ -1,6 +1,6 @@
-//! The command line of `kiln launch`, and the launch that `kiln train` turns into on a node.
+//! The command line of `kiln launch`, and the launch that `kiln train` performs on a node.
 //!
-//! Starting ranks and watching over them is in the crate [`kiln_launch`].
+//! The crate [`kiln_launch`] starts and watches the ranks.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl LaunchArgs {
         {
             return Err(LaunchArgsError::Arguments(problem));
         }
-        // Beside a breakpoint, it is the rank that is held.
+        // With a breakpoint, `--rank` names the rank to hold.
         let breaks = self.command.iter().any(|argument| argument.to_string_lossy().starts_with("--break"));
         let is_own = |flag: &&'static str| !(breaks && *flag == "--rank");
         if let Some(flag) = self.command.iter().filter_map(|argument| place_flag(argument)).find(is_own) {
@@ -74,7 +74,7 @@ impl LaunchArgs {
     }
 }
 
-/// Whether the ranks of a command may be processes.
+/// Checks that the ranks of a command may be processes.
 fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
@@ -88,11 +88,11 @@ fn check_command(command: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// The longest grace.
+/// The longest grace period.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
-/// Starts the ranks of a node with the arguments of this process, and returns the exit code. That
-/// is what `kiln train` does where it was started once per node.
+/// Starts the ranks of a node with the arguments of this process, and returns the exit code. `kiln train` does
+/// this if it was started once per node.
 pub fn run_node(node: Node) -> Result<u8, LaunchArgsError> {
     let node = node.with_gpus(count_gpus)?;
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -104,7 +104,7 @@ fn count_gpus() -> Result<usize, String> {
     device::count_gpus().map_err(|error| error.in_short())
 }
 
-/// The name of a flag that would put all ranks at the same place.
+/// Returns the name of a flag that would put all ranks at the same place.
 fn place_flag(argument: &OsStr) -> Option<&'static str> {
     let name = argument.to_str()?.split('=').next()?.replace('_', "-");
     let flags = ["--rank", "--world-size", "--local-rank", "--local-world-size"];
@@ -116,12 +116,12 @@ fn this_program() -> Result<PathBuf, LaunchError> {
         .map_err(|source| LaunchError::System { what: "find this program's own file", source })
 }
 
-/// `<out>/logs` if the command names a run folder; `PET_LOG_DIR` before that.
+/// Returns `PET_LOG_DIR` if it is set, else `<out>/logs` if the command names a run folder.
 fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
         return Some(folder.into());
     }
-    // The file that these write is not in a run folder.
+    // The output of these commands is not in a run folder.
     if command.first().is_some_and(|word| word == "tune" || word == "bench" || word == "warmup") {
         return None;
     }
@@ -130,6 +130,6 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
         Some(out) => PathBuf::from(out),
         None => command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into(),
     };
-    // The ranks refuse a folder with content of someone else's; nothing is to be written there before.
+    // The ranks will refuse a folder with foreign content, so nothing may be written there first.
     (!run::is_foreign(&out)).then(|| out.join(kiln_launch::LOGS))
 }

@@ -1,13 +1,13 @@
 //! Kiln trains decoder-only language models with fully sharded data parallelism.
 //!
-//! This crate ties the others together: configuration, data, the training loop, checkpoints,
-//! generation, and the binary `kiln`.
+//! This crate combines the others: configuration, data, the training loop, checkpoints, generation, and the
+//! binary `kiln`.
 //!
-//! # I have an idea: where does it go?
+//! # Where does your idea go?
 //!
-//! A program of your own has every command of `kiln` on your parts: its `main` is
-//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row
-//! has an example in `train/examples/`, which the tests run.
+//! Your own program has every command of `kiln`, with your parts: its `main` is
+//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row has
+//! an example in `train/examples/`, which the tests run.
 //!
 //! | what you want to change | where | example |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 //! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
 //! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
-//! | what is logged of a step | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
+//! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
 //! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |
 //! | the whole training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
@@ -26,9 +26,9 @@
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
-//! What is a product of its own is a crate in a folder beside `src`, and a module here: [`data`],
-//! [`checkpoint`], [`place`]. None of these crates knows this one. A binary of one's own that does not call
-//! [`cli::main`] calls [`process::start`] first.
+//! Independent products are crates in folders next to `src`, and modules here: [`data`], [`checkpoint`],
+//! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
+//! [`process::start`] first.
 
 pub mod bench;
 mod check;

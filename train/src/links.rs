@@ -1,4 +1,4 @@
-//! What collectives take on a network, as `kiln bench network` measures it: a file that predictions read.
+//! The speed of collectives on a network, as measured by `kiln bench network`: a file that predictions read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 use kiln_storage::durable::write_named;
 
-/// The version of the file that this build reads and writes.
+/// Version of the file that this build reads and writes.
 const VERSION: u64 = 1;
 
-/// Longer files are not of ours.
+/// Maximum size of a file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Measurements of networks.
@@ -20,37 +20,37 @@ const MAX_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct Links {
     version: u64,
-    /// Each of another operation, or of other ranks.
+    /// The measured links, one per backend, group of ranks and operation.
     pub links: Vec<Link>,
 }
 
-/// What one collective takes: `latency_s + bytes_sent / bytes_per_s`.
+/// The speed of one collective: a call takes `latency_s + bytes_sent / bytes_per_s`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What moves the bytes, as [`Communicator::backend`](kiln_collectives::Communicator::backend) calls it:
-    /// `local`, `tcp`, `mpi` or `nccl`.
+    /// The transport, as named by [`Communicator::backend`](kiln_collectives::Communicator::backend): `local`,
+    /// `tcp`, `mpi` or `nccl`.
     pub backend: String,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: usize,
-    /// Machines that they are on.
+    /// Number of machines that the ranks are on.
     pub nodes: usize,
     /// `all_gather`, `reduce_scatter` or `all_reduce`.
     pub operation: Operation,
-    /// Seconds that a call takes whatever it sends.
+    /// Fixed latency of a call in seconds.
     pub latency_s: f64,
-    /// Bytes that a rank sends in a second, beyond that, as the
-    /// [`Recorder`](kiln_collectives::Recorder) counts them.
+    /// Bytes that a rank sends per second, in addition to the latency, as counted by the
+    /// [`Recorder`](kiln_collectives::Recorder).
     pub bytes_per_s: f64,
 }
 
-/// Why a file of links cannot be used.
+/// Reasons why a file of links cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}; `kiln bench network --out` writes such a file", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// It is something else, or has been damaged.
+    /// The file has other content, or is damaged.
     #[error("{} has no links of a network: {problem}; `kiln bench network --out` writes such a file", .path.display())]
     Content { path: PathBuf, problem: String },
 }
@@ -66,7 +66,7 @@ impl Links {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is of another version, or has numbers that cannot be.
+    /// If the file cannot be read, is of another version, or has impossible numbers.
     pub fn read(path: &Path) -> Result<Self, LinksError> {
         let content = files::read(path, MAX_BYTES)
             .map_err(|source| LinksError::Read { path: path.to_owned(), source })?;
@@ -83,7 +83,7 @@ impl Links {
         }
     }
 
-    /// Adds `link`, in the place of an earlier measurement of the same.
+    /// Adds `link`, replacing an earlier measurement of the same link.
     pub fn put(&mut self, link: Link) {
         match self.links.iter_mut().find(|known| known.is_of_same(&link)) {
             Some(known) => *known = link,
@@ -91,11 +91,11 @@ impl Links {
         }
     }
 
-    /// Writes the links to `path`: a regular file as a whole or not at all.
+    /// Writes the links to `path`; a regular file is replaced atomically.
     ///
     /// # Errors
     ///
-    /// If that cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         write_named(path, format!("{text}\n").as_bytes(), "file of links", |start| start.starts_with(b"{"))
@@ -103,7 +103,7 @@ impl Links {
 }
 
 impl Link {
-    /// Seconds that a call takes in which a rank sends so many bytes.
+    /// Returns the seconds of a call in which a rank sends `bytes_sent` bytes.
     pub fn seconds(&self, bytes_sent: u64) -> f64 {
         self.latency_s + bytes_sent as f64 / self.bytes_per_s
     }

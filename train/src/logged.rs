@@ -1,4 +1,4 @@
-//! The metrics of a logged step that a program adds.
+//! The metrics that a program adds to logged steps.
 
 use std::error::Error;
 use std::fmt;
@@ -10,16 +10,17 @@ use serde::Serialize;
 use crate::metrics::{EvalMetrics, SkipMetrics, StepMetrics};
 use crate::values::Values;
 
-/// A step that is logged, for a metric to look at.
+/// A logged step, as input of a metric.
 pub struct LoggedStep<'a> {
-    /// What is known of the step. Times are of this rank, all else is the same on every rank.
+    /// The built-in metrics of the step. Times are those of this rank; all other values are the same on every
+    /// rank.
     pub metrics: &'a StepMetrics,
     /// The weights after the step, and the ranks: for [`Engine::weight_norms`],
     /// [`Engine::read_parameter`], [`Engine::sum_over_shards`].
     pub engine: &'a Engine,
 }
 
-/// What a metric comes to, or any error.
+/// The value of a metric, or any error.
 pub type MetricResult = Result<f64, Box<dyn Error + Send + Sync>>;
 
 /// A metric that could not be computed.
@@ -28,13 +29,13 @@ pub type MetricResult = Result<f64, Box<dyn Error + Send + Sync>>;
 pub struct MetricError {
     /// Name of the metric.
     pub name: String,
-    /// What was wrong.
+    /// The reason.
     pub source: Box<dyn Error + Send + Sync>,
 }
 
 type Metric = Arc<dyn Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync>;
 
-/// The metrics that a program has added.
+/// The metrics that a program adds.
 #[derive(Clone, Default)]
 pub struct Metrics(Vec<(String, Metric)>);
 
@@ -43,7 +44,7 @@ impl Metrics {
     ///
     /// # Panics
     ///
-    /// When the name is empty, has a dot, or is taken.
+    /// If the name is empty, has a dot, or is taken.
     pub fn metric(
         mut self,
         name: &str,
@@ -61,7 +62,7 @@ impl Metrics {
         self.0.is_empty()
     }
 
-    /// The values of a step. All ranks ask, in the order of the steps.
+    /// Computes the values of a step. All ranks call this, in the order of the steps.
     pub(crate) fn of(&self, step: &LoggedStep<'_>) -> Result<Values, MetricError> {
         let mut values = Values::default();
         for (name, value) in &self.0 {
@@ -78,7 +79,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Whether a line of `metrics.jsonl` has a key of this name anyway.
+/// Returns whether lines of `metrics.jsonl` already have a key of this name.
 fn is_built_in(name: &str) -> bool {
     fn has(line: impl Serialize, name: &str) -> bool {
         serde_json::to_value(line).is_ok_and(|line| line.get(name).is_some())

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
 
-/// What a loss is made from.
+/// The input for making a loss.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInit<'a> {
     /// The section `[loss]`.
@@ -20,11 +20,11 @@ pub struct LossInit<'a> {
 }
 
 impl LossInit<'_> {
-    /// The section `[loss.extra]`.
+    /// Reads the section `[loss.extra]`.
     ///
     /// # Errors
     ///
-    /// When it has other keys than `T`, or values of other types.
+    /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         typed("loss.extra", &self.section.extra)
     }
@@ -32,7 +32,7 @@ impl LossInit<'_> {
 
 type Make = Arc<dyn Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync>;
 
-/// The losses that a program has added, by name.
+/// The losses that a program adds, by name.
 #[derive(Clone, Default)]
 pub struct Losses(BTreeMap<String, Make>);
 
@@ -41,7 +41,7 @@ impl Losses {
     ///
     /// # Panics
     ///
-    /// When the name is empty or taken.
+    /// If the name is empty or taken.
     #[must_use]
     pub fn with(
         mut self,
@@ -54,11 +54,12 @@ impl Losses {
         self
     }
 
-    /// The loss that `section` names, before anything is known of the model; `None` for the cross-entropy.
+    /// Returns the loss that `section` names, before anything is known about the model; `None` for the
+    /// cross-entropy.
     ///
     /// # Errors
     ///
-    /// When there is none of its name, or its settings are not right.
+    /// If there is no loss of that name, or its settings are invalid.
     pub fn find(&self, section: &LossSection) -> Result<Option<TokenLoss>, ConfigError> {
         if section.kind == CROSS_ENTROPY {
             return match section.extra.keys().next() {
@@ -81,17 +82,18 @@ impl Losses {
         make(LossInit { section }).map(Some)
     }
 
-    /// The loss that `section` describes, for a model of `vocab_size` tokens; `None` for the cross-entropy.
+    /// Returns the loss that `section` describes, for a model of `vocab_size` tokens; `None` for the
+    /// cross-entropy.
     ///
     /// # Errors
     ///
-    /// As for [`Losses::find`], and when it does not return a value per token, or panics.
+    /// As for [`Losses::find`], and if the loss does not return one value per token, or panics.
     pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
         let Some(loss) = self.find(section)? else { return Ok(None) };
         let tokens = 2;
         let device = Device::flex();
         let logits = Tensor::zeros([tokens, vocab_size], &device);
-        // Code of the program, which may not have thought of this batch.
+        // The program's code may not support this batch.
         let probe = || loss.of(logits, Tensor::zeros([tokens], &device)).dims();
         let shape = panic::catch_unwind(AssertUnwindSafe(probe)).map_err(|panic| {
             ConfigError::invalid(format!(

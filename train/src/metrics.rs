@@ -1,4 +1,4 @@
-//! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
+//! The reports of a run: `metrics.jsonl` for programs, and lines or a progress bar for users.
 
 mod best;
 mod text;
@@ -35,35 +35,35 @@ pub(crate) use kiln_storage::durable::write_new_beside;
 pub struct StepMetrics {
     /// Optimizer step, from 1.
     pub step: u64,
-    /// Sum of the losses of all tokens of all ranks over their number, in nats.
+    /// Mean loss over all tokens of all ranks, in nats.
     pub loss: f64,
-    /// 2-norm of the gradient before clipping; the value that clipping used.
+    /// 2-norm of the gradient before clipping, as used for clipping.
     pub grad_norm: f64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Tokens of the step over its time.
+    /// Tokens of the step divided by its duration.
     pub tokens_per_s: f64,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Model FLOP/s over the device's peak; `None` where the peak is not known well, for the whole start.
+    /// Model FLOP/s divided by the device's peak; `None` for a whole start if the peak is not reliably known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The most bytes any rank has held since the start, of the memory that it computes with: see
+    /// Peak memory in bytes of any rank since the start, on the device that it computes with: see
     /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
-    /// Seconds the step took.
+    /// Duration of the step in seconds.
     pub step_s: f64,
     /// Model TFLOP/s of all ranks together.
     pub tflops: f64,
-    /// Where the time of the step went on this rank.
+    /// The time of the step on this rank, by activity.
     #[serde(flatten)]
     pub times: StepTimes,
-    /// What layers have recorded, and metrics that a program has added.
+    /// Values recorded by layers, and metrics that a program adds.
     #[serde(flatten)]
     pub values: Values,
 }
 
-/// Where the time of a step went on one rank, in seconds, without what it waited for others. On a GPU, these are
+/// The time of a step on one rank by activity, in seconds, without waiting for other ranks. On a GPU, these are
 /// times of the host, which only queues work there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTimes {
@@ -73,17 +73,18 @@ pub struct StepTimes {
     pub forward_s: f64,
     /// Backward passes.
     pub backward_s: f64,
-    /// Norm, clipping and update.
+    /// Gradient norm, clipping and update.
     pub optimizer_s: f64,
-    /// All else.
+    /// Everything else.
     pub other_s: f64,
-    /// Waiting for other ranks: communication that no computation hides.
+    /// Waiting for other ranks: communication that is not hidden by computation.
     pub wait_s: f64,
 }
 
 impl StepTimes {
-    /// The time from `before` to `now`, which are both of [`Recorder::times`](kiln_collectives::Recorder::times).
-    /// Ranks were held for `held` of it: somebody looked into them.
+    /// Returns the times between `before` and `now`, which both come from
+    /// [`Recorder::times`](kiln_collectives::Recorder::times). For the time `held` of it, ranks were held for
+    /// inspection.
     pub(crate) fn between(before: &[ActivityTime], now: &[ActivityTime], held: Duration) -> Self {
         let (mut times, mut here) = (StepTimes::default(), 0.0);
         for ActivityTime { activity, busy, waited } in now {
@@ -104,31 +105,31 @@ impl StepTimes {
             } += since(*busy, |then| then.busy);
             times.wait_s += since(*waited, |then| then.waited);
         }
-        // The rest of it was a wait for ranks that were held.
+        // The rest of the hold was spent waiting for ranks that were held.
         times.wait_s = (times.wait_s - (held.as_secs_f64() - here).max(0.0)).max(0.0);
         times
     }
 }
 
-/// One step whose update was left out.
+/// A step whose update was skipped.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SkipMetrics {
     /// Optimizer step, from 1.
     pub step: u64,
-    /// Steps without an update since the start of the run, this one included.
+    /// Number of steps without an update since the start of the run, including this one.
     pub skipped: u64,
-    /// The first parameter whose gradient is not a number; `None` if only the loss is none.
+    /// The first parameter whose gradient is not finite; `None` if only the loss is not.
     pub parameter: Option<String>,
 }
 
 /// One evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EvalMetrics {
-    /// Optimizer step after which it was made.
+    /// Optimizer step after which the evaluation was made.
     pub step: u64,
     /// Mean loss over the validation tokens, in nats.
     pub val_loss: f64,
-    /// Validation tokens it was made over.
+    /// Number of validation tokens.
     pub val_tokens: u64,
     /// Mean loss over the tokens of all answers of `eval.prompts`, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,11 +141,11 @@ pub struct EvalMetrics {
 struct Line<'a, T> {
     #[serde(flatten)]
     metrics: &'a T,
-    /// When the line was written, in seconds since 1970 (UTC).
+    /// Time at which the line was written, in seconds since 1970 (UTC).
     time: f64,
 }
 
-/// The time that it is, in seconds since 1970 (UTC).
+/// Returns the current time in seconds since 1970 (UTC).
 pub(crate) fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -152,7 +153,7 @@ pub(crate) fn unix_time() -> f64 {
 /// Time between two frames of the bar while nothing else draws it.
 const FRAME: Duration = Duration::from_millis(200);
 
-/// Writes what rank 0 has to say. The other ranks have none.
+/// Writes the reports of rank 0. The other ranks have no reporter.
 pub struct Reporter {
     file: Lines,
     bar: Option<Arc<Bar>>,
@@ -165,20 +166,20 @@ pub struct Reporter {
     /// The last step of this start.
     last: Option<StepLine>,
     best: Option<BestLoss>,
-    /// Counts the bytes of the checkpoint that is being saved.
+    /// Counts the bytes of the checkpoint being saved.
     saving: Arc<Meter>,
     tensorboard: Option<TensorBoard>,
 }
 
-/// Something that takes long, which is shown until this is dropped.
+/// A long operation, which is shown until this is dropped.
 pub struct Shown {
     _line: Option<ProgressLine>,
     _repeat: Option<Repeat>,
 }
 
 impl Reporter {
-    /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
-    /// of them are done already. `saving` counts what is written of checkpoints.
+    /// Opens `path` for appending; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
+    /// steps are already done. `saving` counts the written bytes of checkpoints.
     pub fn new(path: &Path, done: u64, steps: u64, ranks: usize, saving: Arc<Meter>) -> io::Result<Self> {
         let best = BestLoss::find(path)?;
         let file = Lines::open(path)?;
@@ -203,12 +204,12 @@ impl Reporter {
         Ok(reporter)
     }
 
-    /// Shows everything that is reported in TensorBoard as well.
+    /// Also writes all reports to TensorBoard.
     pub fn with_tensorboard(self, tensorboard: Option<TensorBoard>) -> Self {
         Reporter { tensorboard, ..self }
     }
 
-    /// Reports a step: always to the bar, and to file and console when `log` says so.
+    /// Reports a step: always to the bar, and to file and console if `log` is true.
     pub fn step(&mut self, metrics: &StepMetrics, log: bool) -> io::Result<()> {
         let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, mfu, tflops, peak_bytes, step_s, .. } =
             *metrics;
@@ -244,7 +245,7 @@ impl Reporter {
         if log { self.record(metrics) } else { Ok(()) }
     }
 
-    /// Reports a step without an update, always.
+    /// Reports a step without an update, whether or not it would be logged.
     pub fn skip(&mut self, metrics: &SkipMetrics, why: &str) -> io::Result<()> {
         let SkipMetrics { step, skipped, .. } = metrics;
         let head = StepLine::head(*step, self.steps);
@@ -270,19 +271,19 @@ impl Reporter {
         self.record(metrics)
     }
 
-    /// The lowest validation loss of the run, also over its earlier starts.
+    /// Returns the lowest validation loss of the run, including its earlier starts.
     pub fn best(&self) -> Option<BestLoss> {
         self.best
     }
 
-    /// Shows on the bar that something else than a step goes on.
+    /// Shows on the bar that something other than a step is running.
     pub fn activity(&self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.draw(self.frame(Some(what), bar.width()));
         }
     }
 
-    /// Shows how far a save is while the run waits for it: on the bar, or in a line every few seconds.
+    /// Shows the progress of a save while the run waits for it: on the bar, or in a line every few seconds.
     pub fn saving(&self) -> Shown {
         let meter = self.saving.clone();
         let Some(bar) = self.bar.clone() else {
@@ -294,11 +295,11 @@ impl Reporter {
                 bar.draw(frame(Some(&saving), bar.width()));
             }
         });
-        // Without a thread for it, nothing is shown.
+        // If its thread cannot be started, nothing is shown.
         Shown { _line: None, _repeat: repeat.ok() }
     }
 
-    /// The bar's line, with what is going on besides.
+    /// Returns the bar's line, with the current activity.
     fn frame(&self, activity: Option<&str>, columns: usize) -> String {
         self.frames()(activity, columns)
     }
@@ -311,12 +312,12 @@ impl Reporter {
         }
     }
 
-    /// Shows a text of `step` in TensorBoard, if the run has files for it.
+    /// Writes a text of `step` to TensorBoard, if enabled.
     pub fn text(&mut self, step: u64, tag: &str, text: &str) {
         self.tensorboard.iter_mut().for_each(|board| board.text(step, tag, text));
     }
 
-    /// Shows histograms of `step` in TensorBoard, if the run has files for it: of `what`, such as `weights`, by module.
+    /// Writes histograms of `step` to TensorBoard, if enabled: of `what`, such as `weights`, by module.
     pub fn histograms(&mut self, step: u64, what: &str, by_module: Vec<(String, ValueHistogram)>) {
         let Some(board) = &mut self.tensorboard else { return };
         for (module, ValueHistogram { min, max, sum, sum_squares, counts }) in by_module {
@@ -326,7 +327,7 @@ impl Reporter {
         }
     }
 
-    /// Prints a line for people.
+    /// Prints a line for users.
     pub fn line(&self, text: &str) {
         say(text);
     }
@@ -344,14 +345,14 @@ impl Reporter {
     }
 }
 
-/// What is going on, and how far it is; `None` if nothing is.
+/// Returns an activity with its progress; `None` if there is none.
 fn part_of(what: &str, meter: &Meter) -> Option<String> {
     let (done, of) = meter.read();
     (done < of).then(|| format!("{what} {}%", 100 * done / of))
 }
 
-/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are from
-/// after the checkpoint that the run goes on from, and will come again. Returns whether there are any.
+/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they come after
+/// the checkpoint that the run resumes from, and will be written again. Returns whether there are any.
 pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     #[derive(Deserialize)]
     struct Line {
@@ -379,7 +380,7 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     if rest.is_empty() && is_whole {
         return Ok(false);
     }
-    // First there, then no longer here: at no moment is a line in neither.
+    // First append there, then remove here, so that every line is always in one of the files.
     let mut file = files::open_with(OpenOptions::new().create(true).append(true), cut)?;
     file.write_all(&rest)?;
     file.sync_all()?;

@@ -1,4 +1,4 @@
-//! Files that users name for the result of a command.
+//! Output files that users name.
 
 use std::fs;
 use std::io::{self, ErrorKind, stdout};
@@ -10,7 +10,7 @@ use kiln_storage::durable::write_named;
 
 use crate::error::{Result, TrainError};
 
-/// Fails if `path` is a file that a run writes itself.
+/// Fails if `path` is a file that belongs to a run.
 pub(crate) fn check(path: &Path) -> Result<()> {
     match run_of_file(path) {
         None => Ok(()),
@@ -26,7 +26,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 ///
 /// # Errors
 ///
-/// If a run or another kind of file is there, or the file system refuses.
+/// If a file of a run or of another kind exists there, or on errors of the file system.
 pub(crate) fn write(
     path: &Path,
     content: &[u8],
@@ -37,7 +37,7 @@ pub(crate) fn write(
     write_named(path, content, kind, is_of_kind).map_err(refused("write", path))
 }
 
-/// The error of [`write_named`] for users; `operation` is what was to be done with `path`.
+/// Converts an error of [`write_named`] for users; `operation` is the verb for the attempt on `path`.
 pub(crate) fn refused(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
     move |error| match error.kind() {
         ErrorKind::AlreadyExists => {

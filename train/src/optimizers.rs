@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::config::{ADAMW, ConfigError, LrSchedule, MUON, OptimGroup, OptimSection, typed};
 
-/// What an optimizer is made from.
+/// The input for making an optimizer.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimizerInit<'a> {
     /// The section `[optim]`.
@@ -19,11 +19,11 @@ pub struct OptimizerInit<'a> {
 }
 
 impl OptimizerInit<'_> {
-    /// The section `[optim.extra]`.
+    /// Reads the section `[optim.extra]`.
     ///
     /// # Errors
     ///
-    /// When it has other keys than `T`, or values of other types.
+    /// If the section has keys unknown to `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         typed("optim.extra", &self.section.extra)
     }
@@ -31,7 +31,7 @@ impl OptimizerInit<'_> {
 
 type Make = Arc<dyn Fn(OptimizerInit) -> Result<Optimizer, ConfigError> + Send + Sync>;
 
-/// The optimizers that a run can have, by name. [`Optimizers::default`] has the built-in ones.
+/// The available optimizers, by name. [`Optimizers::default`] has the built-in ones.
 #[derive(Clone)]
 pub struct Optimizers(BTreeMap<String, Make>);
 
@@ -49,10 +49,10 @@ impl Default for Optimizers {
     }
 }
 
-/// Muon for the matrices of blocks, AdamW for the rest.
+/// Returns Muon for the matrices of blocks, and AdamW for all other parameters.
 fn muon(section: &OptimSection) -> Optimizer {
-    // The rule of few elements first: a module's groups are reduced in this order, and the last one while
-    // backward goes on.
+    // The rule with few elements comes first: a module's groups are reduced in this order, the last one while
+    // backward continues.
     let rules: Vec<Arc<dyn Rule>> = vec![Arc::new(section.adamw()), Arc::new(section.muon())];
     Optimizer::new(MUON, rules, |name, shape| {
         let is_matrix = name.starts_with("layers.") && shape.len() >= 2;
@@ -71,11 +71,11 @@ fn no_extra(section: &OptimSection) -> Result<(), ConfigError> {
 }
 
 impl Optimizers {
-    /// Adds an optimizer, for `optim.kind = name`. A [`Rule`] is one for all parameters.
+    /// Adds an optimizer, for `optim.kind = name`. A single [`Rule`] is an optimizer for all parameters.
     ///
     /// # Panics
     ///
-    /// When the name is empty, or an optimizer has it already.
+    /// If the name is empty, or another optimizer has it.
     #[must_use]
     pub fn with<O: Into<Optimizer>>(
         mut self,
@@ -90,11 +90,11 @@ impl Optimizers {
         self
     }
 
-    /// The optimizer that `section` describes.
+    /// Returns the optimizer that `section` describes.
     ///
     /// # Errors
     ///
-    /// When there is none of its name, its settings are not right, or a group names what is not there.
+    /// If there is no optimizer of that name, its settings are invalid, or a group names an unknown rule.
     pub fn make(&self, section: &OptimSection) -> Result<Optimizer, ConfigError> {
         let Some(make) = self.0.get(&section.kind) else {
             let known: Vec<_> = self.0.keys().map(|name| format!("\"{name}\"")).collect();
@@ -117,7 +117,8 @@ impl Optimizers {
                 schedule: group.schedule.or(choice.schedule),
             })
         });
-        // Whatever the optimizer and its groups say: these are steered, not learned.
+        // These biases follow the load of experts under every optimizer and group: they are steered, not
+        // learned.
         let sign = Sign { rate: section.expert_bias_lr };
         Ok(optimizer.with_rule(sign, |name, _| name.rsplit('.').next() == Some(Moe::BIAS)))
     }
@@ -129,7 +130,7 @@ impl fmt::Debug for Optimizers {
     }
 }
 
-/// Options of some parameters.
+/// Options of a group of parameters.
 struct OwnOptions {
     parameters: GlobSet,
     dims: Option<usize>,
@@ -175,14 +176,13 @@ impl OwnOptions {
     }
 }
 
-/// A name in which `*` stands for anything.
+/// Compiles a name in which `*` matches anything.
 fn glob(pattern: &str) -> Result<Glob, ConfigError> {
     Glob::new(pattern)
         .map_err(|error| ConfigError::invalid(format!("optim.groups: \"{pattern}\": {}", error.kind())))
 }
 
-/// Fails if a group names a parameter that is none, which is easily a slip of the pen. `shapes` has all
-/// parameters.
+/// Fails if a group matches no parameter, which is probably a typo. `shapes` has all parameters.
 pub(crate) fn check_groups(
     groups: &[OptimGroup],
     shapes: &[(String, Vec<usize>)],
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
     }
 
-    /// They are steered by the load of experts, under every optimizer and whatever groups say.
+    /// The biases are steered by the load of experts, under every optimizer and whatever groups say.
     #[test]
     fn biases_of_experts_go_by_the_sign() {
         for kind in ["adamw", "muon"] {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// The last group that has any key of a schedule counts.
+    /// The last group that sets a key of a schedule wins.
     #[test]
     fn groups_name_schedules_by_their_index() {
         let text = "[[groups]]\nparameters = ['*']\nschedule = 'constant'\n\

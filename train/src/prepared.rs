@@ -1,4 +1,4 @@
-//! Prepared data for a run: found, or prepared from text first.
+//! Prepared data for a run: existing, or prepared from text first.
 
 mod show;
 
@@ -53,7 +53,7 @@ pub(crate) struct PrepareArgs {
     bad_lines: BadLines,
 }
 
-/// Whether documents start with a token; `None` if the tokenizer decides.
+/// True if documents start with a token; `None` if the tokenizer decides.
 #[derive(Clone, Copy)]
 struct Bos(Option<bool>);
 
@@ -85,12 +85,12 @@ struct TokenizerArgs {
 }
 
 impl PrepareArgs {
-    /// Prepares data and says what came of it.
+    /// Prepares data and prints the result.
     pub(crate) fn run(self) -> Result<()> {
         let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
             (Some(file), _) => TokenizerSource::File(file),
             (None, vocab_size) => TokenizerSource::Train {
-                // The argument parser insists on one of the two.
+                // The argument parser requires one of the two.
                 vocab_size: vocab_size.unwrap_or_default(),
             },
         };
@@ -111,17 +111,17 @@ impl PrepareArgs {
 }
 
 impl VerifyArgs {
-    /// Compares a folder with its checksums; returns what to say.
+    /// Compares a folder with its checksums; returns a message for the user.
     pub(crate) fn run(self) -> Result<String> {
         Ok(verify(&self.folder)?)
     }
 }
 
-/// The data that `section` names. If `data.path` does not exist and `data.text` names text, it is prepared
+/// Opens the data that `section` names. If `data.path` does not exist and `data.text` names text, prepares it
 /// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
 ///
-/// A run that goes on names the SHA-256 of the tokens it was `trained_on`: it goes on with them, and a
-/// text that has changed since is only worth a warning.
+/// A resumed run passes the SHA-256 of the tokens that it was `trained_on`: it continues with them, and a text
+/// that has changed since then only causes a warning.
 pub fn open(
     section: &DataSection,
     seed: u64,
@@ -143,7 +143,8 @@ pub fn open(
     };
     if !section.path.join("data.json").exists() {
         match prepare(&options, stop) {
-            // Another run that has started at the same time: its data are as good, if they are the same.
+            // Another run that started at the same time has prepared the data, which are just as good if they
+            // are the same.
             Err(DataError::AlreadyPrepared { .. }) => {
                 say("data: another start has prepared them meanwhile");
             }
@@ -173,7 +174,7 @@ pub fn open(
     Ok(info)
 }
 
-/// Prepares data and tells how it goes, until `stop` becomes true.
+/// Prepares data and shows the progress, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
     let line = ProgressLine::start("data", "reading the inputs");
     let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, options.limit, progress));
@@ -190,7 +191,7 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
     Ok(info)
 }
 
-/// Tells `progress` of data of which `limit` documents are taken.
+/// Shows `progress` of data, of which at most `limit` documents are used.
 fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     match progress {
         Progress::ReadingStreams { streams } => {
@@ -239,11 +240,11 @@ fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
     }
 }
 
-/// Compares a folder of prepared data with all of its checksums; returns what to say.
+/// Compares a folder of prepared data with all of its checksums; returns a message for the user.
 ///
 /// # Errors
 ///
-/// When something differs or is missing, and when something cannot be read.
+/// If something differs or is missing, or cannot be read.
 pub fn verify(folder: &Path) -> Result<String, DataError> {
     let line = ProgressLine::start("data", "reading the tokens");
     let verified = data::verify(folder, &mut |read, all| {

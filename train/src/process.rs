@@ -1,7 +1,7 @@
-//! What a process that trains needs besides the library's functions: signals that ask it to stop, warnings
-//! that somebody sees, an end together with its launcher, and an allocator that counts.
+//! The setup of a training process besides the library's functions: signals that ask it to stop, visible
+//! warnings, an end together with its launcher, and an allocator that counts.
 //!
-//! The binary `kiln` has all of it. A binary of one's own gets it with one call and three lines:
+//! The binary `kiln` has this setup. A custom binary gets it with one call and three lines:
 //!
 //! ```ignore
 //! #[global_allocator]
@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! What of it is missing, [`crate::run::train`] says once. A program that ends with [`output::finish`] also
-//! says there what a full disk did not take of its log.
+//! [`crate::run::train`] reports missing parts once. A program that ends with [`output::finish`] also reports
+//! there any log output lost to a full disk.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -33,26 +33,27 @@ pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, sto
 pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
-/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls
-/// change nothing.
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls have no
+/// effect.
 ///
-/// - It ends with the `kiln launch` that has started it.
-/// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM or
-///   SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
-/// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
-/// - SIGSEGV and the like are told with rank and step before they end the process; what is known of them stays in
-///   `crash` in the run folder.
+/// - The process ends with the `kiln launch` that started it.
+/// - Warnings go to standard error at the level of `KILN_LOG`, unless a `tracing` subscriber is set already.
+/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM
+///   or SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln
+///   launch`.
+/// - A write beyond the file size limit fails, instead of ending the process with SIGXFSZ.
+/// - SIGSEGV and similar signals are reported with rank and step before they end the process; the details are
+///   kept in `crash` in the run folder.
 ///
 /// # Errors
 ///
-/// If `KILN_LOG` says nothing that could be meant.
+/// If `KILN_LOG` is invalid.
 pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
     begin()?;
     Ok(stop_on_signals())
 }
 
-/// [`start`] without the signals that ask a run to stop: for programs that have nothing to save.
+/// Like [`start`], without the signals that ask a run to stop: for programs that have nothing to save.
 ///
 /// # Errors
 ///
@@ -62,14 +63,14 @@ pub fn begin() -> Result<(), LogLevelError> {
     kiln_process::begin(facts())
 }
 
-/// The name of this program on a command line, set once it is known to have the commands of `kiln`.
+/// Command-line name of this program, set once it is known to have the commands of `kiln`.
 static COMMAND: OnceLock<String> = OnceLock::new();
 
-/// From now on, [`command`] names this program: it has the commands of `kiln`.
+/// Records that this program has the commands of `kiln`, so that [`command`] returns its name.
 pub(crate) fn has_commands() {
     COMMAND.get_or_init(|| {
         let called = std::env::args_os().next().unwrap_or_default();
-        // One that is found by way of PATH, or started by `kiln launch` by its whole path.
+        // Found through PATH, or started by `kiln launch` by its full path.
         match Path::new(&called).file_name().is_none_or(|name| name == "kiln") {
             true => "kiln".to_owned(),
             false => quoted(Path::new(&called)),
@@ -77,19 +78,19 @@ pub(crate) fn has_commands() {
     });
 }
 
-/// The name of this program on a command line, if it has the commands of `kiln`.
+/// Returns the command-line name of this program, if it has the commands of `kiln`.
 pub(crate) fn command() -> Option<&'static str> {
     COMMAND.get().map(String::as_str)
 }
 
-/// A path, quoted for a shell if necessary.
+/// Quotes a path for a shell if necessary.
 pub(crate) fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// What the engine and this program know of a process.
+/// Returns the functions and facts for reports about this process.
 fn facts() -> Facts {
     Facts {
         rank_of_thread: memory::bound_rank,
@@ -99,14 +100,14 @@ fn facts() -> Facts {
     }
 }
 
-/// From now on, crashes of this process leave what is known of them in the folder of their run.
+/// Makes later crashes of this process leave a report in the folder of their run.
 pub(crate) fn keep_crashes() {
     memory::on_failure(kiln_process::allocation_failed);
     kiln_process::keep_crashes(facts());
 }
 
-/// Says, once per process, what a run would silently lack: the parts of [`start`] that have not happened,
-/// and the allocator. `stops` is whether the caller stops its runs by itself.
+/// Reports, once per process, what a run would silently lack: the parts of [`start`] that have not been set up,
+/// and the allocator. `stops` says whether the caller stops its runs itself.
 pub(crate) fn tell_what_is_missing(stops: bool) {
     kiln_process::tell_what_is_missing(stops, memory::is_counting());
 }

@@ -1,5 +1,5 @@
-//! What a program adds to Kiln: layers, optimizers and losses of its own, under names that a configuration
-//! uses, and metrics.
+//! The parts that a program adds to Kiln: layers, losses and optimizers under names that a configuration uses,
+//! and metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
@@ -10,8 +10,8 @@ use crate::logged::{LoggedStep, MetricResult, Metrics};
 use crate::losses::{LossInit, Losses};
 use crate::optimizers::{OptimizerInit, Optimizers};
 
-/// The parts that every command of a program knows: the built-in ones, and those that are added here. A
-/// program with layers of its own has all commands of `kiln` in a `main` of a few lines:
+/// The parts available to every command of a program: the built-in parts, and those that the program adds. A
+/// program with custom layers gets all commands of `kiln` with a `main` of a few lines:
 ///
 /// ```no_run
 /// # use kiln::registry::Registry;
@@ -36,7 +36,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or a layer of this kind already has it.
     pub fn layer<L: Layer>(
         self,
         name: &str,
@@ -49,7 +49,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or a layer of this kind already has it.
     pub fn attention<L: Layer>(
         self,
         name: &str,
@@ -62,7 +62,7 @@ impl Registry {
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a layer of this kind has it already.
+    /// If the name is empty, or a layer of this kind already has it.
     pub fn block<L: Layer>(
         self,
         name: &str,
@@ -71,15 +71,14 @@ impl Registry {
         Registry { layers: self.layers.block(name, make), ..self }
     }
 
-    /// Adds a metric: what `value` makes of a step that is logged is in `metrics.jsonl` under `name`. Every
-    /// rank calls it at the same place between its other calls, in the order in which metrics were added. So
-    /// it may call what is collective, such as
-    /// [`Engine::weight_norms`](kiln_shard::Engine::weight_norms). What rank 0 gets is written. An error ends
-    /// the run.
+    /// Adds a metric: the result of `value` for a logged step is written to `metrics.jsonl` under `name`. Every
+    /// rank calls `value` at the same place between its other calls, in the order in which metrics were added,
+    /// so it may call collective functions such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms).
+    /// Rank 0's result is written. An error ends the run.
     ///
     /// # Panics
     ///
-    /// When the name is empty, has a dot, or is that of another key.
+    /// If the name is empty, has a dot, or is that of another key.
     pub fn metric(
         self,
         name: &str,
@@ -88,12 +87,12 @@ impl Registry {
         Registry { metrics: self.metrics.metric(name, value), ..self }
     }
 
-    /// Adds a training loss, for `loss.kind = name`. Evaluations compute the cross-entropy whatever it is, so
-    /// that runs with different losses can be compared.
+    /// Adds a training loss, for `loss.kind = name`. Evaluations always compute the cross-entropy, so that runs
+    /// with different losses can be compared.
     ///
     /// # Panics
     ///
-    /// When the name is empty, or a loss has it already.
+    /// If the name is empty, or another loss has it.
     pub fn loss(
         self,
         name: &str,
@@ -103,11 +102,11 @@ impl Registry {
     }
 
     /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
-    /// [`Optimizer`] of several.
+    /// [`Optimizer`] with several rules.
     ///
     /// # Panics
     ///
-    /// When the name is empty, or an optimizer has it already.
+    /// If the name is empty, or another optimizer has it.
     pub fn optimizer<O: Into<Optimizer>>(
         self,
         name: &str,
@@ -116,22 +115,22 @@ impl Registry {
         Registry { optimizers: self.optimizers.with(name, make), ..self }
     }
 
-    /// The optimizers that a run can have.
+    /// Returns the available optimizers.
     pub fn optimizers(&self) -> &Optimizers {
         &self.optimizers
     }
 
-    /// The training losses that a run can have besides the cross-entropy.
+    /// Returns the available training losses besides the cross-entropy.
     pub fn losses(&self) -> &Losses {
         &self.losses
     }
 
-    /// The layers that a decoder can be made of.
+    /// Returns the available layers.
     pub fn layers(&self) -> &Layers {
         &self.layers
     }
 
-    /// The metrics that the program adds.
+    /// Returns the metrics that the program adds.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }

@@ -1,4 +1,4 @@
-//! `kiln report`: the page of runs as a file.
+//! `kiln report`: writes the page of runs to a file.
 
 use std::path::{Path, PathBuf};
 
@@ -26,13 +26,13 @@ impl ReportArgs {
     /// Writes the report; returns the message about it.
     pub(crate) fn run(self) -> Result<String> {
         check_place(&self.out, "--out")?;
-        // A path without a run ends the command, while a server waits for its run.
+        // A path without a run is an error here, while a server would wait for the run.
         let runs = find_runs(&self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
         write(Report::of_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()), &self.out, "--out")
     }
 }
 
-/// Fails unless a report can come to the place that `flag` names.
+/// Fails unless a report can be written to the place that `flag` names.
 pub(crate) fn check_place(place: &Path, flag: &'static str) -> Result<()> {
     report::check_place(place, flag).map_err(|error| TrainError::usage(error.to_string()))
 }

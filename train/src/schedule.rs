@@ -4,13 +4,13 @@ use kiln_shard::LearningRates;
 
 use crate::config::{Config, LrSchedule, MUON, OptimSection, Schedule};
 
-/// The learning rate of step `step` of `steps`, both counted from 1: that of `[optim]`.
+/// Returns the learning rate of `[optim]` in step `step` of `steps`, both counted from 1.
 pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
     rate(optim.lr, optim.lr_schedule(), step, steps)
 }
 
-/// [`learning_rate`], and the same with each schedule that a group of parameters has of its own, in the order of
-/// [`OptimSection::lr_schedules`].
+/// Returns the [`learning_rate`], and one rate for each different schedule of a group of parameters, in the
+/// order of [`OptimSection::lr_schedules`].
 pub fn learning_rates(optim: &OptimSection, step: u64, steps: u64) -> LearningRates {
     let others = optim.lr_schedules().split_off(1);
     let others = others.into_iter().map(|schedule| rate(optim.lr, schedule, step, steps));
@@ -38,11 +38,11 @@ fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
     }
 }
 
-/// The share by which a learning rate may change at a resume without a remark.
+/// Relative change of a learning rate at a resume above which it is reported.
 const JUMP: f64 = 0.01;
 
-/// A line about a learning rate that jumps where a run resumes with `after`, having done `step` steps with
-/// `before`. `None` if the rate of the next step is that of `before`.
+/// Returns a message about a learning rate that jumps when a run resumes with the configuration `after`, having
+/// done `step` steps with `before`. Returns `None` if the rate of the next step is that of `before`.
 pub fn jump(step: u64, before: &Config, after: &Config) -> Option<String> {
     if step == 0 || step >= after.train.steps {
         return None;
@@ -157,13 +157,13 @@ mod tests {
             "{told}"
         );
         assert!(told.contains("optim.lr = 1.000e-1") && !told.contains("multiply"), "{told}");
-        // As it would have gone on, also beyond the end; and where there is no step to take.
+        // The rate continues as before, also beyond the end; or there is no step to take.
         assert_eq!(jump(60, &cosine, &cosine), None);
         assert_eq!(jump(110, &config(Schedule::Constant, 110), &config(Schedule::Constant, 210)), None);
         assert_eq!(jump(60, &wsd, &config(Schedule::Wsd, 210)), None);
         assert_eq!(jump(110, &cosine, &config(Schedule::Cosine, 100)), None);
         assert_eq!(jump(0, &cosine, &wsd), None);
-        // Every key of the schedule.
+        // A change of any key of the schedule is reported.
         for (step, after) in
             [(110, config(Schedule::Wsd, 210)), (60, config(Schedule::Wsd, 70)), (60, cosine.clone())]
         {
@@ -183,7 +183,7 @@ mod tests {
         assert!(told.contains("of a group in optim.groups") && told.contains("restore these keys"), "{told}");
     }
 
-    /// A group's schedule is that of `[optim]` with its own keys, and gets a rate of its own only if it differs.
+    /// A group's schedule is that of `[optim]` with its own keys, and gets a separate rate only if it differs.
     #[test]
     fn groups_have_the_rates_of_their_schedules() {
         let group = |schedule, warmup_steps| OptimGroup { schedule, warmup_steps, ..OptimGroup::default() };

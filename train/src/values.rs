@@ -1,19 +1,18 @@
-//! Named values of a logged step, beyond those that every step has.
+//! Named values of a logged step, in addition to those of every step.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Named values of one step, in the order in which they were set. In `metrics.jsonl` each is a key of its
-/// own.
+/// Named values of one step, in the order in which they were set. Each is a separate key in `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Values(Vec<(String, f64)>);
 
 impl Values {
-    /// The value called `name`.
+    /// Returns the value called `name`.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 
-    /// Gives `name` a value.
+    /// Sets the value of `name`.
     pub fn set(&mut self, name: impl Into<String>, value: f64) {
         let name = name.into();
         match self.0.iter_mut().find(|(known, _)| *known == name) {
@@ -22,7 +21,7 @@ impl Values {
         }
     }
 
-    /// Names and values.
+    /// Iterates over names and values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
@@ -32,7 +31,7 @@ impl Values {
         values.0.into_iter().for_each(|(name, value)| self.set(name, value));
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What `kiln --version` says besides the name.
+//! The version that `kiln --version` prints.
 
 use std::sync::LazyLock;
 
@@ -11,10 +11,10 @@ const FEATURES: [(&str, bool); 5] = [
     ("parquet", cfg!(feature = "parquet")),
 ];
 
-/// Version, commit and features of this program, on one line.
+/// Returns the version, commit and features of this program, on one line.
 pub(crate) fn version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        // From the build script.
+        // Set by the build script.
         let commit = match env!("KILN_COMMIT") {
             "" => "unknown",
             commit => commit,

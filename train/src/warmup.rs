@@ -55,13 +55,13 @@ pub(crate) struct WarmupArgs {
     unpack: Option<PathBuf>,
 }
 
-/// The most elements that burn's kernels load at once from a row of f32.
+/// Maximum number of elements that burn's kernels load at once from a row of f32.
 const VECTOR: usize = 4;
 
-/// Optimizer steps: the second one goes on from moments that are there.
+/// Number of optimizer steps: the second one starts from existing moments.
 const STEPS: u64 = 2;
 
-/// What is compiled for, one after the other.
+/// Number of stages for which kernels are compiled.
 const STAGES: u64 = STEPS + 2;
 
 impl WarmupArgs {
@@ -72,7 +72,7 @@ impl WarmupArgs {
             Role::Rank(place) => Some(place),
             Role::Alone(_) => None,
         };
-        // Ranks of a machine share the folder.
+        // The ranks of a machine share the folder.
         let is_first = place.as_ref().is_none_or(|place| place.local_rank == 0);
         if let Some(archive) = self.unpack.as_ref().filter(|_| is_first) {
             unpack(archive)?;
@@ -108,7 +108,7 @@ impl WarmupArgs {
     }
 }
 
-/// A run of few layers and steps that goes through the kernels of a whole one.
+/// A run of few layers and steps that uses the kernels of a whole one.
 struct ShortRun<'a> {
     config: Config,
     model: ModelConfig,
@@ -123,8 +123,8 @@ impl<'a> ShortRun<'a> {
         registry: &'a Registry,
         selected: &'a ResolvedDevice,
     ) -> Result<Self> {
-        // Kernels depend on the sizes of a layer, not on the number of layers, and layers of a kind have the
-        // same.
+        // Kernels depend on the sizes of a layer, not on the number of layers; layers of the same kind have the
+        // same sizes.
         let windows: Vec<_> = (0..model.layers).map(|layer| model.window_of(layer)).collect();
         let last_new = (0..windows.len()).rev().find(|&layer| !windows[..layer].contains(&windows[layer]));
         model.layers = model.layers.min(last_new.map_or(1, |layer| layer + 1).max(2));
@@ -137,7 +137,7 @@ impl<'a> ShortRun<'a> {
         Ok(ShortRun { config, model, registry, selected })
     }
 
-    /// Goes through the kernels on one rank; `before` are those that this process had already. Collective.
+    /// Runs all kernels on one rank; `before` counts those that this process had already. Collective.
     fn warm_up(&self, world: Arc<dyn Communicator>, before: KernelCounts) -> Result<()> {
         let ShortRun { config, model, registry, selected } = self;
         let (device, rank) = (selected.device(), world.rank());
@@ -182,10 +182,10 @@ impl<'a> ShortRun<'a> {
     }
 }
 
-/// Micro-batches of one token again and again: kernels are the same whatever they compute.
+/// Micro-batches of the same token: the kernels do not depend on the values.
 struct Zeros {
     context: Context,
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     count: usize,
 }
 
@@ -201,7 +201,7 @@ impl MicroBatches for Zeros {
 }
 
 impl Zeros {
-    /// The pass of an evaluation. Collective.
+    /// Runs the pass of an evaluation. Collective.
     fn evaluate(&self, model: &ShardedDecoder, device: &Device, config: &Config) -> Result<()> {
         let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);
         let tokens = || device::tokens(vec![0; self.count], rows, seq_len, device);
@@ -212,14 +212,15 @@ impl Zeros {
     }
 }
 
-/// Prompts, and tokens that follow them, if the run generates texts. Collective.
+/// Runs prompts, and tokens after them, if the run generates texts. Collective.
 fn generate(sharded: &ShardedDecoder, device: &Device, config: &Config, model: &ModelConfig) -> Result<()> {
     if config.sample.all_prompts().next().is_none() {
         return Ok(());
     }
     copy_a_cache(device, config, model);
     let pass = sharded.pass(device);
-    // How many values a kernel loads at once depends on whether lengths are even, and multiples of four.
+    // The number of values that a kernel loads at once depends on whether lengths are even, and multiples of
+    // four.
     for prompt in 1..=VECTOR.min(config.data.seq_len) {
         let room = prompt.saturating_add(config.sample.max_tokens).min(config.data.seq_len);
         let cache = KeyValueCache::new(room);
@@ -249,7 +250,7 @@ fn copy_a_cache(device: &Device, config: &Config, model: &ModelConfig) {
     cache.slice_assign([0..1, 0..1, 0..model.kv_heads, 0..model.head_dim()], zeros(1));
 }
 
-/// `config` with the vocabulary of its data, if they are prepared: kernels depend on its size.
+/// Returns `config` with the vocabulary of its data, if they are prepared: kernels depend on its size.
 fn with_vocabulary(mut config: Config) -> Result<Config> {
     let path = &config.data.path;
     let Ok(file) = data::tokenizer_of(path) else {

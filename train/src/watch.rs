@@ -1,4 +1,4 @@
-//! The command `kiln watch`, and the page of a run that serves itself.
+//! The command `kiln watch`, and the page that a run serves.
 
 use std::env;
 use std::net::SocketAddr;
@@ -18,13 +18,13 @@ use crate::error::{Result, TrainError};
 use crate::metrics::say;
 use crate::process::stop_on_signals;
 
-/// The token of pages, where somebody has chosen one.
+/// Environment variable with a chosen token for pages.
 const TOKEN: &str = "KILN_HTTP_TOKEN";
 
-/// Names under which clients know this machine, besides its own, with commas between them.
+/// Environment variable with further names of this machine for clients, separated by commas.
 const NAMES: &str = "KILN_HTTP_NAMES";
 
-/// How often a server looks whether it was asked to stop.
+/// Time between two checks whether a server was asked to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `kiln watch`.
@@ -43,7 +43,7 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// Shows the runs until the user leaves.
+    /// Shows the runs until the user quits.
     ///
     /// # Errors
     ///
@@ -65,12 +65,12 @@ impl WatchArgs {
     }
 }
 
-/// Serves the page of the runs in `paths` at `address`, with orders to them if there is to be `control`. With a token
-/// where other machines reach it or orders are taken, or where one was chosen.
+/// Serves the page of the runs in `paths` at `address`, which accepts commands to them with `control`. The page
+/// requires a token if other machines can reach it, if it accepts commands, or if a token was chosen.
 ///
 /// # Errors
 ///
-/// If the address cannot be had, or the token is weak.
+/// If the address cannot be bound, or the token is weak.
 pub(crate) fn serve(
     address: SocketAddr,
     paths: Vec<PathBuf>,

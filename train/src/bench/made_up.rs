@@ -15,7 +15,7 @@ use crate::kernels;
 use crate::run::{MicroBatch, MicroBatches, optimizer_step};
 use crate::sharded::ShardedDecoder;
 
-/// A configuration to measure where the user names none: preset 10m with a small batch.
+/// Returns the default configuration of a measurement: preset 10m with a small batch.
 pub fn default_config() -> Config {
     let mut config = Config::default();
     config.model.preset = Some("10m".to_owned());
@@ -24,24 +24,24 @@ pub fn default_config() -> Config {
     config
 }
 
-/// Makes sure that steps of `config` on `device` use no kernel that is wrong there, as every run does before its
-/// first step.
+/// Ensures that steps of `config` on `device` do not use a wrong kernel, as every run does before its first
+/// step.
 ///
 /// # Errors
 ///
-/// If `KILN_KERNEL_FAULT` names no operation.
+/// If `KILN_KERNEL_FAULT` names an unknown operation.
 pub fn check_kernels(config: &Config, model: &ModelConfig, device: &ResolvedDevice) -> Result<()> {
     kernels::settle(config, model, device, None)
 }
 
-/// The most steps or rounds that are measured.
+/// Maximum number of measured steps or rounds.
 const MAX_COUNT: usize = 1_000_000;
 
 /// Checks numbers of steps or rounds, each given with its flag.
 ///
 /// # Errors
 ///
-/// Names the first flag whose number is 0, or larger than anybody means.
+/// Names the first flag whose number is 0, or unreasonably large.
 pub fn check_counts(counts: &[(&'static str, usize)]) -> Result<()> {
     match counts.iter().find(|(_, count)| !(1..=MAX_COUNT).contains(count)) {
         Some((flag, _)) => Err(TrainError::usage(format!("{flag} must be from 1 to {MAX_COUNT}"))),
@@ -49,7 +49,7 @@ pub fn check_counts(counts: &[(&'static str, usize)]) -> Result<()> {
     }
 }
 
-/// The median of `values`; 0 if there are none.
+/// Returns the median of `values`; 0 if there are none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -60,19 +60,19 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// What a step took on one rank.
+/// Times of a step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTimes {
-    /// From the end of its last backward pass until its outcome was known.
+    /// Time from the end of the last backward pass until the outcome of the step was known.
     pub update: Duration,
-    /// From its start until the host had queued all its work for the device. A GPU takes some 1,000 launches
-    /// ahead of what it does, so that a host with more of them waits for the GPU, and this is the most that the
-    /// host needs.
+    /// Time from the start until the host had queued all its work for the device. A GPU accepts some 1,000
+    /// launches in advance, so a host with more of them waits for the GPU, and this is an upper bound of what
+    /// the host needs.
     pub queued: Duration,
 }
 
-/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. `loss` takes the place of
-/// the cross-entropy. Step `number` has the same tokens on every machine. Returns what it took. Collective.
+/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. `loss` replaces the
+/// cross-entropy. Step `number` has the same tokens on every machine. Returns its times. Collective.
 ///
 /// # Errors
 ///
@@ -87,7 +87,7 @@ pub fn step(
     step_with_outcome(config, model, device, loss, number).map(|(times, _)| times)
 }
 
-/// [`step`], which also returns what the step came to.
+/// Like [`step`], but also returns the outcome of the step.
 pub(crate) fn step_with_outcome(
     config: &Config,
     model: &ShardedDecoder,
@@ -113,7 +113,7 @@ pub(crate) fn step_with_outcome(
     Ok((StepTimes { update: tokens.backward_ended.elapsed(), queued }, outcome))
 }
 
-/// Waits until `device` has done what this rank has given it.
+/// Waits until `device` has finished the work of this rank.
 pub(super) fn settle(device: &Device) -> Result<()> {
     device.sync().map_err(failed)
 }
@@ -125,15 +125,15 @@ fn failed(error: impl Display) -> TrainError {
 /// The micro-batches of one rank and step.
 struct MadeUpTokens {
     step: Key,
-    /// How the model computes.
+    /// Settings of the passes.
     context: Context,
-    /// Number of the rank's first micro-batch among those of all ranks.
+    /// Index of the rank's first micro-batch among those of all ranks.
     first: usize,
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     count: usize,
     /// Number of token ids.
     vocabulary: u64,
-    /// When the last backward pass ended.
+    /// End of the last backward pass.
     backward_ended: Instant,
 }
 

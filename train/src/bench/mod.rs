@@ -1,7 +1,7 @@
-//! Measurements: [`strategies`] is `kiln bench strategies`, `network.rs` is `kiln bench network`, `tune.rs` is
-//! `kiln tune`, which tries what is in `ways.rs`. Ways to train are measured by turns in `rounds.rs`. What they
-//! share with other measurements, such as those of the program `kiln-bench`, is in `made_up.rs`: training steps on
-//! made-up tokens.
+//! Measurements: [`strategies`] is `kiln bench strategies`, `network.rs` is `kiln bench network`, and `tune.rs`
+//! is `kiln tune`, which tries the ways in `ways.rs`. `rounds.rs` measures alternating ways to train.
+//! `made_up.rs` has training steps on made-up tokens, also for other measurements such as those of the program
+//! `kiln-bench`.
 
 mod made_up;
 mod network;

@@ -1,9 +1,8 @@
-//! `kiln bench network`: what the collectives of training take on the ranks' network, by the bytes that are
-//! sent.
+//! `kiln bench network`: the time of the training collectives on the ranks' network, by bytes sent.
 //!
 //! Every collective is measured at a ladder of sizes. A line is fitted to its times, `time = latency +
-//! bytes_sent / bandwidth`, by the least squares of the relative errors, so that small sizes count as large ones
-//! do.
+//! bytes_sent / bandwidth`, by the least squares of the relative errors, so that small sizes count as much as
+//! large ones.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -27,13 +26,13 @@ use crate::words::number_of;
 use crate::words::size;
 use crate::world::{self, Ranks};
 
-/// The smallest and the largest size, in bytes of the whole tensor; each is twice the one before.
+/// The smallest and the largest size, in bytes of the whole tensor; each size is twice the previous one.
 const SIZES: [usize; 2] = [64 << 10, 32 << 20];
 
 /// Collectives of training.
 const OPERATIONS: [Operation; 3] = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
 
-/// Calls of each size that count, after one that does not.
+/// Number of measured calls per size, after one warm-up call.
 const CALLS: usize = 9;
 
 /// Arguments of `kiln bench network`.
@@ -50,14 +49,14 @@ pub(crate) struct NetworkArgs {
     out: Option<PathBuf>,
 }
 
-/// One size of one collective.
+/// A collective at one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     /// Bytes of the whole tensor.
     bytes: usize,
     /// Bytes that a rank sends.
     sent: u64,
-    /// Of the slowest rank, the median of its calls.
+    /// Median time of its calls, on the slowest rank.
     seconds: f64,
 }
 
@@ -88,14 +87,14 @@ impl NetworkArgs {
         if ranks < 2 {
             return Err(TrainError::usage("a rank alone sends nothing: take --ranks 2 or more"));
         }
-        // Nothing is trained.
+        // Nothing is trained, so these settings do not matter.
         (config.train.ranks, config.train.global_batch) = (ranks, ranks);
         config.train.micro_batch = 1.into();
         config.shard.shard_size = None;
         config.shard.strategy = Strategy::default();
         config.data.path = "unused".into();
         if place.is_some() { config.validate() } else { config.validate_threads() }?;
-        // Before anything is measured.
+        // Read before anything is measured.
         let mut links = match &self.out {
             Some(path) if path.exists() => Links::read(path)?,
             _ => Links::default(),
@@ -118,7 +117,7 @@ impl NetworkArgs {
     }
 }
 
-/// All collectives at all sizes. Collective.
+/// Measures all collectives at all sizes. Collective.
 fn measure(world: &dyn Communicator, device: &Device, config: &Config) -> Result<Vec<Ladder>> {
     let timeout = config.comm.timeout();
     let nodes = world.nodes().into_iter().max().unwrap_or_default() + 1;
@@ -138,7 +137,7 @@ fn measure(world: &dyn Communicator, device: &Device, config: &Config) -> Result
     Ok(ladders)
 }
 
-/// One collective on a tensor of `bytes`. Collective.
+/// Measures one collective on a tensor of `bytes`. Collective.
 fn point(
     world: &dyn Communicator,
     device: &Device,
@@ -147,10 +146,10 @@ fn point(
     timeout: Duration,
 ) -> Result<Point> {
     let ranks = world.world_size();
-    // Elements of a rank's chunk.
+    // Number of elements of a rank's chunk.
     let chunk = bytes.div_ceil(size_of::<f32>() * ranks);
     let zeros = |len| kiln_shard::zeros_on(device, DType::F32, len);
-    // As training does.
+    // As in training.
     let is_shared = operation == Operation::AllGather && world.shares_gathers() && zeros(1).is_on_host();
     let new = || match operation {
         Operation::AllGather if is_shared => Buffer::unallocated(DType::F32, chunk * ranks),
@@ -161,7 +160,7 @@ fn point(
     let (shard, whole) = (Arc::new(zeros(chunk)), Arc::new(zeros(chunk * ranks)));
     let (mut seconds, mut sent, mut kept) = (Vec::new(), 0, None);
     for call in 0..=CALLS {
-        // Memory that was written to before, as in training.
+        // The memory has been written to before, as in training.
         let output = kept.take().unwrap_or_else(new);
         settle(device)?;
         world.barrier(label()).wait(timeout).map_err(ShardError::from)?;
@@ -186,10 +185,10 @@ fn point(
     Ok(Point { bytes: chunk * ranks * size_of::<f32>(), sent, seconds: seconds.fold(0.0, f64::max) })
 }
 
-/// The latency in seconds and the bandwidth in bytes per second of the line with the least squares of relative
-/// errors. Neither is below zero.
+/// Fits the line with the least squares of relative errors; returns its latency in seconds and its bandwidth in
+/// bytes per second. Neither is negative.
 fn fit(points: &[Point]) -> [f64; 2] {
-    // With weights of one over the time, it is a + b x = 1 for rows (1 / t, x / t).
+    // Weighted by one over the time, the equation is a + b x = 1 for rows (1 / t, x / t).
     let rows: Vec<_> = points
         .iter()
         .map(|point| {
@@ -205,7 +204,7 @@ fn fit(points: &[Point]) -> [f64; 2] {
     if !latency.is_finite() || latency < 0.0 {
         (latency, slope) = (0.0, b / bb);
     }
-    // Times that do not grow with the size.
+    // The times do not grow with the size.
     let least = 1e-15;
     if slope.is_nan() || slope < least {
         (latency, slope) = (a / aa, least);
@@ -213,7 +212,7 @@ fn fit(points: &[Point]) -> [f64; 2] {
     [latency, 1.0 / slope]
 }
 
-/// The table for people.
+/// Returns the table as text.
 fn to_text(ladders: &[Ladder]) -> String {
     let mut text = String::new();
     for Ladder { link, points } in ladders {
@@ -265,7 +264,7 @@ mod tests {
     #[test]
     fn a_line_is_found_again() {
         assert_close(fit(&points(|bytes| 2e-5 + bytes / 3e9)), [2e-5, 3e9]);
-        // Nothing goes back in time.
+        // The latency is never negative.
         let [latency, bandwidth] = fit(&points(|bytes| (bytes / 1e9 - 5e-5).max(1e-6)));
         assert!(latency == 0.0 && bandwidth > 0.0, "{latency} {bandwidth}");
         assert_close(fit(&points(|_| 1e-3)), [1e-3, 1e15]);
@@ -273,7 +272,7 @@ mod tests {
         assert!(latency > 0.0 && bandwidth > 9e14, "{latency} {bandwidth}");
     }
 
-    /// A large error of a small size counts as that of a large one.
+    /// A relative error counts the same at small and large sizes.
     #[test]
     fn errors_are_relative() {
         let mut off = points(|bytes| 2e-5 + bytes / 3e9);

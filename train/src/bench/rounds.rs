@@ -1,7 +1,7 @@
-//! Ways to train on the same work, measured by turns: what `kiln bench strategies` and `kiln tune` share.
+//! Alternating measurements of ways to train on the same work, for `kiln bench strategies` and `kiln tune`.
 //!
-//! The ways alternate round by round, so that a machine that speeds up or slows down does so for all of them;
-//! figures are medians over the rounds.
+//! The ways alternate round by round, so that changes in the machine's speed affect all of them; figures are
+//! medians over the rounds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,40 +34,40 @@ pub struct StrategyRow {
     pub tokens_per_s: f64,
     /// Tokens per second of the slowest and the fastest round.
     pub tokens_per_s_range: (f64, f64),
-    /// `tokens_per_s` over that of the first strategy, median of the ratios within rounds.
+    /// Ratio of `tokens_per_s` to that of the first strategy, median of the ratios within rounds.
     pub relative_speed: f64,
-    /// The most bytes that a rank held.
+    /// Peak memory of a rank in bytes.
     pub peak_bytes: u64,
     /// Bytes that a rank sent.
     pub sent_bytes: u64,
-    /// Gathers of weights.
+    /// Number of gathers of weights.
     pub gathers: u64,
-    /// Reductions of gradients.
+    /// Number of reductions of gradients.
     pub reductions: u64,
     /// Share of a step in which a rank waited for communication, median over rounds.
     pub wait_share: f64,
 }
 
-/// What is measured, on the ranks that measure it.
+/// The subject of a measurement, and the ranks that run it.
 pub(super) struct Rounds<'a> {
     /// The model.
     pub(super) model: &'a ModelConfig,
-    /// What it is made of, and what updates it.
+    /// The parts and optimizers to choose from.
     pub(super) registry: &'a Registry,
     /// The device of this process.
     pub(super) selected: &'a ResolvedDevice,
     /// The ranks.
     pub(super) ranks: &'a Ranks<'a>,
-    /// Steps measured per way and round; one more warms up.
+    /// Steps measured per way and round, after one warm-up step.
     pub(super) steps: usize,
 }
 
-/// `config` on the ranks that there are, with nothing left open, for a measurement on made-up tokens; its model,
-/// and the device of this process. `ranks` as for [`world::ranks_of`].
+/// Settles `config` on the actual ranks, for a measurement on made-up tokens; returns it with its model and the
+/// device of this process. `ranks` as for [`world::ranks_of`].
 ///
 /// # Errors
 ///
-/// If it cannot be trained on so many ranks.
+/// If the configuration cannot be trained on that many ranks.
 pub(crate) fn prepare(
     mut config: Config,
     ranks: Option<usize>,
@@ -89,7 +89,7 @@ pub(crate) fn prepare(
 }
 
 impl Rounds<'_> {
-    /// The figures of each of `ways`, which differ in how they train alone. Collective.
+    /// Measures each of `ways`, which differ only in how they train. Collective.
     pub(super) fn measure(&self, ways: &[Config], rounds: usize) -> Result<Vec<StrategyRow>> {
         if let Some(way) = ways.first() {
             let settle = |world: Arc<dyn Communicator>| {
@@ -146,7 +146,7 @@ impl Rounds<'_> {
             let (elapsed, waited) = (start.elapsed(), world.recorder().total_waited() - waited);
             Ok(sample(config, &world, &model, elapsed, waited, steps)?)
         })?;
-        // The next way starts with a GPU as empty as this one did.
+        // The next way must start with a GPU as empty as it was for this one.
         kiln_shard::release_unused(&device);
         Ok(measured)
     }
@@ -165,8 +165,8 @@ fn sample(
     let sent_bytes = recorder.bytes_sent() / steps as u64;
     let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
     let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
-    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a
-    // reduce-scatter of the same unit.
+    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a reduce-scatter of the same
+    // module.
     let reductions =
         count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
     let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;

@@ -1,4 +1,4 @@
-//! `kiln bench strategies`: every sharding strategy on the same work, in one run.
+//! `kiln bench strategies`: compares the sharding strategies on the same work, in one run.
 
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ impl StrategiesArgs {
             if let Some(place) = &self.report {
                 let report = Report::of_strategies(&table.for_report(&options), version());
                 let told = write(report, place, "--report")?;
-                // Whoever reads JSON reads standard output.
+                // Standard output is reserved for the JSON.
                 if self.json { complain(&told) } else { say(&format!("\n{told}")) }
             }
         }
@@ -77,33 +77,33 @@ impl StrategiesArgs {
     }
 }
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Clone, Debug)]
 pub struct StrategiesOptions {
-    /// Model, batch and policy; preset 10m with a small batch if there is none.
+    /// Model, batch and policy; preset 10m with a small batch by default.
     pub config: Option<Config>,
-    /// Ranks. Needed if they are threads; else as many as the launcher has started.
+    /// Number of ranks. Required if they are threads; otherwise the launcher determines it.
     pub ranks: Option<usize>,
-    /// The rank that this process is, if ranks are processes.
+    /// The rank of this process, if ranks are processes.
     pub place: Option<RankEnv>,
-    /// What the decoder can be made of, and what can update it.
+    /// The parts and optimizers to choose from.
     pub registry: Registry,
-    /// Steps measured per strategy and round; one more warms up.
+    /// Steps measured per strategy and round, after one warm-up step.
     pub steps: usize,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
 }
 
 /// The rows of all strategies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StrategiesTable {
-    /// What was trained.
+    /// The trained model.
     pub model: ModelConfig,
     /// Number of parameters.
     pub parameters: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// What it was computed on.
+    /// The device that computed.
     #[serde(skip)]
     pub device: String,
     /// Seed of the weights, and dtype of the passes.
@@ -117,8 +117,8 @@ pub struct StrategiesTable {
     pub rows: Vec<StrategyRow>,
 }
 
-/// Measures all strategies. Of ranks that are processes, every one calls this; the figures are those of its
-/// own, and rank 0's are the ones to show.
+/// Measures all strategies. If ranks are processes, every rank calls this and gets its own figures; rank 0's
+/// are the ones to show.
 pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
@@ -128,13 +128,13 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
              launch`",
         ));
     }
-    // The strategies of the table decide; what the file says about one of them does not hold here.
+    // The table covers all strategies, so the file's settings for one of them do not apply.
     let shard_size = config.shard.shard_size.take();
     config.shard.strategy = Strategy::default();
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let (config, model, selected) = prepare(config, options.ranks, &options.registry, place)?;
     let layers = options.registry.layers();
-    // The strategy that takes most.
+    // The strategy that needs the most memory.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
     let decoder = Decoder::new(layers, &model, Key::new(0), &device::plain())?;
@@ -151,7 +151,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let ranks = Ranks::meet(&config, place, &told, &selected)?;
     let ways = Strategy::ALL.map(|strategy| {
         let mut way = config.clone();
-        // As in training: the size that the user names is that of the hybrids' groups.
+        // As in training, the configured size is that of the hybrids' groups.
         way.shard.shard_size = shard_size.filter(|_| strategy.is_hybrid());
         way.shard.strategy = strategy;
         way
@@ -171,7 +171,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 }
 
 impl StrategiesTable {
-    /// The table with how it was measured.
+    /// Returns the table together with the conditions of its measurement.
     fn for_report(&self, options: &StrategiesOptions) -> impl Serialize {
         let are = if options.place.is_some() { "processes" } else { "threads of one process" };
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -194,13 +194,13 @@ impl StrategiesTable {
         })
     }
 
-    /// The table as JSON.
+    /// Returns the table as JSON.
     pub fn to_json(&self) -> String {
-        // Numbers and strings only: this cannot fail.
+        // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// The table for people.
+    /// Returns the table as text.
     pub fn to_text(&self) -> String {
         let mut text = format!(
             "{:.2}M parameters, {}, {} x {} per step; per rank and step\n\

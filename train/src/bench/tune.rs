@@ -1,4 +1,4 @@
-//! `kiln tune`: the fastest way to run a configuration on the ranks that are there, found by trying.
+//! `kiln tune`: finds the fastest way to run a configuration on the available ranks, by trying.
 
 use std::fmt::Write as _;
 use std::io::ErrorKind;
@@ -26,7 +26,7 @@ use crate::run;
 use crate::words::number_of;
 use crate::world::{self, Ranks};
 
-/// How the comment begins that a tuned configuration has at its top. An empty line follows it.
+/// Beginning of the comment at the top of a tuned configuration. An empty line follows the comment.
 const WRITTEN: &str = "# Written by `kiln tune";
 
 /// Arguments of `kiln tune`.
@@ -64,28 +64,28 @@ pub(crate) struct TuneArgs {
     json: bool,
 }
 
-/// A way that was tried: what was planned, and what was measured. Bytes are those of a rank.
+/// A way that was tried: its planned and its measured figures. Bytes are those of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct TuneRow {
     strategy: Strategy,
     recompute: Recompute,
     offload: bool,
     micro_batch: usize,
-    /// Whether the configuration was like this already.
+    /// True if the configuration already runs this way.
     configured: bool,
     planned_peak_bytes: u64,
-    /// Seconds of a step, if the speed of the device is known.
+    /// Seconds per step, if the speed of the device is known.
     planned_step_s: Option<f64>,
     peak_bytes: u64,
     /// Tokens per second of all ranks together, median over rounds.
     tokens_per_s: f64,
-    /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
+    /// Ratio of `tokens_per_s` to that of the first row, median of the ratios within rounds.
     relative_speed: f64,
-    /// Whether it is the one that is written.
+    /// True for the way that is written to the configuration.
     chosen: bool,
 }
 
-/// What was found.
+/// The result of the tuning.
 #[derive(Clone, Debug, Serialize)]
 struct TuneReport {
     parameters: usize,
@@ -93,11 +93,11 @@ struct TuneReport {
     global_batch: usize,
     seq_len: usize,
     rows: Vec<TuneRow>,
-    /// The configuration that was written.
+    /// The written configuration.
     out: PathBuf,
-    /// What is changed in it, as `--set` takes it.
+    /// The changes in it, as `--set` takes them.
     changes: Vec<String>,
-    /// Keys that are no longer in it.
+    /// Keys that were removed from it.
     removed: Vec<&'static str>,
 }
 
@@ -164,7 +164,7 @@ impl TuneArgs {
         };
         let table = report.to_text();
         if let Err(error) = self.write(&report, &format!("{table}{}", selected.describe())) {
-            // What was measured is not lost with the file.
+            // If the file cannot be written, at least show the measurements.
             say(&table);
             return Err(error);
         }
@@ -188,7 +188,7 @@ impl TuneArgs {
         }
     }
 
-    /// What is said where no way fits: as a run of the configuration is refused, if it is.
+    /// Returns the error if no way fits: the same as for a run of the configuration, if that fails too.
     fn nothing_fits(&self, tried: &Tried<'_>) -> TrainError {
         let Tried { config, model, registry, selected, place, .. } = *tried;
         let refused = || -> Result<()> {
@@ -224,18 +224,18 @@ impl TuneArgs {
         }
         let text = format!("{comment}\n{text}");
         if self.force {
-            // Whatever is in the file, the user wants it replaced.
+            // With `--force`, any existing content is replaced.
             return named::write(out, text.as_bytes(), "configuration", |_| true);
         }
         write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
-            // Since it was looked for.
+            // The file has appeared since the first check.
             ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
             _ => TrainError::io("write", out)(error),
         })
     }
 }
 
-/// `text` without the comment at its top, and without the empty line after it.
+/// Returns `text` without the comment at its top and the empty line after it.
 fn without_comment(text: &str) -> &str {
     let comment: usize =
         text.split_inclusive('\n').take_while(|line| line.starts_with('#')).map(str::len).sum();
@@ -243,7 +243,7 @@ fn without_comment(text: &str) -> &str {
     rest.strip_prefix('\n').unwrap_or(rest)
 }
 
-/// The ways of `mine` that fit on every rank, in the order of rank 0. Collective.
+/// Returns the ways of `mine` that fit on every rank, in the order of rank 0. Collective.
 fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>> {
     let unreadable = |error: serde_json::Error| TrainError::usage(format!("the ways to try: {error}"));
     let told = serde_json::to_vec(&mine).map_err(unreadable)?;
@@ -257,7 +257,7 @@ fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>
     })
 }
 
-/// What was planned beside what was measured; the fastest is chosen, and of equals the first.
+/// Combines planned and measured figures; chooses the fastest way, and the first among equals.
 fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     let fastest = measured.iter().map(|row| row.relative_speed).fold(0.0, f64::max);
     let chosen = measured.iter().position(|row| row.relative_speed >= fastest);
@@ -277,7 +277,7 @@ fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
     rows.collect()
 }
 
-/// The settings that make `config` run in the way `way`, and the keys that have to go.
+/// Returns the settings that make `config` run in the way `way`, and the keys to remove.
 fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
     let tuned = way.apply(config);
     let mut changes = Vec::new();
@@ -296,13 +296,13 @@ fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
 }
 
 impl TuneReport {
-    /// The report as JSON.
+    /// Returns the report as JSON.
     fn to_json(&self) -> String {
-        // Numbers and strings only: this cannot fail.
+        // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// The table for people.
+    /// Returns the table as text.
     fn to_text(&self) -> String {
         let mut text = format!(
             "{:.2}M parameters, {}, {} x {} per step; MB of a rank\n\n  {:<21} {:<9} {:<7} {:>5} {:>11} {:>11} \
@@ -340,7 +340,7 @@ impl TuneReport {
         text + "\nrelative: tok/s over those of the first line in the same round, the median of the rounds\n"
     }
 
-    /// What was written, for people.
+    /// Describes the written configuration.
     fn conclusion(&self) -> String {
         let mut text = format!("\nwritten to {}", self.out.display());
         if self.changes.is_empty() && self.removed.is_empty() {

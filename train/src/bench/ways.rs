@@ -1,5 +1,4 @@
-//! The ways to run a configuration that `kiln tune` tries: those that fit, first the one that a plan expects to
-//! be the fastest.
+//! The ways to run a configuration that `kiln tune` tries: those that fit, ordered by their planned speed.
 
 use std::cmp::Ordering;
 
@@ -16,29 +15,29 @@ use crate::planner::{Hardware, Planned, Target};
 use crate::registry::Registry;
 use crate::run;
 
-/// A way to run a configuration, and what a plan says of it.
+/// A way to run a configuration, and its planned figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Way {
-    /// How state is spread.
+    /// The sharding strategy.
     pub(super) strategy: Strategy,
-    /// Ranks of a group of a hybrid strategy, where they are named.
+    /// Group size of a hybrid strategy, if it is set.
     shard_size: Option<usize>,
-    /// What runs again in backward.
+    /// The parts that are recomputed in backward.
     pub(super) recompute: Recompute,
-    /// Whether state is in the memory of the host.
+    /// True if state is in the memory of the host.
     pub(super) offload: bool,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub(super) micro_batch: usize,
-    /// Whether the configuration is like this already.
+    /// True if the configuration already runs this way.
     pub(super) configured: bool,
-    /// The most bytes that a rank holds.
+    /// Planned peak memory of a rank in bytes.
     pub(super) planned_peak_bytes: u64,
-    /// Seconds of a step, if the speed of the device is known.
+    /// Seconds per step, if the speed of the device is known.
     pub(super) planned_step_s: Option<f64>,
 }
 
 impl Way {
-    /// What `config` does, of which a plan says nothing yet.
+    /// Returns the way that `config` describes, without planned figures.
     fn of(config: &Config) -> Self {
         Way {
             strategy: config.shard.strategy,
@@ -52,7 +51,7 @@ impl Way {
         }
     }
 
-    /// `config`, run in this way.
+    /// Returns `config` changed to run in this way.
     pub(super) fn apply(&self, config: &Config) -> Config {
         let mut config = config.clone();
         (config.shard.strategy, config.shard.shard_size) = (self.strategy, self.shard_size);
@@ -61,14 +60,14 @@ impl Way {
         config
     }
 
-    /// Whether both do the same.
+    /// Returns whether both ways are the same, apart from their figures.
     pub(super) fn is_same(&self, other: &Way) -> bool {
         let what = |way: &Way| (way.strategy, way.shard_size, way.recompute, way.offload, way.micro_batch);
         what(self) == what(other)
     }
 
-    /// The configuration's own way, then the fastest by the plan. Where the speed is not known, what computes
-    /// nothing twice and has large micro-batches goes first.
+    /// Orders ways: the configuration's own way, then by planned speed. If the speed is unknown, ways without
+    /// recomputation and with large micro-batches come first.
     fn compare(&self, other: &Way) -> Ordering {
         let by_time = match (self.planned_step_s, other.planned_step_s) {
             (Some(one), Some(other)) => one.total_cmp(&other),
@@ -80,7 +79,7 @@ impl Way {
     }
 }
 
-/// A configuration in which nothing is open, and what a plan of it needs.
+/// A settled configuration, and the inputs of a plan for it.
 pub(super) struct Tried<'a> {
     pub(super) config: &'a Config,
     pub(super) model: &'a ModelConfig,
@@ -92,13 +91,14 @@ pub(super) struct Tried<'a> {
 }
 
 impl Tried<'_> {
-    /// All ways that fit into the memory that this process finds free, in the order in which to try them.
+    /// Returns all ways that fit into the memory that is free for this process, in the order in which to try
+    /// them.
     pub(super) fn ways(&self) -> Result<Vec<Way>> {
         let Tried { config, model, registry, .. } = *self;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
         let optimizer = registry.optimizers().make(&config.optim)?;
         let target = self.target();
-        // Groups are those of a machine unless their size is named.
+        // Groups are those of a machine unless their size is set.
         let mut planned_config = config.clone();
         let of_machine = (target.nodes > 1).then(|| target.ranks_per_node());
         planned_config.shard.shard_size = config.shard.shard_size.or(of_machine);
@@ -130,12 +130,12 @@ impl Tried<'_> {
         }
         let mut fitting: Vec<_> =
             ways.into_iter().filter_map(|way| self.planned(way, &planned, &decoder, &optimizer)).collect();
-        // Stable: strategies keep their order.
+        // A stable sort: strategies keep their order.
         fitting.sort_by(Way::compare);
         Ok(fitting)
     }
 
-    /// `way` with what the plan says of it, if it fits.
+    /// Returns `way` with its planned figures, if it fits.
     fn planned(
         &self,
         way: Way,
@@ -148,7 +148,7 @@ impl Tried<'_> {
             return None;
         }
         let mut config = way.apply(self.config);
-        // As a run finds it before it starts.
+        // The same check as before a run.
         run::memory_warnings(&config, self.model, decoder, optimizer, self.selected, self.place).ok()?;
         if way.strategy.is_hybrid() {
             let of_machine = planned.target.ranks_per_node();
@@ -158,7 +158,7 @@ impl Tried<'_> {
         Some(Way { planned_peak_bytes: row.peak_bytes, planned_step_s: row.step_s, ..way })
     }
 
-    /// The ranks that are there.
+    /// Describes the available ranks.
     fn target(&self) -> Target {
         let Tried { config, selected, place, margin, .. } = *self;
         let ranks = config.train.ranks;

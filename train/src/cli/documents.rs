@@ -1,4 +1,4 @@
-//! What is made of the command line's own description: completions for shells, and manual pages.
+//! Documents generated from the command line's definition: shell completions and manual pages.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub(super) struct ManArgs {
 }
 
 impl CompletionsArgs {
-    /// The script that the shell is to read.
+    /// Returns the completion script for the shell.
     pub(super) fn run(self, mut kiln: Command) -> String {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut kiln, "kiln", &mut script);
@@ -31,7 +31,7 @@ impl CompletionsArgs {
 }
 
 impl ManArgs {
-    /// Writes a page for every command; returns what to say.
+    /// Writes a page for every command; returns a message for the user.
     pub(super) fn run(self, kiln: Command) -> Result<String> {
         let out = &self.out;
         let written = fs::create_dir_all(out).and_then(|()| clap_mangen::generate_to(kiln, out));

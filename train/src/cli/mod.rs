@@ -1,5 +1,5 @@
-//! The command line: its commands, and how they end. The arguments of a command are with the command, and its
-//! `run` does it.
+//! The command line: its commands, and how they end. The arguments of a command are in the command's module,
+//! and its `run` executes it.
 
 mod documents;
 
@@ -147,7 +147,7 @@ fn command_line() -> clap::Command {
 }
 
 impl Command {
-    /// Whether output is only an account of what the command does, which nobody has to read.
+    /// Returns whether the output only reports progress, so that nobody needs to read it.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }
@@ -176,10 +176,9 @@ enum BenchCommand {
     Network(NetworkArgs),
 }
 
-/// Runs the command that the arguments of this process name, on the parts of `program`: a [`Registry`](crate::registry::Registry), or
-/// one
-/// with a training loop. Returns the exit code. Sets up the process as [`process::start`] does; the allocator
-/// is the binary's.
+/// Runs the command named in the arguments of this process, with the parts of `program`: a
+/// [`Registry`](crate::registry::Registry), or one with a training loop. Returns the exit code. Sets up the
+/// process as [`process::start`] does, except for the allocator, which the binary sets.
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
     let begun = process::begin();
@@ -192,7 +191,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return ExitCode::from(tell_usage(&error)),
     };
-    // Runs do not wait for whoever reads along; other commands are there to be read.
+    // Runs do not wait for readers of their output; other commands exist to be read.
     let is_run = command.is_run();
     let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
@@ -248,7 +247,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     exit(outcome, is_run)
 }
 
-/// Tells people and the launcher how a command has ended; the exit code of the process.
+/// Reports the end of a command to the user and the launcher; returns the exit code of the process.
 fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     let code = match &outcome {
         Ok(code) => *code,
@@ -275,11 +274,11 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     ExitCode::from(if code == 0 && !is_run && !is_told { FAILED } else { code })
 }
 
-/// Prints help, the version, or what is wrong with the arguments; returns the exit code.
+/// Prints help, the version, or an error about the arguments; returns the exit code.
 fn tell_usage(error: &clap::Error) -> u8 {
     let printed = error.print().and_then(|()| io::stdout().flush());
     match printed {
-        // Help is there to be read, except by a reader that went away.
+        // Failing to print help is an error, unless the reader has closed the output.
         Err(reason) if !error.use_stderr() && reason.kind() != io::ErrorKind::BrokenPipe => {
             complain(&format!("error: cannot write to standard output: {reason}"));
             FAILED
@@ -308,7 +307,7 @@ fn without_checkpoint_flag(arguments: impl Iterator<Item = OsString>) -> Vec<OsS
     arguments
 }
 
-/// The flag that the arguments have and the command does not know.
+/// Returns the flag in the arguments that the command does not know.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     match error.get(ContextKind::InvalidArg)? {
         ContextValue::String(flag) if error.kind() == clap::error::ErrorKind::UnknownArgument => {
@@ -318,7 +317,7 @@ fn unknown_flag(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Work on files, with all cores.
+/// Runs work on files, with all cores.
 fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
 }
@@ -359,7 +358,7 @@ mod tests {
         let commands = explain::tests::commands();
         assert!(commands.len() > 50, "{commands:?}");
         for (is_line, words) in commands {
-            // What the text calls by its name does not have all of its arguments.
+            // A command that the text only mentions by name need not have all of its arguments.
             let is_whole = |kind| kind != ErrorKind::MissingRequiredArgument || is_line;
             match Cli::command().try_get_matches_from(&words) {
                 Err(error) if is_whole(error.kind()) && error.kind() != ErrorKind::DisplayVersion => {

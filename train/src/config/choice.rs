@@ -9,20 +9,20 @@ use serde::de::value::{BoolDeserializer, I64Deserializer, StrDeserializer, U64De
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Leaves a value to the device or to the tokenizer.
+/// The value that leaves a choice to the device or to the tokenizer.
 const AUTO: &str = "auto";
 
-/// A value, or `"auto"`. What is left to the device becomes a value with [`Config::settle`](super::Config::settle).
+/// A value, or `"auto"`. [`Config::settle`](super::Config::settle) replaces choices that depend on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice<T> {
-    /// Whatever goes with the device or with the tokenizer.
+    /// The value that suits the device or the tokenizer.
     Auto,
-    /// This one.
+    /// This value.
     Is(T),
 }
 
 impl<T> Choice<T> {
-    /// The value, if it is not left open.
+    /// Returns the value, if it is set.
     pub fn given(self) -> Option<T> {
         match self {
             Choice::Auto => None,

@@ -1,4 +1,4 @@
-//! Where TensorBoard's files of a run are.
+//! The location of a run's TensorBoard files.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,29 +8,29 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Name of the folder of TensorBoard's files in a run folder.
+/// Name of the TensorBoard folder in a run folder.
 const FOLDER: &str = "tensorboard";
 
-/// Whether a run writes files for TensorBoard, and where.
+/// The folder for a run's TensorBoard files, if it writes any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventFolder {
-    /// It writes none.
+    /// The run writes no such files.
     #[default]
     None,
-    /// In its own folder.
+    /// In the run's own folder.
     OfRun,
-    /// In this folder, each run in one of its own.
+    /// In a subfolder of this folder, one per run.
     Of(PathBuf),
 }
 
 impl EventFolder {
-    /// The folder of the files of the run in `out`, if it writes any.
+    /// Returns the folder for the files of the run in `out`, if it writes any.
     pub fn path(&self, out: &Path) -> Option<PathBuf> {
         match self {
             EventFolder::None => None,
             EventFolder::OfRun => Some(out.join(FOLDER)),
             EventFolder::Of(folder) => {
-                // `.` and `..` have no name of their own.
+                // `.` and `..` have no file name.
                 let whole = out.canonicalize().unwrap_or_else(|_| out.to_owned());
                 Some(folder.join(whole.file_name().unwrap_or(FOLDER.as_ref())))
             }

@@ -1,4 +1,4 @@
-//! From a file and `--set` overrides to a [`Config`].
+//! Loads a [`Config`] from a file and `--set` overrides.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,14 @@ use toml::{Table, Value};
 use super::Config;
 use super::order::key_of_flag;
 
-/// Why a configuration cannot be used. Every message names the key or file and what to do.
+/// Reasons why a configuration cannot be used. Every message names the key or file and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message`: what and where.
+    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message` names it and its
+    /// location.
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     /// An override is not `section.key=value`.
@@ -24,30 +25,30 @@ pub enum ConfigError {
     /// An override names an unknown key or has a value of the wrong type.
     #[error("--set {argument}: {message}")]
     OverrideValue { argument: String, message: String },
-    /// Values that do not fit together.
+    /// Values that contradict each other or are out of range.
     #[error("{}", list(.problems))]
     Invalid { problems: Vec<String> },
 }
 
 impl ConfigError {
-    /// A mistake in the configuration or the arguments.
+    /// Creates an error about a mistake in the configuration or the arguments.
     pub fn invalid(problem: impl Into<String>) -> Self {
         ConfigError::Invalid { problems: vec![problem.into()] }
     }
 }
 
 impl Config {
-    /// The section `[experiment]`, for a program that has keys of its own.
+    /// Returns the section `[experiment]`, which holds a program's own keys.
     ///
     /// # Errors
     ///
-    /// When it has other keys than `T`, or values of other types.
+    /// If the section has keys unknown to `T`, or values of other types.
     pub fn experiment<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         typed("experiment", &self.experiment)
     }
 }
 
-/// The keys of a section that a program has defined, as a type of its own.
+/// Converts a section of program-defined keys to the program's type.
 pub(crate) fn typed<T: DeserializeOwned>(section: &str, keys: &Map<String, Json>) -> Result<T, ConfigError> {
     serde_json::from_value(Json::Object(keys.clone()))
         .map_err(|error| ConfigError::invalid(format!("{section}: {error}")))
@@ -63,8 +64,8 @@ fn list(problems: &[String]) -> String {
     }
 }
 
-/// Reads `path` and applies `overrides` (`section.key=value`; the value is TOML, or else a string)
-/// on top. Checks keys and types, not yet the values.
+/// Reads `path` and applies `overrides` (`section.key=value`; the value is TOML, or else a string) on top.
+/// Checks keys and types, not yet the values.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     let (_, mut table, mut config) = read(path)?;
     for argument in overrides {
@@ -73,7 +74,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// The file `path` as text, as a table, and as a configuration.
+/// Reads the file `path` as text, as a table, and as a configuration.
 pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -81,7 +82,7 @@ pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> 
         path: path.to_owned(),
         message: plain(error.to_string().trim_end()) + &did_you_mean(error.message()),
     };
-    // From the text, so that a mistake in the file is shown with its line.
+    // Parsed from the text, so that an error shows the line in the file.
     let config: Config = toml::from_str(&text).map_err(parse_error)?;
     let table: Table = toml::from_str(&text).map_err(parse_error)?;
     match non_finite(&table) {
@@ -92,11 +93,11 @@ pub(super) fn read(path: &Path) -> Result<(String, Table, Config), ConfigError> 
     }
 }
 
-/// The message about a key of a program that is NaN or infinite.
+/// The message about a program-defined key that is NaN or infinite.
 const NON_FINITE: &str =
     "expected a finite number: checkpoints keep keys of programs as JSON, which has no others";
 
-/// The first key of those that a program defines whose value has a number that is NaN or infinite.
+/// Returns the first program-defined key whose value contains a NaN or infinite number.
 fn non_finite(table: &Table) -> Option<String> {
     fn is_finite(value: &Value) -> bool {
         match value {
@@ -115,11 +116,11 @@ fn non_finite(table: &Table) -> Option<String> {
     })
 }
 
-/// The parser's message in the words of the configuration rather than of Rust.
+/// Rewrites the parser's message in terms of the configuration instead of Rust.
 fn plain(message: &str) -> String {
     let whole = "expected a whole number, 0 or more";
     [
-        // What TOML says of a number that it cannot hold.
+        // TOML's messages about numbers that it cannot hold.
         ("u64 value was too large", TOO_LARGE),
         ("integer number overflowed", TOO_LARGE),
         ("unknown field", "unknown key"),
@@ -132,14 +133,15 @@ fn plain(message: &str) -> String {
     .fold(message.to_owned(), |message, (from, to)| message.replace(from, to))
 }
 
-/// What is said of a whole number that TOML has no room for.
+/// The message about a whole number beyond TOML's range.
 const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372036854775808 to \
                          9223372036854775807";
 
-/// How alike two names are at least, from 0 to 1, if one is a slip of the pen for the other.
+/// Minimum similarity of two names, from 0 to 1, for one to be a typo of the other.
 const ALIKE: f64 = 0.7;
 
-/// The name that was meant, if the parser's `message` is about an unknown one: it quotes all that it knows.
+/// Suggests the intended name if the parser's `message` is about an unknown one: the message quotes all known
+/// names.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));
@@ -151,14 +153,14 @@ fn did_you_mean(message: &str) -> String {
         .map_or_else(String::new, |(_, name)| format!("; did you mean `{name}`?"))
 }
 
-/// Whether a text is a whole number, of whatever size.
+/// Returns whether a text is a whole number of any size.
 fn is_whole(text: &str) -> bool {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     digits.starts_with(|first: char| first.is_ascii_digit())
         && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Puts one override into `table`, and reads the configuration that this makes.
+/// Puts one override into `table`, and reads the resulting configuration.
 pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
@@ -196,7 +198,8 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
         }
         Err(error) => error,
     };
-    // Nobody has to quote a text twice, for the shell and for TOML, because it looks like something else.
+    // Retried as a string, so that a string that looks like another type need not be quoted for both the shell
+    // and TOML.
     let may_be_text = !matches!(value, Value::String(_) | Value::Array(_) | Value::Table(_));
     let error = match may_be_text.then(|| read(Value::String(text.to_owned()))) {
         Some(Ok(config)) => return Ok(config),
@@ -205,7 +208,7 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     };
     let message = match expectation(&error, path, &value) {
         Some(message) => message,
-        // A type that says what it takes.
+        // The key's type reports what it expects.
         None if !["unknown ", "invalid "].iter().any(|word| error.message().starts_with(word)) => {
             error.message().to_owned()
         }
@@ -217,19 +220,19 @@ pub(super) fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigE
     Err(refused(message))
 }
 
-/// The section that `path` leads to, such as `model.extra`, which is made if it is not there. `None` if there is a
-/// value on the way.
+/// Returns the section that `path` leads to, such as `model.extra`, which is created if missing. Returns `None`
+/// if a value is in the way.
 fn section<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Table> {
     path.split('.').try_fold(table, |table, name| {
         table.entry(name).or_insert_with(|| Value::Table(Table::new())).as_table_mut()
     })
 }
 
-/// What is expected in the place of `value`, with an example, if that is what the parser's `error` is about.
+/// Describes the expected value instead of `value`, with an example, if the parser's `error` is about its type.
 fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<String> {
     let (found, expected) = error.message().split_once(", expected ")?;
     let found = found.strip_prefix("invalid type: ").or(found.strip_prefix("invalid value: "))?;
-    // What is wrong inside of a list or a table is not about the whole of it.
+    // An error inside a list or a table is not about the whole value.
     let is_inside = match value {
         Value::Array(_) => found != "sequence",
         Value::Table(_) => found != "map",
@@ -240,7 +243,7 @@ fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<Str
     Some(format!("expected {kind}, as in --set {quote}{path}={example}{quote}"))
 }
 
-/// The parser's word for a type, what it is called here, and an example.
+/// The parser's word for a type, its name in messages, and an example.
 const KINDS: &[(&str, &str, &str)] = &[
     ("u64", "a whole number, 0 or more", "8"),
     ("usize", "a whole number, 0 or more", "8"),
@@ -253,7 +256,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("internally tagged enum RopeScaling", "a table", "{ kind = \"linear\", factor = 4.0 }"),
 ];
 
-/// An argument as messages show it.
+/// Shortens an argument for messages.
 fn shown(argument: &str) -> String {
     const MOST: usize = 80;
     match argument.char_indices().nth(MOST) {

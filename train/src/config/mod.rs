@@ -1,10 +1,10 @@
 //! The configuration of a run.
 //!
-//! A TOML file is parsed to [`Config`] (unknown keys are refused, `--set` is applied), checked as
-//! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
-//! ends, which is written to the run folder and can start the same run again.
+//! A TOML file is parsed to [`Config`] (unknown keys are errors, `--set` is applied), checked as a whole by
+//! [`Config::validate`], and resolved against the data to a [`Config`] without unset values, which is written
+//! to the run folder and can start the same run again.
 
-/// Declares a section of a configuration: its keys, each with the value that it has when it is left out.
+/// Declares a section of a configuration: its keys, each with its default.
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $key:ident: $kind:ty = $default:expr,)* }) => {
         $(#[$doc])*

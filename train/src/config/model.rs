@@ -5,78 +5,77 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-/// `[model]`: a preset, single sizes, or a preset with single sizes changed.
+/// `[model]`: a preset, individual sizes, or a preset with some sizes changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
-    /// A built-in shape, whose keys the others change: `10m`, `90m`, `300m`, `1b` or `7b`.
+    /// A built-in shape, which the other keys modify: `10m`, `90m`, `300m`, `1b` or `7b`.
     pub preset: Option<String>,
-    /// Token ids the model knows; the tokenizer's vocabulary if left out.
+    /// Number of token ids that the model knows; by default the tokenizer's vocabulary.
     pub vocab_size: Option<usize>,
     /// Width of the residual stream.
     pub d_model: Option<usize>,
     /// Number of blocks.
     pub layers: Option<usize>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: Option<usize>,
-    /// Key and value heads; as many as `heads` if left out.
+    /// Number of key and value heads; as many as `heads` by default.
     pub kv_heads: Option<usize>,
-    /// Width of one head; `d_model / heads` if left out.
+    /// Width of one head; `d_model / heads` by default.
     pub head_dim: Option<usize>,
     /// Width of the feed-forward layer.
     pub d_ff: Option<usize>,
-    /// Whether the head reuses the embedding; true if left out.
+    /// Reuse the embedding as the head; true by default.
     pub tie_embeddings: Option<bool>,
-    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or one that a program has
-    /// added.
+    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or a block that a program adds.
     pub block: Option<String>,
-    /// Name of the attention layer: `full`, or one that a program has added.
+    /// Name of the attention layer: `full`, or a layer that a program adds.
     pub attention: Option<String>,
-    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or one that a program has
-    /// added.
+    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or a layer that a program
+    /// adds.
     pub feed_forward: Option<String>,
-    /// Positions that a position sees at most in attention; all before it if left out.
+    /// Maximum number of positions that a position attends to; all earlier ones by default.
     pub window: Option<usize>,
-    /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the
-    /// blocks. All have it if left out.
+    /// Pattern of blocks with the window, `w`, and with full attention, `f`, such as `wwwwwf`; repeated over
+    /// the blocks. By default, all blocks have the window.
     pub window_pattern: Option<String>,
-    /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff
-    /// = 256 }`.
+    /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff =
+    /// 256 }`.
     pub moe: Option<MoeConfig>,
-    /// Which projections of attention have a bias.
+    /// The projections of attention that have a bias.
     pub attention_bias: Option<AttentionBias>,
-    /// Whether the projections of the feed-forward layer have a bias.
+    /// Give the projections of the feed-forward layer a bias.
     pub feed_forward_bias: Option<bool>,
-    /// Whether queries and keys are normalised per head.
+    /// Normalise queries and keys per head.
     pub qk_norm: Option<bool>,
-    /// Bound of the logits, as in Gemma 2; none if left out.
+    /// Bound of the logits, as in Gemma 2; unbounded by default.
     pub logit_softcap: Option<f64>,
     /// Probability of dropping an element.
     pub dropout: Option<f64>,
     /// Base of the rotary frequencies.
     pub rope_theta: Option<f64>,
-    /// Stretching of the rotary frequencies.
+    /// Scaling of the rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Epsilon of RMSNorm.
     pub norm_eps: Option<f64>,
     /// Standard deviation of the initial weights.
     pub init_std: Option<f64>,
-    /// Settings of layers that a program has added.
+    /// Settings of layers that a program adds.
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Longest sequence, in tokens, that the model is made for: the limit of `kiln generate` and `kiln eval`,
-    /// and `max_position_embeddings` of an export. By default that of `init.from`, or else `data.seq_len`.
+    /// Longest sequence, in tokens, that the model supports: the limit of `kiln generate` and `kiln eval`, and
+    /// `max_position_embeddings` of an export. By default that of `init.from`, or else `data.seq_len`.
     pub context_length: Option<usize>,
 }
 
 impl ModelSection {
-    /// The shape that the section describes, with `vocab_size` where it names none. `Err` names
-    /// what is missing or unknown.
+    /// Returns the shape that the section describes, with `vocab_size` if it sets none. `Err` names the missing
+    /// or unknown key.
     pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
         self.resolve_from(None, vocab_size)
     }
 
-    /// [`ModelSection::resolve`] for a model that starts from `weights`, if there are any: keys that the
-    /// section leaves out have their values.
+    /// Like [`ModelSection::resolve`], for a model that starts from `weights`, if there are any: unset keys
+    /// take their values.
     pub fn resolve_from(
         &self,
         weights: Option<&ModelConfig>,
@@ -89,7 +88,7 @@ impl ModelSection {
                 format!("model.preset = \"{name}\" is not known: use one of {known}")
             })?),
         };
-        // Later keys take the place of earlier ones, and what is in none has its value in `ModelConfig`.
+        // Later keys replace earlier ones; keys set nowhere have the default of `ModelConfig`.
         let table = |section: &ModelSection| Table::try_from(section).map_err(|error| error.to_string());
         let mut model = Table::new();
         for base in weights.into_iter().chain(&preset) {
@@ -113,7 +112,8 @@ impl ModelSection {
         model.entry("kv_heads").or_insert(heads);
         model.entry("tie_embeddings").or_insert(Value::Boolean(true));
         let mut model: ModelConfig = model.try_into().map_err(|error: toml::de::Error| error.to_string())?;
-        // The section has all of `[model.moe]`, or nothing: this key alone is the weights' where it leaves it out.
+        // The section replaces `[model.moe]` as a whole; only this key falls back to that of the weights if
+        // unset.
         if let (Some(moe), Some(of_weights)) =
             (&mut model.moe, weights.and_then(|weights| weights.moe.as_ref()))
         {
@@ -122,7 +122,7 @@ impl ModelSection {
         Ok(model)
     }
 
-    /// The section that describes `model` completely.
+    /// Returns the section that describes `model` completely.
     pub fn from_model(model: &ModelConfig) -> Self {
         ModelSection {
             preset: None,

@@ -1,4 +1,4 @@
-//! The section `[optim]`: the optimizer, its schedule, and parameters with options of their own.
+//! The section `[optim]`: the optimizer, its schedule, and groups of parameters with their own options.
 
 use kiln_shard::{AdamW, AdjustLr, Muon};
 use schemars::JsonSchema;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 /// `optim.kind` of AdamW, for all parameters.
 pub const ADAMW: &str = "adamw";
 
-/// `optim.kind` of Muon for the matrices of blocks, with AdamW for the rest.
+/// `optim.kind` of Muon for the matrices of blocks, with AdamW for all other parameters.
 pub const MUON: &str = "muon";
 
-/// `optim.expert_bias_lr`, as in DeepSeek-V3.
+/// Default of `optim.expert_bias_lr`, as in DeepSeek-V3.
 const EXPERT_BIAS_LR: f64 = 1e-3;
 
 /// Learning-rate schedules; all start with a linear warm-up.
@@ -35,13 +35,13 @@ section! {
         kind: String = ADAMW.to_owned(),
         /// Peak learning rate.
         lr: f64 = 1e-3,
-        /// How the learning rate moves.
+        /// Schedule of the learning rate.
         schedule: Schedule = Schedule::default(),
         /// Steps of linear warm-up.
         warmup_steps: u64 = 10,
-        /// Steps of the final decay of `wsd`; a tenth of the run if left out.
+        /// Steps of the final decay of `wsd`; a tenth of the run by default.
         decay_steps: Option<u64> = None,
-        /// Final learning rate over `lr`.
+        /// Final learning rate relative to `lr`.
         min_lr_ratio: f64 = 0.1,
         /// Decoupled weight decay of matrices and embeddings.
         weight_decay: f64 = 0.1,
@@ -51,16 +51,16 @@ section! {
         beta2: f64 = 0.95,
         /// Added to the root of the second moment.
         eps: f64 = 1e-8,
-        /// Largest norm of the gradient; 0 for no clipping.
+        /// Maximum norm of the gradient; 0 for no clipping.
         grad_clip: f64 = 1.0,
-        /// What the biases that balance experts, with `model.moe.expert_bias`, move by in a step.
+        /// Step size of the biases that balance experts, with `model.moe.expert_bias`.
         #[serde(skip_serializing_if = "is_expert_bias_lr")]
         expert_bias_lr: f64 = EXPERT_BIAS_LR,
-        /// Muon's own keys, for `kind = "muon"`; the others are those of AdamW.
+        /// Muon's own keys, for `kind = "muon"`; all others are those of AdamW.
         #[serde(skip_serializing_if = "Option::is_none")]
         muon: Option<MuonSection> = None,
-        /// Parameters with options of their own. Where several groups name a parameter, the last that has an
-        /// option counts.
+        /// Groups of parameters with their own options. If several groups name a parameter, the last one that
+        /// sets an option wins.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         groups: Vec<OptimGroup> = Vec::new(),
         /// Settings of an optimizer that the program adds.
@@ -72,69 +72,69 @@ section! {
 section! {
     /// `[optim.muon]`: Muon for the matrices of blocks.
     MuonSection {
-        /// Peak learning rate of the matrices; it moves as `optim.lr` does.
+        /// Peak learning rate of the matrices; it follows the schedule of `optim.lr`.
         lr: f64 = 0.02,
-        /// Share of the momentum that stays in a step.
+        /// Share of the momentum that is kept in each step.
         momentum: f64 = 0.95,
-        /// Whether the direction blends gradient and momentum, or is momentum alone.
+        /// Blend gradient and momentum for the direction (Nesterov), instead of using momentum alone.
         nesterov: bool = true,
-        /// Decoupled weight decay.
+        /// Decoupled weight decay of the matrices.
         weight_decay: f64 = 0.1,
-        /// Newton–Schulz iterations.
+        /// Number of Newton–Schulz iterations.
         ns_steps: usize = 5,
-        /// How the learning rate goes by the shape of a matrix: `original` or `match_rms_adamw`.
+        /// Adjustment of the learning rate to the shape of a matrix: `original` or `match_rms_adamw`.
         adjust_lr: AdjustLr = AdjustLr::default(),
     }
 }
 
-/// `[[optim.groups]]`: parameters with options of their own.
+/// `[[optim.groups]]`: parameters with their own options.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OptimGroup {
-    /// Their full names, in which `*` stands for anything, as in `*norm.weight`.
+    /// Full names of the parameters, in which `*` matches anything, as in `*norm.weight`.
     pub parameters: Vec<String>,
-    /// Only those with so many dimensions, such as 2 for matrices.
+    /// Number of dimensions that the parameters must have, such as 2 for matrices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dims: Option<usize>,
-    /// Which rule of the optimizer updates them, such as `adamw` where `optim.kind` is `muon`.
+    /// The optimizer's rule for these parameters, such as `adamw` if `optim.kind` is `muon`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Their peak learning rate; it moves as `optim.lr` does, unless they have a schedule of their own.
+    /// Their peak learning rate; it follows the schedule of `optim.lr`, unless the group has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// Their decoupled weight decay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// How their learning rate moves. With any of this and the next three they have a schedule of their own, in
-    /// which what is left out is that of `[optim]`.
+    /// Schedule of their learning rate. Setting this or any of the next three keys gives the group its own
+    /// schedule, whose unset keys take the values of `[optim]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// Steps of its linear warm-up.
+    /// Linear warm-up steps of the group's schedule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// Steps of its final decay, for `wsd`.
+    /// Final decay steps of the group's schedule, for `wsd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// Its final learning rate over the peak.
+    /// Final learning rate of the group's schedule relative to its peak.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_ratio: Option<f64>,
 }
 
-/// How a learning rate moves over the steps of a run.
+/// The course of a learning rate over the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
-    /// Its kind.
+    /// Kind of schedule.
     pub schedule: Schedule,
     /// Steps of linear warm-up.
     pub warmup_steps: u64,
-    /// Steps of the final decay of `wsd`; a tenth of the run if there is none.
+    /// Steps of the final decay of `wsd`; a tenth of the run if `None`.
     pub decay_steps: Option<u64>,
-    /// Final learning rate over the peak.
+    /// Final learning rate relative to the peak.
     pub min_lr_ratio: f64,
 }
 
 impl OptimGroup {
-    /// The schedule of these parameters, if they have one of their own. `of_rest` is that of `[optim]`.
+    /// Returns the schedule of these parameters if they have their own. `of_rest` is the schedule of `[optim]`.
     pub fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
         let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         let is_own =
@@ -149,31 +149,31 @@ impl OptimGroup {
 }
 
 impl OptimGroup {
-    /// Whether it names parameters and says nothing of them.
+    /// Returns whether the group sets no option for its parameters.
     pub(super) fn has_no_option(&self) -> bool {
         let OptimGroup { parameters, dims, .. } = self.clone();
         *self == OptimGroup { parameters, dims, ..OptimGroup::default() }
     }
 }
 
-/// Whether a kind need not be written out.
+/// Returns whether a kind is the default, which is not written.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
 }
 
-/// Whether the rate of biases need not be written out.
+/// Returns whether the rate of biases is the default, which is not written.
 fn is_expert_bias_lr(rate: &f64) -> bool {
     *rate == EXPERT_BIAS_LR
 }
 
 impl OptimSection {
-    /// The schedule of `lr`.
+    /// Returns the schedule of `lr`.
     pub fn lr_schedule(&self) -> LrSchedule {
         let OptimSection { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
         LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio }
     }
 
-    /// All schedules of the run, each once: that of `lr`, then those of groups, in their order.
+    /// Returns the distinct schedules of the run: that of `lr`, then those of groups, in their order.
     pub fn lr_schedules(&self) -> Vec<LrSchedule> {
         let first = self.lr_schedule();
         let mut schedules = vec![first];
@@ -185,12 +185,12 @@ impl OptimSection {
         schedules
     }
 
-    /// The settings of AdamW.
+    /// Returns the settings of AdamW.
     pub fn adamw(&self) -> AdamW {
         AdamW { beta1: self.beta1, beta2: self.beta2, epsilon: self.eps, weight_decay: self.weight_decay }
     }
 
-    /// The settings of Muon.
+    /// Returns the settings of Muon.
     pub fn muon(&self) -> Muon {
         let MuonSection { lr, momentum, nesterov, weight_decay, ns_steps, adjust_lr } =
             self.muon.clone().unwrap_or_default();
@@ -198,7 +198,7 @@ impl OptimSection {
         Muon { learning_rate, momentum, nesterov, weight_decay, ns_steps, adjust_lr, ..Muon::default() }
     }
 
-    /// What the learning rate of a step is multiplied by, so that its peak is `lr`.
+    /// Returns the factor on the learning rate of a step that makes its peak `lr`.
     pub fn relative(&self, lr: f64) -> f64 {
         if lr == self.lr { 1.0 } else { lr / self.lr }
     }

@@ -1,5 +1,4 @@
-//! The sections and keys of a configuration in the order in which they are declared, which a JSON schema does
-//! not keep.
+//! The sections and keys of a configuration in order of declaration, which a JSON schema does not keep.
 
 use serde::de::value::{Error, MapDeserializer, StrDeserializer};
 use serde::de::{
@@ -11,16 +10,16 @@ use super::Config;
 
 type Names = &'static [&'static str];
 
-/// Every section with its keys.
+/// Returns every section with its keys.
 pub(super) fn sections() -> Vec<(&'static str, Names)> {
     let mut found = Vec::new();
-    // Whoever reads a struct says its fields first, so nothing is made of what is read.
+    // Deserializing a struct passes its field names first, so no values are needed.
     let read = Config::deserialize(Sections(&mut found));
     debug_assert!(read.is_ok(), "every section has a default: {read:?}");
     found
 }
 
-/// Reads a configuration that has every section, and notes which there are.
+/// A deserializer of a configuration with every section, which collects the sections' names.
 struct Sections<'a>(&'a mut Vec<(&'static str, Names)>);
 
 impl<'de> Deserializer<'de> for Sections<'_> {
@@ -45,7 +44,7 @@ impl<'de> Deserializer<'de> for Sections<'_> {
     }
 }
 
-/// The sections, one after the other.
+/// Visits the sections one after the other.
 struct Walk<'a> {
     sections: std::slice::Iter<'static, &'static str>,
     section: &'static str,
@@ -67,7 +66,7 @@ impl<'de> MapAccess<'de> for Walk<'_> {
     }
 }
 
-/// Reads a section without any key, and notes which there are.
+/// A deserializer of a section without any key set, which collects the keys' names.
 struct Keys<'a> {
     section: &'static str,
     found: &'a mut Vec<(&'static str, Names)>,
@@ -96,8 +95,8 @@ impl<'de> Deserializer<'de> for Keys<'_> {
         newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
-/// The full name of the key that a flag such as `--lr` or `--seq-len` would set; `None` if there is no such key, or
-/// several sections have one.
+/// Returns the full name of the key that a flag such as `--lr` or `--seq-len` would set; `None` if there is no
+/// such key, or several sections have one.
 pub(crate) fn key_of_flag(flag: &str) -> Option<String> {
     let name = flag.trim_start_matches('-').replace('-', "_");
     let mut found = sections().into_iter().filter(|(_, keys)| keys.iter().any(|key| **key == *name));

@@ -1,4 +1,4 @@
-//! A configuration with some keys changed, as a text that keeps the rest of the user's file.
+//! Changes some keys of a configuration and keeps the rest of the user's file.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use toml::{Table, Value};
 use super::ConfigError;
 use super::load::{apply, read};
 
-/// The text of the file `path` with `overrides` applied as [`load`](super::load) does, and without the keys
-/// `removed` (`section.key`). Comments and the order of keys stay as they are where every changed key has a line
-/// of its own; otherwise the text has the same keys and values, without comments.
+/// Returns the text of the file `path` with `overrides` applied as [`load`](super::load) does, and without the
+/// keys `removed` (`section.key`). Comments and the order of keys are kept if every changed key has its own
+/// line; otherwise the text has the same keys and values, without comments.
 ///
 /// # Errors
 ///
@@ -41,20 +41,20 @@ pub(crate) fn rewritten(path: &Path, overrides: &[String], removed: &[&str]) -> 
         .map_err(|error| ConfigError::invalid(format!("the configuration cannot be written: {error}")))
 }
 
-/// The value of `section.key` in `table`.
+/// Returns the value of `section.key` in `table`.
 fn value_at<'a>(table: &'a Table, name: &str) -> Option<&'a Value> {
     let (sections, key) = name.rsplit_once('.')?;
     let section = sections.split('.').try_fold(table, |table, name| table.get(name)?.as_table())?;
     section.get(key)
 }
 
-/// `text` with `value` for the key `name`, on the line that it has or on a new one; without that line if there is
-/// no value.
+/// Returns `text` with `value` for the key `name`, on its existing line or a new one; without that line if
+/// there is no value.
 fn with_value(text: &str, name: &str, value: Option<&Value>) -> String {
     let Some((section, key)) = name.rsplit_once('.') else { return text.to_owned() };
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let mut inside = false;
-    // After the last line of the section that is not empty.
+    // The position after the last non-empty line of the section.
     let mut end = None;
     let mut found = None;
     for (index, line) in lines.iter().enumerate() {
@@ -85,7 +85,7 @@ fn with_value(text: &str, name: &str, value: Option<&Value>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The comment at the end of a line, with the spaces before it.
+/// Returns the comment at the end of a line, with the spaces before it.
 fn comment_of(line: &str) -> &str {
     let mut quote = None;
     for (index, letter) in line.char_indices() {
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(rewrite(text, &[], &[]), text);
     }
 
-    /// Where a key has no line of its own, or a value has several.
+    /// Covers keys without their own line, and values on several lines.
     #[test]
     fn other_texts_are_written_anew_with_the_same_keys() {
         for text in [

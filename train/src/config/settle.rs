@@ -1,4 +1,4 @@
-//! Settling what a configuration leaves to the device.
+//! Settles the values that a configuration leaves to the device.
 
 use kiln_shard::Policy;
 
@@ -6,25 +6,25 @@ use super::choice::Choice;
 use super::optim::MUON;
 use super::schema::{Config, Precision, PrecisionSection};
 
-/// What goes with a device.
+/// Defaults that suit a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceDefaults {
-    /// What it computes in.
+    /// Dtype of computation.
     pub precision: Precision,
-    /// Tokens of a micro-batch that keep all of it at work.
+    /// Tokens per micro-batch that keep the whole device busy.
     pub tokens: usize,
 }
 
 impl DeviceDefaults {
-    /// Any CPU, before it is known which one.
+    /// Defaults for any CPU, before it is known which one.
     pub const CPU: DeviceDefaults = DeviceDefaults { precision: Precision::F32, tokens: 2048 };
 
-    /// Tokens of a micro-batch on a GPU.
+    /// Tokens per micro-batch on a GPU.
     pub const GPU_TOKENS: usize = 16_384;
 }
 
 impl PrecisionSection {
-    /// Dtype of computation; where that is not settled yet, the CPU's.
+    /// Returns the dtype of computation; the CPU's default if it is not settled yet.
     pub fn compute(&self) -> Precision {
         match self.compute {
             Choice::Is(precision) => precision,
@@ -34,7 +34,7 @@ impl PrecisionSection {
 }
 
 impl Config {
-    /// The sharding policy that it describes.
+    /// Returns the sharding policy of the configuration.
     pub fn policy(&self) -> Policy {
         Policy {
             strategy: self.shard.strategy,
@@ -49,7 +49,7 @@ impl Config {
         }
     }
 
-    /// Sequences of a micro-batch; where that is not settled yet, the CPU's.
+    /// Returns the sequences per micro-batch; the CPU's default if it is not settled yet.
     pub fn micro_batch(&self) -> usize {
         match self.train.micro_batch {
             Choice::Is(rows) => rows,
@@ -57,10 +57,10 @@ impl Config {
         }
     }
 
-    /// Settles what is left open, and returns what goes by the device as lines of a configuration.
+    /// Settles open values, and returns those that depend on the device as lines of a configuration.
     pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
         if self.optim.kind == MUON {
-            // What a run used is in its folder.
+            // The settings that a run used are recorded in its folder.
             self.optim.muon.get_or_insert_default();
         }
         let mut settled = Vec::new();
@@ -80,12 +80,12 @@ impl Config {
         settled
     }
 
-    /// Whether nothing rules out f16, with its small range and its loss scale.
+    /// Returns whether the configuration allows f16, with its small range and its loss scale.
     fn can_scale_losses(&self) -> bool {
         !self.shard.offload && !self.has_expert_bias()
     }
 
-    /// Shortens warm-ups that are longer than the run to all of it. What to say of it, if there is one.
+    /// Shortens warm-ups that are longer than the run to its length. Returns a message if any was shortened.
     pub fn shorten_warm_up(&mut self) -> Option<String> {
         let (steps, optim) = (self.train.steps, &mut self.optim);
         let groups = optim.groups.iter_mut().filter_map(|group| group.warmup_steps.as_mut());
@@ -101,8 +101,8 @@ impl Config {
         })
     }
 
-    /// The most sequences of at most `tokens` tokens together that divide a rank's part of the batch; at
-    /// least one.
+    /// Returns the largest number of sequences, with at most `tokens` tokens together, that divides a rank's
+    /// part of the batch; at least one.
     pub(crate) fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);
         let most = (tokens / self.data.seq_len.max(1)).min(per_rank);
@@ -130,14 +130,14 @@ mod tests {
         let (mut cpu, mut gpu) = (asked.clone(), asked.clone());
         assert_eq!(cpu.settle(DeviceDefaults::CPU), ["precision.compute = \"f32\"", "train.micro_batch = 4"]);
         assert_eq!(gpu.settle(GPU), ["precision.compute = \"bf16\"", "train.micro_batch = 32"]);
-        // Until then it is as on the CPU.
+        // Before settling, the CPU's defaults apply.
         assert_eq!((asked.micro_batch(), asked.precision.compute()), (4, Precision::F32));
-        // What is written can be read, settled or not.
+        // The written configuration can be read, settled or not.
         for config in [&asked, &gpu] {
             let text = toml::to_string(config).expect("TOML");
             assert_eq!(&self::config(&text), config);
         }
-        // Nothing is open any more.
+        // No value is open any more.
         assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
     }
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// GPUs without bf16 have f16, except where the configuration rules it out.
+    /// GPUs without bf16 use f16, unless the configuration rules it out.
     #[test]
     fn f16_is_taken_where_it_goes_with_the_rest() {
         let old = DeviceDefaults { precision: Precision::F16, ..GPU };
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Micro-batches come out even, also where a rank has few sequences or many.
+    /// Micro-batches divide a rank's batch evenly, whether it has few sequences or many.
     #[test]
     fn micro_batches_divide_what_a_rank_has() {
         let mut config = config("[data]\nseq_len = 512\n");

@@ -1,5 +1,5 @@
-//! Every key of a configuration: for people, as a commented file, and for editors, as a JSON schema. Both
-//! come from the types that a configuration is read into and from their documentation.
+//! Shows every key of a configuration: for users as a commented file, and for editors as a JSON schema. Both
+//! are derived from the configuration's types and their documentation.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use toml::{Table, Value};
 
 use super::{Config, ConfigError, ModelSection, load, order};
 
-/// The JSON schema of a configuration file, with which editors complete keys and check values.
+/// Returns the JSON schema of a configuration file, with which editors complete keys and check values.
 pub fn json_schema() -> Json {
     schema_for!(Config).to_value()
 }
@@ -33,7 +33,7 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// What to print: TOML that [`load`] reads, or JSON.
+    /// Returns the text to print: TOML that [`load`] reads, or JSON.
     pub(crate) fn run(self) -> Result<String, ConfigError> {
         if self.schema {
             return Ok(format!("{:#}", json_schema()));
@@ -43,7 +43,7 @@ impl ConfigArgs {
             Some(path) => {
                 let mut config = load(path, &self.overrides)?;
                 config.validate()?;
-                // What a preset stands for, where the section says all of it.
+                // Expand the preset, if the section describes the model completely.
                 if let Ok(model) = config.model.resolve(None) {
                     let context_length = config.model.context_length;
                     config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
@@ -62,7 +62,7 @@ impl ConfigArgs {
     }
 }
 
-/// The section whose keys are the user's own.
+/// Returns the section whose keys the user defines.
 fn experiment(schema: &Json, config: &Table) -> String {
     let section = "experiment";
     let keys = config.get(section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
@@ -72,11 +72,11 @@ fn experiment(schema: &Json, config: &Table) -> String {
     text.trim_end().to_owned()
 }
 
-/// Columns of a comment.
+/// Width of a comment in columns.
 const WIDTH: usize = 110;
 
-/// All keys of `schema` with the values in `config`, each below its meaning. A key without a value is a
-/// comment.
+/// Lists all keys of `schema` with the values in `config`, each below its meaning. A key without a value is
+/// commented out.
 fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
     let mut text = String::new();
     for (section, keys) in order::sections() {
@@ -89,7 +89,7 @@ fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
         let properties = &resolve(schema, described)["properties"];
         for key in keys {
             let described = &properties[key];
-            // A section leaves out what only few runs set.
+            // A section omits keys that few runs set.
             let unset = || Value::try_from(&described["default"]).ok();
             let default = defaults.get(*key).cloned().or_else(unset);
             let value = values.get(*key).cloned().or_else(|| default.clone());
@@ -114,12 +114,12 @@ fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
     text.trim_end().to_owned()
 }
 
-/// The meaning of a key, and the values that it takes.
+/// Returns a comment with the meaning of a key and its possible values.
 fn key_comment(schema: &Json, described: &Json) -> String {
     let mut values = Vec::new();
     let kind = kind(schema, described, &mut values);
     let meaning = described["description"].as_str().unwrap_or_default();
-    // Values with a meaning of their own follow one by one.
+    // Values with their own meanings follow one by one.
     let kind = if kind.split(", ").count() == values.len() { String::new() } else { format!(" ({kind})") };
     let mut text = comment(&format!("{meaning}{kind}"), "");
     for (value, meaning) in values {
@@ -128,7 +128,7 @@ fn key_comment(schema: &Json, described: &Json) -> String {
     text
 }
 
-/// What a value is, in words. Adds the named values that have a meaning of their own to `values`.
+/// Describes the type of a value. Adds the named values that have their own meanings to `values`.
 fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> String {
     let described = resolve(schema, described);
     if let Some(value) = described.get("const") {
@@ -166,18 +166,18 @@ fn kind(schema: &Json, described: &Json, values: &mut Vec<(String, String)>) -> 
     }
 }
 
-/// What a reference in the schema refers to.
+/// Follows a reference in the schema.
 fn resolve<'a>(schema: &'a Json, described: &'a Json) -> &'a Json {
     let path = described["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
     path.and_then(|path| schema.pointer(path)).unwrap_or(described)
 }
 
-/// `text` as comment lines.
+/// Formats `text` as comment lines.
 fn comment(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     let mut line = format!("# {indent}");
     let empty = line.len();
-    // Names in the documentation of Rust are links.
+    // Rust documentation writes names as links.
     let text = text.replace("[`", "`").replace("`]", "`");
     for word in text.split_whitespace() {
         if line.len() > empty && line.len() + 1 + word.len() > WIDTH {
@@ -205,7 +205,7 @@ mod tests {
             let text = commented(&json_schema(), values, &defaults);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
-            // Also those without a value.
+            // Including keys without a value.
             let with_all: String = text.lines().filter(|line| line.contains(" =")).collect();
             let keys = order::sections().into_iter().flat_map(|(_, keys)| keys);
             keys.for_each(|key| assert!(with_all.contains(&format!("{key} =")), "{key} is missing"));

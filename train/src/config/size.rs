@@ -8,11 +8,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of bytes as people write it: `46GiB`, `1.5 TB`.
+/// A number of bytes with a unit, such as `46GiB` or `1.5 TB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
-/// Units and their bytes; the longest that fits a number is what it is written with.
+/// Units and their bytes; a number is written with the first unit that divides it.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -81,7 +81,7 @@ impl Visitor<'_> for Text {
     }
 }
 
-/// Without a loss, so that it can be read again.
+/// Writes the size exactly, so that it can be read again.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |(_, bytes): &&(&str, u64)| self.0.is_multiple_of(*bytes);

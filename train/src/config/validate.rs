@@ -18,7 +18,7 @@ use super::{
     MUON, MuonSection, OptimSection, Precision,
 };
 
-/// A range of numbers: in words, and whether a number is in it.
+/// A range of numbers: its description, and a test for membership.
 type Range = (&'static str, fn(f64) -> bool);
 
 const POSITIVE: Range = ("positive and finite", |value| value > 0.0 && value.is_finite());
@@ -30,14 +30,14 @@ const DECAY: Range = ("in [0, 1)", |value| (0.0..1.0).contains(&value));
 const SECONDS: Range = ("above 0 and below 1e9, in seconds", |value| value > 0.0 && value < 1e9);
 
 impl Config {
-    /// Checks every value that can be checked without looking at the data, and reports all problems at once.
+    /// Checks every value that can be checked without the data, and reports all problems at once.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check(Vec::new())
     }
 
-    /// [`Config::validate`] for ranks that are threads of this process.
+    /// Like [`Config::validate`], for ranks that are threads of this process.
     pub fn validate_threads(&self) -> Result<(), ConfigError> {
-        // More than any job can have is refused in any case.
+        // More ranks than any job can have are an error in any case.
         let ranks = self.train.ranks.min(MAX_RANKS);
         self.check(
             thread_ranks("train.ranks", ranks).filter(|_| ranks == self.train.ranks).into_iter().collect(),
@@ -51,9 +51,9 @@ impl Config {
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
         self.check_mpi(&mut problems);
-        // A stand-in where the vocabulary is not known yet; it divides nothing.
+        // A placeholder if the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
-            // Then the weights complete the model.
+            // The weights complete the model.
             Err(_) if self.init_from().is_some() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
@@ -70,12 +70,12 @@ impl Config {
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
     }
 
-    /// The path of the weights that a new run starts from; `None` if it draws them at random.
+    /// Returns the path of the weights that a new run starts from; `None` if it draws them at random.
     pub(crate) fn init_from(&self) -> Option<&Path> {
         Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Whether `train.freeze` names the parameter of a name.
+    /// Returns a test of whether `train.freeze` matches the name of a parameter.
     pub(crate) fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
         let prefixes = self.train.freeze.clone();
         move |name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
@@ -87,7 +87,7 @@ impl Config {
         if kind != MUON && muon.is_some() {
             problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
         }
-        // Also where nothing is said of it.
+        // Also if the section is missing.
         let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
         if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
             rates.push(("optim.muon.lr", lr, FROM_0));
@@ -114,7 +114,7 @@ impl Config {
                 problems.push(format!("{key} = {value}: must be {range}"));
             }
         }
-        // Other rates move as this one does.
+        // Other rates are scaled with `optim.lr`.
         let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
         if let (0.0, Some((key, rate, _))) = (*lr, moves) {
             problems.push(format!("{key} = {rate} moves as optim.lr does, which is 0: set it above 0"));
@@ -182,11 +182,11 @@ impl Config {
         self.check_schedules(problems);
     }
 
-    /// Schedules that are longer than the run.
+    /// Checks for schedules that are longer than the run.
     fn check_schedules(&self, problems: &mut Vec<String>) {
         let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
         let of_rest = self.optim.lr_schedule();
-        // What a group has from [optim] is a problem there.
+        // A group's values inherited from `[optim]` are reported there.
         let own = groups.iter().filter(|group| group.warmup_steps.or(group.decay_steps).is_some());
         let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
         for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
@@ -203,7 +203,7 @@ impl Config {
         }
     }
 
-    /// `global_batch` is split over ranks, then over micro-batches; both must come out even.
+    /// Checks that `global_batch` divides evenly over ranks, and then over micro-batches.
     fn check_batch(&self, problems: &mut Vec<String>) {
         let (global, micro, ranks) = (self.train.global_batch, self.micro_batch(), self.train.ranks);
         let counts = |value: usize, most: usize| (1..=most).contains(&value);
@@ -246,7 +246,7 @@ impl Config {
         }
     }
 
-    /// What MPI does its own way.
+    /// Checks settings that do not apply to MPI.
     fn check_mpi(&self, problems: &mut Vec<String>) {
         let CommSection { backend, seal, ports, .. } = &self.comm;
         if *backend != CommBackend::Mpi {
@@ -266,12 +266,12 @@ impl Config {
         }
     }
 
-    /// Whether the choice of experts is balanced by biases.
+    /// Returns whether the choice of experts is balanced by biases.
     pub(super) fn has_expert_bias(&self) -> bool {
         self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
     }
 
-    /// f16, whose loss scale adapts on the GPU that computes, and whose range is small.
+    /// Checks settings around f16, whose loss scale adapts on the computing GPU, and whose range is small.
     pub(super) fn check_precision(&self, problems: &mut Vec<String>) {
         let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
         for (is_wrong, problem) in [
@@ -301,7 +301,7 @@ impl Config {
         }
     }
 
-    /// What goes with GPUs.
+    /// Checks settings that depend on GPUs.
     fn check_device(&self, problems: &mut Vec<String>) {
         let (name, missing, transport) = match self.device.backend {
             Backend::Auto | Backend::Cpu => return,

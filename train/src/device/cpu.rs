@@ -1,4 +1,4 @@
-//! The CPU: threads, and what they reach.
+//! The CPU: its threads and its peak performance.
 
 use std::io;
 use std::num::NonZero;
@@ -11,17 +11,17 @@ use super::tensors::plain;
 use crate::config::{DeviceDefaults, DeviceSection, Precision};
 use crate::place::{RankEnv, Source};
 
-/// Side of the matrices that the peak is measured with.
+/// Side of the matrices in the measurement of the peak.
 const PEAK_SIDE: usize = 768;
 
-/// Products timed; the fastest counts, since other programs can only slow one down.
+/// Number of products that are timed; the fastest counts, since other programs can only slow a product down.
 const PEAK_TRIES: usize = 20;
 
-/// After this much time no further product is begun.
+/// Time after which no further product is started.
 const PEAK_TIME: Duration = Duration::from_secs(1);
 
-/// What a configuration that leaves it to the CPU gets: bf16 where the processor multiplies it with AMX, which
-/// is much faster than f32.
+/// Returns the defaults for the CPU: bf16 if the processor multiplies it with AMX, which is much faster than
+/// f32.
 pub fn cpu_defaults() -> DeviceDefaults {
     match ops::bf16_instructions() {
         Some("AMX") => DeviceDefaults { precision: Precision::Bf16, ..DeviceDefaults::CPU },
@@ -29,18 +29,18 @@ pub fn cpu_defaults() -> DeviceDefaults {
     }
 }
 
-/// Cores that this process may use.
+/// Returns the number of cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Compute threads of each of `ranks` ranks.
+/// Returns the number of compute threads of each of `ranks` ranks.
 pub fn threads_per_rank(section: &DeviceSection, ranks: usize) -> usize {
     (section.threads.unwrap_or_else(cores) / ranks.max(1)).max(1)
 }
 
-/// How many ranks share the cores that this process may use. `srun` and `mpirun` commonly bind every
-/// process to cores of its own; other launchers leave all cores to all.
+/// Returns the number of ranks that share the cores of this process. `srun` and `mpirun` commonly bind every
+/// process to its own cores; other launchers leave all cores to all processes.
 pub fn ranks_sharing_cores(place: &RankEnv) -> usize {
     let mine = cores();
     let may_bind = matches!(place.source, Source::Slurm | Source::OpenMpi | Source::Pmi);
@@ -50,13 +50,13 @@ pub fn ranks_sharing_cores(place: &RankEnv) -> usize {
     place.local_world_size.max(1)
 }
 
-/// Cores that are switched on, whoever may use them.
+/// Returns the number of online cores, regardless of who may use them.
 pub fn cores_of_machine() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     count_cpus(online.trim())
 }
 
-/// Number of CPUs in a list such as `0-3,8`.
+/// Returns the number of CPUs in a list such as `0-3,8`.
 fn count_cpus(list: &str) -> Option<usize> {
     let count = |range: &str| match range.split_once('-') {
         None => range.parse::<usize>().ok().map(|_| 1),
@@ -68,7 +68,8 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// The dtype of the products that are measured: bf16 where that is the `precision` and the processor multiplies it, else f32.
+/// Returns the dtype of the measured products: bf16 if that is the `precision` and the processor multiplies it,
+/// else f32.
 pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     match precision {
         Precision::Bf16 if ops::bf16_instructions().is_some() => FloatDType::BF16,
@@ -76,18 +77,19 @@ pub(super) fn peak_dtype(precision: Precision) -> FloatDType {
     }
 }
 
-/// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU, in [`peak_dtype`].
+/// Measures the FLOP/s of `threads` threads in a matrix product in [`peak_dtype`], the reference for `mfu` on a
+/// CPU.
 ///
 /// # Errors
 ///
-/// If the system does not start them.
+/// If the system cannot start the threads.
 pub(super) fn measure_peak_flops(precision: Precision, threads: usize) -> io::Result<f64> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(io::Error::other)?;
     Ok(pool.install(|| measure_flops_of(&plain(), peak_dtype(precision).into())))
 }
 
-/// FLOP/s that `device` reaches in a matrix product, from this thread.
+/// Measures the FLOP/s of `device` in a matrix product, from this thread.
 pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
     let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
     let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
@@ -98,7 +100,7 @@ pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
         .map(|_| {
             let start = Instant::now();
             drop(ops::linear(a.clone(), b.clone(), None));
-            // A device that fails here will say so when it is to work.
+            // A device that fails here will report it during the real work.
             let _ = device.sync();
             flops / start.elapsed().as_secs_f64()
         })

@@ -1,4 +1,4 @@
-//! Looking at the driver and its GPUs, and choosing one.
+//! Checks the driver and its GPUs, and selects a GPU.
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
@@ -14,17 +14,18 @@ use super::{products, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::RankEnv;
 
-/// The lowest driver: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
-/// nothing else that is called is newer.
+/// Minimum driver version: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
+/// all other called functions are older.
 const DRIVER: Version = Version(12, 8);
 
-/// The lowest GPU that computes in bf16.
+/// Minimum compute capability for bf16.
 const BF16: Version = Version(8, 0);
 
-/// Memory that the driver takes for a context, and kernels and libraries for themselves.
+/// Memory in bytes for the driver's context, and for kernels and libraries themselves.
 const OVERHEAD: u64 = 768 << 20;
 
-/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `request` needs.
+/// Selects a GPU for the rank at `place`, or for all ranks if they are threads, and checks everything that
+/// `request` needs.
 pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Gpu, DeviceError> {
     let driver = driver()?;
     let gpus = count()?;
@@ -39,14 +40,14 @@ pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result
     if place.is_some() {
         toolkit::nccl(driver)?;
     }
-    // Last, since it may set CUDA_PATH.
+    // Last, since it may set `CUDA_PATH`.
     toolkit::headers()?;
     if let Choice::Is(precision) = request.precision {
         check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
-    // The context stays retained until the process ends. Without a user, the driver would destroy it, and take tenths
-    // of a second to create it again for CubeCL.
+    // The context stays retained until the process ends. If nobody held it, the driver would destroy it, and
+    // take tenths of a second to create it again for CubeCL.
     gpu.free = retain(index)?;
     let needed = OVERHEAD + request.bytes(place.is_some());
     if gpu.free < needed {
@@ -71,13 +72,13 @@ pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), Dev
     })
 }
 
-/// Whether `gpu` computes in bf16.
+/// Returns whether `gpu` computes in bf16.
 pub(super) fn has_bf16(gpu: &Gpu) -> bool {
     gpu.capability >= BF16
 }
 
-/// Everything that decides how `gpu` computes: its name and capability, the driver, NVRTC, cuBLASLt and the
-/// measured algorithms of products.
+/// Returns a description of everything that determines how `gpu` computes: its name and capability, the driver,
+/// NVRTC, cuBLASLt and the measured algorithms for products.
 pub(super) fn fingerprint(gpu: &Gpu) -> String {
     let version =
         |version: Option<Version>| version.map_or("unknown".to_owned(), |version| version.to_string());
@@ -85,7 +86,7 @@ pub(super) fn fingerprint(gpu: &Gpu) -> String {
     let nvrtc = cuda.and_then(|cuda| toolkit::nvrtc(cuda).ok()).and_then(|nvrtc| nvrtc.version);
     let cublas_lt = cuda.and_then(toolkit::cublas_lt_version);
     let cublas_lt = cublas_lt.map_or("unknown".to_owned(), |version| version.to_string());
-    // The driver's own version; CUDA's number stays the same over several drivers.
+    // The version of the driver itself; CUDA's version stays the same over several drivers.
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let module = module.lines().next().unwrap_or("unknown").to_owned();
     format!(
@@ -94,18 +95,18 @@ pub(super) fn fingerprint(gpu: &Gpu) -> String {
         gpu.capability,
         version(cuda),
         version(nvrtc),
-        // Other algorithms are other kernels.
+        // Different algorithms mean different kernels.
         products::fingerprint()
     )
 }
 
-/// Whether this process sees a GPU, whatever can be done with it.
+/// Returns whether this process sees a GPU, usable or not.
 pub(super) fn is_there() -> bool {
     driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }
 
-/// The GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` of them. Where
-/// there is but one, it may be that the launcher gave each rank one of its own; the ranks will compare.
+/// Returns the GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` GPUs. If there is
+/// only one, the launcher may have given each rank its own; the ranks compare later.
 fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceError> {
     if gpus == 1 || share_gpu() {
         return Ok(local_rank % gpus);
@@ -116,7 +117,7 @@ fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceEr
     }
 }
 
-/// Lines for the doctor on everything that is looked for.
+/// Returns lines for `kiln doctor` about every component that a GPU needs.
 pub fn examine() -> Vec<String> {
     let (driver, mut lines) = match driver() {
         Ok(driver) => (Some(driver), vec![format!("driver: for CUDA {driver}")]),
@@ -135,7 +136,7 @@ pub fn examine() -> Vec<String> {
             })),
         }
     }
-    // Without a driver, any version will do.
+    // Without a driver, any version is accepted.
     let for_driver = driver.unwrap_or(Version(13, 0));
     lines.push(line(
         "NVRTC",
@@ -149,7 +150,7 @@ pub fn examine() -> Vec<String> {
     ));
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
-    // After the others, since it may set CUDA_PATH.
+    // After the others, since it may set `CUDA_PATH`.
     lines.push(line(
         "headers",
         toolkit::headers().and_then(|root| {
@@ -181,7 +182,7 @@ pub(super) fn driver() -> Result<Version, DeviceError> {
     status.result().map_err(failed("cuDriverGetVersion"))?;
     let number = number.unsigned_abs();
     let version = Version(number / 1000, number / 10 % 100);
-    // Without a GPU, the driver's age is no matter.
+    // Without a GPU, the driver's version does not matter.
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             return Err(DeviceError::NoGpu { visible: visible() });
@@ -199,13 +200,13 @@ pub(super) fn driver() -> Result<Version, DeviceError> {
     Ok(version)
 }
 
-/// Starts the driver, and counts the GPUs that this process sees; at least one.
+/// Starts the driver, and returns the number of GPUs that this process sees; at least one.
 pub(super) fn count_visible() -> Result<usize, DeviceError> {
     driver()?;
     count()
 }
 
-/// GPUs that this process sees; at least one.
+/// Returns the number of GPUs that this process sees; at least one.
 fn count() -> Result<usize, DeviceError> {
     let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
     match usize::try_from(count) {
@@ -214,7 +215,7 @@ fn count() -> Result<usize, DeviceError> {
     }
 }
 
-/// What the driver says about a GPU; its free memory is another question.
+/// Returns the driver's description of a GPU, except for its free memory.
 fn describe(index: usize) -> Result<Gpu, DeviceError> {
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
     let attribute = |attribute| {
@@ -254,7 +255,8 @@ fn retain(index: usize) -> Result<u64, DeviceError> {
     }
 }
 
-/// Bytes of a GPU that are free. Releases the GPU's context, which takes memory: the process may not use this GPU.
+/// Returns the number of free bytes on a GPU. Releases the GPU's context, which takes memory: the process may
+/// not use this GPU.
 fn free(index: usize) -> Result<u64, DeviceError> {
     let free = retain(index)?;
     let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
@@ -263,7 +265,7 @@ fn free(index: usize) -> Result<u64, DeviceError> {
     Ok(free)
 }
 
-/// A compiler for `gpu`, whose output `driver` understands.
+/// Checks that there is a compiler for `gpu`, whose output `driver` understands.
 fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
     let nvrtc = toolkit::nvrtc(driver)?;
     fits(driver, &nvrtc)?;
@@ -280,7 +282,8 @@ fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
     }
 }
 
-/// Kernels leave NVRTC as PTX, of a version that only drivers of the same CUDA or a later one read.
+/// Checks that the driver can read the output of NVRTC: its version of PTX requires a driver of the same CUDA
+/// version or a later one.
 fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
     match nvrtc.version {
         Some(needed) if needed > driver => Err(DeviceError::DriverTooOld {
@@ -317,7 +320,7 @@ mod tests {
     fn every_rank_of_a_node_gets_a_gpu_of_its_own() {
         let indices: Result<Vec<_>, _> = (0..4).map(|rank| index(rank, 4, 8)).collect();
         assert_eq!(indices, Ok(vec![0, 1, 2, 3]));
-        // One that the launcher chose for each.
+        // The launcher chose one GPU for each rank.
         assert_eq!(index(3, 4, 1), Ok(0));
         assert!(matches!(index(1, 3, 2), Err(DeviceError::FewerGpus { ranks: 3, gpus: 2, .. })));
     }

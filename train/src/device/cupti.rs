@@ -1,8 +1,8 @@
-//! What a GPU does and when, as NVIDIA's library for profilers (CUPTI) tells it: kernels, copies and fills, on the
-//! host's monotonic clock. The library is looked for when somebody wants to know; nothing depends on it.
+//! GPU activity as recorded by NVIDIA's profiling library (CUPTI): kernels, copies and fills, on the host's
+//! monotonic clock. The library is loaded only on request; nothing depends on it.
 //!
-//! Records are read at the places of their fields, which have been the same since CUDA 9 (`cupti_activity.h`); what has
-//! come since is behind them.
+//! Records are read at the offsets of their fields, which have not changed since CUDA 9 (`cupti_activity.h`);
+//! newer fields follow them.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,7 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{cuda, toolkit};
 
-/// Bytes of a buffer that CUPTI fills, and how it has to lie.
+/// Size and alignment of a buffer that CUPTI fills.
 const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => panic!("the size and the alignment of a buffer are powers of two"),
@@ -44,13 +44,13 @@ const COPIES: [&str; 11] = [
     "copy device to device",
 ];
 
-/// Kernels of one process that are kept: more than some thousand steps of a large model have.
+/// Maximum number of recorded kernels per process: more than some thousand steps of a large model run.
 const MOST: usize = 1 << 22;
 
 type Requested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Completed = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
-/// CUPTI's functions. Each returns zero if all went well.
+/// CUPTI's functions. Each returns zero on success.
 struct Cupti {
     enable: unsafe extern "C" fn(c_int) -> c_int,
     disable: unsafe extern "C" fn(c_int) -> c_int,
@@ -61,27 +61,27 @@ struct Cupti {
 
 static CUPTI: OnceLock<Result<Cupti, String>> = OnceLock::new();
 
-/// What was recorded, with the number of the device.
+/// The recorded activities, each with the number of its device.
 static RECORDED: Mutex<Vec<(u32, GpuActivity)>> = Mutex::new(Vec::new());
 
-/// Recordings that go on in this process.
+/// Number of active recordings in this process.
 static GOING: Mutex<usize> = Mutex::new(0);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A recording of what one GPU does, which goes on until it is stopped or dropped.
+/// A recording of one GPU's activity, which continues until it is stopped or dropped.
 pub(crate) struct GpuRecording {
     device: u32,
 }
 
 impl GpuRecording {
-    /// Begins to record what the GPU `device` does, by its number in this process.
+    /// Begins to record the activity of the GPU with number `device` in this process.
     ///
     /// # Errors
     ///
-    /// If CUPTI is not there, or refuses, as it does under another profiler; in words.
+    /// If CUPTI is missing, or refuses, as it does under another profiler. The error is a message.
     pub(crate) fn start(device: usize) -> Result<Self, String> {
         let cupti = CUPTI.get_or_init(Cupti::load).as_ref().map_err(Clone::clone)?;
         let mut going = lock(&GOING);
@@ -92,8 +92,8 @@ impl GpuRecording {
         Ok(GpuRecording { device: u32::try_from(device).unwrap_or(u32::MAX) })
     }
 
-    /// What the GPU has done since, in the order of its beginnings. Whoever wants all of it waits for the GPU before. Of
-    /// ranks that share a GPU, the first one gets what all of them have had done.
+    /// Returns the GPU's activity since the start, ordered by start time. To include everything, wait for the
+    /// GPU first. If ranks share a GPU, the first one gets the activity of all these ranks.
     pub(crate) fn stop(self) -> Vec<GpuActivity> {
         if let Some(Ok(cupti)) = CUPTI.get() {
             // SAFETY: CUPTI is loaded; it calls `completed` from here.
@@ -122,7 +122,8 @@ impl Cupti {
     fn load() -> Result<Self, String> {
         let driver = cuda::driver().map_err(|error| error.to_string())?;
         let path = toolkit::cupti(driver).map_err(|error| error.to_string())?;
-        // SAFETY: this runs the initialisers of a library by NVIDIA. It stays for as long as the process lives.
+        // SAFETY: this runs the initialisers of a library by NVIDIA. The library stays loaded until the process
+        // ends.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW) }.map_err(|error| error.to_string())?;
         let library: &'static Library = Box::leak(Box::new(library));
         macro_rules! function {
@@ -142,7 +143,7 @@ impl Cupti {
             function!(b"cuptiActivityRegisterCallbacks\0");
         let register_clock: unsafe extern "C" fn(extern "C" fn() -> u64) -> c_int =
             function!(b"cuptiActivityRegisterTimestampCallback\0");
-        // SAFETY: the functions have the types that CUPTI asks for, and stay.
+        // SAFETY: the functions have the types that CUPTI requires, and are never unloaded.
         cupti.check("give it a clock", unsafe { register_clock(now) })?;
         // SAFETY: as above.
         cupti.check("give it buffers", unsafe { register(requested, completed) })?;
@@ -156,7 +157,7 @@ impl Cupti {
 
     fn disable_all(&self) {
         for kind in KINDS {
-            // SAFETY: as for `enable`. A kind that is not enabled is an error without consequence.
+            // SAFETY: as for `enable`. Disabling a kind that is not enabled is a harmless error.
             let _ = unsafe { (self.disable)(kind) };
         }
     }
@@ -166,7 +167,7 @@ impl Cupti {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: CUPTI writes a pointer to a text that stays, or nothing.
+        // SAFETY: CUPTI writes a pointer to a static string, or nothing.
         unsafe { (self.describe)(status, &mut text) };
         // SAFETY: as above.
         let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
@@ -174,20 +175,20 @@ impl Cupti {
     }
 }
 
-/// Nanoseconds of the monotonic clock, which recorders have as well.
+/// Returns the monotonic clock in nanoseconds, as used by the recorders.
 extern "C" fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
-/// Gives CUPTI a buffer.
+/// Allocates a buffer for CUPTI.
 unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
-    // SAFETY: the layout has a size. CUPTI takes a buffer that is null for none.
+    // SAFETY: the layout's size is not zero. CUPTI accepts a null buffer as none.
     let memory = unsafe { alloc(BUFFER) };
-    // SAFETY: CUPTI's pointers lead to places that it reads after this.
+    // SAFETY: CUPTI passes valid pointers, which it reads after this.
     unsafe {
         *buffer = memory;
         *size = if memory.is_null() { 0 } else { BUFFER.size() };
-        // As many as there is room for.
+        // As many records as fit.
         *records = 0;
     }
 }
@@ -206,23 +207,23 @@ unsafe extern "C" fn completed(
     if let Some(Ok(cupti)) = CUPTI.get() {
         let mut recorded = lock(&RECORDED);
         let mut record = ptr::null_mut();
-        // SAFETY: the buffer is one of `requested`, and CUPTI has filled so much of it.
+        // SAFETY: the buffer comes from `requested`, and CUPTI has filled its first `filled` bytes.
         while recorded.len() < MOST && unsafe { (cupti.next)(buffer, filled, &mut record) } == 0 {
-            // SAFETY: CUPTI has set it to a record in the buffer.
+            // SAFETY: CUPTI has set the pointer to a record in the buffer.
             recorded.extend(unsafe { read(record) });
         }
     }
-    // SAFETY: it was allocated with this layout, and nobody has it any more.
+    // SAFETY: the buffer was allocated with this layout, and nothing else refers to it any more.
     unsafe { dealloc(buffer, BUFFER) };
 }
 
-/// What a record tells, with the number of the device; `None` if it is of another kind.
+/// Reads a record, with the number of its device; `None` if it is of another kind.
 ///
 /// # Safety
 ///
-/// `record` leads to a record of CUPTI.
+/// `record` must point to a record of CUPTI.
 unsafe fn read(record: *const u8) -> Option<(u32, GpuActivity)> {
-    // SAFETY: every record begins with its kind, and those of a kind have these fields at these places.
+    // SAFETY: every record begins with its kind, and records of a kind have these fields at these offsets.
     unsafe {
         let number = |at: usize| record.add(at).cast::<u32>().read_unaligned();
         let long = |at: usize| record.add(at).cast::<u64>().read_unaligned();

@@ -1,23 +1,23 @@
-//! What NVIDIA's data sheets say of GPUs.
+//! Specifications of GPUs from NVIDIA's data sheets.
 
 use crate::config::Precision;
 
-/// A GPU by its data sheet.
+/// The specifications of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DataSheet {
-    /// The name that `kiln plan --gpu` takes.
+    /// Its name for `kiln plan --gpu`.
     pub name: &'static str,
-    /// Part of the name that its driver gives it.
+    /// Part of the name that its driver reports.
     part: &'static str,
-    /// Memory in GiB, as programs find it.
+    /// Memory in GiB that is available to programs.
     pub memory_gib: f64,
-    /// Dense TFLOP/s in bf16 and f16 on tensor cores, with f32 sums.
+    /// Dense TFLOP/s in bf16 and f16 on tensor cores, with f32 accumulation.
     bf16: f64,
     /// TFLOP/s in f32 without tensor cores.
     f32: f64,
-    /// GB/s of its memory.
+    /// Memory bandwidth in GB/s.
     pub bandwidth: f64,
-    /// GB/s to the other GPUs of a machine, in one direction: NVLink, or else PCIe.
+    /// Bandwidth to the other GPUs of a machine in GB/s, in one direction: NVLink, or else PCIe.
     pub link: f64,
 }
 
@@ -29,7 +29,7 @@ const fn sheet(
     DataSheet { name, part, memory_gib, bf16, f32, bandwidth, link }
 }
 
-/// GPUs, the first whose part fits a driver's name counts.
+/// The known GPUs; the first whose part matches a driver's name counts.
 const DATA_SHEETS: &[DataSheet] = &[
     sheet("b200", "B200", [179.0, 2250.0, 75.0, 7700.0, 900.0]),
     sheet("gh200", "GH200", [95.0, 989.5, 67.0, 4000.0, 450.0]),
@@ -55,9 +55,9 @@ const DATA_SHEETS: &[DataSheet] = &[
 ];
 
 impl DataSheet {
-    /// The GPU that its driver calls `name`, if there is a data sheet of it here.
+    /// Returns the data sheet of the GPU that its driver calls `name`, if there is one here.
     pub fn of_driver(name: &str) -> Option<&'static DataSheet> {
-        // As words of their own: an RTX A4000 is no A40.
+        // Match whole words: an RTX A4000 is not an A40.
         let is_whole = |part: &str| {
             name.match_indices(part).any(|(at, _)| {
                 let after = name[at + part.len()..].chars().next();
@@ -67,22 +67,23 @@ impl DataSheet {
         DATA_SHEETS.iter().find(|sheet| is_whole(sheet.part))
     }
 
-    /// The GPU of this name.
+    /// Returns the data sheet of this name.
     pub fn named(name: &str) -> Option<&'static DataSheet> {
         DATA_SHEETS.iter().find(|sheet| sheet.name.eq_ignore_ascii_case(name))
     }
 
-    /// The names that [`DataSheet::named`] knows.
+    /// Lists the names that [`DataSheet::named`] knows.
     pub fn names() -> impl Iterator<Item = &'static str> {
         DATA_SHEETS.iter().map(|sheet| sheet.name)
     }
 
-    /// FLOP/s in products of matrices.
+    /// Returns the peak FLOP/s of matrix products.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
         1e12 * if precision == Precision::F32 { self.f32 } else { self.bf16 }
     }
 
-    /// This GPU with other FLOP/s in products, or other bytes per second of its memory, where they are given.
+    /// Returns this GPU with other FLOP/s in products, or other bytes per second of memory bandwidth, where
+    /// set.
     pub fn with_speed(mut self, flops: Option<f64>, bandwidth: Option<f64>) -> Self {
         if let Some(flops) = flops {
             (self.bf16, self.f32) = (flops / 1e12, flops / 1e12);
@@ -91,7 +92,7 @@ impl DataSheet {
         self
     }
 
-    /// Bytes of its memory.
+    /// Returns the size of its memory in bytes.
     pub fn memory(&self) -> u64 {
         (self.memory_gib * f64::from(1 << 30)) as u64
     }

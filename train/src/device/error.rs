@@ -1,48 +1,50 @@
-//! Why a run cannot have the device that it was told to use.
+//! Errors about a run's device.
 
 use crate::words::number_of;
 
-/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to do.
+/// Reasons why a run cannot use its device. The first sentence of a message names the problem; the rest the
+/// places searched, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The program knows no GPUs.
+    /// The program was built without GPU support.
     #[error(
         "this program was built without CUDA; build it with `cargo build --release --features cuda`, \
          which needs no CUDA, or set device.backend = \"cpu\""
     )]
     NotBuilt,
-    /// No `libcuda.so.1`. `names`: names of the library; `failures`: what was found, and why it is of no use.
+    /// There is no `libcuda.so.1`. `names`: names of the library; `failures`: the files found, and why they
+    /// cannot be used.
     #[error(
         "there is no NVIDIA driver; looked for {names} in {places}{}. A machine with an NVIDIA GPU \
          needs its driver installed, and a container needs it passed in (as with `docker run --gpus \
          all`); or set device.backend = \"cpu\"", useless(.failures)
     )]
     NoDriver { names: String, places: String, failures: Vec<String> },
-    /// The driver is there, and reports an error. `call`: what was asked of it; `error`: what it answered.
+    /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
     #[error(
         "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
          of the driver the machine needs a restart"
     )]
     DriverFails { call: &'static str, error: String },
-    /// The driver is older than something that goes through it. `found`: the driver's version of CUDA;
-    /// `needed`: the lowest version that will do; `who`: what needs it; `instead`: another way.
+    /// The driver is older than a component that uses it. `found`: the driver's version of CUDA; `needed`: the
+    /// minimum version; `who`: the component; `instead`: an alternative.
     #[error(
         "the NVIDIA driver is too old: it is for CUDA {found}, and {who} need CUDA {needed}; update the \
          driver, or {instead}"
     )]
     DriverTooOld { found: Version, needed: Version, who: String, instead: String },
-    /// The driver knows no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    /// The driver lists no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
     #[error("there is no GPU; the driver works and lists none{}", hidden(.visible))]
     NoGpu { visible: Option<String> },
     /// The node has fewer GPUs than ranks. `ranks`: ranks that are processes of this node; `gpus`: GPUs that
-    /// this one sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    /// this process sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
     #[error(
         "there are fewer GPUs than ranks: {} on this node, and {}{}; start {} per node, or set \
          device.backend = \"cpu\"",
         number_of(*.ranks, "rank"), number_of(*.gpus, "GPU"), seen(.visible), number_of(*.gpus, "rank")
     )]
     FewerGpus { ranks: usize, gpus: usize, visible: Option<String> },
-    /// Ranks that are processes have the same GPU.
+    /// Ranks that are processes use the same GPU.
     #[error(
         "ranks {ranks:?} have the same GPU; give each one of its own, through its local rank or \
          CUDA_VISIBLE_DEVICES"
@@ -54,23 +56,23 @@ pub enum DeviceError {
          device.backend = \"cuda\" the latter say what they miss, or set device.backend = \"cpu\""
     )]
     Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
-    /// The GPU's memory is in use. `free`: bytes that are free; `total`: bytes that it has; `needed`: the
-    /// least that the run needs in bytes.
+    /// Too little of the GPU's memory is free. `free`: free bytes; `total`: total bytes; `needed`: the minimum
+    /// that the run needs, in bytes.
     #[error(
         "GPU {index} ({name}) has not enough free memory: {} of {} GiB are free, and {} GiB are needed \
          for weights, moments and the driver's own; end what uses the GPU (`nvidia-smi` lists it), or \
          train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
     )]
     LowMemory { index: usize, name: String, free: u64, total: u64, needed: u64 },
-    /// The GPU is older than what goes through it. `found`: its compute capability; `needed`: the lowest that
-    /// will do; `who`: what needs it; `instead`: another way.
+    /// The GPU is older than a component requires. `found`: its compute capability; `needed`: the minimum;
+    /// `who`: the component; `instead`: an alternative.
     #[error(
         "GPU {index} ({name}) is too old: it has compute capability {found}, and {who} needs {needed}; \
          {instead}"
     )]
     OldGpu { index: usize, name: String, found: Version, needed: Version, who: String, instead: &'static str },
-    /// A library is not there, or cannot be loaded. `names`: names of its file; `failures`: what was found,
-    /// and why it is of no use; `package`: the package of PyPI that has it; `toolkit`: another way.
+    /// A library is missing, or cannot be loaded. `names`: names of its file; `failures`: the files found, and
+    /// why they cannot be used; `package`: the PyPI package that contains it; `toolkit`: an alternative.
     #[error(
         "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
          and so does {toolkit}", useless(.failures)
@@ -83,42 +85,41 @@ pub enum DeviceError {
         package: &'static str,
         toolkit: &'static str,
     },
-    /// A library is older than what is called. `path`: where it is; `found`: its version; `needed`: the
-    /// lowest that will do; `package`: the package of PyPI that has it.
+    /// A library is too old. `path`: its location; `found`: its version; `needed`: the minimum version;
+    /// `package`: the PyPI package that contains it.
     #[error(
         "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
          {package}` brings a newer one"
     )]
     OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
-    /// NVRTC is there and compiles nothing. `nvrtc`: its version and file; `headers`: the folder of headers that
-    /// the kernel included; `log`: NVRTC's own words.
+    /// NVRTC is installed but cannot compile. `nvrtc`: its version and file; `headers`: the folder of headers
+    /// that the kernel included; `log`: NVRTC's log.
     #[error(
         "NVRTC {nvrtc} does not compile a small kernel{}: {log}. Install NVRTC and CUDA's headers of one version, \
          from one CUDA toolkit or with `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt \
          nvidia-cuda-cccl`", including(.headers)
     )]
     CompilerFails { nvrtc: String, headers: Option<String>, log: String },
-    /// Headers that kernels include. `places`: where they were looked for, and what was missing there;
-    /// `package`: the packages of PyPI that have them.
+    /// Headers that kernels include are missing. `places`: the places searched, and the files missing there;
+    /// `package`: the PyPI packages that contain them.
     #[error(
         "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
          brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
     NoHeaders { files: String, places: String, package: &'static str },
-    /// There is a GPU that cannot be used, for a run that takes one if there is one. `reason`: what is
-    /// missing.
+    /// There is a GPU that cannot be used, for a run that would use one. `reason`: the problem with it.
     #[error(
         "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
          device.backend = \"cpu\""
     )]
     Unusable { reason: Box<DeviceError> },
-    /// The program knows no wgpu.
+    /// The program was built without wgpu.
     #[error(
         "this program was built without wgpu, which is for tests and for GPUs of other makers than \
          NVIDIA; build it with `cargo build --release --features wgpu`, or set device.backend = \"cpu\""
     )]
     WgpuNotBuilt,
-    /// wgpu finds nothing.
+    /// wgpu finds no adapter.
     #[error(
         "wgpu finds no GPU; it looks for drivers of Vulkan (`vulkaninfo --summary` lists them). Any will \
          do, such as Mesa's, which compute on the CPU where there is no GPU; or set device.backend = \"cpu\""
@@ -130,7 +131,7 @@ pub enum DeviceError {
          launcher, whose ranks are threads, or set device.backend = \"cpu\""
     )]
     WgpuProcesses,
-    /// The ranks talk to each other through what moves the memory of the CPU only.
+    /// The ranks use a transport that moves only the memory of the CPU.
     #[error(
         "these ranks talk to each other through what moves only what is in the memory of the CPU; set \
          device.backend = \"cpu\""
@@ -139,7 +140,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether there seems to be no GPU. `listed` says whether the kernel lists one.
+    /// Returns whether the error suggests that there is no GPU. `listed` says whether the kernel lists one.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,
@@ -149,16 +150,16 @@ impl DeviceError {
         }
     }
 
-    /// What is missing, without where and what to do.
+    /// Returns the problem alone, without the places searched and the remedy.
     pub fn in_short(&self) -> String {
         let text = self.to_string();
-        // Before the first semicolon, or the dot that ends a sentence.
+        // Up to the first semicolon, or the full stop of the first sentence.
         let end = [text.find("; "), text.find(". ")].into_iter().flatten().min();
         text[..end.unwrap_or(text.len())].to_owned()
     }
 }
 
-/// A version in two numbers, as CUDA's and compute capabilities are.
+/// A version of two numbers, such as CUDA's and compute capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 

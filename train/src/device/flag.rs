@@ -1,4 +1,4 @@
-//! `--device`, for commands that read no configuration.
+//! The flag `--device`, for commands that read no configuration.
 
 use clap::Args;
 use serde::Deserialize;
@@ -18,23 +18,23 @@ pub struct DeviceFlag {
     backend: Backend,
 }
 
-/// The backend of this name.
+/// Returns the backend of this name.
 pub(crate) fn parse_backend(text: &str) -> Result<Backend, String> {
     let backend: Result<_, serde::de::value::Error> = Backend::deserialize(text.into_deserializer());
     backend.map_err(|_| "use auto, cpu or cuda".to_owned())
 }
 
 impl DeviceFlag {
-    /// What it names.
+    /// Returns the selected backend.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The device for `request`.
+    /// Selects the device for `request`.
     ///
     /// # Errors
     ///
-    /// As for [`ResolvedDevice::for_request`], in the words of the command line.
+    /// As for [`ResolvedDevice::for_request`], in terms of the command line.
     pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
         let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
         tracing::info!("{}", resolved.describe());
@@ -42,7 +42,7 @@ impl DeviceFlag {
     }
 }
 
-/// The message knows the key of a configuration; here it is a flag.
+/// Replaces configuration keys in the message by the flag.
 pub(super) fn in_flags(error: DeviceError) -> ConfigError {
     let text = error.to_string();
     let text = text.replace("set device.backend = \"cpu\"", "choose --device cpu");

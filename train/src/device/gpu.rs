@@ -9,23 +9,23 @@ use crate::config::Precision;
 /// A GPU as its driver describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its number among those that this process sees.
+    /// Its number among the GPUs that this process sees.
     pub index: usize,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Compute capability.
     pub capability: Version,
-    /// Bytes of its memory, and how many of them are free.
+    /// Total memory in bytes.
     pub memory: u64,
-    /// Bytes of its memory that were free when it was looked at.
+    /// Memory in bytes that was free when the GPU was examined.
     pub free: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The highest clock in Hz.
+    /// Maximum clock in Hz.
     pub clock: f64,
-    /// What no other GPU has.
+    /// Its unique id.
     pub uuid: [u8; 16],
-    /// GPUs that this process sees, this one among them.
+    /// Number of GPUs that this process sees, including this one.
     pub visible: usize,
 }
 
@@ -45,8 +45,8 @@ impl fmt::Display for Gpu {
 }
 
 impl Gpu {
-    /// FLOP/s that the GPU could reach in matrix products: those of its data sheet, or what its
-    /// multiprocessors could do at its highest clock.
+    /// Returns the peak FLOP/s in matrix products: from its data sheet, or else from its multiprocessors at the
+    /// maximum clock.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
         if let Some(sheet) = DataSheet::of_driver(&self.name) {
             return sheet.peak_flops(precision);
@@ -74,7 +74,7 @@ mod tests {
         Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid, visible }
     }
 
-    /// Without its name, a GPU gets nearly what its data sheet says, at the clock that is meant there.
+    /// With an unknown name, a GPU gets nearly the peak of its data sheet, at the clock assumed there.
     #[test]
     fn data_sheets_and_multiprocessors_agree() {
         for (name, capability, multiprocessors, clock) in [

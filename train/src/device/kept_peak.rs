@@ -1,7 +1,8 @@
-//! What this machine reaches in products of matrices: measured by its first starts, and kept for the others.
+//! The measured peak of this machine in matrix products: its first starts measure it and keep it for later
+//! ones.
 //!
-//! Other programs slow a measurement down, and none speeds one up. So the best one counts, and it is known only once
-//! a second one has come close to it. Until then every start measures, and shows no share of a peak.
+//! Other programs can slow a measurement down, but not speed one up. So the best measurement counts, once a
+//! second one has come close to it. Until then every start measures, and shows no share of a peak.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -13,47 +14,47 @@ use sha2::{Digest, Sha256};
 
 use super::cpu::cores_of_machine;
 
-/// The second-best measurement is at least this share of the best where a peak is known.
+/// Minimum ratio of the second-best to the best measurement for a peak to be known.
 const AGREEMENT: f64 = 0.95;
 
-/// Measurements that are kept, the best ones.
+/// Number of measurements to keep, the best ones.
 const KEPT: usize = 4;
 
-/// What a measurement follows from.
+/// The conditions of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
-    /// The processor or GPU, as it calls itself.
+    /// The name that the processor or GPU reports.
     device: String,
-    /// Cores of the machine.
+    /// Number of cores of the machine.
     cores: Option<usize>,
     threads: usize,
     dtype: String,
-    /// The program's: its kernels may become faster.
+    /// Version of the program, since its kernels may become faster.
     version: String,
 }
 
 impl Key {
-    /// A measurement of `device` on so many `threads`, in `dtype`.
+    /// The conditions of a measurement of `device` on so many `threads`, in `dtype`.
     pub(super) fn new(device: String, threads: usize, dtype: &str) -> Self {
         let (dtype, version) = (dtype.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         Key { device, cores: cores_of_machine(), threads, dtype, version }
     }
 
-    /// The file in the cache folder that has its measurements; `None` where there is no such folder.
+    /// Returns the file in the cache folder that holds its measurements; `None` if there is no such folder.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let digest = Sha256::digest(format!("{self:?}"));
         Some(cache_folder(&environment)?.join("peaks").join(format!("{digest:x}.json")))
     }
 }
 
-/// The name of this machine's processor.
+/// Returns the name of this machine's processor.
 pub(super) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// The content of a file. A damaged file, or one of another key, counts as empty.
+/// The content of a file. A damaged file, or one for another key, counts as empty.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     key: Key,
@@ -68,7 +69,7 @@ impl Kept {
         kept.unwrap_or_else(|| Kept { key: key.clone(), measured: Vec::new() })
     }
 
-    /// The best measurement, if another one agrees with it.
+    /// Returns the best measurement, if another one agrees with it.
     fn agreed(&self) -> Option<f64> {
         match self.measured[..] {
             [best, second, ..] if second >= AGREEMENT * best => Some(best),
@@ -83,8 +84,8 @@ impl Kept {
     }
 }
 
-/// The FLOP/s of `key` by the measurements in `file`. Where these do not tell yet, calls `measure` once and keeps what
-/// it returns. `None` while the peak is not known.
+/// Returns the FLOP/s of `key` by the measurements in `file`. If these are not conclusive yet, calls `measure`
+/// once and keeps its result. Returns `None` while the peak is unknown.
 ///
 /// # Errors
 ///
@@ -116,7 +117,8 @@ fn write(file: &Path, kept: &Kept) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The peaks that starts find whose measurements would be `measurements`, and the number of starts that measured.
+    /// Returns the peaks seen by starts that would measure `measurements`, and the number of starts that
+    /// measured.
     fn starts(file: &Path, key: &Key, measurements: &[f64]) -> (Vec<Option<f64>>, usize) {
         let mut made = 0;
         let known = measurements.iter().map(|measured| {
@@ -134,11 +136,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("peaks").join("cpu.json");
         let key = Key::new("a processor".to_owned(), 2, "f32");
-        // Other programs ran while the second and the third one were made.
+        // Other programs ran during the second and third measurements.
         let (found, made) = starts(&file, &key, &[100.0, 20.0, 60.0, 97.0, 300.0, 10.0]);
         assert_eq!(found, [None, None, None, Some(100.0), Some(100.0), Some(100.0)]);
         assert_eq!(made, 4, "starts that measured");
-        // Another number of threads is another peak.
+        // Another number of threads has another peak.
         let other = Key { threads: 4, ..key.clone() };
         assert_ne!(other.file(), key.file());
         assert_eq!(starts(&file, &other, &[50.0]), (vec![None], 1));

@@ -1,4 +1,4 @@
-//! How many kernels a process had compiled, and how many it found compiled.
+//! The number of kernels that a process compiled or found in the cache.
 
 use std::fmt;
 use std::ops::Sub;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::words::{number_of, took};
 
-/// Kernels of a process.
+/// Kernel counts of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelCounts {
-    /// Those that were compiled before, and taken from the cache.
+    /// Kernels compiled earlier, and taken from the cache.
     pub(crate) taken: u64,
-    /// Those that NVRTC has compiled.
+    /// Kernels compiled by NVRTC.
     pub(crate) compiled: u64,
-    /// How long that took, of all threads together.
+    /// Total compile time of all threads.
     pub(crate) compiling: Duration,
 }
 
@@ -28,7 +28,7 @@ impl From<kiln_nvidia::kernel_cache::Counts> for KernelCounts {
 impl Sub for KernelCounts {
     type Output = Self;
 
-    /// The kernels since an earlier moment, whose counts are `earlier`.
+    /// Subtracts the counts `earlier` of an earlier moment.
     fn sub(self, earlier: Self) -> Self {
         KernelCounts {
             taken: self.taken.saturating_sub(earlier.taken),

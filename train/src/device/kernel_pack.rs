@@ -1,5 +1,5 @@
-//! The kernels that are kept, as one file that is carried to another machine: a tar archive of the folder, with the
-//! algorithms of products that were measured.
+//! Packs the cached kernels into one file for another machine: a tar archive of the folder, with the measured
+//! algorithms for products.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
@@ -13,10 +13,10 @@ use tar::{Archive, Builder, Header};
 use super::products;
 use kiln_storage::durable::{write_beside, write_named};
 
-/// The most bytes of a kernel.
+/// Maximum size of a kernel in bytes.
 const MAX_KERNEL: u64 = 64 << 20;
 
-/// Writes all kernels that are kept to `archive`; returns their number.
+/// Writes all cached kernels to `archive`; returns their number.
 ///
 /// # Errors
 ///
@@ -25,21 +25,22 @@ pub(crate) fn pack(archive: &Path) -> io::Result<usize> {
     pack_from(&kernel_cache::folder_to_keep()?, archive)
 }
 
-/// What was in an archive.
+/// The content of an archive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Unpacked {
     pub(crate) kernels: usize,
-    /// Kernels that were not there yet.
+    /// Kernels that were not in the cache yet.
     pub(crate) new: usize,
     /// Products with measured algorithms.
     pub(crate) products: usize,
 }
 
-/// Keeps the kernels of `archive` from now on, and its algorithms for products that were not measured here.
+/// Adds the kernels of `archive` to the cache, and its algorithms for products that were not measured here.
 ///
 /// # Errors
 ///
-/// If the folder or the archive cannot be accessed, or if the archive has anything else than whole kernels.
+/// If the folder or the archive cannot be accessed, or if the archive contains anything other than whole
+/// kernels.
 pub(crate) fn unpack(archive: &Path) -> io::Result<Unpacked> {
     unpack_to(archive, &kernel_cache::folder_to_keep()?)
 }
@@ -57,12 +58,12 @@ fn pack_from(folder: &Path, archive: &Path) -> io::Result<usize> {
         let Some((name, form)) = name.and_then(|name| Some((name.to_owned(), form_of(name)?))) else {
             continue;
         };
-        // A machine that loads cubins needs no PTX.
+        // A machine that loads cubins does not need the PTX.
         if form == Form::Ptx && path.with_extension(Form::Cubin.extension()).exists() {
             continue;
         }
         let content = fs::read(&path)?;
-        // One that is damaged is compiled again by whoever needs it.
+        // A damaged kernel is compiled again when it is needed.
         if kernel_of(&content).is_some() {
             files.push((name, content));
         }
@@ -101,7 +102,7 @@ fn unpack_to(archive: &Path, folder: &Path) -> io::Result<Unpacked> {
         if has_products {
             let measured: ProductAlgorithms = serde_json::from_slice(&content)?;
             unpacked.products = measured.len();
-            // What was measured on this machine stays.
+            // Measurements from this machine take precedence.
             products::write(folder, &measured.with(products::read(folder)?))?;
             continue;
         }
@@ -143,7 +144,7 @@ mod tests {
         for source in ["one", "two", "three"] {
             kept_from.write(&kept_from.file(source.as_bytes(), &[]), Form::Ptx, source.as_bytes());
         }
-        // Not packed: damaged files, files of others, and the PTX of a kernel that has a cubin.
+        // Damaged files, foreign files, and the PTX of a kernel that has a cubin are not packed.
         fs::write(kept_from.file(b"three", &[]).with_extension("ptx"), "damaged").expect("a file");
         fs::write(from.join("notes.txt"), "notes").expect("a file");
         kept_from.write(&kept_from.file(b"two", &[]), Form::Cubin, b"two, compiled");
@@ -169,7 +170,7 @@ mod tests {
             let mut builder = Builder::new(Vec::new());
             let mut header = Header::new_ustar();
             header.set_size(content.len() as u64);
-            // Past the checks of the builder.
+            // Bypasses the checks of the builder.
             header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
             header.set_cksum();
             builder.append(&header, content.as_bytes()).expect("an entry");

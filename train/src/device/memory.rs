@@ -1,37 +1,38 @@
-//! How much memory there is: that of the machine, as far as this process may use it, or of a GPU.
+//! Available memory: of the machine, as far as this process may use it, or of a GPU.
 
 use std::fs;
 use std::path::Path;
 
-/// Memory in bytes.
+/// An amount of memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// All of it: for a machine with its swap, and no more than the control groups of this process may use.
+    /// Total bytes: for a machine including swap, but limited to what the control groups of this process may
+    /// use.
     pub total: u64,
-    /// What nobody uses at the moment, or what the system would give up, such as cached files.
+    /// Bytes that are free at the moment, or that the system would reclaim, such as cached files.
     pub free: u64,
 }
 
 impl Memory {
-    /// The memory of this machine; `None` where the system does not tell.
+    /// Returns the memory of this machine; `None` if the system does not report it.
     pub fn of_machine() -> Option<Self> {
         Self::of_system(Path::new("/"))
     }
 
-    /// The memory of this machine for as many processes as `processes`, each of which has the limits of this one:
-    /// address space (`ulimit -v`) and data (`ulimit -d`). `None` where the system does not report it.
+    /// Returns the memory of this machine for `processes` processes, each of which has the limits of this one:
+    /// address space (`ulimit -v`) and data (`ulimit -d`). Returns `None` if the system does not report it.
     pub fn of_processes(processes: usize) -> Option<Self> {
         Some(Self::of_machine()?.within_limits(Path::new("/"), processes))
     }
 
     fn within_limits(self, root: &Path, processes: usize) -> Self {
         let Some(left) = left_of_process(root) else { return self };
-        // What a process has used up until now is not for a run.
+        // The memory that a process has already used is not available to a run.
         let left = left.saturating_mul(processes as u64);
         Memory { total: self.total.min(left), free: self.free.min(left) }
     }
 
-    /// As [`Memory::of_machine`], of a system whose files are below `root`.
+    /// Like [`Memory::of_machine`], for a system whose files are below `root`.
     fn of_system(root: &Path) -> Option<Self> {
         let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let kib = |name: &str| {
@@ -45,7 +46,8 @@ impl Memory {
         };
         let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         for line in groups.lines() {
-            // `hierarchy:controllers:path`; version 2 has one hierarchy, and names no controllers.
+            // The format is `hierarchy:controllers:path`; version 2 has one hierarchy, and names no
+            // controllers.
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             let (mount, names) = match controllers {
@@ -53,7 +55,7 @@ impl Memory {
                 list if list.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &VERSION_1),
                 _ => continue,
             };
-            // What holds for a group holds for the groups in it. In a container the path may be that of
+            // The limits of a group also apply to the groups inside it. In a container, the path may be that of
             // the machine outside, while the root of the mount is the group of the container.
             for group in Path::new(path).ancestors() {
                 let group = group.strip_prefix("/").unwrap_or(group);
@@ -67,12 +69,12 @@ impl Memory {
     }
 }
 
-/// Bytes that this process may still map below its limits; `None` if it has none.
+/// Returns the bytes that this process may still map below its limits; `None` if it has none.
 fn left_of_process(root: &Path) -> Option<u64> {
     let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
     let left = |(limit, used): (&str, &str)| {
-        // `Max address space  <soft>  <hard>  bytes`; `unlimited` is no number.
+        // The format is `Max address space  <soft>  <hard>  bytes`; `unlimited` does not parse as a number.
         let limit = limits.lines().find_map(|line| line.strip_prefix(limit))?;
         let limit: u64 = limit.split_whitespace().next()?.parse().ok()?;
         let used = status.lines().find_map(|line| line.strip_prefix(used))?;
@@ -82,14 +84,14 @@ fn left_of_process(root: &Path) -> Option<u64> {
     [("Max address space", "VmSize:"), ("Max data size", "VmData:")].into_iter().filter_map(left).min()
 }
 
-/// What the files of a memory control group are called.
+/// Names of the files of a memory control group.
 struct GroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// The limit of swap, alone in version 2, and with memory in version 1.
+    /// The limit of swap: swap alone in version 2, together with memory in version 1.
     swap_limit: &'static str,
     swap_with_memory: bool,
-    /// Keys in `memory.stat` of cached files, which count as used.
+    /// Keys in `memory.stat` of cached files, which are counted as used.
     cached: [&'static str; 2],
 }
 
@@ -110,9 +112,9 @@ const VERSION_1: GroupFiles = GroupFiles {
 };
 
 impl GroupFiles {
-    /// What a group may use on a machine with `swap`; `None` if it has no limit.
+    /// Reads the memory that a group may use on a machine with `swap`; `None` if it has no limit.
     fn read(&self, group: &Path, swap: u64) -> Option<Memory> {
-        // `max` is no number; version 1 says it with one beyond all memory.
+        // `max` does not parse as a number; version 1 uses a number beyond all memory instead.
         let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
         let swap_limit = number(self.swap_limit);
@@ -139,7 +141,7 @@ mod tests {
     const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    800 kB\n\
                            SwapTotal:       100 kB\nSwapFree:         50 kB\n";
 
-    /// A system with these files, as path and content.
+    /// Returns the memory of a system with these files, given as path and content.
     fn system(files: &[(&str, &str)]) -> Option<Memory> {
         let root = tempfile::tempdir().unwrap();
         for (path, content) in files {
@@ -179,7 +181,7 @@ mod tests {
             ("sys/fs/cgroup/job/task/memory.max", "max\n"),
         ];
         assert_eq!(system(&files), kib(200, 120));
-        // With swap of its own, as far as there is any.
+        // With its own swap limit, up to the machine's swap.
         files[3].1 = "51200\n";
         assert_eq!(system(&files), kib(250, 170));
         files[3].1 = "max\n";
@@ -223,7 +225,7 @@ mod tests {
             ])
         };
         assert_eq!(limits("unlimited", "unlimited"), kib(1100, 850));
-        // Of three processes, each of which has used up 30 of 300.
+        // Three processes, each of which has used 30 of 300 MiB.
         assert_eq!(limits("307200", "unlimited"), kib(810, 810));
         assert_eq!(limits("307200", "102400"), kib(270, 270));
         assert_eq!(limits("349525", "unlimited"), Some(Memory { total: 956_415, free: 870_400 }));

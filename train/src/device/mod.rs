@@ -1,15 +1,16 @@
-//! Where tensors live: the CPU, or a GPU.
+//! The device that holds the tensors: the CPU, or a GPU.
 //!
-//! [`ResolvedDevice`] settles it from `device.backend` or `--device` (`flag`) and from what the work asks for
-//! (`request`), before anything is computed. For a GPU, everything that work on it needs is looked for first,
-//! and what is missing is an error: burn and CubeCL panic without a driver.
+//! [`ResolvedDevice`] is chosen from `device.backend` or `--device` (`flag`) and from the requirements of the
+//! work (`request`), before anything is computed. For a GPU, everything that work on it needs is checked first,
+//! and anything missing is an error, because burn and CubeCL panic without a driver.
 //!
-//! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held
-//! against, `kept_peak` what earlier starts have measured of it, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
-//! `gpu` is one GPU, `toolkit` goes through NVIDIA's libraries, which [`kiln_nvidia`] finds and loads, and
-//! `cupti` records what a GPU does. `kernel_pack` carries cached kernels to other machines, `kernel_counts` says
-//! how many were compiled, and `products` keeps algorithms of matrix products. For builds with wgpu, `wgpu` looks
-//! for anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
+//! `cpu` has threads and the CPU's peak, `data_sheet` the specifications of NVIDIA's GPUs, `peak` the reference
+//! for `mfu`, `kept_peak` its measurements by earlier starts, `memory` the available memory. For builds with
+//! CUDA: `cuda` examines the driver and GPUs, `gpu` describes one GPU, `toolkit` checks NVIDIA's libraries,
+//! which [`kiln_nvidia`] finds and loads, and `cupti` records the activity of a GPU. `kernel_pack` carries
+//! cached kernels to other machines, `kernel_counts` counts the compiled ones, and `products` stores algorithms
+//! of matrix products. For builds with wgpu, `wgpu` looks for an adapter. [`crate::world`] compares the choices
+//! of ranks that are processes.
 
 mod cpu;
 #[cfg(feature = "cuda")]

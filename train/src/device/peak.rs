@@ -1,41 +1,41 @@
-//! What `mfu` is held against.
+//! The reference for `mfu`.
 
 use std::fs;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// FLOP/s that all devices of a run could reach in products of matrices. It never changes during a run, so that all
-/// values of `mfu` have one scale.
+/// Peak FLOP/s of all devices of a run in matrix products. It never changes during a run, so that all values of
+/// `mfu` have one scale.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
     flops: f64,
-    /// The file that earlier starts have kept their measurements in.
+    /// The file with the measurements of earlier starts.
     kept: Option<PathBuf>,
     has_warned: bool,
 }
 
 impl Peak {
-    /// A peak that is known: from the user, a data sheet, or a measurement that was just made.
+    /// Creates a known peak: from the user, a data sheet, or a measurement that was just made.
     pub fn given(flops: f64) -> Self {
         Peak { flops, kept: None, has_warned: false }
     }
 
-    /// A peak from the measurements in the file `kept`.
+    /// Creates a peak from the measurements in the file `kept`.
     pub(super) fn kept(flops: f64, kept: PathBuf) -> Self {
         Peak { kept: Some(kept), ..Peak::given(flops) }
     }
 
-    /// FLOP/s.
+    /// Returns the peak in FLOP/s.
     pub fn flops(&self) -> f64 {
         self.flops
     }
 
-    /// The share of the peak that steps of `reached` FLOP/s are, from 0 to 1. More than 1 means that the peak is
-    /// wrong, which is said once. Measurements that earlier starts have kept are removed then: the next starts make
-    /// them again.
+    /// Returns the share of the peak that steps of `reached` FLOP/s achieve, from 0 to 1. More than 1 means
+    /// that the peak is wrong, which is reported once. The measurements of earlier starts are then removed: the
+    /// next starts measure again.
     pub fn share(&mut self, reached: f64) -> f64 {
-        // A step without time measures nothing.
+        // A step that took no time measures nothing.
         if reached > self.flops && reached.is_finite() && !self.has_warned {
             self.has_warned = true;
             self.warn(reached);
@@ -51,7 +51,7 @@ impl Peak {
                  measurement says {peak:.3}"
             ),
             Some(file) => {
-                // Another rank, or another run, may have removed it.
+                // Another rank, or another run, may have removed the file.
                 let _ = fs::remove_file(file);
                 tracing::warn!(
                     "mfu is above 100 %: steps reach {reached:.3} TFLOP/s, and earlier starts have measured {peak:.3}. \

@@ -1,7 +1,7 @@
-//! Algorithms of matrix products that were measured, in a file beside the compiled kernels.
+//! Measured algorithms of matrix products, in a file next to the compiled kernels.
 //!
-//! `kiln warmup --products` writes it, and every process that computes on an NVIDIA GPU reads it. It is written
-//! beside and renamed, so that processes may read and write at the same time.
+//! `kiln warmup --products` writes it, and every process that computes on an NVIDIA GPU reads it. It is
+//! replaced atomically, so that processes may read and write at the same time.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use sha2::{Digest, Sha256};
 
 use crate::metrics::write_beside;
 
-/// The name of the file.
+/// Name of the file.
 pub(super) const FILE: &str = "products.json";
 
-/// The most bytes that it may have.
+/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Uses what was measured from now on. A file that cannot be read is told, and counts as none.
+/// Loads the measured algorithms for use from now on. An unreadable file causes a warning, and counts as
+/// missing.
 pub(super) fn load() {
     let Some(folder) = kernel_cache::folder(&environment) else { return };
     match read(&folder) {
@@ -31,16 +32,16 @@ pub(super) fn load() {
     }
 }
 
-/// The folder of the file.
+/// Returns the folder of the file.
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If there is no such folder.
 pub(crate) fn folder() -> io::Result<PathBuf> {
     kernel_cache::folder_to_keep()
 }
 
-/// Whether what is in `folder` can be read, to be added to.
+/// Checks that the file in `folder` can be read and extended.
 ///
 /// # Errors
 ///
@@ -51,14 +52,14 @@ pub(crate) fn check(folder: &Path) -> io::Result<()> {
         .map_err(|error| io::Error::new(error.kind(), format!("{FILE}: {error}; remove it")))
 }
 
-/// What tells the algorithms that are kept from others; nothing where none are.
+/// Returns a text that identifies the stored algorithms; empty if there are none.
 pub(super) fn fingerprint() -> String {
     let file = kernel_cache::folder(&environment).map(|folder| folder.join(FILE));
     let text = file.and_then(|file| kiln_storage::files::read(&file, MAX_BYTES).ok());
     text.map_or(String::new(), |text| format!(", products {:x}", Sha256::digest(text)))
 }
 
-/// Keeps what was measured in `folder`, with what is there.
+/// Adds `measured` to the file in `folder`.
 ///
 /// # Errors
 ///
@@ -67,7 +68,7 @@ pub(crate) fn keep(folder: &Path, measured: ProductAlgorithms) -> io::Result<()>
     write(folder, &read(folder)?.with(measured))
 }
 
-/// What the file in `folder` has; nothing if there is none.
+/// Reads the algorithms from the file in `folder`; none if there is no file.
 pub(super) fn read(folder: &Path) -> io::Result<ProductAlgorithms> {
     match kiln_storage::files::read(&folder.join(FILE), MAX_BYTES) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -81,7 +82,7 @@ pub(super) fn write(folder: &Path, algorithms: &ProductAlgorithms) -> io::Result
     write_beside(&folder.join(FILE), &serde_json::to_vec(algorithms)?)
 }
 
-/// A line for the doctor.
+/// Returns a line for `kiln doctor`.
 pub(super) fn describe() -> String {
     let kept = kernel_cache::folder(&environment).map(|folder| (read(&folder), folder.join(FILE)));
     match kept {

@@ -1,50 +1,50 @@
-//! What work asks of a device.
+//! The requirements of work on a device.
 
 use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
 
 use crate::config::{ADAMW, Backend, Choice, CommBackend, Config, Precision};
 
-/// Bytes that training keeps of each parameter: the master weight and two moments of AdamW, in f32.
+/// Bytes that training keeps per parameter: the master weight and two moments of AdamW, in f32.
 const TRAINING: u64 = 12;
 
-/// Bytes of each parameter where nothing is trained: the weight in f32.
+/// Bytes per parameter without training: the weight in f32.
 const READING: u64 = 4;
 
-/// Bytes of each parameter in half precision.
+/// Bytes per parameter in half precision.
 const HALF: u64 = 2;
 
-/// What work asks of the device that it is to be done on.
+/// The requirements of work on its device.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
-    /// Which device.
+    /// The requested device.
     pub(super) backend: Backend,
-    /// Who says so, for people.
+    /// The setting that requests it, for messages.
     pub(super) said_by: &'static str,
-    /// How the ranks talk to each other.
+    /// Transport between the ranks.
     pub(super) comm: CommBackend,
-    /// In what it is computed, if that is not left to the device.
+    /// Compute dtype, unless it is left to the device.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) precision: Choice<Precision>,
     ranks: u64,
-    /// The least bytes that a rank keeps there.
+    /// Minimum number of bytes that a rank keeps there.
     state: u64,
 }
 
 impl DeviceRequest {
-    /// Training, as `config` describes it.
+    /// Returns the requirements of training as `config` describes it.
     pub fn of_run(config: &Config, layers: &Layers) -> Self {
-        // Without a model there is another error to come.
+        // A missing model is reported later.
         let parameters = config.model.resolve(Some(config.data.vocab_size));
         let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
         let parameters = parameters.unwrap_or_default();
         let ranks = config.train.ranks.max(1);
         let shards = shards(config.shard.strategy, ranks, config.shard.shard_size);
         let per_parameter = match config.precision.compute {
-            // Master weights and moments are the host's. The GPU has the weights to gather from.
+            // Master weights and moments are on the host. The GPU holds the weights to gather from.
             Choice::Is(Precision::F32) if config.shard.offload => READING,
             _ if config.shard.offload => HALF,
-            // What is frozen has no moments, and optimizers may keep less; how much, names say later.
+            // Frozen parameters have no moments, and optimizers may keep less; names decide later how much.
             _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
             _ => TRAINING,
         };
@@ -58,8 +58,8 @@ impl DeviceRequest {
         }
     }
 
-    /// Reading the weights of a model of `parameters`, spread over `ranks` ranks, in a command with a flag
-    /// `--device`.
+    /// Returns the requirements of reading the weights of a model of `parameters` parameters, sharded over
+    /// `ranks` ranks, in a command with a flag `--device`.
     pub fn of_weights(
         backend: Backend,
         parameters: usize,
@@ -78,16 +78,16 @@ impl DeviceRequest {
         }
     }
 
-    /// The least bytes that it takes on one GPU, which ranks share if they are threads.
+    /// Returns the minimum bytes on one GPU, which ranks share if they are threads.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub(super) fn bytes(&self, processes: bool) -> u64 {
         if processes { self.state } else { self.state * self.ranks }
     }
 }
 
-/// Ranks that share one copy of the model.
+/// Returns the number of ranks that share one copy of the model.
 fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
-    // The groups of a hybrid strategy may not be known yet; then no rank can have less than this.
+    // The groups of a hybrid strategy may not be known yet; then this is a lower bound for every rank.
     Mesh::new(strategy, ranks, shard_size).map_or(ranks, |mesh| mesh.shard_size()) as u64
 }
 
@@ -121,7 +121,7 @@ mod tests {
         }
         let frozen = request(&format!("{text}\nfreeze = ['layers.']"));
         assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
-        // Weights alone, without moments.
+        // Weights only, without moments.
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
         let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");

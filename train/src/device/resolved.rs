@@ -1,4 +1,4 @@
-//! The device of a run, and what it can do.
+//! The device of a run, and its capabilities.
 
 use std::io;
 use std::path::Path;
@@ -33,25 +33,25 @@ use crate::place::RankEnv;
 #[cfg(feature = "cuda")]
 use kiln_nvidia::kernel_cache;
 
-/// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
-/// multiprocessors, and what is done once per pass no longer counts.
+/// Tokens per micro-batch that keep a GPU busy: matrix products then have enough rows for all of its
+/// multiprocessors, and the fixed costs of a pass become negligible.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 const GPU_TOKENS: usize = DeviceDefaults::GPU_TOKENS;
 
-/// Ends a recording of what a GPU does, and tells it. Whoever wants all of it waits for the GPU before.
+/// Ends a recording of a GPU's activity, and returns it. To get all activity, wait for the GPU first.
 pub(crate) type Recording = Box<dyn FnOnce() -> Vec<GpuActivity> + Send>;
 
-/// The number of `ranks` ranks that are on this machine, and the number of such machines.
+/// Returns the number of ranks on this machine, and the number of such machines for `ranks` ranks.
 fn ranks_here(place: Option<&RankEnv>, ranks: usize) -> (usize, f64) {
     let here = place.map_or(ranks, |place| place.local_world_size.max(1));
     (here, ranks as f64 / here as f64)
 }
 
-/// The device of a run, as far as this process is concerned.
+/// The device of a run, as seen by this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedDevice {
     kind: Kind,
-    /// Why this one and not the other.
+    /// The reason for this choice.
     why: String,
 }
 
@@ -60,13 +60,13 @@ enum Kind {
     Cpu,
     #[cfg(feature = "cuda")]
     Cuda(Gpu),
-    /// Whatever wgpu takes by default.
+    /// The default adapter of wgpu.
     #[cfg(feature = "wgpu")]
     Wgpu,
 }
 
 impl ResolvedDevice {
-    /// The device of a run of a decoder that is made of `layers`.
+    /// Chooses the device for a run of a decoder built from `layers`.
     ///
     /// # Errors
     ///
@@ -75,14 +75,15 @@ impl ResolvedDevice {
         Self::for_request(&DeviceRequest::of_run(config, layers), place)
     }
 
-    /// The device that `request` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.
-    /// Ranks that are threads share GPU 0; ranks that are processes, which have a place, take one each.
+    /// Chooses the device that `request` names. If that is `auto`, chooses an NVIDIA GPU if there is one, else
+    /// the CPU. Ranks that are threads share GPU 0; ranks that are processes, which have a place, use one GPU
+    /// each.
     ///
     /// # Errors
     ///
-    /// The first thing that is missing, if `request` insists on a GPU, or leaves the choice and there is one:
-    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of
-    /// burn or CubeCL.
+    /// The first missing component, if `request` insists on a GPU, or leaves the choice and there is a GPU:
+    /// nobody wants to spend days on a CPU next to an idle GPU. The check of an NVIDIA GPU does not call burn
+    /// or CubeCL.
     pub fn for_request(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let as_said = || format!("as {} says", request.said_by);
         match request.backend {
@@ -96,7 +97,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// A GPU if there is one, else the CPU.
+    /// Chooses a GPU if there is one, else the CPU.
     fn automatic(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let why = "not the CPU, since this GPU can be used".to_owned();
         let error = match Self::cuda(request, place, why) {
@@ -114,7 +115,7 @@ impl ResolvedDevice {
         Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
     }
 
-    /// The CPU, for ranks whose way to talk to each other reaches nothing else.
+    /// Chooses the CPU, for ranks whose transport reaches nothing else.
     ///
     /// # Errors
     ///
@@ -126,7 +127,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// The device of a run whose ranks have met already and move what is in the memory of the CPU.
+    /// Chooses the device of a run whose ranks are already connected, through a transport that moves only the
+    /// memory of the CPU.
     ///
     /// # Errors
     ///
@@ -164,7 +166,7 @@ impl ResolvedDevice {
         Err(DeviceError::WgpuNotBuilt)
     }
 
-    /// burn's device; `.autodiff()` makes it one for training.
+    /// Returns burn's device; `.autodiff()` makes it one for training.
     pub fn device(&self) -> Device {
         match &self.kind {
             Kind::Cpu => plain(),
@@ -175,12 +177,12 @@ impl ResolvedDevice {
         }
     }
 
-    /// Whether it is a GPU.
+    /// Returns whether the device is a GPU.
     pub fn is_gpu(&self) -> bool {
         !matches!(self.kind, Kind::Cpu)
     }
 
-    /// What a configuration that leaves it to the device gets.
+    /// Returns the defaults for values that a configuration leaves to the device.
     pub fn defaults(&self) -> DeviceDefaults {
         match &self.kind {
             Kind::Cpu => cpu_defaults(),
@@ -195,11 +197,11 @@ impl ResolvedDevice {
         }
     }
 
-    /// Fails unless it computes in `precision`, which another rank has settled for its own.
+    /// Fails unless the device computes in `precision`, which another rank has settled for its own device.
     ///
     /// # Errors
     ///
-    /// If it is an NVIDIA GPU without bf16.
+    /// If the device is an NVIDIA GPU without bf16.
     pub(crate) fn check_precision(&self, precision: Precision) -> Result<(), DeviceError> {
         #[cfg(feature = "cuda")]
         if let Kind::Cuda(gpu) = &self.kind {
@@ -210,7 +212,7 @@ impl ResolvedDevice {
         Ok(())
     }
 
-    /// The memory of the GPU, if it is an NVIDIA GPU.
+    /// Returns the memory of the GPU, if the device is an NVIDIA GPU.
     pub(crate) fn gpu_memory(&self) -> Option<Memory> {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -219,7 +221,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// What its data sheet says, if it is an NVIDIA GPU of which there is one here.
+    /// Returns the data sheet of the GPU, if the device is an NVIDIA GPU with a known one.
     pub(crate) fn data_sheet(&self) -> Option<DataSheet> {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -228,7 +230,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Its number, if it is an NVIDIA GPU, among those that this process sees.
+    /// Returns the GPU's number among those that this process sees, if the device is an NVIDIA GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_index(&self) -> Option<usize> {
         match &self.kind {
@@ -237,11 +239,12 @@ impl ResolvedDevice {
         }
     }
 
-    /// Begins to record what it does, if it is an NVIDIA GPU; what is returned ends that, and tells.
+    /// Begins to record the device's activity, if it is an NVIDIA GPU. The returned function ends the
+    /// recording, and returns the activity.
     ///
     /// # Errors
     ///
-    /// If that cannot be recorded; in words.
+    /// If the activity cannot be recorded; the error is a message.
     pub(crate) fn record(&self) -> Result<Option<Recording>, String> {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -253,7 +256,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// Warns of GPUs that stay idle, for work whose ranks are threads: these share one.
+    /// Warns about idle GPUs, for work whose ranks are threads, which share one GPU.
     pub fn warn_of_idle_gpus(&self) {
         let visible = match &self.kind {
             #[cfg(feature = "cuda")]
@@ -265,13 +268,13 @@ impl ResolvedDevice {
         }
     }
 
-    /// The peak of `ranks` ranks, by a measurement that is made now. A CPU's peak is measured with `threads`
-    /// threads for each rank of this node, and that of what wgpu finds in f32; an NVIDIA GPU's is that of its data
-    /// sheet. The other nodes are taken to be like this one.
+    /// Returns the peak of `ranks` ranks, by a measurement made now. A CPU's peak is measured with `threads`
+    /// threads for each rank of this node, and that of wgpu's adapter in f32; an NVIDIA GPU's peak comes from
+    /// its data sheet. The other nodes are assumed to be like this one.
     ///
     /// # Errors
     ///
-    /// If the system does not start the threads.
+    /// If the system cannot start the threads.
     pub fn peak(
         &self,
         precision: Precision,
@@ -292,8 +295,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// [`ResolvedDevice::peak`] of a run. Measurements are kept for all starts on this machine, and only where two of
-    /// them agree is the peak known; `None` before.
+    /// Like [`ResolvedDevice::peak`], for a run. Measurements are kept for all starts on this machine, and the
+    /// peak is known only once two of them agree; `None` before.
     ///
     /// # Errors
     ///
@@ -313,14 +316,15 @@ impl ResolvedDevice {
             #[cfg(feature = "wgpu")]
             Kind::Wgpu => Key::new(self.fingerprint(), 1, "f32"),
         };
-        // What no later start finds is not worth the time.
+        // Without a file, no later start would benefit from the measurement.
         let Some(file) = key.file() else { return Ok(None) };
         let measure = || self.peak(precision, place, ranks, threads).map(|peak| peak.flops() / machines);
         let flops = kept_peak::known(&file, &key, measure)?;
         Ok(flops.map(|flops| Peak::kept(flops * machines, file)))
     }
 
-    /// What tells an NVIDIA GPU apart from those of other processes; nothing for others.
+    /// Returns the unique id of an NVIDIA GPU, which tells it apart from those of other processes; zeros for
+    /// other devices.
     pub(crate) fn id(&self) -> [u8; 16] {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -329,8 +333,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// Everything that decides how it computes, besides this program: its name, driver, compiler and libraries,
-    /// in words.
+    /// Describes everything besides this program that determines how the device computes: its name, driver,
+    /// compiler and libraries.
     pub(crate) fn fingerprint(&self) -> String {
         match &self.kind {
             Kind::Cpu => "CPU".to_owned(),
@@ -341,7 +345,8 @@ impl ResolvedDevice {
         }
     }
 
-    /// The kernels that this process has compiled for it or found compiled so far, if it is an NVIDIA GPU.
+    /// Returns the counts of kernels that this process has compiled or found in the cache, if the device is an
+    /// NVIDIA GPU.
     pub(crate) fn kernels(&self) -> Option<KernelCounts> {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -350,7 +355,7 @@ impl ResolvedDevice {
         }
     }
 
-    /// How many kinds of matrix products use algorithms that were measured before (`kiln warmup --products`).
+    /// Returns the number of matrix products that use algorithms measured earlier (`kiln warmup --products`).
     pub(crate) fn measured_products(&self) -> usize {
         match &self.kind {
             #[cfg(feature = "cuda")]
@@ -359,12 +364,12 @@ impl ResolvedDevice {
         }
     }
 
-    /// One line: which device, and why not the other.
+    /// Returns one line with the device and the reason for the choice.
     pub fn describe(&self) -> String {
         format!("device: {}, {}", self.name(), self.why)
     }
 
-    /// What it is, in words.
+    /// Returns a description of the device.
     pub(crate) fn name(&self) -> String {
         match &self.kind {
             Kind::Cpu => "CPU".to_owned(),
@@ -376,7 +381,7 @@ impl ResolvedDevice {
     }
 }
 
-/// Says that all but one of `visible` GPUs have nothing to do.
+/// Returns a warning if all but one of `visible` GPUs are idle.
 fn idle(visible: usize) -> Option<String> {
     let idle = match visible {
         0 | 1 => return None,
@@ -389,11 +394,11 @@ fn idle(visible: usize) -> Option<String> {
     ))
 }
 
-/// GPUs that this process sees.
+/// Returns the number of GPUs that this process sees.
 ///
 /// # Errors
 ///
-/// Why there are none, or why they cannot be counted.
+/// The reason why there are none, or why they cannot be counted.
 pub fn count_gpus() -> Result<usize, DeviceError> {
     #[cfg(feature = "cuda")]
     return cuda::count_visible();
@@ -405,7 +410,7 @@ fn unusable(error: DeviceError) -> DeviceError {
     DeviceError::Unusable { reason: Box::new(error) }
 }
 
-/// Whether this process could see a GPU of NVIDIA's.
+/// Returns whether this process could see an NVIDIA GPU.
 fn gpu_is_there() -> bool {
     #[cfg(feature = "cuda")]
     return cuda::is_there();
@@ -413,8 +418,8 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and
-/// CUDA_VISIBLE_DEVICES, which is `visible`, does not hide them all.
+/// Returns whether the kernel of a system whose files are below `root` lists NVIDIA GPUs, and
+/// `CUDA_VISIBLE_DEVICES`, which is `visible`, does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
@@ -445,7 +450,7 @@ mod tests {
         assert!(kernel_lists_gpus(root.path(), Some("0")));
         assert!(!kernel_lists_gpus(root.path(), Some("")));
 
-        // A driver's library that is missing where there is a GPU is not as good as no GPU.
+        // A missing driver library on a machine with a GPU does not count as no GPU.
         let none = String::new;
         let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
         assert!(missing.means_none(false) && !missing.means_none(true));
@@ -454,7 +459,7 @@ mod tests {
         assert!(!DeviceError::NoTransport.means_none(false));
     }
 
-    /// What a configuration gets that leaves precision and micro-batch to the device.
+    /// Defaults for a configuration that leaves precision and micro-batch to the device.
     #[cfg(feature = "cuda")]
     #[test]
     fn gpus_compute_in_bf16_if_they_have_it_and_else_in_f16() {
@@ -469,7 +474,7 @@ mod tests {
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
         assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
         assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F16, tokens: 16_384 });
-        // As for ranks that hear what another one has settled.
+        // The checks of ranks that receive another rank's choice.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert_eq!(old.check_precision(Precision::F16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));

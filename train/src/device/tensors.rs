@@ -1,13 +1,13 @@
-//! Devices and tensors that every room needs.
+//! Basic devices and tensors.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// The device of plain computation on the CPU; `.autodiff()` makes it one for training.
+/// Returns the device of plain computation on the CPU; `.autodiff()` makes it one for training.
 pub fn plain() -> Device {
     Device::flex()
 }
 
-/// Token ids `[rows, seq_len]` as a tensor.
+/// Returns token ids `[rows, seq_len]` as a tensor.
 pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
 }

@@ -1,4 +1,4 @@
-//! NVIDIA's libraries and headers that work on a GPU goes through, besides the driver.
+//! NVIDIA's libraries and headers that GPU computation needs, besides the driver.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,7 +10,7 @@ use kiln_nvidia::{Places, environment, nvrtc};
 use super::DeviceError;
 use super::error::Version;
 
-/// A library that is there.
+/// An installed library.
 #[derive(Debug)]
 pub(super) struct Tool {
     path: PathBuf,
@@ -28,10 +28,10 @@ impl fmt::Display for Tool {
 
 const TOOLKIT: &str = "the CUDA toolkit";
 
-/// The lowest NCCL: the first with `ncclCommSplit`.
+/// Minimum NCCL version: the first with `ncclCommSplit`.
 const NCCL: Version = Version(2, 18);
 
-/// The versions of `file` that can work with a driver for `driver`: a library of a later major version
+/// Returns the versions of `file` that can work with a driver for `driver`: a library of a later major version
 /// of CUDA needs a driver of that version.
 fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     match driver {
@@ -40,7 +40,7 @@ fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
     }
 }
 
-/// An error for `library`, that `package` or `toolkit` brings.
+/// Returns an error about `library`, which `package` or `toolkit` provides.
 fn not_found(
     library: &'static str,
     package: &'static str,
@@ -66,7 +66,7 @@ fn find(
     libraries::load(wanted, places).map_err(not_found(library, package, toolkit))
 }
 
-/// NVRTC, the compiler of kernels.
+/// Loads NVRTC, the compiler of kernels.
 pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
@@ -85,20 +85,20 @@ pub(super) fn try_compiling(nvrtc: &Tool, root: Option<&Path>) -> Result<(), Dev
     })
 }
 
-/// The lowest compute capability that NVRTC compiles for.
+/// Returns the lowest compute capability that NVRTC compiles for.
 pub(super) fn lowest_capability() -> Option<Version> {
     use cudarc::nvrtc::sys::{nvrtcGetNumSupportedArchs, nvrtcGetSupportedArchs};
     let mut count: c_int = 0;
     // SAFETY: NVRTC is loaded, and writes one number.
     unsafe { nvrtcGetNumSupportedArchs(&mut count) }.result().ok()?;
     let mut all = vec![0 as c_int; usize::try_from(count).ok()?];
-    // SAFETY: it writes as many numbers as it has said.
+    // SAFETY: NVRTC writes as many numbers as it has reported.
     unsafe { nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().ok()?;
     let lowest = u32::try_from(all.into_iter().min()?).ok()?;
     Some(Version(lowest / 10, lowest % 10))
 }
 
-/// cuBLASLt, which multiplies matrices.
+/// Loads cuBLASLt, which multiplies matrices.
 pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
     let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
@@ -108,14 +108,14 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: None })
 }
 
-/// cuBLASLt's number for its version, patch included.
+/// Returns cuBLASLt's version number, patch included.
 pub(super) fn cublas_lt_version(driver: Version) -> Option<usize> {
     cublas_lt(driver).ok()?;
-    // SAFETY: the library is loaded, and the call takes nothing.
+    // SAFETY: the library is loaded, and the call has no arguments.
     Some(unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() })
 }
 
-/// CUPTI, which tells what a GPU does.
+/// Loads CUPTI, which records the activity of a GPU.
 pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     let files = fitting(driver, ["libcupti.so.13", "libcupti.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-cupti" } else { "nvidia-cuda-cupti-cu12" };
@@ -124,7 +124,7 @@ pub(super) fn cupti(driver: Version) -> Result<PathBuf, DeviceError> {
     find("CUPTI, which tells what a GPU does,", &wanted, &places, package, TOOLKIT)
 }
 
-/// NCCL, through which GPUs talk to each other.
+/// Loads NCCL, which connects GPUs.
 pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
     let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"], instead: None };
@@ -135,7 +135,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     // SAFETY: the library is loaded, and the number outlives the call.
     let status = unsafe { cudarc::nccl::sys::ncclGetVersion(&mut number) };
     let number = if status.result().is_ok() { number as u32 } else { 0 };
-    // 2.9 and later; what was before is too old anyway.
+    // The format since 2.9; earlier versions are too old anyway.
     let version = Version(number / 10_000, number / 100 % 100);
     if version < NCCL {
         return Err(DeviceError::OldLibrary {
@@ -149,8 +149,8 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     Ok(Tool { path: found, version: Some(version) })
 }
 
-/// CUDA's headers: the folder above `include`. CubeCL looks under `CUDA_PATH`, and failing that in the
-/// toolkit's usual places; where it would not find them, `CUDA_PATH` is set.
+/// Finds CUDA's headers, and returns the folder above `include`. CubeCL searches `CUDA_PATH`, and then the
+/// usual places of the toolkit; if it would not find them there, `CUDA_PATH` is set.
 pub(super) fn headers() -> Result<PathBuf, DeviceError> {
     let places = Places::of_headers(&environment);
     let missing = |root: &Path| {

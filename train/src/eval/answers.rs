@@ -1,7 +1,8 @@
 //! Loss on answers: how likely a model finds a given continuation of a prompt.
 //!
-//! Prompt and answer are tokenized as one text, which is cut where the answer begins, as in lm-evaluation-harness
-//! (see [`Tokenizer::encode_pair`]). A prompt without a token is the end of another document, as in generation.
+//! Prompt and answer are tokenized as one text, which is split where the answer begins, as in
+//! lm-evaluation-harness (see [`Tokenizer::encode_pair`]). A prompt without tokens is replaced by the end of
+//! another document, as in generation.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -20,18 +21,18 @@ use crate::sharded::ShardedDecoder;
 /// Target of a position that does not count.
 const IGNORED: i32 = -1;
 
-/// A prompt and the answer that is looked at.
+/// A prompt, and the answer whose loss is computed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct Pair {
-    /// What the model is given.
+    /// The text that the model is given.
     pub prompt: String,
-    /// What it should say.
+    /// The expected continuation.
     pub answer: String,
 }
 
-/// A pair as tokens that a model can read: `inputs` and, for each of them, the token that follows,
-/// or -1 where that is part of the prompt.
+/// A tokenized pair: `inputs` and, for each of them, the token that follows, or -1 if that token belongs to the
+/// prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenPair {
     inputs: Vec<i32>,
@@ -39,43 +40,43 @@ pub struct TokenPair {
     answer: usize,
 }
 
-/// What a model makes of one answer.
+/// A model's loss on one answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AnswerLoss {
     /// Sum of `-log p(token | prompt, answer so far)` over the answer's tokens, in nats.
     pub sum: f64,
-    /// Tokens of the answer; at least 1.
+    /// Number of tokens of the answer; at least 1.
     pub tokens: usize,
 }
 
 impl AnswerLoss {
-    /// Nats per token.
+    /// Returns the loss in nats per token.
     pub fn loss(&self) -> f64 {
         self.sum / self.tokens as f64
     }
 }
 
-/// Nats per token over all tokens of all answers; NaN if there are none.
+/// Returns the loss in nats per token over all tokens of all answers; NaN if there are none.
 pub fn mean_answer_loss(losses: &[AnswerLoss]) -> f64 {
     let sum: f64 = losses.iter().map(|loss| loss.sum).sum();
     let tokens: usize = losses.iter().map(|loss| loss.tokens).sum();
     sum / tokens as f64
 }
 
-/// Reads a file of pairs, one JSON object per line; blank lines are passed over. Returns every pair
-/// with its line, counted from 1.
+/// Reads a file of pairs, one JSON object per line; blank lines are skipped. Returns every pair with its line
+/// number, counted from 1.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, has no pair, or has a line that is none.
+/// If the file cannot be read, has no pair, or has a line that is not a pair.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
     let text = files::read(path, MAX_WHOLE).and_then(|bytes| {
-        // In the words of the standard library.
+        // The message of the standard library.
         String::from_utf8(bytes)
             .map_err(|_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
     });
     let text = text.map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
-    // A byte order mark is no part of the first line.
+    // A byte order mark does not belong to the first line.
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let pairs: Vec<_> = lines
@@ -91,12 +92,12 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
 }
 
 impl TokenPair {
-    /// Tokenizes `pair` for a model that reads `context` tokens at a time; `place` says where the pair comes
-    /// from.
+    /// Tokenizes `pair` for a model that reads `context` tokens at a time; `place` names the source of the
+    /// pair.
     ///
     /// # Errors
     ///
-    /// When the answer has no token, and when the two are longer than the model's context.
+    /// If the answer has no token, or if both together are longer than the model's context.
     pub fn new(pair: &Pair, context: usize, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
         let (mut prompt, answer) = tokenizer.encode_pair(&pair.prompt, &pair.answer)?;
         if answer.is_empty() {
@@ -105,7 +106,7 @@ impl TokenPair {
         if prompt.is_empty() {
             prompt.push(tokenizer.end_of_text()?);
         }
-        // The last token is looked for, but nothing is read after it.
+        // The last token is only a target, not an input.
         if prompt.len() + answer.len() - 1 > context {
             let place = place.to_owned();
             let (prompt, answer) = (prompt.len(), answer.len());
@@ -134,9 +135,9 @@ impl TokenPair {
     }
 }
 
-/// The losses of all pairs, in order, the same on every rank. The pairs are dealt out to the ranks,
-/// one per pass; a rank that runs out computes a pair that does not count, so that all ranks make
-/// the same number of passes. Collective.
+/// Returns the losses of all pairs, in order, the same on every rank. The pairs are distributed over the ranks,
+/// one per pass; a rank that runs out computes a pair that does not count, so that all ranks make the same
+/// number of passes. Collective.
 pub fn answer_losses(
     model: &ShardedDecoder,
     device: &Device,
@@ -146,7 +147,8 @@ pub fn answer_losses(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// [`answer_losses`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
+/// Like [`answer_losses`], while `go_on`, called between passes with the same result on all ranks, returns
+/// true. Returns `None` if it was ended early.
 pub(crate) fn answer_losses_while(
     model: &ShardedDecoder,
     device: &Device,
@@ -176,7 +178,7 @@ pub(crate) fn answer_losses_while(
         }
     }
     engine.finish_evaluation()?;
-    // All ranks but one add nothing to a pair.
+    // Exactly one rank contributes to each pair.
     let sums = engine.sum_over_ranks("answers", &sums)?;
     let losses = sums.into_iter().zip(pairs);
     Ok(Some(losses.map(|(sum, pair)| AnswerLoss { sum, tokens: pair.answer }).collect()))

@@ -1,4 +1,4 @@
-//! The command: its arguments, and each rank's part of the work.
+//! The command `kiln eval`: its arguments, and each rank's part of the work.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -25,10 +25,10 @@ use crate::place::{self, RankEnv, Role};
 use crate::source::ModelSource;
 use crate::{kernels, launch, world};
 
-/// Sequences of validation data per forward pass of one rank, unless told otherwise.
+/// Default number of validation sequences per forward pass of one rank.
 const ROWS: usize = 4;
 
-/// Flags that ask for something else than the loss on validation data.
+/// Flags that request something other than the loss on validation data.
 const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 
 /// Flags of `kiln eval`.
@@ -107,7 +107,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit code.
+    /// Evaluates, or starts the ranks of a node; rank 0 prints the result. Returns the exit code.
     pub fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
@@ -143,7 +143,7 @@ impl EvalArgs {
         Ok(reports.swap_remove(0))
     }
 
-    /// As one rank of several processes. Each reads its own arguments and files; they must agree.
+    /// Runs as one rank of several processes. Each reads its own arguments and files, which must agree.
     fn run_as_process(&self, place: &RankEnv, layers: &Layers) -> Result<Report> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
@@ -160,7 +160,7 @@ impl EvalArgs {
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {
             let work = Work::new(self, layers)?;
-            // What is one rank's own is left out.
+            // Arguments that belong to one rank are not compared.
             let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
             let folder = work.source.folder();
             let told = format!("{} {told:?} {folder:?}", env!("CARGO_PKG_VERSION"));
@@ -174,17 +174,17 @@ impl EvalArgs {
         })?)
     }
 
-    /// Says what does not fit together before a model is loaded.
+    /// Checks the arrangement of the ranks before a model is loaded.
     fn check_mesh(&self, ranks: usize) -> Result<()> {
         Mesh::new(self.strategy, ranks, self.shard_size)
             .map(|_| ())
-            // The message knows the key of a configuration; here it is a flag.
+            // The message names a configuration key; here it is a flag.
             .map_err(|error| error.to_string().replace("shard.shard_size", "--shard-size"))
             .map_err(TrainError::usage)
     }
 }
 
-/// What all ranks do together, ready to be done.
+/// The prepared work of all ranks.
 struct Work {
     layers: Layers,
     source: ModelSource,
@@ -213,7 +213,7 @@ impl Work {
         })
     }
 
-    /// The device that one of `ranks` ranks computes on.
+    /// Selects the device for one of `ranks` ranks.
     fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { layers, source, strategy, shard_size, .. } = self;
         let parameters = Decoder::count_parameters(layers, source.model())?;
@@ -221,7 +221,7 @@ impl Work {
         Ok(DeviceFlag::select(&request, place)?)
     }
 
-    /// Makes sure that no kernel of `device` is used that is wrong there. Collective if there is a `world`.
+    /// Ensures that no wrong kernel of `device` is used. Collective if there is a `world`.
     fn settle_kernels(
         &self,
         device: &ResolvedDevice,
@@ -243,7 +243,7 @@ impl Work {
             Task::Validation(validation) => Outcome::Validation(validation.loss(&model, device)?),
             Task::Answer(pair) => {
                 let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
-                // As many losses as pairs.
+                // There are as many losses as pairs.
                 Outcome::Answer(losses[0])
             }
             Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, device, pairs)?),
@@ -262,7 +262,7 @@ impl Work {
 }
 
 impl Task {
-    /// What the arguments ask for; the parser has seen to it that they ask for one thing.
+    /// Returns the task that the arguments request; the parser has ensured that it is exactly one.
     fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };

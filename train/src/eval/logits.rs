@@ -16,9 +16,9 @@ use crate::source::ModelSource;
 /// Logits of every position: `[seq, vocab_size]`, row by row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
-    /// Positions and vocabulary.
+    /// Number of positions, and size of the vocabulary.
     pub shape: [usize; 2],
-    /// As many values.
+    /// The logits, row by row.
     pub values: Vec<f32>,
 }
 
@@ -35,7 +35,7 @@ pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, Eva
     }
 }
 
-/// The logits of `model` after each of `tokens`, the same on every rank. Collective.
+/// Returns the logits of `model` after each of `tokens`, the same on every rank. Collective.
 pub fn logits(model: &ShardedDecoder, device: &Device, tokens: &[i32]) -> Result<Logits> {
     let tokens = device::tokens(tokens.to_vec(), 1, tokens.len(), device);
     let logits = decoder::logits(&model.pass(device), tokens);

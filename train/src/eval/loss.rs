@@ -13,33 +13,33 @@ use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 
-/// What of the validation data is read, and how.
+/// The part of the validation data to read, and how to read it.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidationOptions {
-    /// Tokens per sequence. By default as many as in training; for a model that Kiln has not trained, its context, but
-    /// 2048 at most. A default is shortened to what the data hold.
+    /// Tokens per sequence. The default is the length used in training; for a model that Kiln has not trained,
+    /// its context, but at most 2048. A default is shortened to the size of the data.
     pub seq_len: Option<usize>,
-    /// Sequences; 0 for all.
+    /// Number of sequences; 0 for all.
     pub samples: u64,
     /// Sequences per forward pass of one rank.
     pub rows: usize,
 }
 
-/// Validation data that fits a model.
+/// Validation data that fit a model.
 #[derive(Debug)]
 pub struct Validation {
     source: BatchSource,
     options: ValidationOptions,
 }
 
-/// What a model makes of validation data.
+/// A model's loss on validation data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ValidationLoss {
     /// Mean of `-log p(token | tokens before)` in nats.
     pub loss: f64,
-    /// Tokens that it is the mean of.
+    /// Number of tokens in the mean.
     pub tokens: u64,
-    /// Tokens of a sequence: as many at most come before the last one.
+    /// Tokens per sequence: the maximum number of tokens before the last one.
     pub seq_len: usize,
 }
 
@@ -48,9 +48,9 @@ impl Validation {
     ///
     /// # Errors
     ///
-    /// When there is no such data, when its tokens are not the model's, when the sequences are
-    /// longer than the model's context, when there is less data than one sequence, and when the
-    /// data are not as they were prepared, as far as a look at some of them tells.
+    /// If there are no such data, if their tokens are not the model's, if the sequences are longer than the
+    /// model's context, if there are fewer data than one sequence, or if a check of some of the data shows that
+    /// they have changed since they were prepared.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         if let Some(seq_len) = options.seq_len.filter(|seq_len| *seq_len > context) {
@@ -83,7 +83,7 @@ impl Validation {
         Ok(Validation { source: BatchSource::new(file, false, 0)?, options })
     }
 
-    /// The loss of `model`, the same on every rank. The sequences are dealt out to the ranks, and
+    /// Returns the loss of `model`, the same on every rank. The sequences are distributed over the ranks, and
     /// all ranks make the same number of passes. Collective.
     pub fn loss(&self, model: &ShardedDecoder, device: &Device) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
@@ -92,7 +92,7 @@ impl Validation {
     }
 }
 
-/// Fails if the data are ids of another tokenizer than the model's: their loss would mean nothing.
+/// Fails if the data are ids of a different tokenizer from the model's: their loss would be meaningless.
 fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let content = data::read_tokenizer_of(data)?;
@@ -105,7 +105,7 @@ fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     }
 }
 
-/// The data that a model was trained on, by the configuration beside it.
+/// Finds the data that a model was trained on, through the configuration next to it.
 fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     let checkpoint = model.folder().to_owned();
     let path = checkpoint.join("config.toml");
@@ -116,10 +116,10 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
         return Err(EvalError::NoData { checkpoint });
     };
     let data = config.data.path;
-    // A relative path starts at the folder in which the run was started, and nothing says which that was:
-    // this one, or one that the run is in.
+    // A relative path starts at the folder in which the run was started, which is not recorded: try the current
+    // folder, and those that contain the run.
     let absolute = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.clone());
-    // A folder of the same name far above the model may be anything.
+    // A folder of the same name far above the model may be unrelated.
     let above =
         absolute.ancestors().skip(1).map(|folder| folder.join(&data)).filter(|f| data::is_prepared(f));
     let there: Vec<_> =
@@ -132,13 +132,13 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
         return Ok(own.clone());
     }
     match there.into_iter().next() {
-        // What does not say what it is, is taken for what it is called.
+        // Without a recorded hash, trust the name of the folder.
         Some(folder) if model.data_sha256().is_none() => Ok(folder),
         Some(folder) => match DataInfo::load(&folder) {
             Ok(DataInfo { train: SplitInfo { sha256: Some(_), .. }, .. }) => {
                 Err(EvalError::OtherData { checkpoint, data: folder })
             }
-            // Opening it says what is wrong with it, if anything is.
+            // Opening the folder reports any problem with it.
             _ => Ok(folder),
         },
         None if data.is_relative() => Err(EvalError::DataNotFound { checkpoint, data }),

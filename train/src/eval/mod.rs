@@ -1,8 +1,8 @@
-//! How well a model does: `kiln eval`.
+//! `kiln eval`: evaluates a model.
 //!
 //! [`EvalArgs::run`] reads the arguments, starts the ranks, as threads or as this process, and lets each of
-//! them do its part of the work; rank 0 tells what came of it. Validation data is in `loss.rs`, answers to
-//! prompts in `answers.rs`, single logits in `logits.rs`. Everything is computed in f32.
+//! them do its part of the work; rank 0 prints the result. Validation data are in `loss.rs`, answers to prompts
+//! in `answers.rs`, logits in `logits.rs`. Everything is computed in f32.
 
 mod answers;
 mod command;

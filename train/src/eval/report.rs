@@ -1,4 +1,4 @@
-//! What an evaluation has come to, for people and for programs.
+//! The report of an evaluation, as text and as JSON.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use super::loss::ValidationLoss;
 use crate::error::{Result, TrainError};
 use crate::words::number_of;
 
-/// What an evaluation has come to.
+/// The report of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The result.
     pub outcome: Outcome,
-    /// Ranks that computed it.
+    /// Number of ranks that computed it.
     pub ranks: usize,
-    /// How the model was spread over them.
+    /// The sharding strategy of the model.
     pub strategy: Strategy,
 }
 
@@ -31,12 +31,12 @@ pub enum Outcome {
     Answer(AnswerLoss),
     /// Losses of the answers of a file, in order.
     Answers(Vec<AnswerLoss>),
-    /// Logits that were written to a file. `shape`: positions and vocabulary.
+    /// Logits, written to a file. `shape`: positions and vocabulary.
     Logits { path: PathBuf, shape: [usize; 2] },
 }
 
 impl Outcome {
-    /// Fails if a loss is no number.
+    /// Fails if a loss is not a finite number.
     pub(super) fn check(&self) -> Result<()> {
         let (what, losses) = match self {
             Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
@@ -44,7 +44,7 @@ impl Outcome {
             Outcome::Answers(answers) => {
                 ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())
             }
-            // Whatever they are, they are to be looked at.
+            // Logits are written whatever their values are.
             Outcome::Logits { .. } => return Ok(()),
         };
         match losses.into_iter().find(|loss| !loss.is_finite()) {
@@ -54,13 +54,13 @@ impl Outcome {
     }
 }
 
-/// All answers of a file together.
+/// The totals over all answers of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Total {
     /// Mean over all tokens of all answers.
     loss: f64,
     tokens: usize,
-    /// Mean over the answers of their sums.
+    /// Mean over the answers of their summed losses.
     mean_sum: f64,
 }
 
@@ -73,13 +73,13 @@ impl Total {
 }
 
 impl Report {
-    /// JSON, one object per line. Losses are nats; what is not a number is `null`.
+    /// Returns JSON, one object per line. Losses are in nats; a non-finite number is `null`.
     ///
     /// - Validation data: `val_loss`, `perplexity`, `tokens`, `seq_len`.
     /// - One answer: `loss` per token, `sum`, `perplexity`, `tokens`.
-    /// - A file of pairs: a line per pair with `pair` (its number, from 1), `loss`, `sum` and
-    ///   `tokens`; then `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean
-    ///   over the pairs of their sums.
+    /// - A file of pairs: a line per pair with `pair` (its number, from 1), `loss`, `sum` and `tokens`; then
+    ///   `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean over the pairs of their
+    ///   sums.
     /// - Logits: `logits` (the file), `shape`.
     ///
     /// The last line also has `ranks` and `strategy`.
@@ -127,7 +127,7 @@ impl Report {
     }
 }
 
-/// A result with how it was computed.
+/// A result, and the ranks that computed it.
 #[derive(Serialize)]
 struct WithRanks {
     #[serde(flatten)]
@@ -137,7 +137,7 @@ struct WithRanks {
 }
 
 fn line(value: &impl Serialize) -> String {
-    // Maps with text as keys always have a form in JSON.
+    // Maps with string keys always serialize.
     serde_json::to_string(value).unwrap_or_default()
 }
 

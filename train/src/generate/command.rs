@@ -1,4 +1,4 @@
-//! `kiln generate`.
+//! The command `kiln generate`.
 
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
@@ -51,8 +51,8 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
-    /// comes, else when it is complete.
+    /// Continues the prompt on one rank and prints it with its continuation: on a terminal token by token,
+    /// otherwise when it is complete.
     pub fn run(self, layers: &Layers) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
@@ -88,11 +88,11 @@ impl GenerateArgs {
             while continuation.advance(&pass, &device, || model.engine().finish_evaluation())? {
                 if live {
                     let new = stream.next(continuation.ids(), decode)?;
-                    // A reader that went away is no reason to fail.
+                    // A closed output is not an error.
                     let _ = write!(stdout(), "{}", on_terminal(&new)).and_then(|()| stdout().flush());
                 }
             }
-            // Programs get the text as it is.
+            // Programs get the unmodified text.
             let rest = match live {
                 true => on_terminal(&stream.rest(continuation.ids(), decode)?),
                 false => continuation.text()?,
@@ -104,11 +104,11 @@ impl GenerateArgs {
     }
 }
 
-/// Fails if `prompt`, which the user knows as `what`, has more tokens than the model reads.
+/// Fails if `prompt` has more tokens than the model reads. `what` is its name for the user.
 ///
 /// # Errors
 ///
-/// Also when the tokenizer cannot express it.
+/// Also if the tokenizer cannot express the prompt.
 pub(crate) fn check_prompt(
     what: &'static str,
     prompt: &str,
@@ -122,12 +122,12 @@ pub(crate) fn check_prompt(
     }
 }
 
-/// Text as a terminal shows it. Whoever trained the model has chosen what is in it.
+/// Escapes text for a terminal, because the model's author controls its content.
 fn on_terminal(text: &str) -> String {
     output::printable(&text.replace('\r', "")).into_owned()
 }
 
-/// Fails, with the name of the command line's flag, if a value is outside its range.
+/// Fails, with the name of the flag, if a value is outside its range.
 fn check_flags(sampling: &Sampling) -> Result<(), ConfigError> {
     let Sampling { temperature, top_p, .. } = *sampling;
     let problem = if !(temperature >= 0.0 && temperature.is_finite()) {

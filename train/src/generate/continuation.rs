@@ -10,36 +10,36 @@ use crate::data::{DataError, Tokenizer};
 use crate::device;
 use crate::error::{Result, TrainError};
 
-/// A text on its way: token ids, and what the model has kept of them.
+/// A text being generated: its token ids, and the model's cache of them.
 ///
-/// The first pass reads the prompt (of a prompt longer than the context its end), every further one
-/// the token chosen last. When the context is full, the next pass starts over from the last half of
-/// it, at position 0: a token costs one position almost always, and half a context now and then.
+/// The first pass reads the prompt (only its end if it is longer than the context), every further pass the
+/// token chosen last. When the context is full, the next pass starts over from the last half of it, at position
+/// 0: a token almost always costs one position, and occasionally half a context.
 pub struct Continuation<'a> {
     tokenizer: &'a Tokenizer,
     sampling: &'a Sampling,
     ends: Vec<u32>,
     ids: Vec<u32>,
-    /// Ids at the front that are not part of the text: what the tokenizer puts there, or what an empty prompt
-    /// starts from.
+    /// Number of ids at the front that do not belong to the text: those that the tokenizer puts there, or the
+    /// start of an empty prompt.
     hidden: usize,
-    /// Ids at the front that the prompt has, the hidden ones included.
+    /// Number of ids at the front that come from the prompt, including the hidden ones.
     given: usize,
     cache: KeyValueCache,
-    /// Ids that the model has read, or that have left its context unread.
+    /// Number of ids that the model has read, or that left its context unread.
     read: usize,
-    /// Tokens chosen.
+    /// Number of chosen tokens.
     chosen: usize,
     ended: bool,
 }
 
 impl<'a> Continuation<'a> {
-    /// A text that starts with `prompt`.
+    /// Starts a text with `prompt`.
     ///
     /// # Errors
     ///
-    /// If the tokenizer cannot express the prompt, or knows no end of text while `sampling` has no
-    /// ends either.
+    /// If the tokenizer cannot express the prompt, or if neither the tokenizer nor `sampling` knows an end of
+    /// text.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &str, sampling: &'a Sampling) -> Result<Self, DataError> {
         let mut ends = sampling.end_ids.clone();
         match tokenizer.end_of_text() {
@@ -49,7 +49,7 @@ impl<'a> Continuation<'a> {
         }
         let (mut hidden, mut ids) = tokenizer.encode_prompt(prompt)?;
         if ids.is_empty() {
-            // Nothing to go on from: start as a document starts, after the end of another.
+            // An empty prompt starts like a document, after the end of another.
             (hidden, ids) = (1, vec![ends[0]]);
         }
         let given = ids.len();
@@ -59,8 +59,8 @@ impl<'a> Continuation<'a> {
         Ok(Continuation { tokenizer, sampling, ends, ids, hidden, given, cache, read, chosen, ended })
     }
 
-    /// Chooses the next token, and returns whether there was one: false at the end of the text.
-    /// `after_pass` is called after the forward pass, before its result is used.
+    /// Chooses the next token, and returns whether there was one: false at the end of the text. `after_pass` is
+    /// called after the forward pass, before its result is used.
     pub fn advance<P: Modules>(
         &mut self,
         modules: &P,
@@ -70,8 +70,8 @@ impl<'a> Continuation<'a> {
         self.advance_together(modules, device, after_pass, Ok)
     }
 
-    /// [`Continuation::advance`] on several ranks: `agree` is given the choice of each, and returns that of one of
-    /// them on all. A choice is the id of a token, or negative if the scores are not numbers.
+    /// Like [`Continuation::advance`], on several ranks: `agree` receives the choice of each rank, and returns
+    /// that of one of them on all. A choice is the id of a token, or negative if the scores are not finite.
     pub fn advance_together<P: Modules>(
         &mut self,
         modules: &P,
@@ -93,7 +93,7 @@ impl<'a> Continuation<'a> {
         let [_, vocab_size] = logits.dims();
         let data = logits.into_data().convert::<f32>();
         let logits = data.as_slice::<f32>().unwrap_or_default();
-        // A model may have room for more ids than the tokenizer has tokens.
+        // A model may support more ids than the tokenizer has tokens.
         let known = vocab_size.min(self.tokenizer.vocab_size()).min(logits.len());
         let odd = Sampling::non_finite(&logits[..known]);
         let choice = match odd {
@@ -114,19 +114,19 @@ impl<'a> Continuation<'a> {
         Ok(!self.ended)
     }
 
-    /// The token ids of the text so far, prompt included.
+    /// Returns the token ids of the text so far, prompt included.
     pub fn ids(&self) -> &[u32] {
         &self.ids[self.hidden..]
     }
 
-    /// The text so far, prompt included. A character may be incomplete at its end.
+    /// Returns the text so far, prompt included. Its last character may be incomplete.
     pub fn text(&self) -> Result<String, DataError> {
         self.tokenizer.decode(self.ids())
     }
 
-    /// What the model has added to the prompt. A character may be incomplete at its end.
+    /// Returns the text that the model has added to the prompt. Its last character may be incomplete.
     pub fn added(&self) -> Result<String, DataError> {
-        // What a token stands for may depend on those before it.
+        // The text of a token may depend on the tokens before it.
         let (text, prompt) = (self.text()?, self.tokenizer.decode(&self.ids[self.hidden..self.given])?);
         match text.strip_prefix(&*prompt) {
             Some(added) => Ok(added.to_owned()),
@@ -134,14 +134,14 @@ impl<'a> Continuation<'a> {
         }
     }
 
-    /// The ids that the model is to read next, for which the cache has room.
+    /// Returns the ids that the model must read next, for which the cache has room.
     fn unread(&mut self) -> &[u32] {
         let capacity = self.cache.capacity();
         let count = self.ids.len() - self.read;
         if count <= capacity - self.cache.len() {
             return &self.ids[self.read..];
         }
-        // All of a prompt that fills the context; of a text that has outgrown it the last half.
+        // A prompt may fill the whole context; of a text that has outgrown it, the last half is kept.
         let keep = if self.cache.is_empty() { capacity } else { (capacity / 2).max(1) };
         self.cache.clear();
         &self.ids[self.ids.len() - keep..]

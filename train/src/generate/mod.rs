@@ -1,8 +1,9 @@
-//! Text from a trained model.
+//! Text generation with a trained model.
 //!
-//! [`Continuation`] goes from token to token with the keys and values of earlier ones kept,
-//! [`Sampling`] says how each is chosen, and [`GenerateArgs`] is the command, which shows a text in pieces (`stream`). Under sharding, all
-//! ranks continue the same text together: they see the same logits, so they choose the same tokens.
+//! [`Continuation`] advances token by token with the keys and values of earlier tokens cached, [`Sampling`]
+//! defines how each token is chosen, and [`GenerateArgs`] is the command, which shows a text in pieces
+//! (`stream`). Under sharding, all ranks continue the same text together: they see the same logits, so they
+//! choose the same tokens.
 
 mod command;
 mod continuation;
@@ -20,7 +21,7 @@ pub use continuation::Continuation;
 use crate::data::Tokenizer;
 use crate::error::Result;
 
-/// Continues `prompt`; returns both. `after_pass` is called after every forward pass.
+/// Continues `prompt`, and returns it with its continuation. `after_pass` is called after every forward pass.
 pub fn text<P: Modules>(
     modules: &P,
     device: &Device,

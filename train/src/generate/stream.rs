@@ -1,25 +1,27 @@
-//! The text of a list of token ids that grows, piece by piece.
+//! The text of a growing list of token ids, piece by piece.
 
-/// The character that the decoder of a tokenizer shows for incomplete characters.
+/// The character that tokenizers decode incomplete characters to.
 const INCOMPLETE: char = '\u{FFFD}';
 
-/// Ids that wait for others to complete a character, at most. A character has up to four bytes, and a tokenizer a token
-/// for each of them.
+/// Maximum number of ids that wait for others to complete a character. A character has up to four bytes, and a
+/// tokenizer may have a token for each of them.
 const PENDING: usize = 16;
 
-/// The position up to which a text has been shown. What a token stands for may depend on those right before it, so each piece is decoded
-/// together with the piece before it, and never with the whole text: the work of a token does not grow with the text.
+/// The position up to which a text has been shown. The text of a token may depend on the tokens right before
+/// it, so each piece is decoded together with the previous piece, and never with the whole text: the work per
+/// token does not grow with the text.
 #[derive(Debug, Default)]
 pub(super) struct TextStream {
-    /// The first id of the piece that was shown last.
+    /// Position of the first id of the last shown piece.
     context: usize,
-    /// Ids that were shown.
+    /// Number of ids that were shown.
     shown: usize,
 }
 
 impl TextStream {
-    /// The text that `ids` have after what was shown of them, without characters at its end that the next ids may
-    /// complete. `ids` are those of the last call and new ones behind them; `decode` returns the text of some ids.
+    /// Returns the text of `ids` after the part already shown, without characters at its end that the next ids
+    /// may complete. `ids` are those of the last call followed by new ones; `decode` returns the text of some
+    /// ids.
     ///
     /// # Errors
     ///
@@ -38,7 +40,7 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// The text that `ids` have after what was shown of them, at the end of the text.
+    /// Returns the remaining text of `ids` at the end of the text.
     ///
     /// # Errors
     ///
@@ -51,8 +53,8 @@ impl TextStream {
         self.piece(ids, true, decode)
     }
 
-    /// The text of the ids that were not shown. Bytes of an incomplete character may change what the bytes before them stand
-    /// for: nothing is returned then, unless it `has_to_be` shown.
+    /// Returns the text of the ids that were not shown. Bytes of an incomplete character may change the text of
+    /// the bytes before them: then nothing is returned, unless it `has_to_be` shown.
     fn piece<E>(
         &self,
         ids: &[u32],
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
     use crate::data::Tokenizer;
 
-    /// Every byte a token, and no merges.
+    /// A tokenizer with a token for every byte, and no merges.
     fn byte_level() -> Tokenizer {
         Tokenizer::train(["ab".to_owned()].into_iter().map(Ok), 257).expect("a tokenizer")
     }
@@ -90,7 +92,7 @@ mod tests {
             .expect("a tokenizer")
     }
 
-    /// As in Llama 2: a space before the text, and bytes for characters without a token.
+    /// A tokenizer like that of Llama 2: a space before the text, and bytes for characters without a token.
     fn byte_fallback() -> Tokenizer {
         let bytes = (0..=255u32).map(|byte| format!("<0x{byte:02X}>"));
         let tokens = ["<unk>", "</s>"].map(str::to_owned).into_iter().chain(bytes);
@@ -118,7 +120,7 @@ mod tests {
         }))
     }
 
-    /// As BERT has it: spaces between words are no tokens.
+    /// A tokenizer like BERT's: spaces between words are not tokens.
     fn word_piece() -> Tokenizer {
         let tokens = ["[UNK]", "a", "b", "##a", "##b", ".", "</s>"];
         let vocab: serde_json::Map<_, _> =
@@ -134,7 +136,8 @@ mod tests {
         }))
     }
 
-    /// The pieces of a text that comes id by id behind `given` ids, and how many ids were decoded for them.
+    /// Returns the pieces of a text that grows id by id after `given` ids, and the number of ids decoded for
+    /// them.
     fn shown(tokenizer: &Tokenizer, ids: &[u32], given: usize) -> (String, usize) {
         let (mut stream, mut text, mut decoded) = (TextStream::default(), String::new(), 0);
         let mut decode = |ids: &[u32]| {
@@ -171,7 +174,7 @@ mod tests {
         }
     }
 
-    /// The work of a token does not grow with the text, also where bytes never become a character.
+    /// The work per token does not grow with the text, even if bytes never become a character.
     #[test]
     fn a_token_decodes_a_few_ids() {
         for tokenizer in [byte_level(), byte_fallback()] {

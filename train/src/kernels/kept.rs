@@ -1,7 +1,7 @@
-//! Results of checks of kernels, kept for the processes to come.
+//! Results of kernel checks, stored for later processes.
 //!
-//! A file is named after everything that a result follows from, and has it inside. It is written beside and
-//! renamed, so that processes may read and write at the same time; one that is damaged counts as none.
+//! A file is named after everything that determines a result, and also contains it. It is replaced atomically,
+//! so that processes may read and write at the same time; a damaged file counts as missing.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -16,21 +16,21 @@ use sha2::{Digest, Sha256};
 use crate::metrics::write_beside;
 use crate::version::version;
 
-/// What the result of a check follows from.
+/// Everything that determines the result of a check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
     /// The device, its driver, compiler and libraries.
     pub(super) device: String,
-    /// The program: its version, and its file's size and time of change.
+    /// The program: its version, and its file's size and modification time.
     pub(super) build: String,
     pub(super) dtypes: Vec<FloatDType>,
     pub(super) shapes: Shapes,
-    /// The operation that was taken for wrong.
+    /// The operation that a drill treats as wrong.
     pub(super) fault: Option<FusedOp>,
 }
 
 impl Key {
-    /// Of this program.
+    /// Creates the key of a check by this program.
     pub(super) fn new(
         device: String,
         dtypes: Vec<FloatDType>,
@@ -45,14 +45,14 @@ impl Key {
         Key { device, build, dtypes, shapes, fault }
     }
 
-    /// The name of the file that has the result.
+    /// Returns the name of the file with the result.
     pub(super) fn file_name(&self) -> String {
         let digest = Sha256::digest(format!("{self:?}"));
         format!("{digest:x}.json")
     }
 }
 
-/// What a file has.
+/// The content of a file.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kept {
     key: Key,
@@ -60,13 +60,14 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// What `file` says that a check for `key` has found; `None` if it is not there, or for another key.
+    /// Reads the findings of a check for `key` from `file`; `None` if the file is missing, or belongs to
+    /// another key.
     pub(super) fn read(file: &Path, key: &Key) -> Option<Vec<Finding>> {
         let kept: Kept = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
         (kept.key == *key).then_some(kept.findings)
     }
 
-    /// Writes what a check for `key` has found.
+    /// Writes the findings of a check for `key`.
     pub(super) fn write(file: &Path, key: &Key, findings: &[Finding]) -> io::Result<()> {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;

@@ -1,9 +1,9 @@
 //! The check of fused kernels before a run relies on them.
 //!
-//! On a GPU, with a driver, that this build of Kiln has not seen, every fused kernel is held against its
-//! plain form on small inputs ([`kiln_model::verify`]), once: the result is kept beside the kernel cache
-//! (`kept`). An operation that fails is computed in plain operations, on all ranks alike; a warning says so,
-//! and a report is written that can be sent (`report`).
+//! On a GPU or driver that is new to this build of Kiln, every fused kernel is compared once with its plain
+//! form on small inputs ([`kiln_model::verify`]); the result is stored next to the kernel cache (`kept`). An
+//! operation that fails is computed with plain operations, on all ranks alike; a warning reports this, and a
+//! report is written that users can send (`report`).
 
 mod kept;
 mod report;
@@ -28,16 +28,16 @@ use crate::words::took;
 use crate::world;
 use kept::{Kept, Key};
 
-/// Names an operation whose kernel is taken for wrong: a drill for what follows.
+/// Environment variable with an operation whose kernel is treated as wrong: a drill of the fallback.
 const FAULT: &str = "KILN_KERNEL_FAULT";
 
-/// Makes sure, before the first operation of a run as `config` describes it, that no operation of `device`
-/// goes through a kernel that is wrong there. Collective if there is a `world`: operations that are plain on
-/// one rank are plain on all.
+/// Ensures, before the first operation of a run as `config` describes it, that no operation of `device` uses a
+/// kernel that is wrong there. Collective if there is a `world`: operations that are plain on one rank are
+/// plain on all.
 ///
 /// # Errors
 ///
-/// If the ranks lose each other, or [`FAULT`] names no operation.
+/// If the ranks lose each other, or [`FAULT`] names an unknown operation.
 pub(crate) fn settle(
     config: &Config,
     model: &ModelConfig,
@@ -50,7 +50,7 @@ pub(crate) fn settle(
     settle_in(config.precision.compute(), model, device, world, &config.comm)
 }
 
-/// [`settle`] on one of several ranks, which may be threads: these share what is found. Collective.
+/// Like [`settle`], on one of several ranks, which may be threads: these share the findings. Collective.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub(crate) fn settle_on_rank(
     settle(config, model, device, (!are_threads).then_some(world))
 }
 
-/// [`settle`] for a command that reads no configuration and computes in `precision`.
+/// Like [`settle`], for a command that reads no configuration and computes in `precision`.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub(crate) fn settle_in(
     Ok(())
 }
 
-/// The operations that are wrong on some ranks, and these; `of_all` has a byte for each operation of each
-/// rank.
+/// Returns the operations that are wrong on some ranks, with these ranks; `of_all` has a byte for each
+/// operation of each rank.
 fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     let ranks = |index: usize| -> Vec<usize> {
         (0..of_all.len()).filter(|&rank| of_all[rank].get(index).is_some_and(|wrong| *wrong != 0)).collect()
@@ -118,7 +118,7 @@ fn wrong_anywhere(of_all: &[Vec<u8>]) -> Vec<(FusedOp, Vec<usize>)> {
     ops.filter(|(_, ranks)| !ranks.is_empty()).collect()
 }
 
-/// The operations whose kernels are wrong, as an earlier start has found or as is found now.
+/// Returns the operations whose kernels are wrong, as found by an earlier start or now.
 fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     let folder = cache_folder(&environment).map(|cache| cache.join("verified"));
     let file = folder.as_ref().map(|folder| folder.join(key.file_name()));
@@ -146,7 +146,7 @@ fn checked(device: &ResolvedDevice, key: &Key) -> Vec<FusedOp> {
     wrong
 }
 
-/// Writes what was found to `file`, and a report beside it. Returns whether that went well; a run goes on
+/// Writes the findings to `file`, and a report next to it. Returns whether that succeeded; a run continues
 /// without them.
 fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     let report = report::text(key, findings, time);
@@ -161,7 +161,7 @@ fn keep(file: &Path, key: &Key, findings: &[Finding], time: Duration) -> bool {
     written.is_ok()
 }
 
-/// The operations of `findings` that are wrong in any dtype.
+/// Returns the operations of `findings` that are wrong in any dtype.
 fn wrong(findings: &[Finding]) -> Vec<FusedOp> {
     let is_wrong = |op: &FusedOp| findings.iter().any(|finding| finding.op == *op && !finding.is_right());
     FusedOp::ALL.into_iter().filter(is_wrong).collect()
@@ -172,7 +172,7 @@ fn all_right(findings: &[Finding], time: Duration) -> String {
     format!("kernels: {ops} fused operations agree with their plain forms, checked in {}", took(time))
 }
 
-/// Warns of each operation of `findings` that is wrong.
+/// Warns about each operation of `findings` that is wrong.
 fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, who: &str) {
     for op in wrong(findings) {
         let wrong: Vec<_> =
@@ -193,8 +193,8 @@ fn warn(device: &ResolvedDevice, findings: &[Finding], report: Option<&Path>, wh
     }
 }
 
-/// Checks the kernels of a GPU, and returns a line for each and for each dtype, and whether all are right.
-/// With `backend` auto, an NVIDIA GPU if there is one, else what wgpu finds.
+/// Checks the kernels of a GPU, and returns a line for each kernel and dtype, and whether all are right. With
+/// `backend` auto, uses an NVIDIA GPU if there is one, else wgpu's adapter.
 pub(crate) fn examine(backend: Backend) -> (Vec<String>, bool) {
     match examined(backend) {
         Ok(found) => found,
@@ -232,7 +232,7 @@ fn examined(backend: Backend) -> Result<(Vec<String>, bool)> {
     Ok((lines, is_right))
 }
 
-/// The operation that [`FAULT`] names.
+/// Returns the operation that [`FAULT`] names.
 fn fault() -> Result<Option<FusedOp>> {
     let Some(name) = environment(FAULT) else { return Ok(None) };
     let name = name.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! What a check of kernels has found, in words.
+//! The findings of a kernel check, as text.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use kiln_model::verify::Finding;
 use super::kept::Key;
 use crate::words::took;
 
-/// The report beside the file of a result.
+/// Returns the path of the report next to a result's file.
 pub(super) fn beside(file: &Path) -> PathBuf {
     file.with_extension("txt")
 }
 
-/// A report for whoever can mend a kernel.
+/// Returns a report for developers who can fix a kernel.
 pub(super) fn text(key: &Key, findings: &[Finding], time: Duration) -> String {
     let mut text = format!(
         "Kiln has held the fused kernels of a GPU against the same operations on the CPU in f64.\n\n\
@@ -34,14 +34,14 @@ pub(super) fn text(key: &Key, findings: &[Finding], time: Duration) -> String {
     text
 }
 
-/// A line on one operation in one dtype.
+/// Returns a line about one operation in one dtype.
 pub(super) fn line(finding: &Finding) -> String {
     let verdict = if finding.is_right() { "right" } else { "WRONG" };
     let name = finding.op.name();
     format!("{name:<14} {verdict}  {}", error(finding))
 }
 
-/// How far an operation is off in one dtype.
+/// Describes the error of an operation in one dtype.
 pub(super) fn error(finding: &Finding) -> String {
     let Finding { dtype, bound, place, .. } = finding;
     let dtype = format!("{dtype:?}").to_lowercase();

@@ -1,4 +1,4 @@
-//! The lowest validation loss of a run, also over its earlier starts: its metrics have them all.
+//! The lowest validation loss of a run, over all of its starts, read from its metrics.
 
 use std::io;
 use std::path::Path;
@@ -6,20 +6,20 @@ use std::path::Path;
 use kiln_storage::LineReader;
 use serde::Deserialize;
 
-/// What a line has that is about an evaluation.
+/// Text that occurs in every line about an evaluation.
 const KEY: &[u8] = b"\"val_loss\"";
 
 /// The evaluation with the lowest loss.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct BestLoss {
-    /// The step after which it was made.
+    /// Step after which the evaluation was made.
     pub step: u64,
     /// Its loss.
     pub val_loss: f64,
 }
 
 impl BestLoss {
-    /// The lowest of the evaluations in a file of metrics; `None` if there are none.
+    /// Returns the lowest of the evaluations in a file of metrics; `None` if there are none.
     pub(super) fn find(path: &Path) -> io::Result<Option<Self>> {
         let mut lines = match LineReader::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -27,7 +27,7 @@ impl BestLoss {
         };
         let mut best = None;
         while let Some(line) = lines.next_line()? {
-            // Most lines are about steps, and need not be understood.
+            // Most lines are about steps, and need not be parsed.
             if line.windows(KEY.len()).any(|window| window == KEY)
                 && let Ok(found) = serde_json::from_slice::<BestLoss>(line)
             {
@@ -37,7 +37,7 @@ impl BestLoss {
         Ok(best)
     }
 
-    /// The lower one; the earlier one if they are equal.
+    /// Returns the lower of the two; the earlier one if they are equal.
     pub(super) fn lower(best: Option<Self>, next: Self) -> Option<Self> {
         let is_lower = |best: Self| next.val_loss < best.val_loss;
         if next.val_loss.is_finite() && best.is_none_or(is_lower) { Some(next) } else { best }

@@ -1,53 +1,52 @@
-//! A step in one line: where logs go, and at the bottom of a terminal.
+//! A step in one line: in logs, and at the bottom of a terminal.
 
 use std::time::Duration;
 
 use crate::process::output::gauge;
 use crate::words::{flops_per_s, size};
 
-/// What is shown of a step.
+/// The values of a step that are shown.
 #[derive(Clone, Debug)]
 pub(super) struct StepLine {
     pub(super) step: u64,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub(super) steps: u64,
     pub(super) loss: f64,
-    /// An arrow: where the loss goes.
+    /// An arrow that shows the trend of the loss.
     pub(super) trend: char,
     pub(super) grad_norm: f64,
     pub(super) lr: f64,
     pub(super) step_s: f64,
     pub(super) tokens_per_s: f64,
-    /// Share of the device's peak.
-    /// The share of the peak, if that is known, and else FLOP/s are shown.
+    /// Share of the device's peak, if that is known; otherwise FLOP/s are shown.
     pub(super) mfu: Option<f64>,
     pub(super) flops: f64,
-    /// The most bytes that a rank has held; 0 if nobody counts.
+    /// Peak memory of a rank in bytes; 0 if it is not counted.
     pub(super) peak_bytes: u64,
-    /// Share of the step that was spent waiting for other ranks; `None` if there are none.
+    /// Share of the step that was spent waiting for other ranks; `None` for a single rank.
     pub(super) wait: Option<f64>,
-    /// Time until the last step is done.
+    /// Estimated time until the last step is done.
     pub(super) left: Duration,
 }
 
-/// Columns of the gauge on a wide terminal, and the fewest that say anything.
+/// Columns of the gauge on a wide terminal, and the minimum for a useful gauge.
 const GAUGE: usize = 24;
 const NARROW_GAUGE: usize = 8;
 
-/// Its size is a multiple of this.
+/// Columns of the gauge are a multiple of this.
 const STEP: usize = 4;
 
-/// Between two values.
+/// Separator between two values.
 const BETWEEN: &str = " | ";
 
 impl StepLine {
-    /// The start of every line about a step, such as `step    20/400`.
+    /// Returns the start of every line about a step, such as `step 20/400`.
     pub(super) fn head(step: u64, steps: u64) -> String {
         let width = steps.to_string().len().max(5);
         format!("step {step:>width$}/{steps}")
     }
 
-    /// The line in a log. Values stand below each other from step to step.
+    /// Returns the line in a log. Values are aligned from step to step.
     pub(super) fn in_log(&self) -> String {
         let mut text = format!(
             "{} | loss {:>7.4} | grad norm {:>6.3} | lr {:.2e} | {:>6.3} s | {:>6.0} tok/s | {}",
@@ -71,8 +70,8 @@ impl StepLine {
         text + &format!(" | eta {:>6}", clock(self.left))
     }
 
-    /// The line on a terminal of `columns` columns, with what is going on besides. What has no room is left out,
-    /// that which changes least first.
+    /// Returns the line on a terminal of `columns` columns, with the current activity. Values that do not fit
+    /// are omitted, beginning with those that change least.
     pub(super) fn on_terminal(&self, activity: Option<&str>, columns: usize) -> String {
         let wait = self.wait.map(|wait| format!("wait {:.0}%", wait * 100.0));
         let speed = match self.mfu {
@@ -80,7 +79,7 @@ impl StepLine {
             None => flops_per_s(self.flops),
         };
         let memory = (self.peak_bytes > 0).then(|| size(self.peak_bytes));
-        // From the left to the right, with what goes first when there is no room.
+        // From left to right; the parts with the highest rank are omitted first.
         let parts = [
             (0, Some(format!("{}/{}", self.step, self.steps))),
             (0, Some(format!("loss {:.4} {}", self.loss, self.trend))),
@@ -100,18 +99,19 @@ impl StepLine {
     }
 }
 
-/// The line on a terminal before the first step, while `activity` is going on.
+/// Returns the line on a terminal before the first step, during `activity`.
 pub(super) fn before_steps(done: u64, steps: u64, activity: &str, columns: usize) -> String {
     fit(columns, done, steps, std::iter::once(format!("{done}/{steps}{BETWEEN}{activity}")))
 }
 
-/// The first of `texts` that has room, behind a gauge if that has room too; the last one cut where none has.
+/// Returns the first of `texts` that fits, after a gauge if that fits too; if none fits, the last one,
+/// truncated.
 fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) -> String {
     let mut last = String::new();
     for text in texts {
         let room = columns.saturating_sub(text.chars().count() + 1);
         if room >= NARROW_GAUGE {
-            // In a few sizes, so that it does not move with every digit.
+            // The gauge has only a few sizes, so that it does not move with every digit.
             let size = room.min(GAUGE) / STEP * STEP;
             return format!("{} {text}", gauge(done, of, size));
         }
@@ -120,7 +120,7 @@ fn fit(columns: usize, done: u64, of: u64, texts: impl Iterator<Item = String>) 
     last.chars().take(columns).collect()
 }
 
-/// A rate with three digits or so, as in `8.3k`.
+/// Formats a rate with about three digits, as in `8.3k`.
 fn short(value: f64) -> String {
     match value {
         value if value >= 1e7 => format!("{:.0}M", value / 1e6),
@@ -131,7 +131,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Hours, minutes and seconds.
+/// Formats a time in hours, minutes and seconds.
 pub(super) fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

@@ -1,25 +1,25 @@
-//! What the last steps say about the next ones: where the loss goes, and how long they will take.
+//! Extrapolation from the last steps: the trend of the loss, and the remaining time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Steps whose losses are compared with those of as many steps before.
+/// Number of steps whose losses are compared with those of as many previous steps.
 const WINDOW: usize = 50;
 
-/// The fewest steps of which the trend is told.
+/// Minimum number of steps for a trend.
 const FEWEST: usize = 8;
 
-/// Differences of means below so many of their standard errors are noise.
+/// Number of standard errors below which a difference of means is noise.
 const ERRORS: f64 = 2.0;
 
-/// Where the loss goes: the mean of the last steps against that of the steps before.
+/// The trend of the loss: the mean of the last steps compared with that of the previous steps.
 #[derive(Debug, Default)]
 pub(super) struct Trend {
     losses: VecDeque<f64>,
 }
 
 impl Trend {
-    /// A step had this loss.
+    /// Adds the loss of a step.
     pub(super) fn add(&mut self, loss: f64) {
         if loss.is_finite() {
             self.losses.push_back(loss);
@@ -29,7 +29,7 @@ impl Trend {
         }
     }
 
-    /// An arrow down or up where the means differ by more than noise, one to the right where they do not, and a
+    /// Returns an arrow down or up if the means differ by more than noise, an arrow to the right if not, and a
     /// blank while too little is known.
     pub(super) fn arrow(&self) -> char {
         let half = self.losses.len() / 2;
@@ -47,7 +47,7 @@ impl Trend {
     }
 }
 
-/// The mean of at least two values, and the square of its standard error.
+/// Returns the mean of at least two values, and the square of its standard error.
 fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64> + Clone) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -55,14 +55,14 @@ fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64> + Clone) -> (f64, f64
     (mean, squares / (count - 1.0) / count)
 }
 
-/// How much the last step counts in the mean of their times.
+/// Weight of the last step in the mean duration of steps.
 const NEWEST: f64 = 0.1;
 
-/// How long the steps that are left take: as long as the last ones, with what comes between steps, such as
-/// evaluations and saves, as often as up to now.
+/// Estimates the time of the remaining steps: each takes as long as the last ones, and work between steps, such
+/// as evaluations and saves, continues at its average rate.
 #[derive(Debug, Default)]
 pub(super) struct Remaining {
-    /// When the first step of this start was done, which takes longer than others.
+    /// End of this start's first step, which takes longer than others.
     first: Option<Duration>,
     steps: u64,
     in_steps: f64,
@@ -70,8 +70,8 @@ pub(super) struct Remaining {
 }
 
 impl Remaining {
-    /// A step has ended `now`, on a clock that all calls share, and took `step_s`; `left` steps are left. Returns
-    /// the time that they take.
+    /// Records a step that ended at `now`, on a clock that all calls share, and took `step_s`. Returns the
+    /// estimated time of the remaining `left` steps.
     pub(super) fn after(&mut self, now: Duration, step_s: f64, left: u64) -> Duration {
         let between = match self.first {
             None => {
@@ -117,7 +117,7 @@ mod tests {
         let mut after =
             |now, step_s, left| remaining.after(Duration::from_secs(now), step_s, left).as_secs_f64();
         assert_eq!(after(10, 10.0, 9), 90.0);
-        // The first one had kernels to compile.
+        // The first step had kernels to compile.
         assert_eq!(after(12, 2.0, 8), 16.0);
         // An evaluation of two seconds in two steps.
         assert_eq!(after(16, 2.0, 7), 21.0);

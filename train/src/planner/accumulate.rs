@@ -7,8 +7,8 @@ use super::table::{PlanRow, Planned};
 use crate::config::{Choice, Config};
 use crate::words::size;
 
-/// Recommends the value of `shard.accumulate` that `rows` do not have, if a row with it fits and is faster than the
-/// `recommended` row.
+/// Recommends the value of `shard.accumulate` that `rows` do not have, if a row with it fits and is faster than
+/// the `recommended` row.
 pub(super) fn advise(
     planned: &Planned<'_>,
     rows: &[PlanRow],
@@ -30,7 +30,7 @@ pub(super) fn advise(
     })
 }
 
-/// The configuration of a row with the other value.
+/// Returns the configuration of a row with the other value.
 fn other(planned: &Planned<'_>, row: &PlanRow) -> Config {
     let mut config = planned.config.clone();
     (config.shard.strategy, config.shard.recompute) = (row.strategy, row.recompute);

@@ -1,4 +1,4 @@
-//! How fast the cores of this machine train: measured on a small part of a model.
+//! Calibration: measures how fast the cores of this machine train a small part of a model.
 
 use std::time::Instant;
 
@@ -17,17 +17,18 @@ use crate::error::{Result, TrainError};
 use crate::registry::Registry;
 use crate::sharded::ShardedDecoder;
 
-/// Blocks of the model that are measured.
+/// Number of blocks of the measured model.
 const BLOCKS: usize = 2;
-/// Steps that are measured, after one that warms up.
+/// Number of measured steps, after one warm-up step.
 const STEPS: u64 = 5;
-/// Seconds that cores are kept busy before a measurement counts: those that come from idling are up to twice
-/// as slow for a second.
+/// Seconds for which cores are kept busy before a measurement counts: cores that were idle are up to twice as
+/// slow for a second.
 const WARM_UP: f64 = 2.0;
-/// Bytes per second that a core reads and writes beside products, to begin with; the measurement corrects it.
+/// Initial guess of the bytes per second that a core reads and writes outside of products; the measurement
+/// corrects it.
 const BANDWIDTH: f64 = 6e9;
 
-/// The cores, as steps of the first blocks of `model` on the ranks of a machine of `target` have them, where those are
+/// Measures the cores with steps of the first blocks of `model`, on the ranks of one machine of `target`, as
 /// threads.
 pub(super) fn calibrated(
     config: &Config,
@@ -47,7 +48,7 @@ pub(super) fn calibrated(
     (config.train.ranks, config.train.global_batch) = (ranks, ranks * config.micro_batch());
     let resolved = ResolvedDevice::new(&config, registry.layers(), None)?;
     let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
-    // One that needs no groups of ranks, which the file may leave open.
+    // This strategy needs no groups of ranks, which the file may leave unset.
     (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
     let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
@@ -72,7 +73,7 @@ pub(super) fn calibrated(
             break (peak, median(seconds));
         }
     };
-    // Ranks may be more than there are cores.
+    // There may be more ranks than cores.
     let used = (ranks * threads).min(cores());
     let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * used as f64 };
     let decoder = make(&Device::flex())?;

@@ -1,59 +1,59 @@
-//! How long a step takes: computation and communication, one beside the other.
+//! The duration of a step: computation overlapped with communication.
 
 use kiln_collectives::{Operation, Phase};
 use serde::Serialize;
 
-/// The ranks that a collective is over.
+/// The ranks that take part in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Those that share one copy of the model.
+    /// The ranks that share one copy of the model.
     Shard,
-    /// Those that hold the same shard.
+    /// The ranks that hold the same shard.
     Replicate,
-    /// All.
+    /// All ranks.
     World,
 }
 
-/// One collective of a step.
+/// A collective of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedCall {
-    /// What it does.
+    /// Its operation.
     pub operation: Operation,
     /// The ranks that take part.
     pub axis: Axis,
-    /// When.
+    /// Its phase.
     pub phase: Phase,
-    /// Bytes that each rank sends each time.
+    /// Bytes that each rank sends in one call.
     pub sent: u64,
-    /// How often: passes in the middle of a step are alike.
+    /// Number of calls: passes in the middle of a step are alike.
     pub times: u64,
 }
 
-/// What a collective takes on the links of an axis.
+/// The speed of a collective on the links of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpeed {
-    /// Seconds that a call takes whatever it sends.
+    /// Fixed latency of a call in seconds.
     pub latency_s: f64,
-    /// Bytes that a rank sends in a second, beyond that.
+    /// Bytes that a rank sends per second, in addition to the latency.
     pub bytes_per_s: f64,
 }
 
 impl LinkSpeed {
-    /// Nothing takes any time.
+    /// Links that take no time.
     pub const INSTANT: LinkSpeed = LinkSpeed { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 }
 
-/// How fast a rank computes and communicates.
+/// The speed of a rank's computation and communication.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
-    /// FLOP/s in products of matrices.
+    /// FLOP/s in matrix products.
     pub flops: f64,
-    /// Bytes of memory read and written in a second by everything else.
+    /// Bytes of memory read and written per second by all other operations.
     pub memory: f64,
-    /// Whether collectives run beside the computation. They do not where the same cores do both.
+    /// True if collectives overlap with computation. They do not if the same cores do both.
     pub overlaps: bool,
-    /// Links of each operation and axis.
+    /// Link speeds by operation and axis.
     pub links: Vec<(Operation, Axis, LinkSpeed)>,
 }
 
@@ -74,13 +74,13 @@ impl Speed {
 pub(super) struct Clock {
     speed: Speed,
     now: f64,
-    /// When the collectives that were issued are over. They run in order.
+    /// Time at which the issued collectives are done. They run in order.
     communicated: f64,
     waited: f64,
     calls: Vec<PlannedCall>,
 }
 
-/// When a collective is over.
+/// Time at which a collective is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish(f64);
 
@@ -89,12 +89,12 @@ impl Clock {
         Clock { speed, now: 0.0, communicated: 0.0, waited: 0.0, calls: Vec::new() }
     }
 
-    /// Products of `flops`, and `bytes` that are read or written besides.
+    /// Adds products of `flops`, and `bytes` of other reads and writes.
     pub(super) fn compute(&mut self, flops: f64, bytes: f64) {
         self.now += flops / self.speed.flops + bytes / self.speed.memory;
     }
 
-    /// So many seconds of something else.
+    /// Adds `seconds` of other work.
     pub(super) fn pass(&mut self, seconds: f64) {
         self.now += seconds;
     }
@@ -118,7 +118,7 @@ impl Clock {
         self.now = self.now.max(finish);
     }
 
-    /// Seconds so far, those of them that were spent waiting, and the collectives.
+    /// Returns the seconds so far, the part of them spent waiting, and the collectives.
     pub(super) fn read(&self) -> (f64, f64, &[PlannedCall]) {
         (self.now, self.waited, &self.calls)
     }

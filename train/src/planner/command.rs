@@ -19,15 +19,15 @@ use crate::links::Links;
 use crate::registry::Registry;
 use crate::run;
 
-/// Bytes per second of a machine's memory for each rank's core, where nobody has said more.
+/// Default memory bandwidth of a machine for each rank's core, in bytes per second.
 const HOST_BANDWIDTH: f64 = 8e9;
-/// The share of what products of large matrices reach that the products of a model do on a CPU.
+/// Share of the large-product throughput that the products of a model reach on a CPU.
 const HOST_PRODUCTS: f64 = 0.8;
 
-/// GPUs of a machine, where nobody has said how many there are.
+/// Default number of GPUs per machine.
 const GPUS_PER_NODE: usize = 8;
 
-/// The share, from 0 to 1, that `percent` of `--margin` are.
+/// Converts the `percent` of `--margin` to a share from 0 to 1.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ pub(crate) struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// The plan as text or JSON.
+    /// Returns the plan as text or JSON.
     pub(crate) fn run(self, registry: &Registry) -> Result<String> {
         let mut config = config::load(&self.config, &self.overrides)?;
         let first = self.sweep.map(|range| range.first());
@@ -107,7 +107,7 @@ impl PlanArgs {
         config.device.backend = if on_gpu { Backend::Auto } else { Backend::Cpu };
         let ranks = config.train.ranks;
         let changed = share_batch(&mut config);
-        // The strategies of the table decide; what the file says about one of them does not hold here.
+        // The table covers all strategies, so the file's settings for one of them do not apply.
         let mut checked = config.clone();
         (checked.shard.strategy, checked.shard.shard_size) = Default::default();
         if checked.data.path.as_os_str().is_empty() {
@@ -158,7 +158,7 @@ impl PlanArgs {
 }
 
 impl PlanArgs {
-    /// What the plan is for.
+    /// Returns the target of the plan.
     fn target(&self, config: &Config) -> Result<Target> {
         let ranks = config.train.ranks;
         let (flops, bandwidth) = (self.flops.map(|tflops| tflops * 1e12), self.bandwidth.map(|gb| gb * 1e9));
@@ -205,7 +205,7 @@ impl PlanArgs {
             _ if !on_host => "nccl",
             CommBackend::Mpi => "mpi",
             CommBackend::Tcp => "tcp",
-            // Threads do not reach beyond their machine.
+            // Ranks that are threads do not reach beyond their machine.
             _ if self.processes || nodes > 1 => "tcp",
             _ => "local",
         };
@@ -213,8 +213,8 @@ impl PlanArgs {
     }
 }
 
-/// Changes a batch that the ranks of `config` cannot share: it is one of another number of ranks. Returns
-/// what was changed, as settings.
+/// Changes a batch that the ranks of `config` cannot share evenly: it was set for another number of ranks.
+/// Returns the changes, as settings.
 fn share_batch(config: &mut Config) -> Vec<String> {
     let (ranks, train) = (config.train.ranks, &mut config.train);
     let mut changed = Vec::new();

@@ -1,5 +1,5 @@
-//! The memory of one rank's parameter groups over a step: what [`kiln_shard::Engine`] holds of weights,
-//! gradients and optimizer state, and when.
+//! The memory of one rank's parameter groups over a step: the weights, gradients and optimizer state that
+//! [`kiln_shard::Engine`] holds, and when.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{GRADIENTS, Held, Ledger, LedgerEvent, Owner};
@@ -11,37 +11,37 @@ use super::clock::{Axis, Clock, Finish, PlannedCall, Speed};
 pub const WEIGHTS: Owner = "weights";
 /// Owner of the optimizer's slots.
 pub const OPTIMIZER: Owner = "optimizer state";
-/// Owner of whole weights that were gathered.
+/// Owner of gathered whole weights.
 pub const GATHERED: Owner = "gathered weights";
-/// Owner of what is on its way between ranks.
+/// Owner of buffers in transit between ranks.
 pub const COMMUNICATION: Owner = "communication";
 
 /// Bytes of an `f32`.
 pub(super) const F32: u64 = 4;
 
-/// Where ranks gather weights to.
+/// The buffers that ranks gather weights into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathers {
     /// Ranks are threads that read one copy, which is freed after its last use.
     Shared,
-    /// Each rank has a copy, whose buffer serves for a later gather of the same size.
+    /// Each rank has a copy, whose buffer is reused for a later gather of the same size.
     Pooled,
 }
 
-/// A parameter group: its sizes, and what it has in memory.
+/// A parameter group: its sizes, and its memory.
 pub(super) struct Group {
     /// Elements of the flat buffer, and of this rank's shard of it.
     pub(super) padded: u64,
     pub(super) shard: u64,
-    /// Values that the optimizer keeps of each element.
+    /// Number of values that the optimizer keeps per element.
     pub(super) slots: u64,
     pub(super) trainable: bool,
     pub(super) is_whole: bool,
-    /// Of its parameters.
+    /// Shapes of its parameters.
     pub(super) shapes: Vec<Vec<usize>>,
     options: ShardOptions,
     state: Vec<Held>,
-    /// This rank's shard in the compute dtype, where it is kept on a GPU, from the first gather on.
+    /// This rank's shard in the compute dtype, from the first gather on, if it is kept on a GPU.
     compute: Option<Held>,
     weights: Weights,
     pub(super) gradient: Gradient,
@@ -49,7 +49,7 @@ pub(super) struct Group {
 
 enum Weights {
     Sharded,
-    /// With this rank's shard in the compute dtype, which is sent.
+    /// Being gathered, with this rank's shard in the compute dtype, which is sent.
     Unsharding {
         whole: Held,
         _sent: Option<Held>,
@@ -60,19 +60,20 @@ enum Weights {
 
 pub(super) enum Gradient {
     None,
-    /// With the reduced sum of earlier micro-batches, where they are reduced one by one.
+    /// The sum over the current micro-batches, and the reduced sum of earlier ones, if micro-batches are
+    /// reduced one by one.
     Accumulating {
         flat: Held,
         earlier: Option<Held>,
     },
-    /// What is sent, and this rank's shard of the sum.
+    /// Being reduced, with the buffer to send and this rank's shard of the sum.
     Scattering {
         sent: Held,
         output: Held,
         earlier: Option<Held>,
         finish: Finish,
     },
-    /// Whole, summed over the replicas, to be added to the sum of earlier micro-batches.
+    /// A whole gradient, summed over the replicas, to be added to the sum of earlier micro-batches.
     Adding {
         sent: Held,
         earlier: Held,
@@ -88,7 +89,7 @@ pub(super) struct Groups {
     policy: Policy,
     pub(super) mesh: Mesh,
     pub(super) gathers: Gathers,
-    /// Whether the host's memory is what is planned for.
+    /// True if the plan is for the host's memory.
     pub(super) on_host: bool,
     pub(super) offloads: bool,
     pub(super) groups: Vec<Group>,
@@ -96,24 +97,25 @@ pub(super) struct Groups {
     modules: Vec<std::ops::Range<usize>>,
     /// A flat buffer for the next gradient of the same size.
     spare: Option<(u64, Held)>,
-    /// The group whose reduction is under way and whose buffer the next gradient takes over.
+    /// The group whose reduction is in progress, and whose buffer the next gradient reuses.
     under_way: Option<usize>,
-    /// What the sum over replicas under way needs besides.
+    /// Temporary buffer of the sum over replicas in progress.
     replicating: Option<Held>,
-    /// When the last of the sums over replicas is over.
+    /// End of the last sum over replicas.
     replicated: Option<Finish>,
     pub(super) clock: Clock,
-    /// A gather buffer for the next gather of the same size, and whether the pass will gather again.
+    /// A flag that is true if the pass will gather again, and a buffer for the next gather of the same size.
     pool: (bool, Option<(u64, Held)>),
-    /// How far the forward pass has come.
+    /// Position of the forward pass.
     position: usize,
     pub(super) last_micro_batch: bool,
-    /// What had been asked for when backward came to the module that it is in.
+    /// Bytes allocated so far when backward entered its current module.
     pub(super) allocated: u64,
 }
 
 impl Groups {
-    /// The groups of `modules` before the first update. What is `offloaded` goes to a ledger of its own.
+    /// Creates the groups of `modules` before the first update. `offloaded` is a separate ledger for offloaded
+    /// state.
     pub(super) fn new(
         ledger: &Ledger,
         offloaded: Option<&Ledger>,
@@ -134,7 +136,7 @@ impl Groups {
                 let slots = group.slots as u64;
                 let mut state = vec![host.hold(WEIGHTS, shard.saturating_mul(F32))];
                 if offloads {
-                    // The shard that gathers start from, and the gradient's place.
+                    // The shard that gathers start from, and the buffer of the gradient.
                     let width = policy.compute_dtype.size() as u64;
                     state.push(ledger.hold(WEIGHTS, shard.saturating_mul(width)));
                     let gradient = if group.layout.trainable { shard.saturating_mul(F32) } else { 0 };
@@ -176,8 +178,8 @@ impl Groups {
         }
     }
 
-    /// What the first update adds for each group: the slots of the optimizer, in a ledger for what is
-    /// offloaded. What is asked for, by group.
+    /// Adds the optimizer's slots of the first update for each group, in a separate ledger if they are
+    /// `offloaded`. Returns the allocations by group.
     pub(super) fn add_slots(&mut self, offloaded: Option<&Ledger>) -> Vec<Vec<LedgerEvent>> {
         let own = self.ledger.clone();
         let add = |group: &mut Group| {
@@ -192,19 +194,19 @@ impl Groups {
         self.policy.compute_dtype.size() as u64
     }
 
-    /// Starts a collective over an axis, of a whole buffer of `bytes`.
+    /// Starts a collective over an axis, on a whole buffer of `bytes`.
     fn issue(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) -> Finish {
         let ranks = match axis {
             Axis::Shard => self.mesh.shard_size(),
             Axis::Replicate => self.mesh.replicate_size(),
             Axis::World => self.mesh.world_size(),
         };
-        // All ranks of these operations send as much.
+        // All ranks of these operations send the same amount.
         let sent = operation.ring_bytes(bytes, 0, ranks, 0);
         self.clock.issue(PlannedCall { operation, axis, phase, sent, times: 1 })
     }
 
-    /// Whether ranks gather at all; weights are read in place otherwise, or cast as a whole.
+    /// Returns whether ranks gather at all; otherwise weights are read in place, or cast as a whole.
     pub(super) fn communicates(&self) -> bool {
         self.mesh.shard_size() > 1 || self.policy.shards_alone(self.mesh.world_size())
     }
@@ -231,7 +233,7 @@ impl Groups {
             self.groups[at].compute = Some(self.ledger.hold(WEIGHTS, bytes));
         }
         if !communicates && (width == F32 || keeps) {
-            // Read in place.
+            // The weights are read in place.
             self.groups[at].weights = Weights::Unsharded(self.ledger.hold(GATHERED, 0));
             return;
         }
@@ -272,7 +274,7 @@ impl Groups {
         }
     }
 
-    /// A module reads its weights in forward; those of the next are gathered meanwhile.
+    /// Reads a module's weights in forward, while those of the next module are gathered.
     pub(super) fn read_in_forward(&mut self, module: usize) {
         let positions = self.modules[module].clone();
         positions.clone().for_each(|at| self.unshard(at, Phase::Forward));
@@ -286,7 +288,7 @@ impl Groups {
         }
     }
 
-    /// A module has run in forward. With `tape`, frozen weights stay for backward.
+    /// Leaves a module in forward. With `tape`, frozen weights stay for backward.
     pub(super) fn leave_forward(&mut self, module: usize, tape: bool) {
         for at in self.modules[module].clone() {
             let group = &self.groups[at];
@@ -297,7 +299,7 @@ impl Groups {
         }
     }
 
-    /// Backward comes to a module's output; it `goes_on` to the module before.
+    /// Enters a module's output in backward; the pass `goes_on` to the previous module.
     pub(super) fn enter_backward(&mut self, module: usize, goes_on: bool) {
         for at in self.modules[module].clone() {
             if self.groups[at].options.unshard_in_backward {
@@ -315,16 +317,16 @@ impl Groups {
         }
     }
 
-    /// A module reads its weights in backward.
+    /// Reads a module's weights in backward.
     pub(super) fn read_in_backward(&mut self, module: usize) {
         let positions = self.modules[module].clone();
         positions.for_each(|at| self.wait_for_unshard(at, Phase::Backward));
     }
 
-    /// Backward has computed the gradients of a module, `written`, and is done with it.
+    /// Leaves a module in backward, after the gradients `written` have been computed.
     pub(super) fn leave_backward(&mut self, module: usize, written: Vec<Held>) {
         self.accumulate(module);
-        // Added to the flat buffers one after the other.
+        // The gradients are added to the flat buffers one after the other.
         drop(written);
         if self.reduces() {
             for at in self.modules[module].clone() {
@@ -333,8 +335,8 @@ impl Groups {
         }
     }
 
-    /// The gradients of one use of a module are added to its flat buffers. Nothing of this use reads its
-    /// weights any more.
+    /// Adds the gradients of one use of a module to its flat buffers. This use does not read the weights any
+    /// more.
     pub(super) fn accumulate(&mut self, module: usize) {
         for at in self.modules[module].clone() {
             self.reshard_after_use(at);
@@ -354,7 +356,7 @@ impl Groups {
         }
     }
 
-    /// Returns true if the current micro-batch is reduced.
+    /// Returns whether the current micro-batch is reduced.
     fn reduces(&self) -> bool {
         let communicates = self.communicates() || self.mesh.replicate_size() > 1;
         self.policy.reduces(self.last_micro_batch, communicates)
@@ -375,7 +377,7 @@ impl Groups {
         }
     }
 
-    /// Sends a gradient off to be reduced.
+    /// Starts to reduce a gradient.
     fn post_backward(&mut self, at: usize) {
         let (flat, earlier) = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
             Gradient::Accumulating { flat, earlier } => (flat, earlier),
@@ -401,7 +403,7 @@ impl Groups {
                 self.under_way = Some(at);
                 return;
             }
-            // Replicas sum it in place, each a part of it.
+            // Replicas sum the buffer in place, each one a part of it.
             self.replicate(padded, Phase::Backward);
             drop(original);
             let reduced = match casts {
@@ -420,20 +422,20 @@ impl Groups {
         self.under_way = Some(at);
     }
 
-    /// The sum of `elements` over the replicas begins.
+    /// Starts the sum of `elements` over the replicas.
     fn replicate(&mut self, elements: u64, phase: Phase) {
         let replicas = self.mesh.replicate_size() as u64;
         if replicas > 1 {
             let bytes = elements.saturating_mul(self.policy.reduce_dtype.size() as u64);
             let part = bytes / replicas;
             self.replicated = Some(self.issue(Operation::AllReduce, Axis::Replicate, phase, bytes));
-            // The one before is over.
+            // The previous sum is done.
             self.replicating = None;
             self.replicating = Some(self.ledger.hold(COMMUNICATION, part));
         }
     }
 
-    /// Waits for the reduction under way: its flat buffer serves for the next gradient.
+    /// Waits for the reduction in progress: its flat buffer is reused for the next gradient.
     fn settle(&mut self) {
         let Some(at) = self.under_way.take() else { return };
         let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
@@ -466,20 +468,20 @@ impl Groups {
         self.groups[at].gradient = Gradient::Reduced(reduced);
     }
 
-    /// A whole gradient that has been sent serves for the next one if it is f32.
+    /// Keeps the buffer of a sent gradient for the next one if it is f32.
     fn keep(&mut self, padded: u64, sent: Held, is_f32: bool) {
         if is_f32 {
             self.spare = Some((padded, sent));
         }
     }
 
-    /// The sum of `earlier` micro-batches, to which `elements` are added.
+    /// Returns the sum of `earlier` micro-batches after adding `elements` to it.
     fn added(&mut self, earlier: Held, elements: u64) -> Held {
         self.clock.compute(0.0, elements.saturating_mul(3 * F32) as f64);
         earlier
     }
 
-    /// The end of a backward pass.
+    /// Ends a backward pass.
     pub(super) fn finish_backward(&mut self) {
         if self.reduces() {
             (0..self.groups.len()).rev().for_each(|at| self.post_backward(at));

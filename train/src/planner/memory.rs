@@ -1,4 +1,4 @@
-//! The memory of one rank over a step of training.
+//! The memory of one rank over a training step.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,53 +14,53 @@ use super::pages::Pages;
 use crate::config::{CROSS_ENTROPY, Config};
 use crate::sharded::{ModuleOutline, modules_of};
 
-/// What decides about the memory of a rank.
+/// Everything that determines the memory of a rank.
 #[derive(Clone, Debug)]
 pub struct RankShape<'a> {
     /// The model, without values.
     pub decoder: &'a Decoder,
-    /// Its shape.
+    /// The model's configuration.
     pub model: &'a ModelConfig,
-    /// What updates it.
+    /// The optimizer.
     pub optimizer: &'a Optimizer,
-    /// How state is spread.
+    /// The sharding policy.
     pub policy: Policy,
-    /// How the ranks are arranged.
+    /// The arrangement of the ranks.
     pub mesh: Mesh,
-    /// Where ranks gather to.
+    /// The buffers that ranks gather weights into.
     pub gathers: Gathers,
     /// Prefixes of the names of parameters that are not trained.
     pub freeze: &'a [String],
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub micro_batches: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// Whether the loss is one that has all logits at once.
+    /// True if the loss needs all logits at once.
     pub token_loss: bool,
-    /// Whether the host computes.
+    /// True if the host computes.
     pub on_host: bool,
 }
 
-/// What a step comes to on one rank.
+/// The planned resources of a step on one rank.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
-    /// The most that the rank holds where it computes.
+    /// Peak memory of the rank on the device that computes.
     pub peak: MemoryPeak,
-    /// Bytes of its largest buffer where it computes.
+    /// Bytes of its largest buffer on the device that computes.
     pub largest: u64,
-    /// Bytes of the pages of a GPU in which all that is; 0 on the host.
+    /// Bytes of a GPU's pages that hold all buffers; 0 on the host.
     pub reserved: u64,
-    /// What it holds on the host while a GPU computes.
+    /// Its memory on the host while a GPU computes.
     pub offloaded: MemoryPeak,
-    /// Seconds that it takes.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Seconds of them that the rank waits for others.
+    /// Seconds of the duration that the rank waits for others.
     pub waited: f64,
     /// Its collectives.
     pub calls: Vec<PlannedCall>,
-    /// Types of the layers whose memory is a guess from their parameters, since they do not describe what they hold
+    /// Types of layers whose memory is estimated from their parameters, because they do not describe it
     /// ([`Layer::meta_forward`]).
     pub undescribed: BTreeSet<&'static str>,
 }
@@ -69,8 +69,8 @@ pub struct PlannedStep {
 const WORKSPACE: u64 = 32 << 20;
 
 impl PlannedStep {
-    /// Bytes of a GPU that the runtime keeps beside the peak: pages that are not full, and the workspace of products.
-    /// 0 on the host.
+    /// Returns the bytes of a GPU that the runtime keeps in addition to the peak: partly filled pages, and the
+    /// workspace of products. 0 on the host.
     pub fn kept(&self) -> u64 {
         match self.reserved {
             0 => 0,
@@ -78,22 +78,22 @@ impl PlannedStep {
         }
     }
 
-    /// Bytes that the rank sends over `axis`.
+    /// Returns the bytes that the rank sends over `axis`.
     pub fn sent(&self, axis: Axis) -> u64 {
         let calls = self.calls.iter().filter(|call| call.axis == axis);
         calls.fold(0, |sum, call| sum.saturating_add(call.sent.saturating_mul(call.times)))
     }
 }
 
-/// The parameter groups of the modules of a decoder, and how each module is sharded.
+/// The parameter groups of a decoder's modules, and the sharding options of each module.
 pub(super) type PlannedModules = Vec<(Vec<PlannedGroup>, ShardOptions)>;
 
 impl<'a> RankShape<'a> {
-    /// A rank of a run of `config`, in which nothing is left to settle, on `ranks` ranks.
+    /// Describes a rank of a run of `config`, which must be settled.
     ///
     /// # Errors
     ///
-    /// If the strategy cannot arrange so many ranks.
+    /// If the strategy cannot arrange that many ranks.
     pub fn of_config(
         config: &'a Config,
         model: &'a ModelConfig,
@@ -120,7 +120,7 @@ impl<'a> RankShape<'a> {
         })
     }
 
-    /// The parameter groups of each module.
+    /// Returns the parameter groups of each module.
     pub(super) fn modules(&self) -> PlannedModules {
         let is_frozen = |name: &str| self.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
         let of_module = |ModuleOutline { name, shapes, options }| {
@@ -130,7 +130,7 @@ impl<'a> RankShape<'a> {
         modules_of(self.decoder).into_iter().map(of_module).collect()
     }
 
-    /// A step after the first, on a rank of this speed.
+    /// Plans a step after the first, on a rank of this speed.
     pub fn step(&self, speed: &Speed) -> PlannedStep {
         let ledger = Ledger::default();
         let modules = self.modules();
@@ -142,7 +142,7 @@ impl<'a> RankShape<'a> {
         groups.on_host = self.on_host;
         let weights = ledger.take_events();
         let slots = groups.add_slots(offloaded);
-        // Buffers of the sockets between processes, and what they have read from each other.
+        // Buffers of the sockets between processes, and data that they have received.
         let sockets = if self.on_host && self.gathers == Gathers::Pooled { SOCKETS } else { 0 };
         let _sockets = ledger.hold(COMMUNICATION, sockets);
         let trained: Vec<bool> =
@@ -150,8 +150,8 @@ impl<'a> RankShape<'a> {
         let groups = Rc::new(RefCell::new(groups));
         let undescribed = RefCell::default();
         let pass = Pass { shape: self, ledger: ledger.clone(), groups, trained, undescribed };
-        // Passes differ in what is there already and, unless each is reduced, in what is reduced: the first, one in
-        // the middle, the last.
+        // Passes differ in the existing state and, unless each is reduced, in their reductions: the first, one
+        // in the middle, the last.
         let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
         let more = passes.saturating_sub(3);
         for index in 0..passes.min(3) {
@@ -170,7 +170,7 @@ impl<'a> RankShape<'a> {
         let mut calls = pass.groups.borrow().clock.read().2.to_vec();
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
         calls.extend(middle.2.into_iter().map(|call| PlannedCall { times: more as u64, ..call }));
-        // Two steps, the first of which finds no slots.
+        // Two steps, the first of which starts without slots.
         let mut pages = Pages::for_largest(ledger.largest());
         if !self.on_host {
             pages.follow(&weights);
@@ -195,13 +195,13 @@ impl<'a> RankShape<'a> {
     }
 }
 
-/// Bytes that a rank holds for its connections with other processes.
+/// Bytes that a rank holds for its connections to other processes.
 const SOCKETS: u64 = 1 << 19;
 
-/// How often what an operation writes is read or written in all.
+/// Number of times that the output of an operation is read or written in total.
 const PASSES: f64 = 2.0;
 
-/// The name of a type without the path of its module and without its parameters.
+/// Returns the name of a type without its module path and its type parameters.
 fn short_name(name: &'static str) -> &'static str {
     let name = name.split('<').next().unwrap_or(name);
     name.rsplit("::").next().unwrap_or(name)
@@ -212,21 +212,22 @@ struct Pass<'a> {
     shape: &'a RankShape<'a>,
     ledger: Ledger,
     groups: Rc<RefCell<Groups>>,
-    /// Whether anything of a module is trained.
+    /// One flag per module: true if any of its parameters is trained.
     trained: Vec<bool>,
-    /// Names of the types of layers that describe nothing.
+    /// Type names of layers that do not describe their memory.
     undescribed: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Pass<'a> {
-    /// Seconds so far, those spent waiting, and the number of collectives.
+    /// Returns the seconds so far, the part spent waiting, and the number of collectives.
     fn time(&self) -> (f64, f64, usize) {
         let groups = self.groups.borrow();
         let (seconds, waited, calls) = groups.clock.read();
         (seconds, waited, calls.len())
     }
 
-    /// `run`, which takes `flops` and reads and writes what it asks memory for.
+    /// Runs `run` and adds its time: `flops` of computation, and reads and writes of the memory that it
+    /// allocates.
     fn compute<T>(&self, flops: f64, run: impl FnOnce() -> T) -> T {
         let before = self.ledger.allocated();
         let result = run();
@@ -235,7 +236,7 @@ impl<'a> Pass<'a> {
         result
     }
 
-    /// Forward and backward of one micro-batch.
+    /// Runs forward and backward of one micro-batch.
     fn run(&self, last: bool) {
         let RankShape { decoder, model, ref policy, micro_batch, seq_len, token_loss, on_host, .. } =
             *self.shape;
@@ -252,7 +253,7 @@ impl<'a> Pass<'a> {
         };
         let tape = MetaTape::new(self.ledger.clone(), batch);
         let (head, rows) = (decoder.layers.len() + 1, batch.rows());
-        // Inputs and targets, which are of 32 bits.
+        // Inputs and targets, of 32 bits each.
         let tokens = [(); 2].map(|()| self.ledger.hold(ACTIVATIONS, batch.rows().saturating_mul(4)));
         {
             let mut groups = self.groups.borrow_mut();
@@ -283,7 +284,7 @@ impl<'a> Pass<'a> {
             }
         }
         let flops = rows as f64 * decoder.head_flops_per_token();
-        // Its gradients are computed in forward.
+        // The loss computes its gradients in forward.
         let loss = self.compute(flops, || {
             let hidden = decoder.head.meta_norm(x, &tape);
             self.on_tied_gradient(&tape);
@@ -306,7 +307,7 @@ impl<'a> Pass<'a> {
         self.groups.borrow_mut().finish_backward();
     }
 
-    /// Backward is done with a module where forward is now.
+    /// Registers the end of backward for the module that forward has reached.
     fn on_leave(&self, tape: &MetaTape<'a>, module: usize, flops: f64) {
         let groups = self.groups.clone();
         tape.on_backward(move |tape| {
@@ -318,7 +319,7 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// A tied embedding is given the gradient of its use in the head as soon as that is there.
+    /// Adds the gradient of a tied embedding's use in the head as soon as it is computed.
     fn on_tied_gradient(&self, tape: &MetaTape<'a>) {
         if self.shape.decoder.head.lm_head.is_none() {
             let groups = self.groups.clone();

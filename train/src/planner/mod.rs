@@ -1,9 +1,9 @@
-//! What a run will hold, send and take, before it starts: `kiln plan`.
+//! `kiln plan`: predicts a run's memory, traffic and step time.
 //!
-//! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its
-//! time, `pages` the memory that a GPU's runtime takes for it. `target` is what a plan is for, `table` has
-//! the ways to run a configuration, `accumulate` says where another sum of gradients suits better, `report` shows them, `sweep` shows how the best one scales, `calibrate`
-//! measures this machine.
+//! `memory` runs through a step without values; `engine` and `update` model its parameter groups, `clock` its
+//! time, `pages` the memory that a GPU's runtime reserves for it. `target` describes the hardware of a plan,
+//! `table` the ways to run a configuration, `accumulate` recommends another sum of gradients where it suits
+//! better, `report` prints the plan, `sweep` shows how the best way scales, `calibrate` measures this machine.
 
 mod accumulate;
 mod calibrate;

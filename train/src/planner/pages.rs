@@ -1,23 +1,23 @@
-//! The memory that CubeCL takes for a GPU's buffers, which it lays out in pages.
+//! The memory that CubeCL reserves for a GPU's buffers, which it lays out in pages.
 //!
 //! The layout is that of CubeCL 0.11 (`memory_management/dynamic` in `cubecl-server`): pages have the size of
-//! the largest buffer, a buffer goes into the first page that has room for it, free neighbours become one,
-//! and pages stay. Buffers of up to 64 KiB have a page of their own.
+//! the largest buffer, a buffer goes into the first page with enough room, free neighbours are merged, and
+//! pages are never freed. Buffers of up to 64 KiB have a separate page.
 
 use std::collections::HashMap;
 
 use kiln_model::meta::LedgerEvent;
 
-/// Buffers begin at multiples of this.
+/// Alignment of buffers in bytes.
 const ALIGNMENT: u64 = 512;
-/// Buffers of up to so many bytes are elsewhere, in a page of [`SMALL_PAGE`].
+/// Maximum bytes of a small buffer, which goes into a separate page of [`SMALL_PAGE`].
 const SMALL: u64 = 64 << 10;
-/// The page of small buffers.
+/// Size of the page for small buffers.
 const SMALL_PAGE: u64 = 8 << 20;
-/// Pages are larger than the largest buffer by this, and rounded up to it.
+/// Bytes that pages are larger than the largest buffer, and to which their size is rounded up.
 const GRANULE: u64 = 1 << 20;
 
-/// Free memory of a page: offset and bytes, in order, with something between any two.
+/// A page, with its free ranges: offset and bytes, in order and never adjacent.
 struct Page {
     free: Vec<(u64, u64)>,
     most: u64,
@@ -68,13 +68,13 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// No pages yet, for buffers of which the largest has so many bytes.
+    /// Creates an empty layout for buffers of at most `largest` bytes.
     pub(super) fn for_largest(largest: u64) -> Self {
         let size = largest.saturating_add(GRANULE).checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX);
         Pages { size, pages: Vec::new(), buffers: HashMap::new() }
     }
 
-    /// Follows what a rank asks for and frees.
+    /// Applies a rank's allocations and frees.
     pub(super) fn follow(&mut self, events: &[LedgerEvent]) {
         for event in events {
             match *event {
@@ -90,11 +90,11 @@ impl Pages {
     }
 
     fn hold(&mut self, buffer: u32, bytes: u64) {
-        // What the first of two steps has made and kept is there in the second one.
+        // Buffers that the first of two steps allocated and kept still exist in the second.
         if self.buffers.contains_key(&buffer) {
             return;
         }
-        // A size that no memory has is told elsewhere.
+        // A size beyond all memory is reported elsewhere.
         let bytes = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX).min(self.size);
         let found = self.pages.iter_mut().enumerate().find_map(|(at, page)| Some((at, page.take(bytes)?)));
         let (page, offset) = found.unwrap_or_else(|| {
@@ -105,7 +105,7 @@ impl Pages {
         self.buffers.insert(buffer, (page, offset, bytes));
     }
 
-    /// Bytes of all pages.
+    /// Returns the bytes of all pages.
     pub(super) fn reserved(&self) -> u64 {
         self.size.saturating_mul(self.pages.len() as u64).saturating_add(SMALL_PAGE)
     }

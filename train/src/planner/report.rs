@@ -1,4 +1,4 @@
-//! A plan as text and as JSON, and what it recommends.
+//! A plan as text and as JSON, and its recommendation.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,36 +19,36 @@ pub struct PlanReport {
     pub parameters: usize,
     /// Number of token ids that the model knows.
     pub vocab_size: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Machines.
+    /// Number of machines.
     pub nodes: usize,
-    /// What computes.
+    /// The computing device.
     pub device: String,
-    /// Bytes of memory of a GPU, or of the machine.
+    /// Memory of a GPU, or of the machine, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Share of them that a recommendation leaves free, from 0 to 1.
+    /// Share of the memory that a recommendation leaves free, from 0 to 1.
     pub margin: f64,
-    /// Tokens of a step.
+    /// Tokens per step.
     pub tokens_per_step: usize,
     /// Tokens of the run.
     pub tokens: u64,
-    /// What was changed of the batch so that the ranks can share it, as settings.
+    /// Changes to the batch that let the ranks share it evenly, as settings.
     pub changed: Vec<String>,
-    /// `shard.shard_size` of the configuration, which other strategies refuse.
+    /// `shard.shard_size` of the configuration, which the other strategies do not accept.
     #[serde(skip)]
     pub shard_size: Option<usize>,
-    /// Layers that do not describe what they hold: their memory is a guess from their parameters.
+    /// Layers that do not describe their memory, which is estimated from their parameters.
     pub undescribed: BTreeSet<&'static str>,
     /// The ways to run it.
     pub rows: Vec<PlanRow>,
     /// A recommendation of the other value of `shard.accumulate`; `null` if it is not better.
     pub accumulate: Option<String>,
-    /// The one to take; `null` if none fits.
+    /// The recommended row; `null` if none fits.
     pub recommended: Option<Recommendation>,
 }
 
-/// The row to take, and why.
+/// The recommended row and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recommendation {
     /// Its index.
@@ -57,19 +57,20 @@ pub struct Recommendation {
     pub strategy: Strategy,
     /// Its recomputation.
     pub recompute: Recompute,
-    /// Whether it offloads.
+    /// True if it offloads.
     pub offload: bool,
     /// Its micro-batch.
     pub micro_batch: usize,
-    /// Why.
+    /// The reason for the recommendation.
     pub reason: String,
 }
 
-/// Two rows whose times differ by less are as fast, for all that a plan knows.
+/// Ratio of two rows' times below which they count as equally fast, given the accuracy of a plan.
 pub(super) const AS_FAST: f64 = 1.03;
 
-/// The row to take: the fastest that fits and leaves the margin of `target` free; the first of those that are as fast, which holds or does less
-/// besides. Where the speed is not known, the one that sends least and computes nothing twice.
+/// Recommends the fastest row that fits and leaves the margin of `target` free. Among equally fast rows, takes
+/// the first, which holds less memory or does less work. If the speed is unknown, takes the row that sends
+/// least and recomputes nothing.
 pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recommendation> {
     let fitting = || rows.iter().enumerate().filter(|(_, row)| row.leaves_margin != Some(false));
     let least = fitting().map(|(_, row)| cost(row)).min_by(f64::total_cmp)?;
@@ -103,8 +104,8 @@ pub fn recommend(rows: &[PlanRow], name: &str, target: &Target) -> Option<Recomm
     })
 }
 
-/// The cost by which rows that fit are compared: the seconds of a step, or a score of recomputation, offload and bytes
-/// sent where the speed is not known.
+/// Returns the cost by which fitting rows are compared: the seconds of a step, or a score of recomputation,
+/// offload and bytes sent if the speed is unknown.
 pub(super) fn cost(row: &PlanRow) -> f64 {
     match row.step_s {
         Some(seconds) => seconds,
@@ -116,7 +117,7 @@ pub(super) fn cost(row: &PlanRow) -> f64 {
     }
 }
 
-/// A row in words: `FULL_SHARD with recompute`.
+/// Describes a row, as in `FULL_SHARD with recompute`.
 pub(super) fn way(row: &PlanRow) -> String {
     let with = [(row.recompute == Recompute::Block, "recompute"), (row.offload, "offload")];
     let with: Vec<_> = with.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect();
@@ -127,7 +128,7 @@ pub(super) fn way(row: &PlanRow) -> String {
 }
 
 impl Target {
-    /// In words: `8 x 46.0 GiB`.
+    /// Describes the target, as in `8 x 46.0 GiB`.
     pub fn describe(&self) -> String {
         let memory = self.memory.map(size);
         match self.hardware {
@@ -144,13 +145,13 @@ impl Target {
 }
 
 impl PlanReport {
-    /// The plan as JSON.
+    /// Returns the plan as JSON.
     pub fn to_json(&self) -> String {
-        // Numbers and strings only: this cannot fail.
+        // Serializing numbers and strings cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// The plan for people.
+    /// Returns the plan as text.
     pub fn to_text(&self) -> String {
         let mut text = format!(
             "{:.2}M parameters, vocabulary {}, {} in {}, {} tokens per step\n",
@@ -164,7 +165,7 @@ impl PlanReport {
             let _ =
                 writeln!(text, "changed, so that the ranks can share the batch: {}", self.changed.join(", "));
         }
-        // In a unit in which the largest has some digits.
+        // Choose a unit in which the largest value has some digits.
         let most = self.rows.iter().map(|row| row.peak_bytes).max().unwrap_or(0);
         let (unit, name) = if most >= 1 << 30 { (1u64 << 30, "GiB") } else { (1 << 20, "MiB") };
         let of_unit = |bytes: u64| bytes as f64 / unit as f64;
@@ -268,7 +269,7 @@ impl PlanReport {
 }
 
 impl PlanReport {
-    /// Why nothing is recommended.
+    /// Returns the reason why nothing is recommended.
     fn why_none(&self) -> String {
         let fitting = self.rows.iter().filter(|row| row.fits == Some(true));
         match (fitting.min_by_key(|row| row.needed_bytes), self.memory_bytes) {
@@ -286,7 +287,7 @@ impl PlanReport {
     }
 }
 
-/// The remark on a plan of a model with `layers` that do not describe themselves.
+/// Returns the note on a plan of a model with `layers` that do not describe themselves.
 pub(crate) fn not_described(layers: &BTreeSet<&'static str>) -> String {
     let names: Vec<_> = layers.iter().copied().collect();
     format!(
@@ -296,13 +297,13 @@ pub(crate) fn not_described(layers: &BTreeSet<&'static str>) -> String {
     )
 }
 
-/// A share in percent, with as many digits as it has.
+/// Formats a share as a percentage, with as many digits as it has.
 fn percent_of(share: f64) -> String {
-    // Without the noise of binary fractions.
+    // Rounded to remove the noise of binary fractions.
     format!("{} %", (share * 1e4).round() / 1e2)
 }
 
-/// Seconds with three digits that count.
+/// Formats seconds with three significant digits.
 fn seconds_of(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 100.0 => format!("{seconds:.0}"),
@@ -312,7 +313,7 @@ fn seconds_of(seconds: f64) -> String {
     }
 }
 
-/// A time in the unit that people would use.
+/// Formats a time in a convenient unit.
 fn time_of(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 2.0 * 86_400.0 => format!("{:.1} days", seconds / 86_400.0),
@@ -322,7 +323,7 @@ fn time_of(seconds: f64) -> String {
     }
 }
 
-/// A count that people can read.
+/// Formats a count in a readable unit.
 fn count_of(count: u64) -> String {
     let units = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million")];
     match units.into_iter().find(|(unit, _)| count as f64 >= *unit) {

@@ -1,4 +1,5 @@
-//! How a configuration scales: the best way on more and more ranks, with as many sequences for each.
+//! The scaling of a configuration: the best way to run it on more and more ranks, with the same number of
+//! sequences per rank.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,10 +13,10 @@ use super::target::Target;
 use crate::error::Result;
 use crate::named;
 
-/// The most ranks that a plan is made for.
+/// Maximum number of ranks of a plan.
 const MOST: usize = 4096;
 
-/// Numbers of ranks: the first, and twice as many each time up to the last.
+/// Numbers of ranks: the first, doubled each time up to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     first: usize,
@@ -28,7 +29,7 @@ impl Range {
     }
 }
 
-/// `ranks=8..4096`.
+/// Parses a range such as `ranks=8..4096`.
 pub(super) fn parse(text: &str) -> std::result::Result<Range, String> {
     let wrong = || format!("write it as in ranks=8..{MOST}");
     let (first, last) =
@@ -49,7 +50,7 @@ struct Point {
     best: Option<PlanRow>,
 }
 
-/// The sweep as text or JSON, on machines of `per_node` ranks; draws it at `svg`.
+/// Returns the sweep as text or JSON, on machines of `per_node` ranks; draws it to `svg`.
 pub(super) fn run(
     planned: &Planned<'_>,
     range: Range,
@@ -123,7 +124,7 @@ fn to_text(points: &[Point], sequences: usize) -> String {
     text
 }
 
-/// One plot under the other, over a common axis.
+/// Draws the plots one below the other, over a common axis.
 fn drawing(points: &[Point]) -> String {
     let plot = |title: &str, unit: &str, value: &dyn Fn(&PlanRow) -> Option<f64>| {
         let values =

@@ -1,4 +1,4 @@
-//! The ways to run a configuration, side by side.
+//! The ways to run a configuration, compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use super::memory::{PlannedStep, RankShape};
 use super::target::{Target, beside_blocks};
 use crate::config::{Choice, Config, DeviceDefaults, Precision};
 
-/// Phase of what the runtime of a GPU keeps: pages that are not full, and the workspace of products.
+/// Phase of the memory that a GPU's runtime keeps: partly filled pages, and the workspace of products.
 const RUNTIME: &str = "runtime";
-/// Phase of what a GPU's driver, its libraries and NCCL take.
+/// Phase of the memory that a GPU's driver, its libraries and NCCL use.
 const DRIVER: &str = "driver";
 
-/// What a plan is made of: a configuration and its model, without values.
+/// The input of a plan: a configuration and its model, without values.
 pub struct Planned<'a> {
     /// The configuration.
     pub config: &'a Config,
@@ -26,79 +26,79 @@ pub struct Planned<'a> {
     pub model: &'a ModelConfig,
     /// The model's layers.
     pub decoder: &'a Decoder,
-    /// What updates it.
+    /// The optimizer.
     pub optimizer: &'a Optimizer,
-    /// The ranks.
+    /// The hardware and its ranks.
     pub target: &'a Target,
 }
 
-/// One way to run it.
+/// One way to run the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanRow {
-    /// How state is spread.
+    /// The sharding strategy.
     pub strategy: Strategy,
     /// Arrangement of the ranks, replicate x shard.
     pub mesh: String,
-    /// What runs again in backward.
+    /// The parts that are recomputed in backward.
     pub recompute: Recompute,
-    /// The form in which gradients of micro-batches add up.
+    /// The form in which gradients of micro-batches accumulate.
     pub accumulate: Accumulate,
-    /// Whether state is in the memory of the host.
+    /// True if state is in the memory of the host.
     pub offload: bool,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub micro_batches: usize,
-    /// The largest micro-batch that fits and leaves the margin free; 0 if none does, and `null` if the memory is not
-    /// known.
+    /// The largest micro-batch that fits and leaves the margin free; 0 if none does, and `null` if the memory
+    /// is unknown.
     pub largest_micro_batch: Option<usize>,
-    /// The most bytes that a rank holds.
+    /// Peak memory of a rank in bytes.
     pub peak_bytes: u64,
-    /// What they are at that moment: bytes by owner.
+    /// Bytes by owner at the peak.
     pub phases: BTreeMap<&'static str, u64>,
-    /// The moment.
+    /// The moment of the peak.
     pub moment: String,
     /// Bytes that a rank holds on the host while a GPU computes.
     pub host_bytes: u64,
-    /// Bytes that all ranks of a machine hold, where they share its memory; else those of a rank.
+    /// Bytes that all ranks of a machine hold, if they share its memory; else those of a rank.
     pub needed_bytes: u64,
-    /// Whether that fits; `null` if the memory is not known.
+    /// True if the needed bytes fit; `null` if the memory is unknown.
     pub fits: Option<bool>,
-    /// Whether it leaves the margin free as well, as a recommendation has to; `null` if the memory is not known.
+    /// True if the row also leaves the margin free, as a recommendation must; `null` if the memory is unknown.
     pub leaves_margin: Option<bool>,
-    /// Bytes that a rank sends in a step.
+    /// Bytes that a rank sends per step.
     pub sent_bytes: u64,
     /// The same by axis.
     pub sent_by_axis: BTreeMap<&'static str, u64>,
-    /// Collectives of a step.
+    /// Collectives per step.
     pub collectives: u64,
-    /// Seconds of a step, if the speed is known.
+    /// Seconds per step, if the speed is known.
     pub step_s: Option<f64>,
-    /// Seconds of them that a rank waits for communication.
+    /// The part of these seconds in which a rank waits for communication.
     pub waits_s: Option<f64>,
     /// Tokens per second of all ranks.
     pub tokens_per_s: Option<f64>,
-    /// The share of the peak FLOP/s that the model's FLOPs are.
+    /// Ratio of the model's FLOP/s to the peak FLOP/s.
     pub mfu: Option<f64>,
-    /// Seconds of the whole run.
+    /// Duration of the whole run in seconds.
     pub run_s: Option<f64>,
 }
 
 impl Planned<'_> {
-    /// The strategies that make a difference on these ranks.
+    /// Returns the strategies that differ on these ranks.
     fn strategies(&self) -> Vec<Strategy> {
         let hybrids = self.shard_size().is_some_and(|size| size > 1 && size < self.target.ranks);
         Strategy::ALL.into_iter().filter(|strategy| hybrids || !strategy.is_hybrid()).collect()
     }
 
-    /// Ranks of a group of the hybrid strategies: as the configuration says, else those of a machine.
+    /// Returns the group size of the hybrid strategies: as configured, else the ranks of a machine.
     pub(super) fn shard_size(&self) -> Option<usize> {
         let per_node = self.target.ranks_per_node();
         self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
     }
 
-    /// All rows, in the order of strategies, recomputation and offload. If none fits with its micro-batch, rows with
-    /// the largest micro-batches that do follow: a larger one adds up fewer gradients.
+    /// Returns all rows, ordered by strategy, recomputation and offload. If none fits with its micro-batch,
+    /// appends rows with the largest micro-batches that do: a larger micro-batch accumulates fewer gradients.
     pub fn rows(&self) -> Vec<PlanRow> {
         let (mut rows, mut refitted) = (Vec::new(), Vec::new());
         for mut config in self.configs() {
@@ -115,9 +115,9 @@ impl Planned<'_> {
         rows
     }
 
-    /// The configurations of the strategies, with and without recomputation and offload.
+    /// Returns the configurations of the strategies, with and without recomputation and offload.
     fn configs(&self) -> Vec<Config> {
-        // State in f16 is updated on the GPU.
+        // State under f16 is updated on the GPU.
         let offloads = !self.target.on_host() && self.config.precision.compute() != Precision::F16;
         let offloads: &[bool] = if offloads { &[false, true] } else { &[false] };
         let mut configs = Vec::new();
@@ -135,8 +135,8 @@ impl Planned<'_> {
         configs
     }
 
-    /// The row of `config`; `None` if its ranks cannot be arranged. Where the micro-batch is left open, it is
-    /// the largest that fits, up to the one that keeps the device busy.
+    /// Returns the row of `config`; `None` if its ranks cannot be arranged. An unset micro-batch becomes the
+    /// largest that fits, up to the one that keeps the device busy.
     pub fn row(&self, mut config: Config) -> Option<PlanRow> {
         config.train.ranks = self.target.ranks;
         let sequences = (config.train.global_batch / self.target.ranks).max(1);
@@ -201,7 +201,7 @@ impl Planned<'_> {
         })
     }
 
-    /// The layers that do not describe what they hold.
+    /// Returns the layers that do not describe their memory.
     pub fn undescribed(&self) -> BTreeSet<&'static str> {
         let step = |config: Config| Some(self.shape(&config)?.step(&Speed::INSTANT));
         self.configs().into_iter().find_map(step).map(|step| step.undescribed).unwrap_or_default()
@@ -212,19 +212,19 @@ impl Planned<'_> {
         RankShape::of_config(config, model, decoder, optimizer, target.gathers(), target.on_host()).ok()
     }
 
-    /// The most that a rank holds, with what it is held by.
+    /// Returns the peak memory of a rank, including the runtime and the driver.
     fn peak_bytes(&self, step: &PlannedStep) -> u64 {
         step.peak.bytes.saturating_add(step.kept()).saturating_add(self.target.driver())
     }
 
-    /// Bytes of what has to fit: of a GPU, or of all ranks that share a machine's memory.
+    /// Returns the bytes that must fit: into a GPU, or, for all ranks that share it, into a machine's memory.
     fn needed(&self, shape: &RankShape<'_>, step: &PlannedStep) -> u64 {
         let bytes = self.peak_bytes(step);
         if !self.target.on_host() {
             return bytes;
         }
         let ranks = self.target.ranks_per_node() as u64;
-        // Threads of a group read one copy of what they gather.
+        // Threads of a group read one copy of gathered weights.
         let gathered = step.peak.of(GATHERED);
         let (copies, processes) = match self.target.gathers() {
             Gathers::Shared => (shape.mesh.replicate_size() as u64, 1),
@@ -235,8 +235,8 @@ impl Planned<'_> {
         counted.saturating_add(beside_blocks(counted, processes))
     }
 
-    /// The largest micro-batch, a divisor of the `sequences` of a rank, that fits into `memory`; 0 if none
-    /// does.
+    /// Returns the largest micro-batch that divides the `sequences` of a rank and fits into `memory`; 0 if none
+    /// fits.
     fn largest(&self, config: &Config, sequences: usize, memory: u64) -> usize {
         let fits = |micro_batch: usize| {
             let mut config = config.clone();
@@ -244,13 +244,13 @@ impl Planned<'_> {
             let Some(shape) = self.shape(&config) else { return false };
             self.needed(&shape, &shape.step(&Speed::INSTANT)) <= memory
         };
-        // Fewer sequences may take more: the gradient of earlier micro-batches is kept.
+        // Fewer sequences may need more memory, because the gradient of earlier micro-batches is kept.
         let mut divisors = (1..=sequences.min(4096)).rev().filter(|size| sequences.is_multiple_of(*size));
         divisors.find(|size| fits(*size)).unwrap_or(0)
     }
 }
 
-/// The largest divisor of `sequences` that is not above `most`.
+/// Returns the largest divisor of `sequences` that is at most `most`.
 pub(super) fn divisor(sequences: usize, most: usize) -> usize {
     (1..=most.clamp(1, sequences)).rev().find(|size| sequences.is_multiple_of(*size)).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! The end of a step, as [`kiln_shard::Engine::update`] has it: memory, collectives and time.
+//! The end of a step, as in [`kiln_shard::Engine::update`]: memory, collectives and time.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_model::meta::{Held, LedgerEvent};
@@ -6,17 +6,17 @@ use kiln_model::meta::{Held, LedgerEvent};
 use super::clock::Axis;
 use super::engine::{COMMUNICATION, F32, Gathers, Gradient, Group, Groups, OPTIMIZER};
 
-/// Bytes per second between a GPU and the host: PCIe 4.0 with 16 lanes, as copies reach it.
+/// Bytes per second between a GPU and the host: effective speed of copies over PCIe 4.0 with 16 lanes.
 const PCIE: f64 = 25e9;
-/// Bytes per second of the host's memory for each rank that updates there.
+/// Host memory bandwidth in bytes per second for each rank that updates there.
 const HOST: f64 = 20e9;
 
-/// Bytes of an `f64`, of which losses and norms are.
+/// Bytes of an `f64`, the type of losses and norms.
 const F64: u64 = 8;
 
 impl Groups {
-    /// The update: each group's gradient is freed after it. Rules that need whole parameters have them
-    /// gathered. What is asked for and freed, by group, and what comes after.
+    /// Runs the update, after which each group's gradient is freed. Rules that need whole parameters gather
+    /// them. Returns the allocations and frees, by group, and then those of the end.
     pub(super) fn update(&mut self) -> Vec<Vec<LedgerEvent>> {
         let mut events = Vec::new();
         self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
@@ -27,7 +27,7 @@ impl Groups {
         for at in 0..self.groups.len() {
             let Group { shard, slots, trainable, is_whole, .. } = self.groups[at];
             if trainable {
-                // Read and written, but for the gradient, which is read twice: for its norm, too.
+                // Values are read and written once, but the gradient is read twice, also for its norm.
                 let values = shard.saturating_mul(slots.saturating_mul(2).saturating_add(4));
                 let bytes = values.saturating_mul(F32) as f64;
                 if self.offloads {
@@ -43,7 +43,7 @@ impl Groups {
             }
             events.push(self.ledger.take_events());
         }
-        // Directions of a group are gathered while those of the one before are transformed.
+        // The directions of a group are gathered while those of the previous group are transformed.
         let wholes: Vec<_> = (0..self.groups.len()).filter(|at| self.groups[*at].is_whole).collect();
         let (mut directions, mut updates) = (None, None);
         for at in wholes.iter().copied().map(Some).chain([None]) {
@@ -51,7 +51,7 @@ impl Groups {
                 let whole = self.whole_bytes(at);
                 let gathered = self.communicates().then(|| {
                     self.wait_for(Operation::AllGather, Axis::Shard, Phase::Optimizer, whole);
-                    // Threads read one copy, which is no rank's own.
+                    // Threads read one copy, which belongs to no rank.
                     let own = if self.gathers == Gathers::Shared { 0 } else { whole };
                     self.ledger.hold(COMMUNICATION, own)
                 });
@@ -68,8 +68,7 @@ impl Groups {
         events
     }
 
-    /// The matrices of the group at `at` are transformed into the updates that are returned, and these
-    /// summed.
+    /// Transforms the matrices of the group at `at` into updates, which are returned, and reduces these.
     fn transform(&mut self, at: usize) -> Held {
         let whole = self.whole_bytes(at);
         let made = self.ledger.hold(COMMUNICATION, whole);
@@ -85,15 +84,15 @@ impl Groups {
         made
     }
 
-    /// Bytes of the whole group at `at` in f32.
+    /// Returns the bytes of the whole group at `at` in f32.
     fn whole_bytes(&self, at: usize) -> u64 {
         self.groups[at].padded.saturating_mul(F32)
     }
 }
 
-/// Elements that the orthogonalisation of a parameter of this `shape` needs besides it: copies of its matrices, and of
-/// their products with their transposes, as tensors and as operands of products. On a GPU burn writes some sums to new
-/// memory.
+/// Returns the elements that the orthogonalisation of a parameter of this `shape` needs in addition to it:
+/// copies of its matrices, and of their products with their transposes, as tensors and as operands of products.
+/// On a GPU, burn writes some sums to new memory.
 fn orthogonalisation(shape: &[usize], on_host: bool) -> u64 {
     let [others @ .., rows, columns] = shape else { return 0 };
     let product = |sizes: &[usize]| sizes.iter().fold(1, |n: u64, size| n.saturating_mul(*size as u64));

@@ -1,4 +1,4 @@
-//! `kiln data show`: what a folder of prepared data holds, and what a model will see of it.
+//! `kiln data show`: shows the content of a folder of prepared data, and samples as a model sees them.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use crate::data::{
 };
 use crate::words::number_of;
 
-/// Tokens of the training split in which the lengths of documents are looked at.
+/// Number of tokens of the training split in which the lengths of documents are measured.
 const LOOKED_AT: u64 = 1 << 22;
 
-/// Stands between two tokens.
+/// Separator between two tokens.
 const BORDER: char = '|';
 
 /// Arguments of `kiln data show`.
@@ -33,11 +33,11 @@ pub(crate) struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// What to say.
+    /// Returns the text to print.
     ///
     /// # Errors
     ///
-    /// When the folder is not one of prepared data, or what is shown of it is damaged.
+    /// If the folder does not hold prepared data, or the shown part of it is damaged.
     pub(crate) fn run(self) -> Result<String, DataError> {
         let info = DataInfo::load(&self.folder)?;
         let path = tokenizer_of(&self.folder)?;
@@ -70,11 +70,11 @@ impl ShowArgs {
     }
 }
 
-/// The folder in a line.
+/// Describes the folder in one line.
 fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<String, DataError> {
     let end = tokenizer.decode(&[info.end_of_text])?;
     let documents = match info.documents {
-        // Of another program, which did not count them.
+        // Data from another program, which did not count documents.
         0 => String::new(),
         documents => format!("{}, ", number_of(documents, "document")),
     };
@@ -87,7 +87,7 @@ fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<Stri
     ))
 }
 
-/// A line of the table.
+/// Formats a line of the table.
 fn row(name: &str, [tokens, bytes, ratio, samples]: [&str; 4]) -> String {
     format!("  {name:<10}  {tokens:>14}  {bytes:>12}  {ratio:>15}  {samples:>20}\n")
 }
@@ -104,7 +104,7 @@ fn split_row(name: &str, file: &TokenFile, split: Split) -> String {
     row(name, [&info.tokens.to_string(), &bytes, &ratio, &file.num_samples().to_string()])
 }
 
-/// How long documents are, at the beginning of the training split.
+/// Describes the lengths of documents at the beginning of the training split.
 fn lengths(file: &TokenFile) -> Result<String, DataError> {
     let end = file.info().end_of_text as i32;
     let samples = file.num_samples().min(LOOKED_AT / file.seq_len() as u64).max(1);
@@ -135,7 +135,7 @@ fn lengths(file: &TokenFile) -> Result<String, DataError> {
     })
 }
 
-/// The text of each token, between borders. What would move the cursor is written as in Rust.
+/// Returns the text of each token, between borders. Control characters are escaped as in Rust.
 fn bordered(tokenizer: &Tokenizer, ids: &[i32]) -> Result<String, DataError> {
     let mut text = String::from(BORDER);
     for id in ids {

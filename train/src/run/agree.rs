@@ -1,8 +1,8 @@
-//! How ranks that are processes come to run the same thing.
+//! Makes ranks that are processes run the same thing.
 //!
-//! Each has read its own arguments and configuration; these are compared. What takes a look at the
-//! disk, such as the run folder or the checkpoint to go on from, is settled by rank 0 alone, and the
-//! others are told. Data, configuration and run folder are on a file system that all ranks share.
+//! Each rank has read its own arguments and configuration, which are compared. Rank 0 alone decides everything
+//! that depends on the disk, such as the run folder or the checkpoint to resume from, and sends its decision to
+//! the others. Data, configuration and run folder are on a file system that all ranks share.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -21,13 +21,13 @@ use crate::device::ResolvedDevice;
 use crate::error::{Result, TrainError};
 use crate::world;
 
-/// Who decides.
+/// The rank that decides.
 const ROOT: usize = 0;
 
-/// Rank 0 says at least this often that it is still at work, and hears which ranks were asked to stop.
+/// Longest time between two signs of life from rank 0, at which it also learns which ranks were asked to stop.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// What rank 0 has come to.
+/// The outcome of rank 0's preparation.
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Plan(Box<PlanMessage>),
@@ -35,7 +35,7 @@ enum Answer {
         message: String,
         usage: bool,
     },
-    /// Somebody asked it to stop before there was a plan.
+    /// A stop was requested before there was a plan.
     Stopped,
 }
 
@@ -52,10 +52,10 @@ pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &Run
     world::agree(world, &told, config.comm.timeout())
 }
 
-/// The plan that `make` gives on rank 0, on all ranks. Collective.
+/// Makes the plan with `make` on rank 0 and returns it on all ranks. Collective.
 ///
-/// Preparing data may take longer than any collective should, so rank 0 tells the others now and
-/// then to wait on; they notice when it is gone. A rank that was asked to stop says so then, and rank 0
+/// Preparing data may take longer than the timeout of a collective, so rank 0 regularly tells the other ranks
+/// to keep waiting; they notice when it is gone. A rank that was asked to stop reports it then, and rank 0
 /// stops as if it had been asked itself.
 pub(super) fn on_plan(
     world: &dyn Communicator,
@@ -79,15 +79,15 @@ pub(super) fn on_plan(
         let (working, done) = mpsc::channel::<()>();
         let maker = thread::Builder::new()
             .spawn_scoped(scope, move || {
-                // Dropped at the end, also by a panic.
+                // Dropped at the end, even after a panic.
                 let _working = working;
                 make()
             })
             .map_err(TrainError::threads("a thread that prepares the run"))?;
         let mut others = Ok(());
         while done.recv_timeout(BEAT.min(timeout / 4)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // If the others are gone, what has been begun is still brought to its end: prepared data
-            // will do for the next attempt.
+            // If the others are gone, rank 0 still finishes its work: the next attempt can use the prepared
+            // data.
             if others.is_ok() {
                 others = tell(world, options, &[], timeout);
             }
@@ -104,11 +104,11 @@ pub(super) fn on_plan(
     let answer = serde_json::to_vec(&answer)
         .map_err(|error| TrainError::usage(format!("the paths of this run: {error}")))?;
     let told = tell(world, options, &answer, timeout);
-    // An error of its own goes before that of not being heard.
+    // Rank 0's own error takes precedence over failing to reach the others.
     plan.and_then(|plan| told.map(|()| plan))
 }
 
-/// Sends `message` from rank 0 to the others. An empty one asks them to wait on.
+/// Sends `message` from rank 0 to the others. An empty message asks them to keep waiting.
 fn tell(world: &dyn Communicator, options: &RunOptions, message: &[u8], timeout: Duration) -> Result<()> {
     let (_, stops) = beat(world, message.len(), false, timeout)?;
     if stops {
@@ -120,7 +120,7 @@ fn tell(world: &dyn Communicator, options: &RunOptions, message: &[u8], timeout:
     Ok(())
 }
 
-/// Waits for a message of rank 0 that is not empty.
+/// Waits for a non-empty message from rank 0.
 fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
@@ -132,10 +132,11 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
     }
 }
 
-/// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they
-/// were asked to stop. Returns the bytes, and whether any rank was asked. Collective.
+/// Exchanges signs of life. Rank 0 passes the `length` in bytes of the message that follows, or 0 if it is
+/// still working; the other ranks pass whether they were asked to stop. Returns the length, and whether any
+/// rank was asked to stop. Collective.
 fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<(usize, bool)> {
-    // Lengths of messages in memory are exact in f64.
+    // f64 represents the length of any message in memory exactly.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
     let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
     let sums = sums.as_slice::<f64>().map_err(ShardError::from)?;

@@ -107,7 +107,7 @@ pub(crate) struct TrainArgs {
     fault: Option<Fault>,
 }
 
-/// Why a smoke run has no launcher.
+/// The error for a smoke run under a launcher.
 const SMOKE_ALONE: &str =
     "--smoke starts its ranks itself, as threads: leave out `kiln launch`, and give --ranks N";
 
@@ -137,7 +137,7 @@ impl TrainArgs {
             allow_changed: self.allow_changed,
             debug,
             fault: self.fault,
-            // The environment was asked above, and flags go before it.
+            // The environment was read above, and flags override it.
             alone: true,
         };
         let train = |config, options: &RunOptions| train_with(config, options, &*program.training_loop);
@@ -145,7 +145,7 @@ impl TrainArgs {
             None => train(config, &options)?,
             Some(_) if options.place.is_some() => return Err(TrainError::usage(SMOKE_ALONE)),
             Some(shrink) => {
-                // Somebody who names a folder wants to look at it.
+                // Users who name a folder want to look at it afterwards.
                 let (named, temporary) = match &options.out {
                     RunFolder::At(folder) => (folder.clone(), None),
                     RunFolder::Next(_) => {
@@ -165,8 +165,8 @@ impl TrainArgs {
 }
 
 impl TrainArgs {
-    /// What looks into the run. With a breakpoint and without a number of ranks, `--rank` is the rank that is
-    /// held, and not the one that this process is.
+    /// Builds the debugging options. With a breakpoint and without a world size, `--rank` is the rank to hold
+    /// instead of the rank of this process.
     fn debug_options(&mut self) -> Result<DebugOptions> {
         let mut breakpoints = std::mem::take(&mut self.breakpoints);
         if !breakpoints.is_empty() && self.place.world_size.is_none() {
@@ -188,11 +188,11 @@ impl TrainArgs {
     }
 }
 
-/// What a training loop comes to, as [`Trainer::finish`] says it, or an error of any type.
+/// The result of a training loop: a summary, as from [`Trainer::finish`], or an error of any type.
 pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
 
-/// What a program adds to Kiln, and its training loop: what [`cli::main`](crate::cli::main) takes. A
-/// [`Registry`] alone has the stock loop, [`Trainer::run`].
+/// The parts that a program adds to Kiln, and its training loop; [`cli::main`](crate::cli::main) takes it. A
+/// [`Registry`] alone uses the stock loop, [`Trainer::run`].
 #[derive(Clone)]
 pub struct Program {
     pub(crate) registry: Registry,
@@ -210,8 +210,8 @@ fn stock_loop(trainer: Trainer<'_>) -> LoopResult {
 }
 
 impl Registry {
-    /// A program with these parts and a training loop of its own, which decides when the run evaluates, saves
-    /// and ends. Every rank runs it, and all of them must decide alike: see [`Trainer`].
+    /// Returns a program with these parts and a custom training loop, which decides when the run evaluates,
+    /// saves and ends. Every rank runs the loop, and all ranks must decide alike: see [`Trainer`].
     ///
     /// ```no_run
     /// use kiln::registry::Registry;
@@ -233,7 +233,7 @@ impl Registry {
     }
 }
 
-/// Trains the decoder that `config` describes, made of the layers in `options.registry`.
+/// Trains the decoder that `config` describes, built from the layers in `options.registry`.
 ///
 /// # Errors
 ///
@@ -243,11 +243,11 @@ pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     train_with(config, options, stock_loop)
 }
 
-/// [`train`] with a training loop of the program's own, which every rank runs.
+/// Like [`train`], with a custom training loop that every rank runs.
 ///
 /// # Errors
 ///
-/// As for [`train`], and what `run` returns.
+/// As for [`train`], and the errors of `run`.
 pub fn train_with(
     config: Config,
     options: &RunOptions,
@@ -269,12 +269,12 @@ pub fn train_with(
     }
 }
 
-/// [`train`] as the rank `options.place` of a world that has met already; `world` has that rank. On the
-/// CPU, whose memory any world moves.
+/// Like [`train`], as rank `options.place` of a world that is already connected; `world` is that rank's
+/// communicator. Runs on the CPU, whose memory every backend can transfer.
 ///
 /// # Errors
 ///
-/// As for [`train`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
+/// As for [`train`], and if the configuration insists on a GPU. Other ranks receive this rank's error.
 pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     let config = with_ranks(config, options)?;
@@ -287,7 +287,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
     }
 }
 
-/// All ranks, as threads of this process.
+/// Runs all ranks as threads of this process.
 fn run_as_threads(
     config: Config,
     options: &RunOptions,
@@ -314,7 +314,7 @@ fn run_as_threads(
     Ok(summaries.swap_remove(0))
 }
 
-/// This process, as one rank of `world`. Rank 0 makes the plan.
+/// Runs this process as one rank of `world`. Rank 0 makes the plan.
 fn run_as_process(
     met: &World,
     config: Config,
@@ -352,7 +352,7 @@ fn run_as_process(
     })
 }
 
-/// [`kernels::settle`], whose time is a part of the start.
+/// Runs [`kernels::settle`] and counts its time as part of the start.
 fn check_kernels(plan: &mut Plan, device: &ResolvedDevice, world: Option<&dyn Communicator>) -> Result<()> {
     let begun = Instant::now();
     kernels::settle(&plan.config, &plan.model, device, world)?;
@@ -360,7 +360,8 @@ fn check_kernels(plan: &mut Plan, device: &ResolvedDevice, world: Option<&dyn Co
     Ok(())
 }
 
-/// Lets people look into `ranks`, those of this process, and into the whole run if rank 0 is one of them.
+/// Starts the servers that let users inspect `ranks`, the ranks of this process, and the whole run if rank 0 is
+/// one of them.
 fn look_into(plan: &Plan, ranks: Vec<usize>) -> (Server, Option<page::Server>) {
     let Config { train, comm, .. } = &plan.config;
     let (world_size, steps) = (train.ranks, train.steps);
@@ -373,7 +374,7 @@ fn look_into(plan: &Plan, ranks: Vec<usize>) -> (Server, Option<page::Server>) {
     };
     let address = plan.config.log.http.filter(|_| ranks.contains(&0));
     let server = Server::start(&plan.out, ranks, about);
-    // A run goes on without its page.
+    // A run continues without its page.
     let page = address.and_then(|address| match watch::serve(address, vec![plan.out.clone()], false) {
         Ok(page) => {
             say(&format!("this run is at {}", page.url()));
@@ -387,7 +388,7 @@ fn look_into(plan: &Plan, ranks: Vec<usize>) -> (Server, Option<page::Server>) {
     (server, page)
 }
 
-/// `config` with the number of ranks that there are, checked.
+/// Returns `config` with the actual number of ranks, validated.
 pub(crate) fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
     if options.place.is_none() {
@@ -396,14 +397,14 @@ pub(crate) fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Con
     }
     let mut checked = config.clone();
     if config.shard.strategy.is_hybrid() {
-        // Known once the machines of all ranks are; see `with_groups`.
+        // The size is known once the machines of all ranks are; see `with_groups`.
         checked.shard.shard_size.get_or_insert(config.train.ranks);
     }
     checked.validate()?;
     Ok(config)
 }
 
-/// `config` with one shard group per machine, if it has groups and does not name their size.
+/// Returns `config` with one shard group per machine if its strategy has groups and it sets no group size.
 fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
     let shard = &mut config.shard;
     shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;

@@ -10,12 +10,12 @@ use crate::device;
 use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
-/// Target of a row that does not count.
+/// Target of a padding row, which does not count.
 const IGNORED: i32 = -1;
 
-/// Mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
-/// number of tokens. The sequences are dealt out to the ranks; a rank that runs out computes rows
-/// that do not count, so that all ranks make the same number of passes. Collective.
+/// Returns the mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
+/// number of tokens. The sequences are distributed over the ranks; a rank that runs out computes rows that do
+/// not count, so that all ranks make the same number of passes. Collective.
 pub fn evaluate(
     model: &ShardedDecoder,
     device: &Device,
@@ -27,20 +27,22 @@ pub fn evaluate(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// The samples of an evaluation, and the rows of a pass: rows beyond the samples would not count.
+/// Returns the number of samples of an evaluation and the rows per pass, which are at most the number of
+/// samples.
 fn bounded(source: &BatchSource, samples: u64, rows: usize) -> (u64, usize) {
     let available = source.order().num_samples();
     let samples = if samples == 0 { available } else { samples.min(available) };
     (samples, rows.min(usize::try_from(samples).unwrap_or(rows)).max(1))
 }
 
-/// Passes of each rank in an evaluation.
+/// Returns the number of passes of each rank in an evaluation.
 pub(super) fn passes_of(engine: &Engine, source: &BatchSource, samples: u64, rows: usize) -> u64 {
     let (samples, rows) = bounded(source, samples, rows);
     samples.div_ceil(engine.world().world_size() as u64 * rows as u64)
 }
 
-/// [`evaluate`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
+/// Like [`evaluate`], while `go_on`, called between passes with the same result on all ranks, returns true.
+/// Returns `None` if the evaluation was ended early.
 pub(super) fn evaluate_while(
     model: &ShardedDecoder,
     device: &Device,

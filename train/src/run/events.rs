@@ -1,4 +1,4 @@
-//! `events.jsonl`: what has happened to a run, over all of its starts.
+//! `events.jsonl`: the events of a run, over all of its starts.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -11,16 +11,16 @@ use crate::error::TrainError;
 use crate::files;
 use crate::metrics::unix_time;
 
-/// Name of the events in a run folder.
+/// Name of the event file in a run folder.
 const EVENTS_FILE: &str = "events.jsonl";
 
-/// The kind of the event of a run that has ended with an error.
+/// Kind of the event recorded when a run ends with an error.
 pub(crate) const FAILURE: &str = "failure";
 
-/// Bytes at the end of the file that are read for the last event.
+/// Number of bytes at the end of the file that are searched for the last event.
 const TAIL: u64 = 64 * 1024;
 
-/// The last event of the run in `out`; `None` if none can be read.
+/// Returns the last event of the run in `out`, or `None` if none can be read.
 pub(crate) fn last_event(out: &Path) -> Option<Event> {
     let mut file = files::open(&out.join(EVENTS_FILE)).ok()?;
     let length = file.metadata().ok()?.len();
@@ -28,11 +28,11 @@ pub(crate) fn last_event(out: &Path) -> Option<Event> {
     let mut tail = Vec::new();
     file.take(TAIL).read_to_end(&mut tail).ok()?;
     let mut lines = tail.split(|byte| *byte == b'\n').rev();
-    // A line that is not whole, as after a crash, does not parse.
+    // An incomplete line, as after a crash, does not parse.
     lines.find_map(|line| serde_json::from_slice(line).ok())
 }
 
-/// What can happen to a run.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventKind {
     Start,
@@ -74,19 +74,19 @@ impl Events {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends to the events of the run in `out`, which has done `step` steps.
+    /// Opens the event file of the run in `out`, which has done `step` steps, for appending.
     pub(super) fn open(&self, out: &Path, step: u64) -> io::Result<()> {
         let lines = Lines::open(&out.join(EVENTS_FILE))?;
         *self.lock() = State { lines: Some(lines), step };
         Ok(())
     }
 
-    /// The outcome of `step` is known.
+    /// Records that the outcome of `step` is known.
     pub(super) fn reach(&self, step: u64) {
         self.lock().step = step;
     }
 
-    /// Notes what has happened at `step`. A line that cannot be written ends nothing.
+    /// Writes an event at `step`. A line that cannot be written does not end the run.
     pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
         let mut state = self.lock();
         let Some(lines) = &mut state.lines else { return };
@@ -97,7 +97,7 @@ impl Events {
         }
     }
 
-    /// Notes that the run has ended with `error`, unless it is one that says that nothing went wrong.
+    /// Writes that the run ended with `error`, unless the error is a requested stop.
     pub(super) fn fail(&self, error: &TrainError) {
         if error.is_stop() {
             return;
@@ -123,7 +123,7 @@ mod tests {
     fn events_go_on_over_starts() {
         let folder = tempfile::tempdir().unwrap();
         let events = Events::default();
-        // Of a start that came to nothing, nothing is said.
+        // A start that failed before `open` writes nothing.
         events.fail(&TrainError::usage("wrong"));
         assert!(!folder.path().join(EVENTS_FILE).exists());
         events.open(folder.path(), 0).unwrap();

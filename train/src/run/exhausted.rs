@@ -1,5 +1,5 @@
-//! The end of a run that takes more memory than there is: who holds how much is told, before the kernel would
-//! kill it without a word.
+//! The end of a run that needs more memory than the machine has: it reports what holds the memory, before the
+//! kernel would kill the process silently.
 
 use std::process;
 use std::sync::OnceLock;
@@ -15,16 +15,16 @@ use crate::process::keep;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain};
 
-/// What would help, for the message.
+/// Suggestions for the message.
 static HELPS: OnceLock<String> = OnceLock::new();
 
-/// Memory of a process that is no rank's and no heap's.
+/// Memory of a process outside of its ranks and their heaps, in bytes.
 const SPARE: u64 = 40 << 20;
 
 /// Exit code of a run that failed.
 const FAILED: i32 = 1;
 
-/// Lets the ranks of this process hold no more memory than there is, where the host computes.
+/// Limits the memory of this process's ranks to the memory of the machine, if the host computes.
 pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let Plan { config, model, optimizer, registry, device, .. } = plan;
     if device.is_gpu() {
@@ -34,10 +34,10 @@ pub(super) fn limit(plan: &Plan, place: Option<&RankEnv>) {
     let Ok(decoder) = decoder else { return };
     let helps = what_helps(config, model, &decoder, optimizer, false, place);
     let processes = place.map_or(1, |place| place.local_world_size.max(1));
-    // Below a limit of address space, an allocation fails before its process would be killed.
+    // Below an address space limit, an allocation fails before the process would be killed.
     let Some(machine) = Memory::of_machine() else { return };
     let share = config.device.memory_fraction.unwrap_or(1.0) / processes as f64;
-    // Pages of files and of the kernel count as well.
+    // Cached file pages and the kernel's pages count as well.
     let bytes = machine.total as f64 * share - SPARE as f64;
     let _ = HELPS.set(helps);
     memory::limit(bytes.max(1.0) as usize, told);

@@ -1,12 +1,12 @@
-//! The run folder: which one, whose it is, and what is in it.
+//! The run folder: its choice, its owner and its content.
 //!
-//! - `identity`: `run.json`, which makes a folder a run of ours;
-//! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
-//! - `claim`: what a start does to its folder before the ranks begin, and when they have begun;
-//! - `meeting`: which ranks have come, while others are waited for;
-//! - `look`: what somebody finds who only looks at a run.
+//! - `identity`: `run.json`, which marks a folder as a run of Kiln;
+//! - `lock`: a folder belongs to one run at a time; `holder`: the process that holds it;
+//! - `claim`: the changes that a start makes to its folder before and after its ranks begin;
+//! - `meeting`: the ranks that have arrived while others are awaited;
+//! - `look`: read-only queries about a run.
 //!
-//! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
+//! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.
 
 mod claim;
 mod error;
@@ -41,41 +41,41 @@ use identity::{Claimant, Identity};
 /// Name of the resolved configuration in a run folder.
 const CONFIG_FILE: &str = "config.toml";
 
-/// Name of the metrics in a run folder.
+/// Name of the metrics file in a run folder.
 const METRICS_FILE: &str = "metrics.jsonl";
 
-/// Name of the generated texts in a run folder.
+/// Name of the file of generated texts in a run folder.
 const SAMPLES_FILE: &str = "samples.jsonl";
 
-/// The file of generated texts of the run in `out`.
+/// Returns the path of the generated texts of the run in `out`.
 pub(super) fn samples_of_run(out: &Path) -> PathBuf {
     out.join(SAMPLES_FILE)
 }
 
-/// The file of metrics of the run in `out`.
+/// Returns the path of the metrics of the run in `out`.
 pub(super) fn metrics_of_run(out: &Path) -> PathBuf {
     out.join(METRICS_FILE)
 }
 
-/// What is in a folder.
+/// The content of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
-    /// Nothing, or no more than what a launcher has put there for this run.
+    /// Nothing, or only files that a launcher has put there for this run.
     Nothing,
-    /// A start that came to nothing, or is about to begin.
+    /// A start that has not begun: it failed early or is about to begin.
     Unbegun(Identity),
-    /// A run that has begun and has no checkpoint: there is nothing to go on from, and no state to lose.
+    /// A run that has begun and has no checkpoint: there is nothing to resume from and no state to lose.
     Unsaved(Option<Identity>),
     /// A run with a checkpoint.
     Run(Option<Identity>),
-    /// Something else, such as what has this name.
+    /// Something else; the string names one such entry.
     Foreign(String),
-    /// It is no folder.
+    /// A file instead of a folder.
     File,
 }
 
 impl Content {
-    /// Which run it is, as far as that is known.
+    /// Returns the identity of the run, if it is known.
     fn identity(&self) -> Option<&Identity> {
         match self {
             Content::Run(run) | Content::Unsaved(run) => run.as_ref(),
@@ -85,22 +85,22 @@ impl Content {
     }
 }
 
-/// A run folder that this start may use, and the checkpoint to go on from.
+/// A run folder that this start may use, and the checkpoint to resume from.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// As it was named, links included.
+    /// The path as the user named it, links included.
     pub(crate) named: PathBuf,
-    /// Where that leads now. Whoever points a link elsewhere later does not move the run.
+    /// The path that `named` resolves to now. Changing a link later does not move the run.
     pub(crate) out: PathBuf,
     pub(crate) resume: Option<PathBuf>,
     content: Content,
     claimant: Claimant,
     restarts: u64,
-    /// Whether this is a job that was started again and goes on with its own run.
+    /// True for a restarted job that continues its own run.
     is_restart: bool,
 }
 
-/// Finds the folder of a run and what it goes on from. Writes nothing.
+/// Finds the folder of a run and the checkpoint to resume from. Writes nothing.
 pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
@@ -108,7 +108,7 @@ pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
             run.check_restart_of(&claimant)
         }
-        // Only an identity says whose a run is.
+        // Only an identity shows which job a run belongs to.
         _ => Err("its folder does not say which job has started it"),
     };
     let named = match &options.out {
@@ -144,7 +144,7 @@ pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
         Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
-        // The same command once more.
+        // The same command again.
         Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
@@ -168,15 +168,15 @@ pub(crate) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
 }
 
 impl Found {
-    /// Whether `other`, which was found later, is the same in everything that counts.
+    /// Returns whether `other`, which was found later, agrees in everything that matters.
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
 }
 
-/// Where `out` leads without symbolic links. A path without links stays as it is.
+/// Resolves the symbolic links of `out`. A path without links is returned unchanged.
 pub(super) fn resolve(out: &Path) -> PathBuf {
-    // Without a slash at its end, which would follow the link.
+    // Without a trailing slash, which would follow the link.
     let bare: PathBuf = out.components().collect();
     if !bare.ancestors().any(Path::is_symlink) {
         return out.to_owned();
@@ -185,13 +185,13 @@ pub(super) fn resolve(out: &Path) -> PathBuf {
         let place = if there.as_os_str().is_empty() { Path::new(".") } else { there };
         let rest = bare.strip_prefix(there).ok()?;
         let place = place.canonicalize().ok()?;
-        // Joined with nothing, a path would get a slash at its end.
+        // Joining an empty path would add a trailing slash.
         Some(if rest.as_os_str().is_empty() { place } else { place.join(rest) })
     });
     resolved.unwrap_or_else(|| out.to_owned())
 }
 
-/// The folder that a run will most likely have. Only [`find`] says whether it may have it. Writes nothing.
+/// Returns the folder that a run will most likely use. Only [`find`] decides whether it may. Writes nothing.
 pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<PathBuf> {
     match &options.out {
         RunFolder::At(out) => Some(out.clone()),
@@ -199,7 +199,7 @@ pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<Path
     }
 }
 
-/// Whether two paths lead to the same folder.
+/// Returns whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
@@ -207,7 +207,8 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// `runs/<name>` or a successor: the first that is free, or the last with a run that this start goes on with.
+/// Returns `runs/<name>` or one of its successors: the first that is free, or the last with a run that this
+/// start continues.
 fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index: u64| match index {
         1 => Path::new("runs").join(name),
@@ -226,18 +227,18 @@ fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> 
     Ok(folder(last_run.unwrap_or(if resume { 1 } else { index })))
 }
 
-/// Whether `out` has content that is no run of ours: nothing is to be written there.
+/// Returns whether `out` has content that is not a run of Kiln, so nothing may be written there.
 pub(crate) fn is_foreign(out: &Path) -> bool {
     files::dangling_link(out).is_some()
         || matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
 }
 
-/// What is in `out`, apart from the run's `data`, which may be prepared in there.
+/// Returns the content of `out`, apart from the run's `data`, which may be prepared inside it.
 fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     if !out.is_dir() {
         return Ok(if out.exists() { Content::File } else { Content::Nothing });
     }
-    // A folder of checkpoints that cannot be read is not one without checkpoints.
+    // An unreadable folder of checkpoints does not count as a missing one.
     let checkpoints = checkpoint::folder_of_run(out);
     match fs::read_dir(&checkpoints) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -253,7 +254,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
             () => Content::Unbegun(identity),
         });
     }
-    // Builds without `run.json` have left these.
+    // Builds without `run.json` left these files.
     let has = |name: &Path| out.join(name).exists();
     let checkpoints = checkpoint::folder_of_run(Path::new(""));
     if has(Path::new(CONFIG_FILE)) && (has(Path::new(METRICS_FILE)) || has(&checkpoints)) {
@@ -262,8 +263,8 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
-        // The identity while another start writes it.
-        // Through a link, the locks would be written into another folder.
+        // Ours are the identity while another start writes it, and the folder of locks unless it is a link,
+        // which would lead the locks into another folder.
         let is_ours =
             (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
         !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
@@ -272,9 +273,10 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Whether a file system or version control puts a file of this name into folders that are empty to users.
+/// Returns whether file systems or version control put a file of this name into folders that look empty to
+/// users.
 fn is_of_file_system(name: &OsStr) -> bool {
-    // A file that is removed while it is open, on NFS.
+    // NFS renames a file to this when it is removed while open.
     let is_removed = name.as_encoded_bytes().starts_with(b".nfs");
     is_removed || name == "lost+found" || name == ".git"
 }

@@ -1,4 +1,4 @@
-//! Files and facts that a run takes over from the folder of its weights.
+//! Files and settings that a run inherits from the folder of its weights.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,30 +10,31 @@ use crate::error::Result;
 use crate::files;
 use crate::source::ModelSource;
 
-/// Files and facts that a run takes over from the folder of its weights. They go into every checkpoint of the
+/// Files and settings that a run inherits from the folder of its weights. They go into every checkpoint of the
 /// run, and from there into an export.
 pub(crate) struct Inherited {
-    /// Names and contents of small files: the tokenizer of the data, and the chat template and settings that
-    /// belong to it.
+    /// Names and contents of small files: the tokenizer of the data, with its chat template and settings.
     pub(crate) files: Vec<(String, Arc<[u8]>)>,
-    /// Ids that end a text, besides the tokenizer's own.
+    /// Token ids that end a text, in addition to the tokenizer's own.
     pub(crate) end_ids: Vec<u32>,
-    /// The longest sequence, in tokens, that the model is made for.
+    /// The longest sequence, in tokens, that the model supports.
     pub(crate) context_length: usize,
-    /// The same, if the configuration or the weights name it, as opposed to the length of training sequences.
+    /// The same length if the configuration or the weights set it, as opposed to the length of training
+    /// sequences.
     pub(crate) given_context: Option<usize>,
-    /// The tokenizer of the weights, if the data have another one.
+    /// The tokenizer of the weights, if the data use a different one.
     pub(crate) other_tokenizer: Option<PathBuf>,
 }
 
 impl Inherited {
-    /// Reads what a run with `config` takes over from `source`. `tokenizer` is the file of the data's tokenizer:
-    /// the chat template and the end tokens of another one would mean other text. The token that ends documents of
-    /// `data` ends a text of the model as well: where nothing else says so, `generation_config.json` does.
+    /// Reads the files and settings that a run with `config` inherits from `source`. `tokenizer` is the content
+    /// of the data's tokenizer: the chat template and end tokens of a different tokenizer would mean different
+    /// text. The token that ends documents of `data` also ends a generated text; if nothing else declares it,
+    /// `generation_config.json` does.
     ///
     /// # Errors
     ///
-    /// When a file of `source` cannot be read.
+    /// If a file of `source` cannot be read.
     pub(super) fn of(
         source: Option<&ModelSource>,
         config: &Config,
@@ -77,7 +78,7 @@ impl Inherited {
         Ok(Inherited { files, end_ids, context_length, given_context, other_tokenizer })
     }
 
-    /// The warning that sequences are longer than the context, if they are.
+    /// Returns a warning if sequences are longer than the context.
     pub(super) fn beyond_context(&self, config: &Config) -> Option<String> {
         let (context, seq_len) = (self.context_length, config.data.seq_len);
         (seq_len > context).then(|| {

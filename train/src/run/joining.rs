@@ -1,4 +1,4 @@
-//! Meeting the other ranks, for as long as nobody asks for a stop.
+//! Connecting to the other ranks, until a stop is requested.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
 use crate::world::{self, World};
 
-/// Between two looks at whether somebody has asked for a stop.
+/// Time between two checks for a requested stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A wait for other ranks that is longer than this is shown in the run folder.
+/// A wait for other ranks that lasts longer than this is shown in the run folder.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a rank that was asked to stop tries to tell the others.
+/// Time during which a rank that was asked to stop tries to notify the others.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Meets the other ranks, as the one at `place`. Some of them may not come for long: a stop that any rank is
-/// asked for ends the wait of all that have come. What is left of a wait that does not end soon after, such
-/// as a connection on which the other side says nothing, ends with the process.
+/// Connects to the other ranks, as the rank at `place`. Some ranks may arrive late: a stop requested of any
+/// rank ends the wait of all ranks that have arrived. A wait that does not end soon afterwards, such as on a
+/// silent connection, ends with the process.
 ///
-/// A wait of some length is shown in the run folder `out`, if it is known, for `kiln status`.
+/// A longer wait is shown in the run folder `out`, if that is known, for `kiln status`.
 pub(super) fn join(
     place: &RankEnv,
     comm: &CommSection,
@@ -37,14 +37,14 @@ pub(super) fn join(
 ) -> Result<World> {
     let arrivals = Arrivals::default();
     if comm.backend == CommBackend::Mpi {
-        // MPI is started on the thread that uses it, and waits by itself.
+        // MPI must be started on the thread that uses it, and waits on its own.
         return world::join(place, comm, None, &arrivals);
     }
     let (done, joined) = mpsc::channel();
     let (here, options, told, come) = (place.clone(), comm.clone(), Arc::clone(stop), arrivals.clone());
     thread::Builder::new()
         .name("kiln-join".to_owned())
-        // If nobody listens any more, the process is about to end.
+        // If the receiver is gone, the process is about to end.
         .spawn(move || _ = done.send(world::join(&here, &options, Some(&told), &come)))
         .map_err(TrainError::threads("a thread that joins the other ranks"))?;
     let mut until: Option<Instant> = None;

@@ -1,5 +1,5 @@
-//! What a plan says of a run's memory, against the memory that there is: a run that cannot fit is refused
-//! before anything is allocated, with what would make it fit, instead of being killed later.
+//! Compares a run's planned memory with the available memory. A run that cannot fit is refused before anything
+//! is allocated, with suggestions that would make it fit, instead of being killed later.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,17 +14,17 @@ use crate::place::RankEnv;
 use crate::planner::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
 use crate::words::size;
 
-/// Whose memory it is, for people.
+/// Names of the devices that have the memory, for messages.
 const MACHINE: &str = "this machine";
 const PROCESS: &str = "the address space of this process (ulimit -v)";
 const GPU: &str = "the GPU";
 
-/// What a plan may say too much of what runs were measured to take. On GPUs none was measured yet, so that
-/// more is let through with a warning there.
+/// Smallest share of its planned memory that a run may really need: measured runs needed at least this much.
+/// GPU runs have not been measured yet, so more of them pass, with a warning.
 const ALLOWANCE: f64 = 0.98;
 const GPU_ALLOWANCE: f64 = 0.85;
 
-/// A run that cannot fit.
+/// The error for a run that cannot fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this run takes {} of memory, and {there}:\n{table}What would help:\n{helps}\
      If there is more memory than that, say so: --set device.memory={}GiB",
@@ -32,60 +32,61 @@ const GPU_ALLOWANCE: f64 = 0.85;
 )]
 pub struct MemoryError {
     needed: u64,
-    /// What has how much.
+    /// The available memory, as text.
     there: String,
     table: String,
     helps: String,
 }
 
-/// What a check says that a run may go on after.
+/// Warnings from a check that the run may continue after.
 pub(crate) type Warnings = Vec<String>;
 
-/// A run to be checked. Only `config` changes when something else is tried.
+/// A run to be checked. Only `config` changes when alternatives are tried.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     model: &'a ModelConfig,
     decoder: &'a Decoder,
     optimizer: &'a Optimizer,
     on_gpu: bool,
-    /// Ranks that are processes of this machine; `None` if ranks are threads.
+    /// Number of ranks that are processes on this machine; `None` if ranks are threads.
     processes: Option<usize>,
 }
 
-/// What a run takes of a memory.
+/// The memory that a run needs on one device.
 struct Need {
     bytes: u64,
-    /// By owner, for all ranks that share the memory.
+    /// Bytes by owner, over all ranks that share the memory.
     rows: Vec<(&'static str, u64)>,
-    /// Layers whose memory is a guess.
+    /// Layers whose memory is only a guess.
     undescribed: BTreeSet<&'static str>,
 }
 
-/// What a run takes of the memories that it uses.
+/// The memory that a run needs on all devices that it uses.
 struct Needs {
-    /// Where ranks compute.
+    /// Memory of the device that computes.
     computing: Need,
-    /// On the host, while a GPU computes.
+    /// Memory of the host while a GPU computes.
     offloaded: Need,
 }
 
 impl Run<'_> {
-    /// `None` where the ranks cannot be arranged.
+    /// Returns the memory that `config` needs, or `None` if its ranks cannot be arranged.
     fn needs(&self, config: &Config) -> Option<Needs> {
         let Run { model, decoder, optimizer, on_gpu, processes } = *self;
         let mut config = config.clone();
         let hybrid = config.shard.strategy.is_hybrid();
         if hybrid && config.shard.shard_size.is_none() {
-            // That of a machine, which is not known yet: no rank has less than among all.
+            // The group size is that of a machine, which is not known yet. With one group of all ranks, each
+            // rank holds the least.
             config.shard.shard_size = Some(config.train.ranks.max(1));
         }
         let gathers = if processes.is_some() { Gathers::Pooled } else { Gathers::Shared };
         let shape = RankShape::of_config(&config, model, decoder, optimizer, gathers, !on_gpu).ok()?;
         let step = shape.step(&Speed::INSTANT);
-        // Ranks that are processes have a GPU each.
+        // Each rank that is a process has its own GPU.
         let here = processes.unwrap_or(config.train.ranks).max(1) as u64;
         let sharing = if on_gpu && processes.is_some() { 1 } else { here };
-        // Gathers among threads on the host are written once, for all ranks of a shard group.
+        // Ranks that are threads on the host share one gathered copy per shard group.
         let gathering = match gathers {
             Gathers::Shared if !on_gpu => shape.mesh.replicate_size() as u64,
             _ => sharing,
@@ -99,7 +100,7 @@ impl Run<'_> {
         })
     }
 
-    /// Whether a run of `config` takes no more than `memory`, and what it takes.
+    /// Returns whether a run of `config` needs at most `memory` bytes, and the bytes that it needs.
     fn fits(&self, config: &Config, memory: u64) -> Option<(bool, u64)> {
         let needs = self.needs(config)?;
         Some((needs.computing.bytes <= memory, needs.computing.bytes))
@@ -129,13 +130,13 @@ impl Need {
     }
 }
 
-/// Compares what a plan says of a run with what this machine, or its GPU, has. `decoder` is one of `model`.
-/// Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning: the run fits, but
-/// not into what is free now.
+/// Compares a run's planned memory with that of this machine or its GPU. `decoder` is built from `model`.
+/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits, but not into the memory
+/// that is free now.
 ///
 /// # Errors
 ///
-/// If the run takes more than there is.
+/// If the run needs more memory than there is.
 pub(crate) fn check(
     config: &Config,
     model: &ModelConfig,
@@ -171,7 +172,7 @@ pub(crate) fn check(
     Ok(warnings)
 }
 
-/// What would make a run that goes on take less, for whoever tells of a lack of memory later.
+/// Suggests changes that reduce the memory of a run that has started, for a later out-of-memory message.
 pub(super) fn what_helps(
     config: &Config,
     model: &ModelConfig,
@@ -188,12 +189,12 @@ pub(super) fn what_helps(
     }
 }
 
-/// Checks that training `decoder`, which is one of `model`, fits into memory, as a run does before its first
-/// step. Warns if it fits only once other programs have ended.
+/// Checks that training `decoder`, which is built from `model`, fits into memory, as a run does before its
+/// first step. Warns if it fits only once other programs have ended.
 ///
 /// # Errors
 ///
-/// If it takes more memory than there is, or than `device.memory` allows.
+/// If it needs more memory than there is, or than `device.memory` allows.
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
@@ -208,7 +209,7 @@ pub fn check_decoder(
     Ok(())
 }
 
-/// Lays out the GPU's memory for steps of `config`, before this rank has anything there. Without effect where
+/// Lays out the GPU's memory for steps of `config`, before this rank allocates anything there. Has no effect if
 /// the host computes.
 pub fn lay_out_memory(
     config: &Config,
@@ -255,7 +256,7 @@ fn compare(
         (_, Some(share)) => format!("device.memory_fraction = {share} leaves it {}", size(memory.total)),
     };
     let mut table = String::new();
-    // What makes no difference is left out.
+    // Omit negligible rows.
     for (what, bytes) in need.rows.iter().filter(|row| row.1 > need.bytes / 1000) {
         // Writing into a String cannot fail.
         let _ = writeln!(table, "  {:>12}  {what}", size(*bytes));
@@ -267,17 +268,17 @@ fn compare(
     Err(MemoryError { needed: need.bytes, there, table, helps })
 }
 
-/// A change of a configuration, as `--set` writes it.
+/// A change to a configuration, written as for `--set`.
 struct Change {
     text: String,
     config: Config,
 }
 
-/// The most changes that are told.
+/// Maximum number of suggested changes.
 const TOLD: usize = 3;
 
-/// What would make a run of `config` fit into `memory`: first changes that do so alone, then all of them
-/// together, then those that help most.
+/// Lists changes that make a run of `config` fit into `memory`: first changes that suffice alone, then a
+/// combination, then the changes that help most.
 fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
     let mut helps = String::new();
     let mut tell = |change: &Change, bytes: u64| {
@@ -304,7 +305,7 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
         enough = true;
         tell(&change, bytes);
     }
-    // Stable: what costs least stands first among those that fit.
+    // A stable sort: among the changes that fit, the cheapest stays first.
     tried.sort_by_key(|(fits, bytes, _)| (!fits, if *fits { 0 } else { *bytes }));
     for (_, bytes, change) in tried.iter().take(TOLD) {
         tell(change, *bytes);
@@ -317,7 +318,7 @@ fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
     format!("{all}{helps}{more}")
 }
 
-/// One change after the other until the run fits.
+/// Applies one change after the other until the run fits.
 fn together(run: &Run<'_>, config: &Config, memory: u64) -> Option<(Change, u64)> {
     let mut all = Change { text: String::new(), config: config.clone() };
     for _ in 0..64 {
@@ -338,7 +339,7 @@ fn together(run: &Run<'_>, config: &Config, memory: u64) -> Option<(Change, u64)
     None
 }
 
-/// The settings of both texts, of which the later ones hold.
+/// Joins the settings of both texts; a later setting replaces an earlier one of the same key.
 fn joined(before: &str, after: &str) -> String {
     let key = |setting: &str| setting.split('=').next().unwrap_or_default().to_owned();
     let mut settings: Vec<&str> = before.split(" --set ").filter(|setting| !setting.is_empty()).collect();
@@ -349,7 +350,7 @@ fn joined(before: &str, after: &str) -> String {
     settings.join(" --set ")
 }
 
-/// What may be changed to take less, that which costs least first.
+/// Returns possible changes that reduce memory, the cheapest first.
 fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut change = |text: String, change: &dyn Fn(&mut Config)| {
@@ -360,7 +361,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     let ranks = config.train.ranks.max(1);
     let replicates = !matches!(config.shard.strategy, Strategy::FullShard);
     if ranks > 1 && replicates {
-        // A size that stays would be that of another strategy.
+        // An existing group size would belong to another strategy.
         let size =
             config.shard.shard_size.map_or_else(String::new, |_| format!(" --set shard.shard_size={ranks}"));
         change(format!("shard.strategy=FULL_SHARD{size}"), &|config| {
@@ -376,7 +377,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
         });
     }
     if sequences > micro_batch && micro_batch > 0 {
-        // A step of one micro-batch adds up no gradients.
+        // A step of one micro-batch accumulates no gradients.
         change(format!("train.micro_batch={sequences}"), &|config| {
             config.train.micro_batch = Choice::Is(sequences);
         });
@@ -404,7 +405,7 @@ fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
     }
     if config.data.seq_len > 128 {
         let half = config.data.seq_len / 2;
-        // A micro-batch that is left open would have twice as many sequences.
+        // An unset micro-batch would hold twice as many sequences.
         let text = format!("data.seq_len={half} --set train.micro_batch={micro_batch}");
         change(text, &|config| config.data.seq_len = half);
     }

@@ -1,8 +1,8 @@
 //! Training runs.
 //!
-//! [`train`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this process,
-//! or this process as one of them. Then rank 0 settles it, and the others hear of it (`agree.rs`). Each rank
-//! takes its steps: `Trainer::run` and `Trainer::train_step` in `trainer/run.rs`. A step is
+//! [`train`] settles everything that is the same for all ranks (`plan.rs`) and starts them as threads of this
+//! process; or this process is one rank, and rank 0 settles the plan and sends it to the others (`agree.rs`).
+//! Each rank takes its steps: `Trainer::run` and `Trainer::train_step` in `trainer/run.rs`. A step is
 //! [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;

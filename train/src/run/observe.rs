@@ -1,5 +1,5 @@
-//! Looking at the steps of a run from inside: every tensor that goes through a module, the gradient before
-//! the update, what the step came to.
+//! Observers of the steps of a run: they see every tensor that passes through a module, the gradient before the
+//! update, and the outcome of the step.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::debug::Pass;
 use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
 
-/// A moment of a step on one rank.
+/// A moment within a step on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The optimizer step, from 1.
@@ -21,28 +21,28 @@ pub struct Moment {
     pub micro_batch: usize,
     /// Position in the global order of the micro-batch's first sample.
     pub first_sample: u64,
-    /// The pass.
+    /// The current pass.
     pub pass: Pass,
 }
 
-/// Looks at the steps of one rank. Every rank of a run has the same observers, which are called at the same
+/// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
 /// places in the same order: an observer may communicate, if it does so on all ranks.
 pub trait Observer: Send {
-    /// Whether this observer wants to see the step: it is called in no other.
+    /// Returns whether this observer wants to see the step; otherwise it is not called for it.
     fn looks_into(&self, step: u64) -> bool;
 
-    /// Whether the passes of the step are shown on this rank: [`Observer::fetched`] and [`Observer::seen`] are
-    /// called. May differ from rank to rank, and then must not communicate.
+    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::fetched`]
+    /// and [`Observer::seen`]. If the answer differs between ranks, the observer must not communicate.
     fn is_shown(&self, step: u64) -> bool {
         self.looks_into(step)
     }
 
-    /// Whether somebody has asked this observer for something while the run went on.
+    /// Returns whether this observer has received a request while the run continued.
     fn is_asked(&self) -> bool {
         false
     }
 
-    /// Does what some rank's observer was asked for, after step `step`. Called on all ranks.
+    /// Serves the requests to any rank's observer, after step `step`. Called on all ranks.
     ///
     /// # Errors
     ///
@@ -51,13 +51,15 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// A step begins, whether or not this observer looks into it. Called on all ranks; must not communicate.
+    /// Called when a step begins, whether or not this observer looks into it. Called on all ranks; must not
+    /// communicate.
     fn begun(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// The work of a step is over, and what became of it is not known yet. Called as [`Observer::begun`].
+    /// Called when the work of a step is done but its outcome is not known yet. Called on the same terms as
+    /// [`Observer::begun`].
     fn ended(&mut self, _engine: &Engine, _step: u64) {}
 
-    /// A micro-batch is there, and its forward pass is next.
+    /// Called when a micro-batch is ready, before its forward pass.
     ///
     /// # Errors
     ///
@@ -66,16 +68,16 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// A tensor of a pass, or its gradient.
+    /// Called for each tensor of a pass, and for its gradient.
     ///
     /// # Errors
     ///
-    /// Those of this observer. They end the run, once the pass is over.
+    /// Those of this observer. They end the run once the pass is over.
     fn seen(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// The gradient of the step is reduced, and the update is next.
+    /// Called when the gradient of the step is reduced, before the update.
     ///
     /// # Errors
     ///
@@ -84,7 +86,7 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// The step is over, and its outcome is known.
+    /// Called when the step is over and its outcome is known.
     ///
     /// # Errors
     ///
@@ -93,24 +95,24 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// What there is to say at the end of the run; rank 0 says it.
+    /// Returns a closing remark, which rank 0 prints at the end of the run.
     fn closing(&self) -> Option<String> {
         None
     }
 }
 
-/// What observers change of a run that goes on; the same on all ranks. Cheap to clone; clones share it.
+/// Changes that observers make to a running run; the same on all ranks. Cheap to clone; clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Controls(Arc<Mutex<Changes>>);
 
-/// What is to be changed.
+/// The requested changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Changes {
     /// `optim.lr` from here on.
     pub(crate) lr: Option<f64>,
     /// `optim.grad_clip` from here on.
     pub(crate) grad_clip: Option<f64>,
-    /// Whether a checkpoint is wanted after this step.
+    /// True if a checkpoint is requested after this step.
     save: bool,
 }
 
@@ -119,7 +121,7 @@ impl Controls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the value of a key from here on. Returns what is to be said.
+    /// Changes the value of a key from here on. Returns a message for the user.
     pub(crate) fn set(&self, key: &str, value: &str) -> String {
         let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
         else {
@@ -138,32 +140,32 @@ impl Controls {
         format!("{key} = {number} from the next update on")
     }
 
-    /// Asks for a checkpoint after this step.
+    /// Requests a checkpoint after this step.
     pub(crate) fn save(&self) {
         self.lock().save = true;
     }
 
-    /// The values that were changed.
+    /// Returns the changed values.
     pub(crate) fn changes(&self) -> Changes {
         *self.lock()
     }
 
-    /// Whether a checkpoint was asked for since the last call.
+    /// Returns whether a checkpoint was requested since the last call.
     pub(crate) fn take_save(&self) -> bool {
         std::mem::take(&mut self.lock().save)
     }
 }
 
-/// The observers of one rank, in the order in which they are called. Cheap to clone; clones share them.
+/// The observers of one rank, in calling order. Cheap to clone; clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Observers(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     observers: Vec<Box<dyn Observer>>,
-    /// The micro-batch that is under way.
+    /// The current micro-batch.
     now: Option<Moment>,
-    /// The first error of an observer in a pass, which cannot return it.
+    /// The first error of an observer during a pass, which cannot return it.
     error: Option<TrainError>,
 }
 
@@ -174,12 +176,12 @@ impl fmt::Debug for Observers {
 }
 
 impl State {
-    /// The observers that are shown the passes of `step`.
+    /// Returns the observers that see the passes of `step`.
     fn shown(&mut self, step: u64) -> impl Iterator<Item = &mut Box<dyn Observer>> {
         self.observers.iter_mut().filter(move |observer| observer.is_shown(step))
     }
 
-    /// Calls those observers that look into `step`.
+    /// Calls the observers that look into `step`.
     fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
         let mut interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
         interested.try_for_each(|observer| call(&mut **observer))
@@ -187,7 +189,7 @@ impl State {
 }
 
 impl Observers {
-    /// These observers.
+    /// Wraps `observers`.
     pub(crate) fn new(observers: Vec<Box<dyn Observer>>) -> Self {
         Observers(Arc::new(Mutex::new(State { observers, ..State::default() })))
     }
@@ -196,22 +198,23 @@ impl Observers {
         call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether any of them looks into `step`.
+    /// Returns whether any observer looks into `step`.
     pub(crate) fn look_into(&self, step: u64) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
     }
 
-    /// The step begins.
+    /// Notifies the observers that the step begins.
     pub(crate) fn begun(&self, engine: &Engine, step: u64) {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.begun(engine, step)));
     }
 
-    /// The work of the step is over.
+    /// Notifies the observers that the work of the step is done.
     pub(crate) fn ended(&self, engine: &Engine, step: u64) {
         self.with(|state| state.observers.iter_mut().for_each(|observer| observer.ended(engine, step)));
     }
 
-    /// A micro-batch is there; `at` says which. What looks at its passes, if anything does.
+    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
+    /// wants to see them.
     pub(crate) fn fetched(
         &self,
         engine: &Arc<Engine>,
@@ -233,12 +236,12 @@ impl Observers {
         Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
     }
 
-    /// Whether somebody has asked any of them for something.
+    /// Returns whether any observer has received a request.
     pub(crate) fn are_asked(&self) -> bool {
         self.with(|state| state.observers.iter().any(|observer| observer.is_asked()))
     }
 
-    /// Does what was asked for on some rank, after `step`. Collective.
+    /// Serves the requests of all ranks, after `step`. Collective.
     pub(crate) fn answer(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| state.observers.iter_mut().try_for_each(|observer| observer.answer(engine, step)))
     }
@@ -261,7 +264,7 @@ impl Observers {
         });
     }
 
-    /// The gradient of `step` is reduced. Returns what went wrong in its passes as well.
+    /// Notifies the observers that the gradient of `step` is reduced. Also returns the error of its passes.
     pub(crate) fn reduced(&self, engine: &Engine, step: u64) -> Result<()> {
         self.with(|state| {
             state.error.take().map_or(Ok(()), Err)?;
@@ -269,12 +272,12 @@ impl Observers {
         })
     }
 
-    /// What there is to say at the end of the run.
+    /// Returns the observers' closing remarks.
     pub(crate) fn closing(&self) -> Vec<String> {
         self.with(|state| state.observers.iter().filter_map(|observer| observer.closing()).collect())
     }
 
-    /// The outcome of a step is known.
+    /// Notifies the observers that the outcome of a step is known.
     pub(crate) fn stepped(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
         self.with(|state| state.each(metrics.step, |observer| observer.stepped(engine, metrics)))
     }

@@ -1,4 +1,4 @@
-//! How a run is started, besides its configuration.
+//! Options of a run outside its configuration.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,51 +13,52 @@ use crate::place::{Job, RankEnv};
 use crate::registry::Registry;
 use crate::weights::AllowMissing;
 
-/// Steps in a row without an update that end a run under `train.nonfinite = "skip"`: no batch is that bad.
+/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
+/// to a bad batch.
 pub const MAX_SKIPPED: u64 = 10;
 
-/// How a run is started, besides its configuration.
+/// Options of a run outside its configuration.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// Run folder.
     pub out: RunFolder,
-    /// Where to go on from.
+    /// The checkpoint to resume from.
     pub resume: Option<Resume>,
-    /// The layers, optimizers, losses and metrics that there are.
+    /// The available layers, optimizers, losses and metrics.
     pub registry: Registry,
-    /// Number of ranks, instead of the one in the configuration.
+    /// Number of ranks, overriding the configuration.
     pub ranks: Option<usize>,
-    /// The rank that this process is, if a launcher has started one process per rank. Without it,
-    /// ranks are threads of this process.
+    /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
+    /// of this process.
     pub place: Option<RankEnv>,
-    /// The job of a process that trains by itself; a rank's place has its job.
+    /// The job of a process that trains alone; a rank's place has its own job.
     pub job: Job,
-    /// Whether this process trains by itself although its environment says that it is one rank of several.
+    /// True if this process trains alone although its environment says that it is one rank of several.
     pub alone: bool,
-    /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
-    /// are in, and the run ends.
+    /// Once true in any process of the run, all ranks save a checkpoint after their current step, and the run
+    /// ends.
     pub stop: Arc<AtomicBool>,
-    /// Weights that the checkpoint to start from may lack; they keep their initial values.
+    /// Weights that may be missing from the initial checkpoint; they keep their initial values.
     pub allow_missing: AllowMissing,
-    /// Whether the checkpoint to start from may have been trained with other parts than those that
-    /// this run builds. Its weights are then taken by name and shape alone.
+    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
+    /// weights are then matched by name and shape alone.
     pub allow_other_parts: bool,
-    /// What may differ from the checkpoint to go on from, though it means another position in the data.
+    /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
     pub allow_changed: Vec<PositionKey>,
-    /// What looks into it.
+    /// Options for debugging the run.
     pub debug: DebugOptions,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
 
 impl RunOptions {
-    /// The job that starts this run, perhaps not for the first time.
+    /// Returns the job that starts this run, perhaps not for the first time.
     pub(super) fn job(&self) -> &Job {
         self.place.as_ref().map_or(&self.job, |place| &place.job)
     }
 }
 
-/// Where a run goes on from.
+/// The source that a run resumes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// The newest checkpoint in the run folder.
@@ -66,18 +67,18 @@ pub enum Resume {
     Path(PathBuf),
 }
 
-/// Where a run is written to.
+/// The folder that a run writes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunFolder {
     /// This folder.
     At(PathBuf),
-    /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run goes
-    /// on in the last one taken.
+    /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
+    /// last existing one.
     Next(String),
 }
 
 impl RunFolder {
-    /// The folder of a run of the configuration `config` when none is named.
+    /// Returns the default folder of a run with the configuration file `config`.
     pub fn of_config(config: &Path) -> Self {
         let name = config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
         RunFolder::Next(name.into_owned())
@@ -115,12 +116,12 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // No key is hidden.
+        // No value is hidden.
         self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
-/// What a run has come to.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -128,12 +129,12 @@ pub struct Summary {
     pub steps: u64,
     /// Loss of the last step; `None` if there was nothing left to do.
     pub loss: Option<f64>,
-    /// Validation loss at the end; `None` if the run was asked to stop before.
+    /// Validation loss at the end; `None` if the run was stopped before.
     pub val_loss: Option<f64>,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
-    /// Generated text, if a prompt was given and the run came to its end.
+    /// Generated text, if a prompt was given and the run completed.
     pub sample: Option<String>,
-    /// Whether the run was asked to stop before its end; it goes on from `checkpoint`.
+    /// True if the run was stopped early; it can be resumed from `checkpoint`.
     pub preempted: bool,
 }

@@ -1,4 +1,4 @@
-//! What a run settles once, before its ranks start.
+//! The plan of a run, settled once before its ranks start.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -31,63 +31,63 @@ use crate::schedule;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
-/// The settled plan of a run, which every rank has. The files of the weights to start from stay open.
+/// The settled plan of a run, which every rank has. The files of the initial weights stay open.
 pub(crate) struct Plan {
-    /// What rank 0 tells the other processes of it.
+    /// The part of the plan that rank 0 sends to the other processes.
     pub(crate) message: PlanMessage,
     pub(crate) config: Config,
     pub(crate) model: ModelConfig,
-    /// The file of the data's tokenizer, as it was at the start.
+    /// Content of the data's tokenizer file, as read at the start.
     pub(crate) tokenizer: Arc<[u8]>,
-    /// The run folder, where no symbolic link leads to it.
+    /// The run folder, with symbolic links resolved.
     pub(crate) out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
-    /// The source of model and weights: the checkpoint of `resume`, or `init.from`.
+    /// The source of the model and its weights: the checkpoint of `resume`, or `init.from`.
     pub(crate) source: Option<ModelSource>,
-    /// Files and facts that the run takes over from there.
+    /// Files and settings inherited from that source.
     pub(crate) inherited: Inherited,
-    /// Of this process.
+    /// The device of this process.
     pub(crate) device: ResolvedDevice,
-    /// What the decoder can be made of, and what is logged of a step.
+    /// The parts that the decoder can be built from, and the logged metrics.
     pub(crate) registry: Registry,
-    /// What updates it.
+    /// The optimizer.
     pub(crate) optimizer: Optimizer,
-    /// What it minimises; `None` for the cross-entropy.
+    /// The loss to minimise; `None` for the cross-entropy.
     pub(crate) loss: Option<TokenLoss>,
-    /// Weights that checkpoints may lack.
+    /// Weights that may be missing from checkpoints.
     pub(crate) allow_missing: AllowMissing,
-    /// What looks into the run.
+    /// Options for debugging the run.
     pub(crate) debug: DebugOptions,
     /// The prompts of this process.
     pub(crate) desk: Arc<Desk>,
-    /// Asks this process to save a checkpoint and stop.
+    /// Request for this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
-    /// How long the start takes, on rank 0.
+    /// Durations of the start's stages, on rank 0.
     pub(crate) start: StartTimes,
-    /// Keeps other runs out of the folder for as long as this process works on it.
+    /// Keeps other runs out of the folder as long as this process works in it.
     lock: Lock,
-    /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
+    /// Rank 0's changes to the folder when the run begins; `None` in the processes of other ranks.
     pub(crate) claim: Option<Claim>,
 }
 
-/// A plan in a form that can be sent; each rank makes the same one of it again.
+/// A plan in a form that can be sent; each rank rebuilds the same plan from it.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PlanMessage {
     /// The configuration as TOML, with its model complete.
     pub(crate) config: String,
     pub(crate) data: DataInfo,
-    /// The run folder as it was named: links may lead elsewhere on another machine.
+    /// The run folder as the user named it: links may lead elsewhere on another machine.
     out: SentPath,
     resume: Option<SentPath>,
-    /// What evaluations tell the loss of besides.
+    /// Prompts with answers whose loss evaluations also report.
     pub(crate) answers: Vec<TokenPair>,
-    /// The peak of all ranks together; `None` where it is not known well.
+    /// The peak memory of all ranks together; `None` if it cannot be predicted well.
     pub(crate) peak: Option<Peak>,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
 }
 
-/// A path in a message, as bytes: the names of files need not be UTF-8.
+/// A path in a message, as bytes, because file names need not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SentPath(Vec<u8>);
 
@@ -101,8 +101,8 @@ impl SentPath {
     }
 }
 
-/// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in `config`. Looks at the disk and writes to it: for one rank alone.
+/// Makes the plan: checks everything that can be checked before work starts, prepares data, and settles the
+/// open values of `config`. Reads and writes the disk, so only one rank may call it.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
@@ -112,7 +112,8 @@ pub(super) fn make(
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     let shortened = config.shorten_warm_up();
-    // What was found may have changed until the folder is this run's, which is known by what was asked for.
+    // The result of the search may change until the folder belongs to this run. The run is identified by the
+    // configuration as requested.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
         let draft = Draft::make(&config, find()?, options, device, &mut start)?;
@@ -188,10 +189,11 @@ pub(super) fn make(
     })
 }
 
-/// Differences of `config` from the run that `checkpoint` is of, in keys that the device may have settled and in
-/// the learning rate of the next step. They change the numbers of a run, and not what they mean.
+/// Returns the differences between `config` and the run that saved `checkpoint`, in keys that the device may
+/// have settled and in the learning rate of the next step. They change the numbers of a run, but not their
+/// meaning.
 fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
-    // One that an older build has written may have other keys.
+    // A checkpoint of an older build may have other keys.
     let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
         return Vec::new();
     };
@@ -229,7 +231,7 @@ fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accu
     shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
 }
 
-/// What a start would do, before it has touched its folder.
+/// The intended start, before it has touched its folder.
 struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
@@ -245,9 +247,9 @@ struct Draft {
     accumulate: Accumulate,
     /// Warnings about memory and about the context.
     warnings: Vec<String>,
-    /// What is to be said if the weights to start from belong to another tokenizer.
+    /// A note for the user if the initial weights belong to another tokenizer.
     note: Option<String>,
-    /// What differs from the checkpoint, as is allowed.
+    /// Allowed differences from the checkpoint.
     changed: Vec<String>,
 }
 
@@ -267,8 +269,8 @@ impl Draft {
         let source = open_source(resume.as_ref(), config)?;
         let layers = options.registry.layers();
         let weights = source.as_ref().map(|source| source.model_of(layers));
-        // Before hours of work on data, with what is known of the model by then: the least vocabulary
-        // decides, and what would help goes by the one that there will be.
+        // Checked before hours of work on data, with what is known of the model by then: the smallest
+        // vocabulary decides, and the suggestions assume the expected one.
         let known = |vocab_size| {
             let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
             model.ok().filter(|model| model.validate().is_ok())
@@ -277,7 +279,7 @@ impl Draft {
         let pairs = prompts::read(config)?;
         let optimizer = options.registry.optimizers().make(&config.optim)?;
         options.registry.losses().find(&config.loss)?;
-        // For names and shapes: nothing is initialised.
+        // Only for names and shapes: nothing is initialised.
         let decoder = |model: &_| Decoder::new(layers, model, Key::new(0), &device::plain());
         let check = |model: &ModelConfig| -> Result<_> {
             Ok(memory::check(config, model, &decoder(model)?, &optimizer, device, place)?)
@@ -338,7 +340,7 @@ impl Draft {
 }
 
 impl Plan {
-    /// How the run saves.
+    /// Returns the options for saving checkpoints.
     pub(super) fn save_options(&self) -> SaveOptions {
         let section = &self.config.checkpoint;
         SaveOptions {
@@ -351,29 +353,29 @@ impl Plan {
         }
     }
 
-    /// Folder of the run's checkpoints.
+    /// Returns the folder of the run's checkpoints.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         checkpoint::folder_of_run(&self.out)
     }
 
-    /// What shows whether the run folder is still this run's.
+    /// Returns a handle that shows whether the run folder still belongs to this run.
     pub(crate) fn held(&self) -> Option<HeldFolder> {
         self.lock.held()
     }
 
-    /// Key of everything random in the run.
+    /// Returns the key of all random numbers in the run.
     pub(crate) fn key(&self) -> Key {
         Key::new(self.config.train.seed)
     }
 }
 
 impl PlanMessage {
-    /// The plan that rank 0 has made.
+    /// Rebuilds the plan that rank 0 has made.
     pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
-        // Complete in this configuration, so that every rank reads the same digits.
+        // The model is complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(self.out.path());

@@ -1,9 +1,9 @@
-//! Whether a run that goes on does so at the same position in the same data.
+//! Checks whether a resumed run continues at the same position in the same data.
 //!
-//! A checkpoint says how many samples of the global order have been trained on. What they are follows
-//! from the data, the length of a sequence, and the order, which is drawn from the seed. With another of
-//! these the same count means other samples: some would come twice, and others never. The size of the
-//! batch is none of them, since the count is in samples.
+//! A checkpoint records how many samples of the global order have been trained on. The samples follow from the
+//! data, the sequence length and the order, which is drawn from the seed. If one of these changes, the same
+//! count means other samples: some would repeat, and others would never come. The batch size does not matter,
+//! since the count is in samples.
 
 use super::PositionKey;
 use crate::checkpoint::Checkpoint;
@@ -12,13 +12,12 @@ use crate::data::{self, DataInfo};
 use crate::error::{Result, TrainError};
 use crate::files;
 
-/// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's
-/// file has the content `tokenizer`, would go on with.
-/// Returns the differences, each as text; all of them are among `allowed`.
+/// Compares the training of `checkpoint` with a resumed run of `config` on `data`, whose tokenizer file has the
+/// content `tokenizer`. Returns the differences as text; all of them are among `allowed`.
 ///
 /// # Errors
 ///
-/// When something differs that is not allowed to.
+/// If something differs that is not allowed to.
 pub(super) fn check(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -37,7 +36,7 @@ pub(super) fn check(
     Err(TrainError::OtherPosition { path, keys, differences })
 }
 
-/// A model reads ids, which mean other text by another tokenizer.
+/// Compares the tokenizers: a model reads ids, which mean different text with a different tokenizer.
 fn other_tokenizer(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -53,7 +52,7 @@ fn other_tokenizer(
 
 fn differences(checkpoint: &Checkpoint, config: &Config, data: &DataInfo) -> Vec<(PositionKey, String)> {
     let state = checkpoint.state();
-    // An imported model has seen no sample of anyone's.
+    // An imported model has not been trained on any of this data.
     if state.next_sample == 0 {
         return Vec::new();
     }
@@ -70,7 +69,7 @@ fn differences(checkpoint: &Checkpoint, config: &Config, data: &DataInfo) -> Vec
         (PositionKey::Seed, Some(state.seed.to_string()), Some(config.train.seed.to_string())),
         (PositionKey::Data, state.data_sha256.as_deref().map(short), data.train.sha256.as_deref().map(short)),
     ];
-    // What is not known of one side is not known to differ.
+    // A value that is unknown on one side does not count as a difference.
     let differs = |(key, then, now): (PositionKey, Option<String>, Option<String>)| {
         let (then, now) = (then?, now?);
         let what = match key {

@@ -1,4 +1,4 @@
-//! The prompts of a configuration: found and tokenized before a run starts. Their author may write special tokens.
+//! The prompts of a configuration, read and tokenized before a run starts. They may contain special tokens.
 
 use crate::config::Config;
 use crate::data::{self, Tokenizer};
@@ -6,17 +6,18 @@ use crate::error::Result;
 use crate::eval::{EvalError, Pair, TokenPair, read_pairs};
 use crate::generate::check_prompt;
 
-/// The pairs of `eval.prompts` with their lines; none if it names no file. Before anything that takes long.
+/// Reads the pairs of `eval.prompts` with their line numbers; none if no file is set. Called before any long
+/// work.
 pub(crate) fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
     config.eval.prompts.as_deref().map_or_else(|| Ok(Vec::new()), read_pairs)
 }
 
-/// The tokens of `pairs`, which [`read`] has found.
+/// Tokenizes `pairs`, which come from [`read`].
 ///
 /// # Errors
 ///
-/// When a pair is longer than `data.seq_len` or has an empty answer, and when a prompt of `[sample]` is longer than
-/// `context` tokens, or cannot be expressed by `tokenizer`, the content of the tokenizer's file. The data end a
+/// If a pair is longer than `data.seq_len` or has an empty answer, or if a prompt of `[sample]` is longer than
+/// `context` tokens or cannot be expressed by `tokenizer`, the content of the tokenizer's file. The data end a
 /// text with `end_of_text`.
 pub(crate) fn tokenize(
     config: &Config,

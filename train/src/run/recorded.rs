@@ -1,4 +1,4 @@
-//! What the layers of a step have recorded: read, summed over the ranks, and named for the log.
+//! The values that layers record during a step: read, summed over the ranks, and named for the log.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, TrainError};
 use crate::values::Values;
 
-/// What this rank's layers have recorded in one step, on its way to the host.
+/// The values that this rank's layers recorded in one step, on their way to the host.
 pub struct RecordedStep {
     keys: Vec<(Key, f64)>,
     values: Option<PendingValues>,
 }
 
-/// What a record is of.
+/// The origin of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Key {
     place: String,
@@ -28,13 +28,13 @@ struct Key {
 /// A record summed over passes.
 #[derive(Clone, Copy, Default)]
 struct Sum {
-    /// The share of the step's tokens.
+    /// The accumulated share of the step's tokens.
     share: f64,
-    /// The sum of the values, each times its share.
+    /// The sum of the values, each weighted by its share.
     value: f64,
 }
 
-/// Sums by key, in the order in which they were met.
+/// Sums by key, in order of first appearance.
 #[derive(Default)]
 struct Sums {
     order: Vec<(Key, Sum)>,
@@ -53,7 +53,7 @@ impl Sums {
 }
 
 impl RecordedStep {
-    /// Starts to read what the passes of a step have left in `records`. Nothing waits for a GPU. Not
+    /// Starts to read the values that the passes of a step left in `records`. Does not wait for a GPU. Not
     /// collective.
     ///
     /// # Errors
@@ -72,16 +72,16 @@ impl RecordedStep {
         Ok(RecordedStep { keys, values })
     }
 
-    /// Whether the layers of this rank have recorded nothing.
+    /// Returns whether the layers of this rank have recorded nothing.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// The values of the step by the names that they have in `metrics.jsonl`; `loss` is that of the step,
-    /// and `loss_name` what it is called without the losses of layers: `cross_entropy`, as a rule.
-    /// Waits until they are read. A value is the mean over the tokens of the passes that recorded it, of all
-    /// ranks, so ranks and passes may record different ones. Collective: all ranks call it as soon as one of
-    /// them has recorded anything.
+    /// Returns the values of the step under their names in `metrics.jsonl`. `loss` is the loss of the step, and
+    /// `loss_name` its name without the losses of layers, usually `cross_entropy`. Waits until the values are
+    /// read. A value is the mean over the tokens of the passes that recorded it, over all ranks, so ranks and
+    /// passes may record different values. Collective: all ranks call it as soon as one of them has recorded
+    /// anything.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl RecordedStep {
         for ((key, share), value) in self.keys.into_iter().zip(read) {
             mine.add(key, Sum { share, value: share * f64::from(value) });
         }
-        // Bits, because JSON has no NaN.
+        // As bits, because JSON has no NaN.
         let message: Vec<_> =
             mine.order.into_iter().map(|(key, sum)| (key, sum.share, sum.value.to_bits())).collect();
         let message = serde_json::to_vec(&message).map_err(unreadable)?;
@@ -112,7 +112,7 @@ fn unreadable(error: serde_json::Error) -> TrainError {
     TrainError::Records { reason: error.to_string() }
 }
 
-/// The names of `docs/configuration.md`.
+/// Names the values as in `docs/configuration.md`.
 fn named(sums: &[(Key, Sum)], loss: f64, loss_name: &str) -> Values {
     let mut values = Values::default();
     let (mut losses, mut means) = (Values::default(), Vec::<(String, f64, f64)>::new());
@@ -146,7 +146,7 @@ fn named(sums: &[(Key, Sum)], loss: f64, loss_name: &str) -> Values {
     values
 }
 
-/// Of `layers.3.ffn`: `.ffn`.
+/// Returns the part of a place inside its layer: `.ffn` for `layers.3.ffn`.
 fn inside_of_layer(place: &str) -> Option<&str> {
     let numbered = place.strip_prefix("layers.")?;
     Some(numbered.trim_start_matches(|digit: char| digit.is_ascii_digit()))
@@ -167,7 +167,7 @@ mod tests {
         let mut sums = Sums::default();
         for layer in [0, 10] {
             let (place, layer) = (format!("layers.{layer}.ffn"), f64::from(layer));
-            // In two passes, of which the second has three times the tokens.
+            // Two passes, of which the second has three times the tokens.
             for (share, value) in [(0.25, 2.0), (0.75, 4.0)] {
                 let sum = Sum { share, value: share * (value + layer) };
                 sums.add(key(&place, "rms", RecordKind::Value), sum);
@@ -178,7 +178,7 @@ mod tests {
                 Sum { share: 1.0, value: 2.0 },
             );
         }
-        // In one of the passes alone.
+        // Recorded in only one of the passes.
         sums.add(key("embed", "rms", RecordKind::Value), Sum { share: 0.25, value: 0.5 });
         let values = named(&sums.order, 20.0, CROSS_ENTROPY);
         let expected = [

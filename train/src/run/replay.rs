@@ -1,4 +1,4 @@
-//! `kiln replay`: one step of a run again, from the checkpoint before it.
+//! `kiln replay`: repeats one step of a run from the checkpoint before it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -20,8 +20,8 @@ use crate::place::Job;
 use crate::process::stop_on_signals;
 use crate::registry::Registry;
 
-/// How far loss and norm may be from the recorded ones at another number of ranks, relatively: sums are rounded
-/// in another order.
+/// Relative tolerance of loss and norm compared with the recorded ones when the number of ranks differs: sums
+/// are rounded in another order.
 const TOLERANCE: f64 = 1e-4;
 
 /// Arguments of `kiln replay`.
@@ -55,7 +55,7 @@ pub(crate) struct ReplayArgs {
     out: Option<PathBuf>,
 }
 
-/// Loss and norm of a step.
+/// Loss and gradient norm of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Numbers {
     loss: f64,
@@ -63,11 +63,11 @@ struct Numbers {
 }
 
 impl ReplayArgs {
-    /// Replays. Returns the exit code: 1 if the step came to something else than was recorded.
+    /// Replays the step. Returns the exit code: 1 if the result differs from the recorded one.
     ///
     /// # Errors
     ///
-    /// If the folder holds no run, or as for [`train_with`].
+    /// If the folder does not hold a run, or as for [`train_with`].
     pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let text = self.run.join("config.toml");
         if !text.is_file() {
@@ -122,7 +122,7 @@ impl ReplayArgs {
         Ok(self.compare(now, recorded(&self.run, self.step), ranks.0 == ranks.1))
     }
 
-    /// The breakpoints, in the step that is replayed unless they name another.
+    /// Returns the breakpoints, which apply to the replayed step unless they name another.
     fn breakpoints(&self) -> Vec<Breakpoint> {
         let of = |breakpoint: &Breakpoint| Breakpoint {
             step: breakpoint.step.or(Some(self.step)),
@@ -133,7 +133,7 @@ impl ReplayArgs {
         self.breakpoints.iter().map(of).collect()
     }
 
-    /// Says how the step compares with what was recorded, and returns the exit code.
+    /// Prints how the step compares with the recorded one, and returns the exit code.
     fn compare(&self, now: Numbers, before: Option<Numbers>, same_ranks: bool) -> u8 {
         let step = self.step;
         let Some(before) = before else {
@@ -144,7 +144,7 @@ impl ReplayArgs {
             return 0;
         };
         let pairs = [(now.loss, before.loss), (now.grad_norm, before.grad_norm)];
-        // Of a number that was not finite, no more is recorded.
+        // Non-finite numbers are recorded without their kind.
         let is_same = |(now, before): &(f64, f64)| {
             now.to_bits() == before.to_bits() || !(now.is_finite() || before.is_finite())
         };
@@ -166,7 +166,7 @@ impl ReplayArgs {
     }
 }
 
-/// `config` without what a replay has no use for: evaluations, checkpoints, samples.
+/// Removes from `config` everything that a replay does not need: evaluations, checkpoints, samples.
 fn alone(mut config: Config) -> Config {
     config.eval.every = 0;
     config.checkpoint.every = 0;
@@ -177,7 +177,8 @@ fn alone(mut config: Config) -> Config {
     config
 }
 
-/// Loss and norm of `step`, after which the run ends without a trace; `None` if it was asked to stop before.
+/// Returns the loss and norm of `step`, after which the run ends without a trace; `None` if it was stopped
+/// before.
 fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Numbers>> {
     let numbers = Mutex::new(None);
     train_with(config, options, |mut trainer: Trainer<'_>| {
@@ -201,7 +202,8 @@ fn take(config: Config, options: &RunOptions, step: u64) -> Result<Option<Number
     Ok(numbers.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The logged numbers of `step` of the run in `out`; NaN for a number that was not finite, which is logged as `null`.
+/// Returns the logged numbers of `step` of the run in `out`; NaN for a non-finite number, which is logged as
+/// `null`.
 fn recorded(out: &Path, step: u64) -> Option<Numbers> {
     let mut lines = LineReader::open(&super::folder::metrics_of_run(out)).ok()?;
     let number = |line: &Value, key: &str| {

@@ -1,5 +1,5 @@
-//! What has to fit together before a run starts: the configuration's parameters, the weights to start from, the
-//! position in the data, the model. A start asks, and so does `kiln check`.
+//! Checks that the parts of a run fit together before it starts: the configuration's parameters, the initial
+//! weights, the position in the data, the model. Used by a start and by `kiln check`.
 
 use kiln_model::{Decoder, Layers, ModelConfig};
 use kiln_shard::Optimizer;
@@ -13,7 +13,7 @@ use crate::optimizers::check_groups;
 use crate::sharded::{parameter_names, parameter_shapes};
 use crate::source::ModelSource;
 
-/// Fails unless the parameters that `config` names are some of `decoder`.
+/// Fails unless all parameters named in `config` exist in `decoder`.
 pub(crate) fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
     if !config.train.freeze.is_empty() {
         check_freeze(&config.train.freeze, &parameter_names(decoder))?;
@@ -21,8 +21,8 @@ pub(crate) fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
     Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
 }
 
-/// Opens what a run takes its model and its weights from: the checkpoint that it resumes from, or else
-/// `init.from`. `None` if it draws them at random. A resume does not read `init.from`.
+/// Opens the source of a run's model and weights: the checkpoint that it resumes from, or else `init.from`.
+/// Returns `None` if the weights are drawn at random. A resumed run does not read `init.from`.
 pub(crate) fn open_source(
     resume: Option<&Checkpoint>,
     config: &Config,
@@ -33,7 +33,7 @@ pub(crate) fn open_source(
     }
 }
 
-/// Fails unless `model` can start from the weights of `source`, and, where it resumes, `optimizer` from the
+/// Fails unless `model` can start from the weights of `source`, and, if the run resumes, `optimizer` from the
 /// state in the checkpoint.
 pub(crate) fn check_source(
     resume: Option<&Checkpoint>,
@@ -52,7 +52,7 @@ pub(crate) fn check_source(
     Ok(())
 }
 
-/// How the position in the data differs from that of `checkpoint`, as far as `options` allow it.
+/// Returns the differences from the position in the data of `checkpoint`, as far as `options` allow them.
 pub(crate) fn check_position(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -63,7 +63,7 @@ pub(crate) fn check_position(
     position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
 }
 
-/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to train.
+/// Fails if a name to freeze matches no parameter, which is probably a typo, or if nothing is left to train.
 fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
     let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
     let mut problems: Vec<_> = freeze
@@ -85,9 +85,9 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
-/// The model of a command that reads neither data nor weights, such as `kiln plan`: the one that a run would have.
-/// The vocabulary is that of prepared data if `data.path` has any, else `data.vocab_size`. `init.from` completes
-/// the model; if it cannot be opened, the section `[model]` alone has to describe it.
+/// Returns the model that a run would train, for commands that read neither data nor weights, such as `kiln
+/// plan`. The vocabulary is that of prepared data if `data.path` has any, else `data.vocab_size`. `init.from`
+/// completes the model; if it cannot be opened, the section `[model]` must describe the model alone.
 pub(crate) fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
     let (source, unopened) = match config.init_from().map(ModelSource::open) {
         Some(Ok(source)) => (Some(source), None),
@@ -103,12 +103,12 @@ pub(crate) fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConf
         let vocab_size = Some(config.data.vocab_size);
         config.model.resolve_from(weights.as_ref(), vocab_size).map_err(TrainError::usage)
     };
-    // A section that is incomplete without the weights fails for their sake.
+    // If the section is incomplete without the weights, report why the weights could not be opened.
     model.map_err(|error| unopened.map_or(error, TrainError::from))
 }
 
-/// The model of the run. Keys that the configuration leaves out have the values of the model in `source`;
-/// without one, the vocabulary is the tokenizer's.
+/// Returns the model of the run. Unset keys take the values of the model in `source`; without a source, the
+/// vocabulary is the tokenizer's.
 pub(crate) fn resolve_model(
     config: &Config,
     data: &DataInfo,
@@ -117,7 +117,7 @@ pub(crate) fn resolve_model(
     layers: &Layers,
 ) -> Result<ModelConfig> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
-    // Data from another program may state fewer ids than its tokenizer has.
+    // Data prepared by another program may state a smaller vocabulary than the tokenizer's.
     let path = data::tokenizer_of(&config.data.path)?;
     let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
@@ -142,7 +142,7 @@ pub(crate) fn resolve_model(
     Ok(model)
 }
 
-/// Fails with what `required` says of other parts, unless the user has allowed for them.
+/// Passes `required` on, but only warns about a different architecture if the user allows it.
 fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {

@@ -1,4 +1,4 @@
-//! `kiln train CONFIG --smoke`: everything that a run does, on as little as possible, in about a minute.
+//! `kiln train CONFIG --smoke`: runs every stage of a run at minimal size, in about a minute.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::metrics::say;
 use crate::optimizers::check_groups;
 use crate::sharded::{parameter_names, parameter_shapes};
 
-/// What a smoke run shrinks.
+/// The extent to which a smoke run is shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Smoke {
     /// Batch, length of sequences, and steps.
@@ -23,32 +23,32 @@ pub(crate) enum Smoke {
     Width,
 }
 
-/// Steps of a smoke run; it goes on from the middle one a second time.
+/// Steps of a smoke run, which resumes once from the middle step.
 const STEPS: u64 = 4;
 
-/// Tokens of a sequence.
+/// Tokens per sequence.
 const SEQ_LEN: usize = 64;
 
-/// Sequences of an evaluation.
+/// Sequences per evaluation.
 const EVAL_SAMPLES: u64 = 8;
 
-/// How far the losses of the run that goes on may be from the others, relatively: on a CPU they have the same
-/// bits, but kernels of others may sum as they like.
+/// Relative tolerance for the losses of the resumed run: on a CPU they have the same bits, but other kernels
+/// may sum in any order.
 const TOLERANCE: f64 = 1e-3;
 
-/// What the sample starts with, where the configuration has no prompt.
+/// Prompt of the sample if the configuration has none.
 const PROMPT: &str = "The";
 
-/// Head dimension and heads of a narrow model.
+/// Head dimension and number of heads of a narrow model.
 const HEAD_DIM: usize = 16;
 const HEADS: usize = 4;
 
 impl Smoke {
-    /// The same run, shrunk: one sequence in each of two micro-batches of a rank.
+    /// Shrinks the run: each rank trains on two micro-batches of one sequence.
     pub(crate) fn shrink(self, config: &mut Config) {
         let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
         if data.seq_len > SEQ_LEN {
-            // The answers may not fit any more; `kiln check` looks at them.
+            // The answers may no longer fit; `kiln check` checks them.
             eval.prompts = None;
         }
         data.seq_len = data.seq_len.min(SEQ_LEN);
@@ -61,7 +61,7 @@ impl Smoke {
         eval.samples = EVAL_SAMPLES;
         (checkpoint.every, checkpoint.keep, checkpoint.keep_every) = (STEPS / 2, 0, 0);
         log.every = 1;
-        // What a run writes elsewhere, or is asked at, is that of the real one.
+        // External outputs and servers belong to the real run.
         (log.tensorboard, log.histograms, log.http) = (EventFolder::None, 0, None);
         sample.max_tokens = sample.max_tokens.min(16);
         sample.every = sample.every.min(STEPS / 2);
@@ -74,9 +74,10 @@ impl Smoke {
     }
 }
 
-/// Two blocks of the same layers, narrow ones. Grouped heads stay grouped, and experts stay several.
+/// Reduces the model to two narrow blocks of the same layers. Grouped heads stay grouped, and there is still
+/// more than one expert.
 fn narrow(section: &mut ModelSection) {
-    // Sizes that only the data know change nothing here.
+    // Sizes that only the data determine do not matter here.
     let Ok(model) = section.resolve(Some(1)) else { return };
     let is_grouped = model.kv_heads < model.heads;
     section.layers = Some(model.layers.min(2));
@@ -92,7 +93,7 @@ fn narrow(section: &mut ModelSection) {
     });
 }
 
-/// Takes out of `config` what it says of parameters that `decoder`, which has fewer blocks than the run's, does
+/// Removes settings from `config` for parameters that `decoder`, which has fewer blocks than the run's, does
 /// not have.
 pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     let names = parameter_names(decoder);
@@ -101,9 +102,8 @@ pub(crate) fn forget_absent(config: &mut Config, decoder: &Decoder) {
     config.optim.groups.retain(|group| check_groups(std::slice::from_ref(group), &shapes).is_ok());
 }
 
-/// Trains, evaluates, saves and generates as `config` says, shrunk; then goes on from the checkpoint in the
-/// middle, which must lead to the same losses. `train` trains a configuration. Everything is written below
-/// `folder`.
+/// Trains, evaluates, saves and generates as `config` says, shrunk; then resumes from the middle checkpoint,
+/// which must lead to the same losses. `train` trains a configuration. All files are written below `folder`.
 pub(super) fn run(
     mut config: Config,
     shrink: Smoke,

@@ -1,20 +1,20 @@
-//! How long a start takes until its first step is done, by what it does.
+//! The time from the start of a run until its first step is done, by stage.
 
 use std::time::{Duration, Instant};
 
 use crate::words::took;
 
-/// The time of a start up to now.
+/// The time that a start has taken so far.
 #[derive(Clone, Debug)]
 pub(crate) struct StartTimes {
     begun: Instant,
     stages: Vec<(&'static str, Duration)>,
 }
 
-/// Less is not worth telling.
+/// Stages shorter than this are not shown.
 const TOLD: Duration = Duration::from_millis(50);
 
-/// A start that begins now.
+/// Starts the clock now.
 impl Default for StartTimes {
     fn default() -> Self {
         StartTimes { begun: Instant::now(), stages: Vec::new() }
@@ -22,12 +22,12 @@ impl Default for StartTimes {
 }
 
 impl StartTimes {
-    /// A stage has taken so long.
+    /// Adds a stage that took `time`.
     pub(super) fn add(&mut self, what: &'static str, time: Duration) {
         self.stages.push((what, time));
     }
 
-    /// `work`, which is the stage `what`.
+    /// Runs `work` and records its time as stage `what`.
     pub(super) fn time<T>(&mut self, what: &'static str, work: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let result = work();
@@ -35,17 +35,17 @@ impl StartTimes {
         result
     }
 
-    /// The time since the start began.
+    /// Returns the time since the start began.
     pub(super) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// The time from the beginning of the start until `then`.
+    /// Returns the time from the beginning of the start until `then`.
     pub(super) fn until(&self, then: Instant) -> Duration {
         then.saturating_duration_since(self.begun)
     }
 
-    /// The line about the start of a run whose first step was done at the time `done`.
+    /// Returns the log line about the start of a run whose first step was done at `done`.
     pub(super) fn line(&self, done: Instant) -> String {
         line(self.until(done), &self.stages)
     }

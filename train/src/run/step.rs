@@ -1,4 +1,4 @@
-//! One optimizer step. A run takes it on its data (`trainer/run.rs`), a measurement on made-up tokens.
+//! One optimizer step, taken on data by a run (`trainer/run.rs`) or on made-up tokens by a measurement.
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
@@ -9,45 +9,45 @@ use crate::device;
 use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
-/// What one forward and backward pass trains on: `train.micro_batch` sequences of `data.seq_len` tokens.
+/// The tokens of one forward and backward pass: `train.micro_batch` sequences of `data.seq_len` tokens.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
-    /// Input tokens, sequence after sequence.
+    /// Input tokens of all sequences, concatenated.
     pub inputs: Vec<i32>,
-    /// Target tokens: for every input the token that follows it.
+    /// Target tokens: for each input, the token that follows it.
     pub targets: Vec<i32>,
-    /// How the model computes the pass: its dropout.
+    /// Settings of the pass, such as dropout.
     pub context: Context,
 }
 
 /// The micro-batches of one rank and step.
 pub trait MicroBatches {
-    /// The micro-batch `index` of the step.
+    /// Returns the micro-batch `index` of the step.
     ///
     /// # Errors
     ///
     /// If it cannot be read.
     fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
 
-    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all
-    /// of them give it up otherwise.
+    /// Called after every backward pass, `last` or not. Returns whether the step continues, the same on all
+    /// ranks; otherwise all ranks abandon it.
     ///
     /// # Errors
     ///
     /// If the ranks cannot agree.
     fn go_on(&mut self, last: bool) -> Result<bool>;
 
-    /// The learning rates of the update, if they are not those that the step was begun with.
+    /// Returns the learning rates of the update, if they differ from those at the beginning of the step.
     fn learning_rates(&self) -> Option<LearningRates> {
         None
     }
 
-    /// The norm that the gradient is clipped to, if it is not the one of the configuration.
+    /// Returns the norm that the gradient is clipped to, if it differs from the configuration's.
     fn grad_clip(&self) -> Option<f64> {
         None
     }
 
-    /// Called once, when the gradient of the step is reduced and the update is next: for whoever looks at it.
+    /// Called once when the gradient of the step is reduced, before the update, so that it can be inspected.
     ///
     /// # Errors
     ///
@@ -57,14 +57,14 @@ pub trait MicroBatches {
     }
 }
 
-/// Issues one optimizer step of `config` with the learning rate `lr`, or with [`LearningRates`]: forward, loss ÷
-/// global tokens and backward for every micro-batch, then the update, whose outcome
-/// [`Engine::outcome`](kiln_shard::Engine::outcome) tells. Nothing in it waits for a GPU. `None` if the step
-/// was given up: weights and moments are as they were. Collective.
+/// Issues one optimizer step of `config` with the learning rate `lr`, or with [`LearningRates`]: forward, loss
+/// ÷ global tokens and backward for every micro-batch, then the update, whose outcome
+/// [`Engine::outcome`](kiln_shard::Engine::outcome) returns. Nothing in it waits for a GPU. Returns `None` if
+/// the step was abandoned: weights and moments are unchanged. Collective.
 ///
 /// # Errors
 ///
-/// If a micro-batch cannot be had, or the ranks lose each other.
+/// If a micro-batch cannot be fetched, or the ranks lose each other.
 pub fn optimizer_step(
     model: &ShardedDecoder,
     config: &Config,
@@ -84,8 +84,8 @@ pub fn optimizer_step(
     Ok(Some(update))
 }
 
-/// The passes of an optimizer step: afterwards the gradient is reduced, and the update is next. Returns whether
-/// the step goes on. Collective.
+/// Runs the passes of an optimizer step: afterwards the gradient is reduced and ready for the update. Returns
+/// whether the step continues. Collective.
 pub(in crate::run) fn run_passes(
     model: &ShardedDecoder,
     config: &Config,
@@ -112,7 +112,7 @@ pub(in crate::run) fn run_passes(
         let last = index + 1 == micro_batches;
         engine.backward(loss, last)?;
         if !batches.go_on(last)? {
-            // Gradients of a step that does not end, and weights that are gathered for it.
+            // Drops the gradients of the abandoned step and the weights gathered for it.
             engine.begin_step();
             engine.finish_evaluation()?;
             return Ok(false);

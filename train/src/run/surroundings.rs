@@ -1,4 +1,4 @@
-//! What the process around a run has to be: one whole job, or told which rank it is.
+//! Checks of the process around a run: it must be a whole job, or know which rank it is.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::place::{self, Flags, Job, Role};
 use crate::process::{self, launcher};
 
 impl RunOptions {
-    /// Options for a process that may be one of several: calls [`process::start`], and takes the place of
-    /// this process from its environment, as `kiln train` does.
+    /// Returns options for a process that may be one of several: calls [`process::start`], and reads the place
+    /// of this process from its environment, as `kiln train` does.
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started
-    /// once per node rather than once per rank.
+    /// If the environment contradicts itself, if `KILN_LOG` is not a level, or if this process was started once
+    /// per node instead of once per rank.
     pub fn from_environment() -> Result<RunOptions> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {
@@ -35,11 +35,11 @@ impl RunOptions {
 }
 
 /// Fails if this process is one rank of several and `options` do not say which: every rank would start the
-/// whole job. Says what the process lacks otherwise.
+/// whole job. Otherwise reports what the process lacks.
 pub(super) fn check(options: &RunOptions) -> Result<()> {
-    // Whoever keeps the flag sets it.
+    // A caller that keeps a clone of the flag sets it.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
-    // Before any work is done.
+    // Checked before any work is done.
     launcher::grace()?;
     if options.place.is_some() || options.alone {
         return Ok(());

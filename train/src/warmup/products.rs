@@ -1,4 +1,4 @@
-//! `kiln warmup --products`: the fastest algorithm of each matrix product, as ranks have measured it.
+//! `kiln warmup --products`: the fastest algorithm of each matrix product, as measured by the ranks.
 
 use std::time::Duration;
 
@@ -22,18 +22,18 @@ mod on_nvidia {
     use crate::words::number_of;
     use crate::world;
 
-    /// A measurement by this process, under way.
+    /// A measurement in progress by this process.
     pub(in crate::warmup) struct Measurement {
-        /// Where it is kept.
+        /// Folder for the results.
         folder: PathBuf,
     }
 
     impl Measurement {
-        /// The first product of each kind is measured from now on.
+        /// Starts to measure the first product of each kind.
         ///
         /// # Errors
         ///
-        /// If there is no folder to keep the algorithms in, or what is there cannot be read.
+        /// If there is no folder for the algorithms, or its content cannot be read.
         pub(in crate::warmup) fn start() -> Result<Measurement> {
             let unknown = |error| TrainError::usage(format!("measured algorithms cannot be kept: {error}"));
             let folder = device::products_folder().map_err(unknown)?;
@@ -42,8 +42,8 @@ mod on_nvidia {
             Ok(Measurement { folder })
         }
 
-        /// What the ranks have measured. Of a product that several have measured, the algorithm of the first
-        /// of them counts, so that all machines keep the same ones. Collective.
+        /// Collects the measurements of all ranks. If several ranks have measured a product, the algorithm of
+        /// the first of them counts, so that all machines keep the same algorithms. Collective.
         pub(in crate::warmup) fn gather(
             &self,
             world: &dyn Communicator,
@@ -60,7 +60,7 @@ mod on_nvidia {
             Ok(all)
         }
 
-        /// Keeps what was measured, and says what it is worth.
+        /// Stores the measured algorithms, and reports their gains.
         pub(in crate::warmup) fn keep(&self, measured: ProductAlgorithms) -> Result<()> {
             let (products, gains) = (number_of(measured.len(), "matrix product"), measured.gains());
             let folder = &self.folder;
@@ -80,7 +80,7 @@ mod on_nvidia {
     }
 }
 
-/// In a build without CUDA, there is none.
+/// Placeholder for builds without CUDA, which cannot be constructed.
 #[cfg(not(feature = "cuda"))]
 pub(super) enum Measurement {}
 

@@ -1,4 +1,4 @@
-//! The ranks of a command: threads of this process, or processes, of which this is one.
+//! The ranks of a command: threads of this process, or processes including this one.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::place::RankEnv;
 pub(crate) enum Ranks<'a> {
     /// Threads of this process.
     Threads,
-    /// Processes, of which this is one and has met the others.
+    /// Processes; this one is connected to the others.
     Processes(World, &'a RankEnv),
 }
 
 impl<'a> Ranks<'a> {
-    /// Meets the other processes, if ranks are processes.
+    /// Connects to the other processes, if ranks are processes.
     ///
     /// # Errors
     ///
@@ -33,8 +33,8 @@ impl<'a> Ranks<'a> {
         })
     }
 
-    /// [`Ranks::join`], which makes sure that all were started alike, as `told` says, and that their devices,
-    /// of which this process has `device`, go together.
+    /// Like [`Ranks::join`], and checks that all processes were started alike, as described by `told`, and that
+    /// their devices, of which this process has `device`, fit together.
     ///
     /// # Errors
     ///
@@ -60,11 +60,11 @@ impl<'a> Ranks<'a> {
         Ok(ranks)
     }
 
-    /// Runs `body` on every rank, and returns what it came to on the first rank of this process.
+    /// Runs `body` on every rank, and returns its result on the first rank of this process.
     ///
     /// # Errors
     ///
-    /// What `body` returns, or if the ranks lose each other.
+    /// Those of `body`, or if the ranks lose each other.
     pub(crate) fn run<T: Send>(
         &self,
         config: &Config,
@@ -78,7 +78,7 @@ impl<'a> Ranks<'a> {
             }
             Ranks::Processes(met, place) => {
                 let threads = threads_per_rank(&config.device, ranks_sharing_cores(place));
-                // As a rank of a run that failed: the others are not waited for.
+                // A failed rank does not wait for the others.
                 Ok(run_rank(met.communicator(), threads, body).inspect_err(|_| met.give_up())?)
             }
         }

@@ -1,5 +1,5 @@
-//! Ranks that are processes: how they meet, and make sure that all of them were started alike. `Ranks` is
-//! for commands whose ranks may as well be threads.
+//! Ranks that are processes: connects them, and checks that they were started alike. `Ranks` is for commands
+//! whose ranks may be threads instead.
 
 mod group;
 mod ranks;

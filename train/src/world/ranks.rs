@@ -1,4 +1,4 @@
-//! How many ranks there are, how they meet, and whether they were started alike.
+//! The number of ranks, their connection, and the check that they were started alike.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,12 +16,12 @@ use crate::device::{DeviceError, ResolvedDevice, share_gpu};
 use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
 
-/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
-/// as `config` says.
+/// Returns the number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else the
+/// number in `config`.
 ///
 /// # Errors
 ///
-/// If `config` wants to talk to other processes where there are none, or the other way round.
+/// If `config` requires other processes and there are none, or the reverse.
 pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize> {
     let backend = config.comm.backend;
     match place {
@@ -42,7 +42,7 @@ pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) 
     }
 }
 
-/// The ranks of the job that `place` is one of. A number that the user gives has to be the same.
+/// Returns the number of ranks of the job at `place`. A number that the user gives must be the same.
 pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
@@ -54,10 +54,10 @@ pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     }
 }
 
-/// Ranks that have met.
+/// Ranks that are connected.
 pub struct World {
     communicator: Arc<dyn Communicator>,
-    /// What NCCL can be added to.
+    /// The sockets that NCCL needs to connect.
     #[cfg(feature = "cuda")]
     sockets: Option<Arc<TcpCommunicator>>,
     #[cfg(feature = "mpi")]
@@ -65,7 +65,7 @@ pub struct World {
 }
 
 impl World {
-    /// A world that was made elsewhere.
+    /// Wraps a communicator that was created elsewhere.
     pub fn given(communicator: Arc<dyn Communicator>) -> Self {
         World {
             communicator,
@@ -76,8 +76,8 @@ impl World {
         }
     }
 
-    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may
-    /// hang, and this process has something to say.
+    /// Leaves the others without waiting for them, after this rank has failed and has told them: they may hang,
+    /// and this process must report its error.
     pub fn give_up(&self) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {
@@ -85,18 +85,18 @@ impl World {
         }
     }
 
-    /// The communicator of all ranks.
+    /// Returns the communicator of all ranks.
     pub fn communicator(&self) -> Arc<dyn Communicator> {
         self.communicator.clone()
     }
 
     /// Compares the devices of all ranks, each of which has `device`, and connects GPUs through NCCL:
-    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might
-    /// have been taken, once the ranks know that they were started alike. Collective.
+    /// afterwards the ranks also move data on GPUs. To be called if a GPU was requested or may have been
+    /// chosen, once the ranks know that they were started alike. Collective.
     ///
     /// # Errors
     ///
-    /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
+    /// If some ranks have GPUs and others do not, if ranks share a GPU, or if NCCL cannot connect them.
     pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<()> {
         agree_on_devices(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
@@ -122,8 +122,8 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits any longer. On rank 0, `arrivals`
-/// has those that have come.
+/// Connects to the other ranks, as the rank at `place`. Once `stop` is true, no rank waits any longer. On rank
+/// 0, `arrivals` contains the ranks that have arrived.
 pub fn join(
     place: &RankEnv,
     comm: &CommSection,
@@ -159,7 +159,7 @@ pub fn join(
     })
 }
 
-/// Refuses ports that cannot be enough, before anyone listens.
+/// Fails if there are too few ports, before any rank listens.
 fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     let ranks = place.local_world_size;
     match comm.ports {
@@ -199,15 +199,15 @@ fn join_mpi(_: &RankEnv) -> Result<World> {
     ))
 }
 
-/// Fails unless `told` is the same text on all ranks, as it is when all of them were started alike;
-/// names those that differ from rank 0. Collective.
+/// Fails unless `told` is the same text on all ranks, as it is if they were started alike; the error names the
+/// ranks that differ from rank 0. Collective.
 pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<()> {
     let digests = gather(world, "configuration", &Sha256::digest(told), timeout)?;
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
     if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
 }
 
-/// The `bytes` of each rank, in rank order; they may differ in number. Collective.
+/// Gathers the `bytes` of each rank, in rank order; their lengths may differ. Collective.
 pub(crate) fn gather(
     world: &dyn Communicator,
     what: &'static str,
@@ -231,7 +231,8 @@ pub(crate) fn gather(
     Ok(all)
 }
 
-/// The size of a strategy's shard groups: one per machine if it is hybrid and `given` names none.
+/// Returns the size of a strategy's shard groups: `given`, or that of a machine if the strategy is hybrid and
+/// none is given.
 pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,
@@ -244,8 +245,8 @@ pub fn shard_size(
     Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
 }
 
-/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Rank 0 warns of ranks whose GPU
-/// computes in another way. Collective.
+/// Fails unless all ranks have chosen different GPUs, or all the CPU. Rank 0 warns about ranks whose GPU
+/// computes differently. Collective.
 fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout: Duration) -> Result<()> {
     let mut mine = vec![u8::from(selected.is_gpu())];
     mine.extend(selected.id());
@@ -260,7 +261,7 @@ fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout
     Ok(())
 }
 
-/// A warning if some ranks have another fingerprint than rank 0.
+/// Returns a warning if some ranks have a different fingerprint from rank 0's.
 fn different(fingerprints: &[&[u8]]) -> Option<String> {
     let ranks: Vec<_> =
         (0..fingerprints.len()).filter(|rank| fingerprints[*rank] != fingerprints[0]).collect();
@@ -275,7 +276,8 @@ fn different(fingerprints: &[&[u8]]) -> Option<String> {
     ))
 }
 
-/// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.
+/// Compares the devices of ranks. `chosen` has, for each rank, a byte that says whether it has a GPU, and the
+/// GPU's id.
 fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
     let (gpu, cpu): (Vec<_>, Vec<_>) = (0..chosen.len()).partition(|rank| chosen[*rank][0] != 0);
     if !gpu.is_empty() && !cpu.is_empty() {

@@ -1,8 +1,8 @@
-//! What a start does to its run folder.
+//! The changes that a start makes to its run folder.
 //!
-//! Before the ranks begin, [`Found::claim`] takes the folder. Once they have loaded what they go on from,
-//! [`Claim::begin`] makes it the folder of this start: what an earlier one has written beyond that point
-//! is moved aside. A start that fails in between has changed nothing that counts.
+//! Before the ranks begin, [`Found::claim`] takes the folder. Once the ranks have loaded their checkpoint,
+//! [`Claim::begin`] makes it the folder of this start and moves everything aside that an earlier start wrote
+//! beyond that point. A start that fails in between has changed nothing that matters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,33 +23,34 @@ use crate::process::launcher::{self, Word};
 use crate::run::events::Events;
 use crate::run::{RunFolder, RunOptions};
 
-/// Lines of metrics that are cut because a run goes on from before them.
+/// File that receives the metrics cut off because a run resumes from an earlier step.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
 
-/// Other files of lines that are cut in the same way, and where their lines go. Events are not: they have happened.
+/// Other files whose lines are cut in the same way, and the files that receive those lines. Events are not cut,
+/// since they did happen.
 const CUT_TOO: [(&str, &str); 2] =
     [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
 
-/// What rank 0 writes into the folder of a run that has begun.
+/// A claimed run folder, and rank 0's changes to it when the run begins.
 #[derive(Debug)]
 pub(crate) struct Claim {
     out: PathBuf,
     held: Option<HeldFolder>,
-    /// Whether it is that of a run that has no checkpoint of its own.
+    /// True if the run in the folder has no checkpoint.
     is_unsaved: bool,
-    /// What `run.json` says, and what it is to say.
+    /// The identity in `run.json`, and the one to write there.
     known: Identity,
     identity: Identity,
     events: Arc<Events>,
 }
 
 impl Found {
-    /// Takes the folder for this run. `None` if it is no longer what was found: then it has to be
-    /// looked for again.
+    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found: then it must
+    /// be searched for again.
     ///
     /// # Errors
     ///
-    /// When another run holds the folder, or it cannot be written.
+    /// If another run holds the folder, or it cannot be written.
     pub(in crate::run) fn claim(
         &self,
         options: &RunOptions,
@@ -60,15 +61,15 @@ impl Found {
         let identity = match &self.content {
             Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
             _ if is_new => Identity::new(&self.claimant)?,
-            // A run of an older build. Whose it is can be said when it has been gone on with.
+            // A run of an older build, whose job is known only once the run has been resumed.
             _ => Identity::new(&self.claimant)?.without_job(),
         };
-        // The former life of a job that was started again may need a while to end.
+        // The previous process of a restarted job may need a while to end.
         let time = if self.is_restart { comm.join_timeout() } else { std::time::Duration::ZERO };
         let patience = Patience { time, stop: &options.stop };
         let lock = match Lock::take(&self.out, &identity.id, patience) {
             Ok(lock) => lock,
-            // Two that have found the same free name.
+            // Two starts have found the same free name.
             Err(FolderError::Held(..))
                 if matches!(options.out, RunFolder::Next(_)) && is_new && !self.is_still(&find()?) =>
             {
@@ -83,7 +84,7 @@ impl Found {
             identity.write(&self.out)?;
         }
         launcher::tell(Word::Run, &identity.id);
-        // Not when the first checkpoint is due, which may be hours from here.
+        // Created now and not when the first checkpoint is due, which may be hours later.
         let checkpoints = checkpoint::folder_of_run(&self.out);
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
         checkpoint::sweep(&checkpoints);
@@ -96,7 +97,7 @@ impl Found {
         Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken, events })))
     }
 
-    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing in this one.
+    /// Moves the flight recordings of earlier starts aside: the reason why the last one ended is worth keeping.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
         let folder = flight::folder_of_run(&self.out);
         let names = flight::files_in(&folder);
@@ -105,14 +106,14 @@ impl Found {
         }
         let aside = match self.restarts {
             0 => new_folder(&self.out, "flight-before-resume-", 1)?,
-            // Usually once per restart.
+            // Usually one folder per restart.
             restarts => new_folder(&self.out, "flight-before-restart-", restarts)?,
         };
         for name in names {
             let to = aside.join(&name);
             fs::rename(folder.join(&name), &to).map_err(FolderError::io("rename to", &to))?;
         }
-        // It stays if anything else is in it.
+        // The folder stays if it contains anything else.
         let _ = fs::remove_dir(&folder);
         Ok(())
     }
@@ -124,8 +125,8 @@ impl Claim {
         &self.events
     }
 
-    /// Makes the folder that of this start on `device`, which goes on after `step` steps: what an earlier one has
-    /// written of later steps is moved aside.
+    /// Makes the folder that of this start on `device`, which continues after `step` steps: everything that an
+    /// earlier start wrote about later steps is moved aside.
     pub(crate) fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
@@ -150,7 +151,7 @@ impl Claim {
             ));
         }
         let metrics = metrics_of_run(&self.out);
-        // Of a run without a checkpoint, nothing leads here, wherever this start goes on from.
+        // Nothing in a run without a checkpoint leads to this start, wherever it resumes from.
         let last = if self.is_unsaved { 0 } else { step };
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {
@@ -167,7 +168,7 @@ impl Claim {
         }
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
-        // Last: from here on, a restart of this job goes on with what it finds.
+        // Last, because from here on a restart of this job continues with this folder.
         let identity = self.identity.on_device(device);
         if identity != self.known {
             identity.write(&self.out)?;
@@ -176,7 +177,8 @@ impl Claim {
     }
 }
 
-/// Creates the first of `<out>/<prefix><first>`, `<out>/<prefix><first + 1>`, … that is not there.
+/// Creates and returns the first of `<out>/<prefix><first>`, `<out>/<prefix><first + 1>`, … that does not
+/// exist.
 fn new_folder(out: &Path, prefix: &str, first: u64) -> Result<PathBuf, FolderError> {
     let mut index = first;
     loop {

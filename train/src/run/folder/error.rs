@@ -1,16 +1,17 @@
-//! Why a run folder cannot be used.
+//! Errors about run folders.
 
 use std::path::{Path, PathBuf};
 
 use crate::files;
 
-/// Why a run folder cannot be used. The path of each error is that of the folder, unless it says otherwise.
+/// Reasons why a run folder cannot be used. The path in each error is that of the folder, unless stated
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// The path is a file.
     #[error("--out {} is a file: name a folder for the run", .0.display())]
     File(PathBuf),
-    /// The folder has content, such as this file, that no run has written.
+    /// The folder has content that no run has written, such as the named file.
     #[error(
         "{} is not empty and holds no run of Kiln (it has {}), so nothing was written: name a new or empty \
          folder with --out",
@@ -23,25 +24,25 @@ pub enum FolderError {
         .0.display()
     )]
     Occupied(PathBuf),
-    /// The folder holds a run without a checkpoint, which this start does not begin again for this reason.
+    /// The folder holds a run without a checkpoint, which this start does not restart for the given reason.
     #[error(
         "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
     )]
     Unsaved(PathBuf, &'static str),
-    /// The path `out` is a `link` to nothing, or below one.
+    /// The path `out` is a dangling `link`, or below one.
     #[error(
         "--out {}: {} is a link to {}, which is not there: create that folder, or name another one",
         .out.display(), .link.display(), .target.display()
     )]
     Dangling { out: PathBuf, link: PathBuf, target: PathBuf },
-    /// The folder holds a run that is not that of this job, which was started again, for this reason.
+    /// The folder holds a run that does not belong to this restarted job, for the given reason.
     #[error(
         "{} already holds a run, and this restart does not take it over: {}. If it is the run that you \
          mean, go on with --resume latest; if not, choose another folder with --out",
         .0.display(), .1
     )]
     OtherJob(PathBuf, &'static str),
-    /// A job that was started again does not find the folder that it was writing to.
+    /// A restarted job does not find the folder that it was writing to.
     #[error(
         "{} is not the folder that this job was writing to before it was started again: that one was moved, \
          removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its \
@@ -49,13 +50,13 @@ pub enum FolderError {
         .0.display()
     )]
     NotTheSame(PathBuf),
-    /// Another run is going on in the folder; the text says who holds it, and since when.
+    /// Another run is active in the folder; the text names its holder and the time since when.
     #[error(
         "{} is in use by {}: wait for its end or end it, or choose another folder with --out",
         .0.display(), .1
     )]
     Held(PathBuf, String),
-    /// The file `run.json` at this path cannot be understood; the text says why, and what to do.
+    /// The file `run.json` at this path cannot be understood; the text gives the reason and the remedy.
     #[error("{} {}", .0.display(), .1)]
     Identity(PathBuf, String),
     /// A file of the run folder cannot be read or written.
@@ -71,7 +72,7 @@ impl FolderError {
         move |source| FolderError::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Whether the user's arguments are the cause.
+    /// Returns whether the user's arguments are the cause.
     pub fn is_usage(&self) -> bool {
         !matches!(self, FolderError::Io { .. })
     }

@@ -1,4 +1,4 @@
-//! Who holds a run folder, in a file for people, and for machines that do not see each other's locks.
+//! The holder of a run folder, in a file for users and for machines that do not see each other's locks.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -13,44 +13,44 @@ use crate::checkpoint::HeldFolder;
 use crate::files;
 use crate::process::{ProcessId, Repeat};
 
-/// A holder says this often that it is there.
+/// Time between two heartbeats of a holder.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// Bytes of the file: it is written over in place, and a shorter text must cover a longer one.
+/// Size of the file in bytes: it is overwritten in place, and a shorter text must cover a longer one.
 const BYTES: usize = 512;
 
-/// Longer files are not of ours.
+/// Maximum size of a holder file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// Who holds a run folder.
+/// The holder of a run folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Holder {
-    /// Rank 0, or all ranks if they are threads.
+    /// The process of rank 0, or of all ranks if they are threads.
     pub(super) process: ProcessId,
-    /// Since when.
+    /// Time at which it took the folder.
     since: String,
     /// Id of the run.
     run: String,
-    /// Grows for as long as the holder is there.
+    /// Counter that grows as long as the holder lives.
     beat: u64,
-    /// Whether it has let go.
+    /// True once it has released the folder.
     pub(super) ended: bool,
 }
 
 impl Holder {
-    /// This process, from now on, for the run `run`.
+    /// Returns this process as the holder, from now on, for the run `run`.
     pub(super) fn this(run: &str) -> Self {
         let run = run.to_owned();
         Holder { process: ProcessId::this(), since: now(), run, beat: 0, ended: false }
     }
 
-    /// The holder that `path` tells of, if there is one.
+    /// Reads the holder from the file `path`, if there is one.
     pub(super) fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()
     }
 
-    /// Writes it to `path`, over what is there. Opened and closed every time: NFS sends what was
-    /// written when a file is closed, and a local disk need not be waited for.
+    /// Writes the holder to `path`, over the previous content. Opens and closes the file every time: NFS sends
+    /// writes when a file is closed, and a local disk needs no sync.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string(self)?;
         let mut options = OpenOptions::new();
@@ -58,12 +58,12 @@ impl Holder {
         file.write_all(format!("{text:BYTES$}\n").as_bytes())
     }
 
-    /// Whether this is the same process, in the same run.
+    /// Returns whether this is the same process in the same run.
     pub(super) fn is_same(&self, other: &Holder) -> bool {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Says who holds the folder, by the file at `path`. A holder that has just begun gets time to write it.
+    /// Describes the holder named by the file at `path`. A holder that has just begun gets time to write it.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
@@ -82,11 +82,11 @@ impl Holder {
         }
     }
 
-    /// Whether the file at `path` changes within `looks` looks, as it does while its holder is there.
+    /// Returns whether the file at `path` changes within `looks` checks, as it does while its holder lives.
     pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
         (0..looks).any(|_| {
             pause();
-            // What cannot be read may be about to change.
+            // An unreadable file may be about to change.
             Holder::read(path).is_some_and(|now| now != *self && !now.ended)
         })
     }
@@ -99,15 +99,15 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Looks at a holder's file this often make it certain that the holder is gone, with [`LOOK`] between
-/// them: several beats may be late.
+/// Number of checks of a holder's file, [`LOOK`] apart, after which an unchanged file means that its holder is
+/// gone: several heartbeats may be late.
 pub(super) const LOOKS: usize = 20;
 
-/// Time between two looks.
+/// Time between two checks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// Keeps the file `path` of `holder`, who has written it, up to date until this is dropped, and says there
-/// then that the folder is free, all while the folder is `held` or the file names the holder.
+/// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the
+/// folder as free. Writes only while the folder is `held` or the file names the holder.
 pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
     beat_every(BEAT, holder, path, move || held.check().is_ok())
 }
@@ -121,10 +121,10 @@ fn beat_every(
     Repeat::every(pause, "kiln-heartbeat", move |is_last| {
         holder.beat += u64::from(!is_last);
         holder.ended = is_last;
-        // Another run may have come to this path.
+        // Another run may have taken this path.
         let names_it = || Holder::read(&path).is_some_and(|now| now.is_same(&holder));
         if is_held() || names_it() {
-            // A disk that is full or away for a while is the next beat's matter.
+            // If the disk is full or briefly unavailable, the next heartbeat tries again.
             let _ = holder.write(&path);
         }
     })
@@ -158,7 +158,7 @@ mod tests {
         old.write(&path).unwrap();
         let heartbeat =
             |held: bool| beat_every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
-        // It may have lost its lock, and says that it ends all the same.
+        // A holder that has lost its lock still writes that it ends.
         drop(heartbeat(false).unwrap());
         assert!(Holder::read(&path).unwrap().ended);
         new.write(&path).unwrap();
@@ -178,10 +178,10 @@ mod tests {
         let mut looks = 0;
         assert!(!holder.moves(&path, 4, || looks += 1));
         assert_eq!(looks, 4);
-        // It lets go while it is watched.
+        // The holder releases the folder while it is watched.
         let ended = Holder { ended: true, ..holder.clone() };
         assert!(!holder.moves(&path, 4, || ended.write(&path).unwrap()));
-        // It comes back after three looks.
+        // The heartbeat returns after three checks.
         holder.write(&path).unwrap();
         let mut looks = 0;
         let beats = || {

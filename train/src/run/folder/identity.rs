@@ -1,4 +1,4 @@
-//! `run.json`: what makes a folder a run of ours, and tells one run from another.
+//! `run.json`: marks a folder as a run of Kiln, and identifies the run.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -19,41 +19,41 @@ use crate::version::version;
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
 
-/// Longer files are not of ours.
+/// Maximum size of the file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The version of the file that this build reads and writes.
+/// Version of the file format that this build reads and writes.
 const FORMAT: u64 = 1;
 
-/// Who a run is.
+/// The identity of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// [`FORMAT`] of the build that wrote the file. No other program's file has this key.
+    /// [`FORMAT`] of the build that wrote the file. Files of other programs do not have this key.
     kiln_run: u64,
-    /// Random; the same for as long as the run goes on.
+    /// Random id, which stays the same for the life of the run.
     pub(super) id: String,
-    /// When the run began.
+    /// Time at which the run began.
     created: String,
     /// Version of the build that wrote the file.
     kiln: String,
-    /// Version, commit and features of the build that the run was last started with.
+    /// Version, commit and features of the build that last started the run.
     #[serde(default)]
     build: String,
-    /// What the run was last computed on.
+    /// Device that the run was last computed on.
     #[serde(default)]
     device: String,
-    /// SHA-256 of the configuration that the run was last started with.
+    /// SHA-256 of the configuration of the run's last start.
     config_sha256: String,
-    /// The job that it was last started by, which may take it over when it is started again; `None`
-    /// if nobody starts it again.
+    /// The job that last started the run, which may take it over after a restart; `None` if nothing restarts
+    /// it.
     job: Option<String>,
 }
 
-/// Why a run is not that of a job that was started again.
+/// Reasons why a run does not belong to a restarted job.
 const OTHER_JOB: &str = "another job has started it, or a job without a name of its own";
 const OTHER_CONFIG: &str = "it was started with another configuration";
 
-/// What a start says of itself, to be compared with what a folder says.
+/// The facts about a start that are compared with the identity in a folder.
 #[derive(Clone, Debug)]
 pub(super) struct Claimant {
     pub(super) config_sha256: String,
@@ -61,9 +61,9 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
-    /// A start with `config` and `options`.
+    /// Describes a start with `config` and `options`.
     pub(super) fn new(config: &Config, options: &RunOptions) -> Self {
-        // How many ranks there are is up to the launcher, and may differ after a restart.
+        // The launcher determines the number of ranks, which may differ after a restart.
         let mut config = config.clone();
         config.train.ranks = 0;
         let digest = Sha256::digest(format!("{config:?}"));
@@ -71,19 +71,19 @@ impl Claimant {
     }
 }
 
-/// What tells a job from all others, over its restarts: its name, unless that is a launcher's default
-/// for jobs without one, or else the process that has started rank 0 and starts it again.
+/// Returns a string that identifies a job over its restarts: its name, unless that is a launcher's default for
+/// unnamed jobs, or else the process that started rank 0 and restarts it.
 fn job_of(options: &RunOptions) -> Option<String> {
     match &options.job().name {
         Some(name) => Some(name.clone()),
-        // Without a launcher, nobody starts this process again.
+        // Without a launcher, nothing restarts this process.
         None if options.place.is_none() => None,
         None => serde_json::to_string(&ProcessId::parent()?).ok(),
     }
 }
 
 impl Identity {
-    /// A new run.
+    /// Creates the identity of a new run.
     pub(super) fn new(claimant: &Claimant) -> Result<Self, FolderError> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|error| {
@@ -102,7 +102,7 @@ impl Identity {
         })
     }
 
-    /// The run that `claimant` goes on with.
+    /// Returns the identity of the run once `claimant` continues it.
     pub(super) fn taken_by(&self, claimant: &Claimant) -> Self {
         Identity {
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
@@ -113,12 +113,12 @@ impl Identity {
         }
     }
 
-    /// The same run, on `device`.
+    /// Returns the same run, on `device`.
     pub(super) fn on_device(&self, device: String) -> Self {
         Identity { device, ..self.clone() }
     }
 
-    /// A run that no job may take over by itself yet.
+    /// Returns the same run, which no job may take over automatically yet.
     pub(super) fn without_job(self) -> Self {
         Identity { job: None, ..self }
     }
@@ -131,13 +131,13 @@ impl Identity {
         if !self.was_started_as(claimant) { Err(OTHER_CONFIG) } else { Ok(()) }
     }
 
-    /// Whether it was last started with the configuration of `claimant`.
+    /// Returns whether the run was last started with the configuration of `claimant`.
     pub(super) fn was_started_as(&self, claimant: &Claimant) -> bool {
         self.config_sha256 == claimant.config_sha256
     }
 
-    /// The identity of the run in `out`; `None` if it has none. A file of that name that some other
-    /// program has written is none.
+    /// Reads the identity of the run in `out`. Returns `None` if the file is missing, or if another program
+    /// wrote a file of that name.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
         let wrong = |problem: String| FolderError::Identity(path.clone(), problem);
@@ -148,7 +148,7 @@ impl Identity {
                 let problem = "is no regular file: choose another folder with --out";
                 return Err(wrong(problem.to_owned()));
             }
-            // No run has written that much.
+            // No run writes that much.
             Err(error) if error.kind() == ErrorKind::FileTooLarge => return Ok(None),
             Err(error) => return Err(FolderError::io("read", &path)(error)),
         };
@@ -165,7 +165,7 @@ impl Identity {
         }
     }
 
-    /// Writes it into `out`.
+    /// Writes the identity into `out`.
     pub(super) fn write(&self, out: &Path) -> Result<(), FolderError> {
         let path = out.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other);
@@ -174,14 +174,14 @@ impl Identity {
     }
 }
 
-/// The time in UTC, as in `2026-11-23T07:08:19Z`.
+/// Returns the time in UTC, as in `2026-11-23T07:08:19Z`.
 pub(super) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     utc(since.as_secs())
 }
 
-/// `seconds` since 1970 as a date and a time. The date by Howard Hinnant's `civil_from_days`
-/// (<https://howardhinnant.github.io/date_algorithms.html>), for dates that are not negative.
+/// Formats `seconds` since 1970 as a date and a time. The date follows Howard Hinnant's `civil_from_days`
+/// (<https://howardhinnant.github.io/date_algorithms.html>), restricted to non-negative dates.
 fn utc(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(run.check_restart_of(&mine), Ok(()));
         assert_eq!(run.check_restart_of(&claimant("c", Some("k"))), Err(OTHER_JOB));
         assert_eq!(run.check_restart_of(&claimant("d", Some("j"))), Err(OTHER_CONFIG));
-        // Nobody's run is nobody's to take over.
+        // No job can take over a run without a job, not even a claimant without one.
         let alone = run.clone().without_job();
         assert_eq!(alone.check_restart_of(&claimant("c", None)), Err(OTHER_JOB));
         assert_eq!(alone.taken_by(&mine), run);

@@ -1,10 +1,10 @@
-//! A run folder belongs to one run for as long as any of its processes lives.
+//! The lock of a run folder: the folder belongs to one run for as long as any of its processes lives.
 //!
-//! Rank 0 holds a lock of the system for itself, and the processes of the other ranks share a second one.
-//! The kernel lets go of both when a process ends, however it ends. Whoever begins needs the first lock,
-//! and needs to find the second one free, so it begins only when nobody is left. `flock` reaches other
-//! machines where the file system takes it there, as NFS does. Where it does not, or not beyond this
-//! machine, the holder's heartbeat decides; see `holder.rs`.
+//! Rank 0 holds an exclusive system lock, and the processes of the other ranks share a second one. The kernel
+//! releases both when a process ends, however it ends. A new run takes the first lock and requires the second
+//! to be free, so it begins only when no process is left. `flock` reaches other machines if the file system
+//! forwards it, as NFS does. If the file system has no locks, or only local ones, the holder's heartbeat
+//! decides; see `holder.rs`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::files;
 use crate::metrics::say;
 use crate::process::{ProcessId, Repeat};
 
-/// What only locks need is in this folder of the run folder.
+/// Folder within the run folder for the files that only locking needs.
 pub(super) const FOLDER: &str = ".kiln";
 const LOCK_FILE: &str = "lock";
 const RANKS_FILE: &str = "ranks";
@@ -29,56 +29,56 @@ const HOLDER_FILE: &str = "holder.json";
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The kernel lets go of the locks of a process a little before the process is gone.
+/// Time for a process to disappear: the kernel releases its locks a little earlier.
 const EXIT: Duration = Duration::from_secs(5);
 
-/// Anyone who only asks whether the lock is free has it for a moment.
+/// Time for which a process that only checks the lock may hold it.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// A run folder is this run's, until this is dropped.
+/// Keeps a run folder for this run until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    // In this order: first the holder's file says that it ends.
+    // Dropped in this order: first the holder's file is marked as ended.
     _heartbeat: Option<Repeat>,
     held: Option<HeldFolder>,
 }
 
-/// How long a start waits for another run to let go of the folder.
+/// The time that a start waits for another run to release the folder.
 pub(super) struct Patience<'a> {
-    /// So long.
+    /// Maximum wait.
     pub(super) time: Duration,
-    /// And no longer than until this becomes true.
+    /// Ends the wait early once true.
     pub(super) stop: &'a AtomicBool,
 }
 
-/// What the system says to an attempt.
+/// The result of an attempt to take the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// This process has the lock now, and no rank is left of the one before.
+    /// This process now has the lock, and no rank of the previous run is left.
     Locked,
-    /// Others hold it.
+    /// Another process holds a lock.
     Taken,
-    /// There are no locks on this file system.
+    /// The file system does not support locks.
     Unsupported,
 }
 
-/// What the holder's file makes of an attempt that nobody has objected to.
+/// The state of the holder named in the file, after an attempt that met no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rival {
-    /// There is none.
+    /// There is no holder any more.
     Gone,
-    /// It lives.
+    /// It is alive.
     Alive,
-    /// It may live on another machine, whose locks are not seen here.
+    /// It may be alive on another machine, whose locks are invisible here.
     Unknown,
 }
 
 impl Lock {
-    /// Takes the folder `out` for the run `run`; the folder is created if it is not there.
+    /// Takes the folder `out` for the run `run`, and creates the folder if it does not exist.
     ///
     /// # Errors
     ///
-    /// When another run holds the folder and does not let go of it in time, or it cannot be written.
+    /// If another run holds the folder and does not release it in time, or the folder cannot be written.
     pub(super) fn take(out: &Path, run: &str, patience: Patience) -> Result<Self, FolderError> {
         fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
         let folder = out.join(FOLDER);
@@ -100,8 +100,8 @@ impl Lock {
                 break attempt;
             }
             let stop = patience.stop.load(Ordering::Relaxed);
-            // With the lock in hand, whoever still seems to be there is about to end, or somebody has
-            // removed the file that it had locked.
+            // If this process has the lock, the holder that still seems alive is about to end, or its lock file
+            // was removed.
             let least = if attempt == Attempt::Locked { EXIT } else { MOMENT };
             if start.elapsed() >= patience.time.max(least) || stop {
                 return Err(held(out));
@@ -120,7 +120,7 @@ impl Lock {
         let holder = Holder::this(run);
         holder.write(&holder_path).map_err(FolderError::io("write", &holder_path))?;
         if attempt == Attempt::Unsupported {
-            // Of two that begin at once, the one whose file stays.
+            // If two runs begin at once, the one whose file remains wins.
             sleep(2 * LOOK);
             if !Holder::read(&holder_path).is_some_and(|now| now.is_same(&holder)) {
                 return Err(held(out));
@@ -132,11 +132,11 @@ impl Lock {
         Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
 
-    /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run.
+    /// Holds the folder `out` as another process of the run whose rank 0 has taken it.
     ///
     /// # Errors
     ///
-    /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
+    /// If another run has taken the folder in between. Without lock support, rank 0's lock stands for all.
     pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();
@@ -147,12 +147,13 @@ impl Lock {
         Ok(Lock { _heartbeat: None, held })
     }
 
-    /// What shows whether the folder is still this run's; `None` where this process could not hold it.
+    /// Returns a handle that shows whether the folder still belongs to this run; `None` if this process could
+    /// not lock it.
     pub(in crate::run) fn held(&self) -> Option<HeldFolder> {
         self.held.clone()
     }
 
-    /// Fails if some run holds `out` now. Writes nothing.
+    /// Fails if a run holds `out` now. Writes nothing.
     pub(super) fn check_free(out: &Path) -> Result<(), FolderError> {
         let locks = Locks::open(&out.join(FOLDER), false).ok();
         match locks.map(|locks| locks.attempt()) {
@@ -162,22 +163,22 @@ impl Lock {
     }
 }
 
-/// The file that says who holds the folder `out`.
+/// Returns the path of the file that names the holder of the folder `out`.
 pub(super) fn holder_file(out: &Path) -> PathBuf {
     out.join(FOLDER).join(HOLDER_FILE)
 }
 
 fn open(path: &Path, create: bool) -> std::io::Result<File> {
-    // For writing, too: without it, NFS gives no lock that keeps others out.
+    // Opened for writing too: otherwise NFS grants no exclusive lock.
     let mut options = OpenOptions::new();
     files::open_with(options.read(true).write(true).create(create).truncate(false), path)
 }
 
-/// The files that are locked.
+/// The lock files.
 struct Locks {
-    /// Rank 0's alone.
+    /// Locked exclusively by rank 0.
     first: File,
-    /// Shared by the others.
+    /// Shared by the other ranks.
     ranks: File,
 }
 
@@ -187,8 +188,8 @@ impl Locks {
         Ok(Locks { first: open(LOCK_FILE)?, ranks: open(RANKS_FILE)? })
     }
 
-    /// Takes the first lock if both are free. The second is free again afterwards: nobody but the holder
-    /// of the first one lets ranks begin.
+    /// Takes the first lock if both are free, and releases the second: only the holder of the first lets ranks
+    /// begin.
     fn attempt(&self) -> Attempt {
         let of = |attempt: Result<(), TryLockError>| match attempt {
             Ok(()) => Attempt::Locked,
@@ -214,7 +215,7 @@ fn held(out: &Path) -> FolderError {
     FolderError::Held(out.to_owned(), holder)
 }
 
-/// Whether the holder's file tells of someone who lives, though the lock does not.
+/// Returns whether the holder's file names a process that is alive although the lock shows none.
 fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut bool) -> bool {
     let Some(holder) = Holder::read(holder_path) else { return false };
     match rival(attempt, &holder, &ProcessId::this()) {
@@ -240,11 +241,11 @@ fn rival(attempt: Attempt, holder: &Holder, this: &ProcessId) -> Rival {
     }
     match holder.process.is_gone() {
         Some(true) => Rival::Gone,
-        // Runs of one process know each other by their locks.
+        // Runs in the same process see each other's locks.
         Some(false) if attempt == Attempt::Locked && holder.process == *this => Rival::Gone,
-        // Also with the lock in hand: somebody may have removed the file that it has locked.
+        // Even if this process has the lock: the rival's lock file may have been removed.
         Some(false) => Rival::Alive,
-        // In another container. The kernel of both has just said that nobody holds the lock.
+        // The holder is in another container of the same kernel, which has just granted the lock.
         None if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) => Rival::Gone,
         None => Rival::Unknown,
     }
@@ -266,7 +267,7 @@ mod tests {
         out.join(FOLDER).join(HOLDER_FILE)
     }
 
-    /// Two runs as threads of one process are two runs.
+    /// Two runs in threads of one process count as two runs.
     #[test]
     fn a_folder_has_one_run_and_the_next_one_when_all_of_it_has_ended() {
         let folder = tempfile::tempdir().unwrap();
@@ -297,7 +298,7 @@ mod tests {
                     scope.spawn(move || {
                         meeting.wait();
                         let lock = Lock::take(&out, &index.to_string(), now(&NONE));
-                        // Nobody lets go before all have tried.
+                        // All threads try before any of them releases the lock.
                         meeting.wait();
                         usize::from(lock.is_ok())
                     })
@@ -314,7 +315,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("run");
         let first = Lock::take(&out, "first", now(&NONE)).unwrap();
-        // Whoever is told to stop waits no longer.
+        // A start that was asked to stop does not wait any longer.
         let stop = AtomicBool::new(true);
         let stopped = Patience { time: Duration::MAX, stop: &stop };
         assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held(..))));
@@ -348,11 +349,11 @@ mod tests {
         let other_machine = changed("boot", "another".into());
         let gone = changed("started", 1.into());
         for (attempt, process, expected) in [
-            // It lives: its lock was removed.
+            // The parent is alive: its lock was removed.
             (Locked, &parent, Rival::Alive),
             (Locked, &this, Rival::Gone),
             (Locked, &gone, Rival::Gone),
-            // Under one kernel, its locks are the truth about other containers.
+            // Under one kernel, locks are reliable across containers.
             (Locked, &elsewhere, Rival::Gone),
             (Locked, &other_machine, Rival::Unknown),
             (Unsupported, &parent, Rival::Alive),

@@ -1,4 +1,4 @@
-//! What somebody finds who only looks at a run.
+//! Read-only queries about a run folder.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
@@ -16,29 +16,29 @@ use crate::error::Result;
 use crate::files;
 use crate::process::ProcessId;
 
-/// A holder whose file is older than this is gone: it writes it every five seconds.
+/// Age beyond which a holder's file means that the holder is gone: a live holder writes it every five seconds.
 const SILENCE: Duration = Duration::from_secs(25);
 
-/// Longer files are no configurations.
+/// Maximum size of a configuration in bytes; longer files are ignored.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Bytes at the end of a file of metrics in which its last lines are looked for.
+/// Number of bytes at the end of a metrics file that are searched for its last lines.
 const TAIL: u64 = 256 * 1024;
 
-/// How a run folder stands.
+/// The state of a run folder.
 #[derive(Debug)]
 pub(crate) enum Standing {
     /// It holds no run, for this reason.
     NoRun(String),
     /// A process holds it.
     Held(Option<ProcessId>),
-    /// The last process that held it has let go of it.
+    /// The last process that held it has released it.
     Ended,
-    /// The last process that held it has ended without letting go, so it was killed.
+    /// The last process that held it ended without releasing it, so it was killed.
     Killed(ProcessId),
 }
 
-/// How the folder `out` stands. Writes nothing.
+/// Returns the state of the folder `out`. Writes nothing.
 pub(crate) fn standing(out: &Path) -> Result<Standing> {
     match content_of(out, Path::new(""))? {
         Content::Nothing if !out.exists() => return Ok(Standing::NoRun("it is not there".to_owned())),
@@ -61,33 +61,33 @@ pub(crate) fn standing(out: &Path) -> Result<Standing> {
         SystemTime::now().duration_since(written).ok()
     };
     Ok(match holder {
-        // Of a build that wrote no such file, or of a process that has let go.
+        // From a build that wrote no such file, or a process that has released it.
         None => Standing::Ended,
         Some(holder) if holder.ended => Standing::Ended,
         Some(Holder { process, .. }) => match process.is_gone() {
             Some(true) => Standing::Killed(process),
             Some(false) => Standing::Held(Some(process)),
-            // On another machine, whose locks may not be seen here, it writes the file again and again.
+            // The holder is on another machine, whose locks may be invisible here, but keeps writing the file.
             None if age().is_some_and(|age| age < SILENCE) => Standing::Held(Some(process)),
             None => Standing::Killed(process),
         },
     })
 }
 
-/// How far a run has come, by its folder.
+/// The progress of a run, read from its folder.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Steps of its configuration.
+    /// Number of steps in its configuration.
     pub(crate) steps: Option<u64>,
-    /// The last step that it has logged.
+    /// Last step in the log.
     pub(crate) logged: Option<u64>,
-    /// The loss of that step.
+    /// Loss of that step.
     pub(crate) loss: Option<f64>,
-    /// The step of its newest checkpoint.
+    /// Step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
 }
 
-/// How far the run in `out` has come. What cannot be read is not known.
+/// Reads the progress of the run in `out`. Fields that cannot be read are `None`.
 pub(crate) fn progress(out: &Path) -> Progress {
     let config =
         files::read(&out.join(CONFIG_FILE), MAX_BYTES).ok().and_then(|text| String::from_utf8(text).ok());
@@ -103,7 +103,7 @@ pub(crate) fn progress(out: &Path) -> Progress {
     }
 }
 
-/// The last line of the metrics that is about a step.
+/// Returns the last line of the metrics that belongs to a step.
 fn last_step(out: &Path) -> Option<Value> {
     let mut file = files::open(&metrics_of_run(out)).ok()?;
     let length = file.metadata().ok()?.len();

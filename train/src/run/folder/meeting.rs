@@ -1,5 +1,5 @@
-//! Which ranks of a run have come, while others are waited for: a file of each process in the run folder, which
-//! nobody has claimed yet.
+//! The ranks of a run that have arrived while others are awaited: one file per process in the run folder, which
+//! no run has claimed yet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,17 +17,17 @@ use crate::metrics::unix_time;
 use crate::place::RankEnv;
 use crate::process::ProcessId;
 
-/// What the names of the files begin and end with; between them is the rank.
+/// Start and end of the file names; the rank is between them.
 const PREFIX: &str = "waiting_";
 const SUFFIX: &str = ".json";
 
-/// Longer files are not of ours.
+/// Maximum size of a file in bytes; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Files that are read at most.
+/// Maximum number of files to read.
 const MOST: usize = 1 << 12;
 
-/// A process of another machine may be this much longer in its wait, in seconds: clocks differ.
+/// Tolerance in seconds for the end of a wait on another machine, because clocks differ.
 const LATE: f64 = 60.0;
 
 /// A rank that waits for others.
@@ -36,27 +36,27 @@ pub(crate) struct Waiting {
     pub(crate) process: ProcessId,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    /// Where rank 0 hosts the rendezvous, as `host:port`.
+    /// Address at which rank 0 hosts the rendezvous, as `host:port`.
     pub(crate) rendezvous: String,
-    /// Since when, and until when at most, in seconds since 1970.
+    /// Start and latest end of the wait, in seconds since 1970.
     pub(crate) since: f64,
     pub(crate) until: f64,
-    /// Of rank 0: the ranks that have come, each with the address that it has come from.
+    /// On rank 0: the ranks that have arrived, and the address of each.
     pub(crate) come: BTreeMap<usize, IpAddr>,
 }
 
-/// Shows in a run folder that this process waits, until this is dropped.
+/// Shows in a run folder that this process waits, until it is dropped.
 #[derive(Debug)]
 pub(in crate::run) struct Meeting {
     waiting: Waiting,
-    /// Where it is shown; `None` if it cannot be.
+    /// Path of the file; `None` if it cannot be written.
     path: Option<PathBuf>,
-    /// Folders that were made for that, the innermost first.
+    /// Folders that were created for the file, innermost first.
     made: Vec<PathBuf>,
 }
 
 impl Meeting {
-    /// The rank at `place` waits for others. Where that cannot be shown, nothing is lost.
+    /// Shows that the rank at `place` waits for others. Failing to show it is not an error.
     pub(in crate::run) fn begin(out: &Path, place: &RankEnv, comm: &CommSection) -> Self {
         let since = unix_time();
         let waiting = Waiting {
@@ -70,7 +70,7 @@ impl Meeting {
         };
         let mut meeting = Meeting { waiting, path: None, made: Vec::new() };
         let folder = out.join(FOLDER);
-        // Rank 0 makes the folder of the run anyway, and no other process does.
+        // Rank 0 creates the run folder anyway; no other process does.
         let may_show = (place.rank == 0 || out.is_dir()) && !is_foreign(out) && !folder.is_symlink();
         if may_show {
             let missing = folder.ancestors().take_while(|folder| !folder.exists());
@@ -83,7 +83,7 @@ impl Meeting {
         meeting
     }
 
-    /// Shows that `come` have come, if that is news.
+    /// Shows the ranks that have arrived, if they have changed.
     pub(in crate::run) fn show(&mut self, come: BTreeMap<usize, IpAddr>) {
         if self.waiting.come != come {
             self.waiting.come = come;
@@ -91,7 +91,8 @@ impl Meeting {
         }
     }
 
-    /// Whoever reads the file finds it whole. It need not outlast a crash of the machine.
+    /// Replaces the file atomically, so readers never see a part of it. It need not survive a crash of the
+    /// machine.
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension("new");
@@ -102,18 +103,19 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        // What cannot be removed names a process that will be gone.
+        // A file that cannot be removed names a process that will be gone.
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
         }
-        // Rank 0 alone: nobody else can be about to use them. Those with something in them stay.
+        // Only rank 0 removes the folders, since no other process can be about to use them. Folders with
+        // content stay.
         if self.waiting.rank == 0 {
             self.made.iter().for_each(|folder| _ = fs::remove_dir(folder));
         }
     }
 }
 
-/// The processes that wait in the run folder `out` for other ranks, by rank.
+/// Returns the processes that wait in the run folder `out` for other ranks, ordered by rank.
 pub(crate) fn waiting(out: &Path) -> Vec<Waiting> {
     let entries = fs::read_dir(out.join(FOLDER)).into_iter().flatten().flatten().take(MOST);
     let mut waiting: Vec<Waiting> = entries

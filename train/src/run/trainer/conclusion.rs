@@ -1,4 +1,4 @@
-//! What a run says at its end: how far it came, where the time went, what it took, and what to do next.
+//! The summary at the end of a run: its progress, its time by activity, its resources, and what to do next.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::metrics::BestLoss;
 use crate::process::quoted;
 use crate::words::{flops_per_s, number_of, size, took};
 
-/// Activities of a rank's recorder, and what people call them, in the order of a step.
+/// Activities of a rank's recorder and their display names, in the order of a step.
 const ACTIVITIES: [(&str, &str); 7] = [
     ("forward", "forward"),
     ("backward", "backward"),
@@ -22,28 +22,28 @@ const ACTIVITIES: [(&str, &str); 7] = [
     ("sampling", "sampling"),
 ];
 
-/// Waiting for longer than this share of the time is worth a look, in a run of some length.
+/// Share of time spent waiting above which the summary suggests a remedy, for runs of at least this length.
 const MUCH: f64 = 0.2;
 const SOME_LENGTH: Duration = Duration::from_secs(60);
 
-/// Shares below this are not told.
+/// Smaller shares are not shown.
 const LITTLE: f64 = 0.005;
 
-/// What is known of a run, or of one start of it, at its end.
+/// The data for the summary of a run, or of one start of it.
 pub(super) struct Conclusion {
-    /// The run folder, as people name it.
+    /// The run folder, for display.
     pub(super) out: PathBuf,
     pub(super) elapsed: Duration,
-    /// Of that, until the first step began.
+    /// The part of `elapsed` until the first step began.
     pub(super) start: Duration,
-    /// Where the time of rank 0 went.
+    /// The time of rank 0 by activity.
     pub(super) times: Vec<ActivityTime>,
     pub(super) ranks: usize,
-    /// Steps of this start, and of them those without an update.
+    /// Steps of this start, and the number of them without an update.
     pub(super) steps: u64,
     pub(super) skipped: u64,
     pub(super) tokens: u64,
-    /// Time in these steps.
+    /// Time spent in these steps.
     pub(super) in_steps: f64,
     /// FLOP/s of the model over these steps, and their share of the peak if that is known.
     pub(super) flops: f64,
@@ -51,19 +51,19 @@ pub(super) struct Conclusion {
     pub(super) val_loss: Option<f64>,
     pub(super) unigram: Option<f64>,
     pub(super) best: Option<BestLoss>,
-    /// The checkpoint of the step with the lowest validation loss, if it is another than the last one and there.
+    /// The checkpoint of the step with the lowest validation loss, if it exists and is not the last one.
     pub(super) best_checkpoint: Option<PathBuf>,
-    /// The most bytes that a rank held, and what was planned, with the layers that the plan does not know.
+    /// The most bytes that a rank held; the planned bytes, with the layers that the plan does not know.
     pub(super) peak_bytes: Option<u64>,
     pub(super) planned: Option<(u64, BTreeSet<&'static str>)>,
-    /// Name on a command line of the program that has the model's parts; `None` if it has no commands.
+    /// Command-line name of the program that has the model's parts; `None` if it has no commands.
     pub(super) program: Option<String>,
-    /// Set if the layout of Hugging Face has all parts of the model.
+    /// True if the Hugging Face layout has all parts of the model.
     pub(super) is_exportable: bool,
 }
 
 impl Conclusion {
-    /// The lines, each of which begins with what it is about.
+    /// Returns the lines of the summary, each of which begins with its subject.
     pub(super) fn lines(&self) -> Vec<String> {
         let lines = [
             ("validation loss", self.validation()),
@@ -91,7 +91,7 @@ impl Conclusion {
         Some(text)
     }
 
-    /// The time, and the share of it that each activity took.
+    /// Returns the total time and the share of each activity.
     fn time(&self) -> String {
         let all = self.elapsed.as_secs_f64();
         let share = |time: Duration| time.as_secs_f64() / all.max(f64::MIN_POSITIVE);
@@ -100,7 +100,7 @@ impl Conclusion {
             share(of.map(|time| time.busy).sum())
         };
         let mut shares: Vec<_> = ACTIVITIES.iter().map(|(activity, name)| (*name, busy(activity))).collect();
-        // A rank alone has nobody to wait for.
+        // A single rank has no others to wait for.
         shares.extend((self.ranks > 1).then(|| ("waiting", self.waiting())));
         shares.insert(0, ("start", share(self.start)));
         let known: f64 = shares.iter().map(|(_, share)| share).sum();
@@ -110,9 +110,9 @@ impl Conclusion {
         format!("{}: {}", took(self.elapsed), told.join(", "))
     }
 
-    /// The share of the time that rank 0 waited for others.
+    /// Returns the share of the time during which rank 0 waited for others.
     fn waiting(&self) -> f64 {
-        // Until the first step, ranks wait for whoever prepares it.
+        // Until the first step, ranks wait for the one that prepares it.
         let is_work =
             |time: &&ActivityTime| ACTIVITIES.iter().any(|(activity, _)| time.activity == *activity);
         let waited: Duration = self.times.iter().filter(is_work).map(|time| time.waited).sum();
@@ -153,7 +153,7 @@ impl Conclusion {
         Some(text)
     }
 
-    /// What to do next, a command or a hint a line.
+    /// Returns suggestions for what to do next, one command or hint per line.
     pub(super) fn next(&self) -> Vec<String> {
         let out = quoted(&self.out);
         let mut next = Vec::new();

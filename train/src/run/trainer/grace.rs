@@ -1,4 +1,4 @@
-//! The time between the first signal that asks a run to stop and the one that ends it.
+//! The grace period between the first signal that asks a run to stop and the one that kills it.
 
 use std::time::Duration;
 
@@ -6,19 +6,20 @@ use crate::error::Result;
 use crate::launch;
 use crate::process::launcher;
 
-/// How much time there is, and whether it was said that it is too short.
+/// The length of the grace period, and whether a warning that it is too short was printed.
 pub(super) struct Grace {
     time: Duration,
     told: bool,
 }
 
 impl Grace {
-    /// What the launcher gives, or else what most schedulers do.
+    /// Returns the launcher's grace period, or else that of most schedulers.
     pub(super) fn new() -> Result<Self> {
         Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
     }
 
-    /// Says once, on rank 0, if a micro-batch of `micro_batch` or a step of `step` seconds takes longer.
+    /// Warns once, on rank 0, if a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
+    /// longer.
     pub(super) fn mind(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
         if self.told || rank != 0 {

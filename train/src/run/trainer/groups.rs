@@ -1,5 +1,5 @@
-//! The table of parameter groups that a run starts with: the bytes of each as a whole, which is what a gather makes,
-//! and of a rank's share of it. Groups that are alike have one row.
+//! The table of parameter groups that a run prints at its start: the bytes of each whole group, as gathered,
+//! and of a rank's share of it. Identical groups share one row.
 
 use kiln_shard::Engine;
 
@@ -8,20 +8,20 @@ use crate::words::{in_ranges, size};
 /// Bytes of an `f32`.
 const F32: u64 = 4;
 
-/// Rows at most.
+/// Maximum number of rows.
 const ROWS: usize = 12;
 
-/// The longest list of layers that is written out.
+/// Length of the longest list of layers that is written out.
 const LISTED: usize = 20;
 
-/// Characters of a name that are shown.
+/// Maximum number of characters shown of a name.
 const LONGEST: usize = 32;
 
 /// A parameter group in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
     parameters: u64,
-    /// Bytes while gathered, in the dtype that is computed with.
+    /// Bytes while gathered, in the compute dtype.
     whole: u64,
     /// Bytes of a rank's share.
     weights: u64,
@@ -29,10 +29,11 @@ struct Numbers {
     optimizer: u64,
 }
 
-/// Parameter groups that are alike.
+/// Identical parameter groups.
 #[derive(Clone, Debug)]
 struct Row {
-    /// The name around the number of a layer, as in `layers.` and `.muon`; nothing behind it otherwise.
+    /// The name before and after the layer number, as in `layers.` and `.muon`; the second part is empty
+    /// otherwise.
     name: (String, String),
     layers: Vec<usize>,
     each: Numbers,
@@ -41,13 +42,13 @@ struct Row {
 /// The parameter groups of an engine in a table.
 pub(super) struct GroupTable {
     rows: Vec<Row>,
-    /// Of the dtype that is computed with.
+    /// The compute dtype.
     dtype: String,
 }
 
 impl GroupTable {
-    /// The groups of `engine`. With `copies`, a rank has its share of the weights in the dtype that is computed with
-    /// besides, since the masters are elsewhere.
+    /// Builds the table for `engine`. With `copies`, a rank also holds its share of the weights in the compute
+    /// dtype, since the masters are elsewhere.
     pub(super) fn of_engine(engine: &Engine, copies: bool) -> Self {
         let (layout, mesh, dtype) = (engine.layout(), engine.mesh(), engine.policy().compute_dtype);
         let width = dtype.size() as u64;
@@ -78,7 +79,7 @@ impl GroupTable {
         }
     }
 
-    /// The table, a line per row.
+    /// Returns the table, one line per row.
     pub(super) fn lines(&self) -> Vec<String> {
         let (shown, more) = self.rows.split_at(self.rows.len().min(ROWS));
         let names: Vec<_> = shown.iter().map(Row::name).collect();
@@ -131,7 +132,7 @@ impl Row {
     }
 }
 
-/// The rows of `groups`: those of layers that differ in nothing but the number of the layer are one.
+/// Groups `groups` into rows: layers that differ only in their number share one row.
 fn alike<'a>(groups: impl Iterator<Item = (&'a str, Numbers)>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (name, each) in groups {
@@ -145,7 +146,7 @@ fn alike<'a>(groups: impl Iterator<Item = (&'a str, Numbers)>) -> Vec<Row> {
     rows
 }
 
-/// The name of a group around the number of its layer, as in `layers.3.muon`.
+/// Splits the name of a group around its layer number, as in `layers.3.muon`.
 fn split(name: &str) -> ((String, String), Option<usize>) {
     let layer = || {
         let (before, rest) = name.split_once('.')?;
@@ -159,7 +160,7 @@ fn split(name: &str) -> ((String, String), Option<usize>) {
     }
 }
 
-/// A number of parameters.
+/// Formats a number of parameters.
 fn millions(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
@@ -197,7 +198,7 @@ mod tests {
             groups.push(("head".to_owned(), numbers(131_076_096, ranks)));
             table(&groups)
         };
-        // Every other layer has experts, and its matrices another rule.
+        // Every other layer has experts, and its matrices use another optimizer rule.
         let mut mixed = vec![("embed".to_owned(), numbers(1000, 2))];
         for layer in 0..24 {
             let parameters = if layer % 2 == 0 { 70_000_000 } else { 1_400_000_000 };
@@ -211,7 +212,8 @@ mod tests {
         insta::assert_snapshot!(tables.join("\n\n"));
     }
 
-    /// The table of an engine, and what it has of weights and optimizer state by itself.
+    /// Returns the total weight bytes in an engine's table, the bytes that it holds, and the optimizer bytes in
+    /// the table.
     fn of_engine(ranks: usize, strategy: Strategy, shard_size: Option<usize>) -> (u64, u64, u64) {
         let told = run_ranks(ranks, 1, |world| {
             let small = ModelConfig {
@@ -227,7 +229,7 @@ mod tests {
             let decoder = ShardedDecoder::new(decoder, builder.freeze(|name| name.starts_with("layers.0.")))?;
             let engine = decoder.engine();
             let table = GroupTable::of_engine(engine, false);
-            // What every rank has of each parameter, and the padding between them.
+            // The bytes that every rank holds of each parameter, and the padding between them.
             let mut held = 0;
             for (_, parameter) in engine.layout().parameters() {
                 held += engine.held(&parameter.name)?.len() as u64 * F32;

@@ -1,4 +1,4 @@
-//! A step that is under way.
+//! A step in progress.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,28 @@ use kiln_shard::Update;
 use crate::run::RecordedStep;
 use crate::values::Values;
 
-/// What the clocks of a rank say at one moment.
+/// The clocks of a rank at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClockReading {
     pub(super) at: Instant,
-    /// How long ranks have been held until then.
+    /// Total time for which ranks have been held until then.
     pub(super) held: Duration,
-    /// Where the time of the rank has gone until then.
+    /// The time of the rank by activity until then.
     pub(super) times: Vec<ActivityTime>,
 }
 
-/// The part of a step for which the host has to have waited for the GPU, so that it knows when the step
-/// ended.
+/// Fraction of a step, as its inverse, for which the host must have waited for the values, so that their
+/// arrival shows when the step ended.
 const WAITED: u32 = 16;
 
-/// When a step ended whose values the host has `asked` for, and got `now`, after it had given the device the
-/// next step as well. `before` is when the step began, or the one before it ended, and `issued` when the
-/// device had been given all of it.
+/// Returns the clock reading at the end of a step. The host `asked` for its values, and got them at `now`,
+/// after it had also issued the next step to the device. `before` is when the step began, or the previous one
+/// ended, and `issued` when the step had been issued completely.
 ///
-/// If the host has waited for the values, the step ended now. If they were there, the GPU is faster than the
-/// host, and had done the step when it had been given the last of it, or soon afterwards. (If the step before
-/// had not ended by then, this one ended at an unknown moment between that and the question.)
+/// If the host waited for the values, the step ended now. If they were already there, the GPU is faster than
+/// the host, and finished the step when its last part was issued, or soon afterwards. (If the previous step had
+/// not ended by then, this one ended at an unknown moment between that step's end and the request for its
+/// values.)
 pub(super) fn end_of_step(
     before: &ClockReading,
     issued: ClockReading,
@@ -44,28 +45,28 @@ pub(super) fn end_of_step(
     }
 }
 
-/// A step that has been given to the device. Of a GPU, nothing of it is known yet.
+/// A step that has been issued to the device. On a GPU, nothing about its outcome is known yet.
 pub(super) struct Issued {
     pub(super) step: u64,
     pub(super) update: Update,
     pub(super) lr: f64,
     pub(super) start: ClockReading,
-    /// When the device had been given all of it.
+    /// Moment at which the step had been issued completely.
     pub(super) end: ClockReading,
     pub(super) peak_bytes: u64,
-    /// Tokens trained on up to here.
+    /// Tokens trained on so far.
     pub(super) tokens: u64,
-    /// What goes into the log besides; `None` if the step is not logged.
+    /// Additional values for the log; `None` if the step is not logged.
     pub(super) log: Option<StepLog>,
 }
 
-/// What is written of a step that is logged, besides what every step has.
+/// The values of a logged step beyond those of every step.
 pub(super) struct StepLog {
-    /// What the layers of this rank have recorded.
+    /// The values that the layers of this rank recorded.
     pub(super) recorded: RecordedStep,
-    /// Whether the layers of any rank have recorded anything.
+    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
-    /// The norm of the gradient by module, if it is wanted.
+    /// The norm of the gradient by module, if requested.
     pub(super) grad_norms: Values,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct StepLog {
 mod tests {
     use super::*;
 
-    /// The end of a step, all in milliseconds.
+    /// Returns the end of a step; all times are in milliseconds.
     fn end(before: u64, issued: u64, asked: u64, now: u64) -> u64 {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
@@ -85,16 +86,16 @@ mod tests {
     #[test]
     fn a_step_ends_when_its_values_are_there_if_the_host_has_waited_for_them() {
         assert_eq!(end(1000, 900, 1100, 2000), 2000);
-        // The first one after an evaluation.
+        // The first step after an evaluation.
         assert_eq!(end(1000, 1100, 1200, 2000), 2000);
     }
 
     #[test]
     fn every_step_takes_the_time_of_the_host_if_the_gpu_is_faster() {
-        // Each is given to the GPU within 100 ms, and asked for when the next one has been given.
+        // Each step is issued within 100 ms, and its values are requested once the next step is issued.
         let ends = [end(0, 100, 200, 201), end(100, 200, 300, 301), end(200, 300, 400, 401)];
         assert_eq!(ends, [100, 200, 300]);
-        // The GPU was slower up to now: the next step is left some of the time.
+        // The GPU was slower so far: the next step is assigned some of the time.
         let ended = end(150, 100, 250, 251);
         assert_eq!(ended, 200);
         assert_eq!(end(ended, 250, 350, 351), 250);

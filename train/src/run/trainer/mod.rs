@@ -1,5 +1,5 @@
-//! What one rank does from the first to the last step: `Trainer::start`, then `Trainer::run` or a loop of the
-//! program's own.
+//! The work of one rank from the first to the last step: `Trainer::start`, then `Trainer::run` or a custom
+//! loop.
 
 mod conclusion;
 mod grace;

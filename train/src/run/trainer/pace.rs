@@ -1,9 +1,9 @@
-//! When the ranks ask each other whether to stop, besides after every step.
+//! Timing of the stop checks between ranks, in addition to the one after every step.
 //!
-//! All ranks have to stop at the same place, so they decide in a reduction. In the middle of a step, or of
-//! an evaluation, that reduction is due after about [`ASK_EVERY`] of work. How many passes that is follows
-//! from the longest pass of any rank, which the ranks tell each other in the same reduction, so all of them
-//! come to the same number. Steps that are shorter than that never pay for it.
+//! All ranks must stop at the same place, so they decide in a reduction. In the middle of a step or an
+//! evaluation, that reduction is due after about [`ASK_EVERY`] of work. The number of passes in that time
+//! follows from the longest pass of any rank, which the ranks exchange in the same reduction, so all ranks
+//! arrive at the same number. Shorter steps never pay for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,26 +16,26 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The pace of one rank's passes: micro-batches in training, batches in an evaluation.
 pub(super) struct Pace {
-    /// Passes until the ranks ask each other again; the same on all ranks.
+    /// Passes until the next stop check; the same on all ranks.
     left: u64,
-    /// When the present pass began, and how long ranks had been held by then.
+    /// Start of the present pass, and the time for which ranks had been held by then.
     begun: (Instant, Duration),
-    /// This rank's longest pass since the ranks asked each other, in seconds.
+    /// This rank's longest pass since the last stop check, in seconds.
     longest: f64,
 }
 
 impl Pace {
-    /// A pace of which nothing is known: the ranks ask each other after the first pass.
+    /// Creates a pace without measurements: the ranks check after the first pass.
     pub(super) fn new() -> Self {
         Pace { left: 1, begun: (Instant::now(), Duration::ZERO), longest: 0.0 }
     }
 
-    /// A pass begins. `held` is how long ranks were held up to now, for somebody to look into them.
+    /// Begins a pass. `held` is the total time for which ranks have been held for inspection so far.
     pub(super) fn begin(&mut self, held: Duration) {
         self.begun = (Instant::now(), held);
     }
 
-    /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other now.
+    /// Ends a pass, which the next one may follow at once. Returns whether a stop check is due now.
     pub(super) fn end(&mut self, held: Duration) -> bool {
         let (begun, before) = self.begun;
         let taken = begun.elapsed().saturating_sub(held.saturating_sub(before));
@@ -45,19 +45,18 @@ impl Pace {
         self.left == 0
     }
 
-    /// The passes that come now are of another kind: the ranks ask each other after the first one. To be called on all
-    /// ranks at the same place.
+    /// Expects passes of another kind: the ranks check after the first one. To be called on all ranks at the
+    /// same place.
     pub(super) fn ask_soon(&mut self) {
         self.left = 1;
     }
 
-    /// What this rank has to tell.
+    /// Returns this rank's longest pass.
     pub(super) fn longest(&self) -> f64 {
         self.longest
     }
 
-    /// Takes note of the longest pass of any rank in seconds; 0 if there was none since they asked each
-    /// other.
+    /// Records the longest pass of any rank in seconds; 0 if no pass has ended since the last stop check.
     pub(super) fn told(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);
@@ -65,7 +64,7 @@ impl Pace {
         self.longest = 0.0;
     }
 
-    /// Whether any rank is to stop, and the longest pass of any of them in seconds. Collective.
+    /// Returns whether any rank must stop, and the longest pass of any rank in seconds. Collective.
     pub(super) fn ask(&mut self, engine: &Engine, stop: &AtomicBool) -> Result<(bool, f64), ShardError> {
         let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
         let mut values = vec![0.0; 1 + ranks];
@@ -78,9 +77,9 @@ impl Pace {
     }
 }
 
-/// Passes of `longest` seconds that make [`ASK_EVERY`], at least one.
+/// Returns the number of passes of `longest` seconds that fill [`ASK_EVERY`], at least one.
 fn passes(longest: f64) -> u64 {
-    // A conversion that is too large gives the largest number.
+    // The conversion saturates.
     (ASK_EVERY.as_secs_f64() / longest).max(1.0) as u64
 }
 
@@ -100,7 +99,7 @@ mod tests {
     #[test]
     fn the_first_pass_is_asked_after_and_short_ones_are_not() {
         let mut pace = Pace::new();
-        // Asked before the first pass.
+        // A stop check before the first pass.
         pace.told(0.0);
         assert!(pace.end(Duration::ZERO));
         pace.told(0.5);

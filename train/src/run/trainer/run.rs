@@ -44,7 +44,7 @@ impl Trainer<'_> {
     pub fn run(mut self) -> Result<Summary> {
         let Plan { config, .. } = self.plan;
         while self.train_step()? {
-            // After the last step, `finish` does all of it.
+            // After the last step, `finish` does all three.
             let is_due =
                 |every: u64| every > 0 && !self.is_complete() && self.state.step.is_multiple_of(every);
             let [evaluate, sample, save] =
@@ -55,7 +55,8 @@ impl Trainer<'_> {
             if sample {
                 self.sample()?;
             }
-            // Last: whoever goes on from here has what was written of this step.
+            // Saving comes last, so that a run resumed from here has everything that was written about this
+            // step.
             if save {
                 self.save()?;
             }
@@ -64,15 +65,15 @@ impl Trainer<'_> {
     }
 
     /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
-    /// Returns whether there was one: not after the last step of the configuration, and not once the ranks
-    /// were asked to stop. A loop goes on for as long as this is true, and then calls [`Trainer::finish`];
-    /// one that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for
-    /// the step before, and for its own only where something has to be known of it. Collective.
+    /// Returns whether a step was taken: false after the last step of the configuration, and once the ranks
+    /// were asked to stop. A loop continues as long as this is true, and then calls [`Trainer::finish`]; a loop
+    /// that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for the
+    /// previous step, and for its own only if its outcome must be known. Collective.
     ///
     /// # Errors
     ///
     /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
-    /// save in the background has failed, or the ranks lose each other.
+    /// background save has failed, or the ranks lose each other.
     pub fn train_step(&mut self) -> Result<bool> {
         if self.stopping || self.is_complete() {
             return Ok(false);
@@ -83,11 +84,11 @@ impl Trainer<'_> {
             return Ok(false);
         };
         self.has_trained = true;
-        // A metric of the program may look at the weights, which must be those of its step.
+        // A custom metric may look at the weights, which must be those of its step.
         let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
         let is_looked_at = is_looked_at || self.observers.look_into(now.step);
-        // What a GPU has made of a step is read when it has the next one to work on, unless something else
-        // has to be known first.
+        // The outcome of a GPU step is read once the GPU has the next step to work on, unless something must be
+        // known earlier.
         self.settle_step()?;
         self.issued = Some(now);
         if !self.plan.device.is_gpu() || stop || is_looked_at || self.is_complete() {
@@ -105,20 +106,19 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the texts of
-    /// the configuration. After a stop that was asked for, only saves: whoever asked may not give us the time
-    /// for more. Collective.
+    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the texts of the
+    /// configuration. After a requested stop, only saves, because there may be no time for more. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is one whatever the configuration
+    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is an error whatever the configuration
     /// says.
     pub fn finish(mut self) -> Result<Summary> {
         self.settle_step()?;
         if self.stopping && !self.is_complete() {
             return self.stop();
         }
-        // Nothing is lost if the evaluation takes longer than we are given.
+        // With the save begun first, nothing is lost if the evaluation takes longer than the grace period.
         if self.has_news() {
             self.begin_save(true)?;
         }
@@ -148,7 +148,7 @@ impl Trainer<'_> {
         Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
     }
 
-    /// How long ranks were held up to now, for somebody to look into them.
+    /// Returns the total time for which ranks have been held for inspection.
     pub(super) fn held(&self) -> Duration {
         self.model.engine().world().holds().total()
     }
@@ -157,18 +157,18 @@ impl Trainer<'_> {
         ClockReading { at: Instant::now(), held: self.held(), times: self.times() }
     }
 
-    /// Where the time of this rank has gone up to now.
+    /// Returns the time of this rank by activity.
     pub(super) fn times(&self) -> Vec<ActivityTime> {
         self.model.engine().world().recorder().times()
     }
 
-    /// The training loss of the last step.
+    /// Returns the training loss of the last step.
     pub(super) fn loss(&self) -> Option<f64> {
         self.metrics.as_ref().map(|metrics| metrics.loss)
     }
 
-    /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
-    /// in the middle of it: all is as it was after the step before.
+    /// Issues one optimizer step. Nothing in it waits for a GPU. Returns `None` if the ranks were asked to stop
+    /// in the middle of it: the state is that after the previous step.
     fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
         let start = self.read_clocks();
         let config = &self.plan.config;
@@ -202,7 +202,7 @@ impl Trainer<'_> {
         tracing::debug!(of = step, lr = first_lr, first_sample, "a step begins");
         let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
         let Some(update) = update else { return Ok(None) };
-        // Perhaps changed meanwhile, at a prompt.
+        // The rate may have been changed meanwhile, at a prompt.
         let lr = batches.learning_rates().map_or(first_lr, |rates| rates.of(0));
         let (grad_norms, grad_histograms) = (batches.grad_norms, batches.grad_histograms);
         if config.log.has_histograms(step) {
@@ -230,12 +230,12 @@ impl Trainer<'_> {
         Ok(Some((Issued { step, update, lr, start, end, peak_bytes, tokens, log }, sync)))
     }
 
-    /// The validation loss: the cross-entropy of the validation split, in nats per token. `None` if the ranks were
-    /// asked to stop before or meanwhile. Collective.
+    /// Returns the validation loss: the cross-entropy of the validation split, in nats per token. Returns
+    /// `None` if the ranks were asked to stop before or during the evaluation. Collective.
     ///
-    /// The first evaluation of a step is logged if this start of the run has trained, with the loss of the answers of
-    /// `eval.prompts`, and stands for the step in the summary. Further ones, such as that of averaged weights, are
-    /// only returned.
+    /// The first evaluation after a step is logged if this start of the run has trained, with the loss of the
+    /// answers of `eval.prompts`, and becomes the step's loss in the summary. Further evaluations, such as that
+    /// of averaged weights, are only returned.
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Trainer<'_> {
         self.evaluate_unless(true)
     }
 
-    /// [`Trainer::evaluate`], which stops when asked to if it `may_stop`.
+    /// Like [`Trainer::evaluate`], but stops on request only if it `may_stop`.
     fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
         let Trainer { plan, model, device, validation, pace, reporter, .. } = self;
         model.engine().set_activity("evaluation");
@@ -280,14 +280,14 @@ impl Trainer<'_> {
             self.stopping = true;
             return Ok(None);
         };
-        // A pass of a step may take longer.
+        // The next pass belongs to a step, and may take longer.
         self.pace.ask_soon();
         let is_first = self.evaluated.is_none_or(|(step, _)| step < self.state.step);
         if !is_first {
             return Ok(Some(val_loss));
         }
         self.evaluated = Some((self.state.step, val_loss));
-        // A run that had nothing left to do says where it stands, and logs nothing.
+        // A run with nothing left to do reports its loss, but logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
             let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens, answer_loss };
             let path = metrics_of_run(&self.plan.out);
@@ -311,7 +311,7 @@ impl Trainer<'_> {
         conclusion.next().iter().for_each(|line| say(line));
     }
 
-    /// What is known of this start at its end.
+    /// Collects the data for the summary of this start.
     pub(super) fn conclusion(&self, reporter: &Reporter, val_loss: Option<f64>) -> Conclusion {
         let unigram = self.plan.message.data.unigram_entropy.map(|unigram| unigram.validation);
         let best = reporter.best();
@@ -323,7 +323,7 @@ impl Trainer<'_> {
         let tokens = self.state.tokens - tokens;
         let rate = tokens as f64 / self.in_steps;
         let flops = rate * self.flops_per_token;
-        // `kiln` has every part that is built in, also for a program without commands.
+        // `kiln` has all built-in parts, so it also serves a program without commands.
         let is_stock = Architecture::of_model(&self.plan.model) == Architecture::decoder();
         let program = process::command().or(is_stock.then_some("kiln"));
         Conclusion {
@@ -349,8 +349,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// The most that a plan says a rank holds, and the layers that the plan does not know; `None` where it cannot be
-    /// compared with what is counted.
+    /// Returns the planned peak of a rank in bytes, and the layers that the plan does not know; `None` if the
+    /// plan cannot be compared with the counted bytes.
     fn planned(&self) -> Option<(u64, BTreeSet<&'static str>)> {
         let Plan { config, model, optimizer, registry, device: resolved, .. } = self.plan;
         let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain()).ok()?;
@@ -360,7 +360,7 @@ impl Trainer<'_> {
             RankShape::of_config(config, model, &decoder, optimizer, gathers, !resolved.is_gpu()).ok()?;
         let shape = RankShape { mesh: engine.mesh(), ..shape };
         let step = shape.step(&Speed::INSTANT);
-        // Of a GPU, its pages are counted.
+        // On a GPU, the reserved pages are counted.
         let bytes = if resolved.is_gpu() { step.reserved } else { step.peak.bytes };
         memory::is_counting().then_some((bytes, step.undescribed))
     }

@@ -1,4 +1,4 @@
-//! Texts that the model goes on with, while it is trained and at the end.
+//! Texts that the model generates during and after training.
 
 use kiln_observe::run::Sample;
 
@@ -11,9 +11,9 @@ use crate::process::output::{columns, one_line};
 use crate::run::folder::samples_of_run;
 
 impl Trainer<'_> {
-    /// Generates the texts of the configuration, as [`Trainer::run`] does every `sample.every` steps. Rank 0 shows
-    /// them, and writes them to `samples.jsonl` if this start of the run has trained. The run goes on as it would
-    /// without. There are none once the ranks were asked to stop. Collective.
+    /// Generates the texts of the configuration, as [`Trainer::run`] does every `sample.every` steps. Rank 0
+    /// shows them, and writes them to `samples.jsonl` if this start of the run has trained. Sampling does not
+    /// change the rest of the run. Returns no texts once the ranks were asked to stop. Collective.
     ///
     /// # Errors
     ///
@@ -32,9 +32,9 @@ impl Trainer<'_> {
         Ok(texts.into_iter().map(|text| text.sample).collect())
     }
 
-    /// The texts after the last step. Which tokens are chosen depends on the weights, the seed of the run and the
-    /// number of the prompt alone. All ranks compute a text together; between tokens they may be asked to stop, if
-    /// it `may_stop`. Collective.
+    /// Generates the texts after the last step. The chosen tokens depend only on the weights, the seed of the
+    /// run and the number of the prompt. All ranks compute a text together; if it `may_stop`, they check for a
+    /// requested stop between tokens. Collective.
     pub(super) fn generate(&mut self, may_stop: bool) -> Result<Vec<Text>> {
         let step = self.state.step;
         if let Some((_, texts)) = self.sampled.as_ref().filter(|(known, _)| *known == step) {
@@ -68,7 +68,8 @@ impl Trainer<'_> {
             };
             let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
             loop {
-                // Rank 0 chooses: machines of other kinds compute other last bits, and all have to go the same way.
+                // Rank 0 chooses: other kinds of machines compute other last bits, and all ranks must choose
+                // the same token.
                 let agree = |choice| {
                     let own = if *rank == 0 { choice } else { 0.0 };
                     Ok(engine.sum_over_ranks("sample", &[own])?[0])
@@ -76,7 +77,7 @@ impl Trainer<'_> {
                 match continuation.advance_together(&pass, device, || engine.finish_evaluation(), agree) {
                     Ok(true) => {}
                     Ok(false) => break,
-                    // All ranks see the same, and the steps say what is wrong.
+                    // All ranks see the same error, and the steps report its cause.
                     Err(error @ TrainError::NotANumber { .. }) => {
                         if *rank == 0 {
                             tracing::warn!("no sample: {error}");
@@ -93,7 +94,7 @@ impl Trainer<'_> {
             let sample = Sample { step, prompt: prompt.to_owned(), text: continuation.added()? };
             texts.push(Text { whole: continuation.text()?, sample });
         }
-        // A run that had nothing left to do has written them before.
+        // A run with nothing left to do wrote its texts earlier.
         if *rank == 0 && self.has_trained {
             write(&samples_of_run(&plan.out), &texts);
             for (index, text) in texts.iter().enumerate() {
@@ -101,7 +102,7 @@ impl Trainer<'_> {
                 self.reporter.iter_mut().for_each(|reporter| reporter.text(step, &tag, &text.whole));
             }
         }
-        // A pass of a step takes longer than a token.
+        // The next pass belongs to a step, and takes longer than a token.
         self.pace.ask_soon();
         self.sampled = Some((step, texts.clone()));
         Ok(texts)

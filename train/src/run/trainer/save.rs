@@ -1,4 +1,4 @@
-//! When and what a rank saves, and what becomes of the run when it cannot.
+//! The saves of a rank, and the reaction to failed ones.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,14 @@ use crate::run::events::EventKind;
 use crate::run::plan::Plan;
 
 impl Trainer<'_> {
-    /// Saves a checkpoint of the last step that was done: in the background, if the configuration says so.
-    /// Does nothing if that step is saved already, and once the ranks were asked to stop: [`Trainer::finish`]
-    /// saves then. Collective.
+    /// Saves a checkpoint of the last completed step, in the background if the configuration says so. Does
+    /// nothing if that step is already saved, or once the ranks were asked to stop: then [`Trainer::finish`]
+    /// saves. Collective.
     ///
     /// # Errors
     ///
-    /// If it fails, or the one before, and `checkpoint.on_failure` is `abort`; or if the ranks lose each other.
+    /// If this save or the previous one fails and `checkpoint.on_failure` is `abort`, or if the ranks lose each
+    /// other.
     pub fn save(&mut self) -> Result<()> {
         self.settle_step()?;
         if self.stopping || !self.has_news() {
@@ -30,20 +31,20 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Whether this start has done a step that no save was begun of.
+    /// Returns whether this start has done a step for which no save was begun.
     pub(super) fn has_news(&self) -> bool {
         self.has_trained && self.saved_step != Some(self.state.step)
     }
 
     /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
     pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
-        // So that its failure is told from that of this one.
+        // Settled first, so that its failure is not taken for one of this save.
         self.settle_earlier_save()?;
         let Plan { message, inherited, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let context = SaveContext {
             config: Some(message.config.clone()),
-            // As they were at the start: data and weights may be replaced while the run goes on.
+            // Contents as of the start: data and weights may be replaced while the run continues.
             files: inherited.files.clone(),
             ..SaveContext::new(self.state.clone())
         };
@@ -56,25 +57,25 @@ impl Trainer<'_> {
         self.note_save(begun, last)
     }
 
-    /// Waits for the save in the background, after which the run goes on.
+    /// Waits for the background save, after which the run continues.
     pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, false)
     }
 
-    /// Goes on with the save in the background, if there is one.
+    /// Advances the background save, if there is one.
     pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
         let advanced = self.saver.advance(self.model.engine(), saving);
         self.note_save(advanced, false)
     }
 
-    /// Waits for the save in the background: the last one of the run.
+    /// Waits for the background save, the last one of the run.
     pub(super) fn settle_save(&mut self) -> Result<()> {
         let settled = self.wait_for_save();
         self.note_save(settled, true)
     }
 
-    /// Waits for the save in the background, and shows how far it is.
+    /// Waits for the background save, and shows its progress.
     fn wait_for_save(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
         if !self.saver.is_pending() {
             return Ok(None);
@@ -84,8 +85,8 @@ impl Trainer<'_> {
         self.saver.settle(self.model.engine())
     }
 
-    /// Remembers the checkpoint that has become complete. One that could not be written is an error
-    /// if the run is to end with it, or cannot go on anyway.
+    /// Records the checkpoint that has been completed. A failed save is an error if the run ends with it, or
+    /// cannot continue anyway.
     fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {

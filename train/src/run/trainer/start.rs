@@ -1,5 +1,5 @@
-//! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is
-//! known without them comes first.
+//! The header that rank 0 prints before the first step. Initialising the weights of a large model takes a
+//! minute, so everything known without them is printed first.
 
 use kiln_shard::{Mesh, ShardError};
 
@@ -12,7 +12,7 @@ use crate::run::plan::{Plan, PlanMessage};
 use crate::version::version;
 use crate::words::number_of;
 
-/// Says what is about to be trained, which has so many `parameters`.
+/// Prints what is about to be trained; the model has `parameters` parameters.
 pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &BatchSource) -> Result<()> {
     let Plan { config, model, message: PlanMessage { data: info, threads, .. }, .. } = plan;
     let (train, policy) = (&config.train, config.policy());
@@ -59,7 +59,8 @@ pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &Bat
     Ok(())
 }
 
-/// What a start of a run is, in words, for its events: what it goes on from, the build, its ranks and device.
+/// Describes a start of a run for its events: the checkpoint that it resumes from, the build, its ranks and
+/// device.
 pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
     let from = plan.resume.as_ref().map_or_else(String::new, |checkpoint| {
         format!("from step {}, {}; ", checkpoint.state().step, checkpoint.folder().display())
@@ -68,7 +69,7 @@ pub(super) fn started_as(plan: &Plan, ranks: usize) -> String {
     format!("{from}kiln {}, {}, {strategy}, {device}", version(), number_of(ranks, "rank"))
 }
 
-/// The optimizer and its schedule in words.
+/// Describes the optimizer and its schedule.
 fn optimizer(section: &OptimSection) -> String {
     let OptimSection { kind, lr, schedule, warmup_steps, min_lr_ratio, weight_decay, grad_clip, .. } =
         section;
@@ -82,7 +83,7 @@ fn optimizer(section: &OptimSection) -> String {
     format!("{kind}, lr {lr:.2e} after {warmup} of warm-up, {schedule}, weight decay {weight_decay}, {clip}")
 }
 
-/// What a run does every so many steps, in words.
+/// Describes how often a run logs, evaluates and saves.
 fn rhythm(config: &Config) -> String {
     let every = |steps: u64| match steps {
         0 => "at the end".to_owned(),

@@ -1,4 +1,4 @@
-//! A rank in the middle of a run, how it comes to be, and what a training loop may ask of it.
+//! The state of a rank during a run, its construction, and the queries for training loops.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -37,18 +37,17 @@ use crate::run::startup::StartTimes;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::words::number_of;
 
-/// One rank in the middle of a run: what a training loop is written with. The stock loop is
-/// [`Trainer::run`]; a program has one of its own through
-/// [`Registry::training_loop`](crate::registry::Registry::training_loop) or
+/// One rank in the middle of a run: the interface for training loops. The stock loop is [`Trainer::run`]; a
+/// program supplies its own through [`Registry::training_loop`](crate::registry::Registry::training_loop) or
 /// [`train_with`](crate::run::train_with).
 ///
-/// Every rank has a trainer, and all ranks must call the same methods in the same order: each of them is
-/// collective, unless it only looks at something. Losses are the same on all ranks, times are not: ranks that
-/// decide by a clock, or by anything else of their own, agree through
-/// [`Engine::sum_over_ranks`](kiln_shard::Engine::sum_over_ranks) first.
+/// Every rank has a trainer, and all ranks must call the same methods in the same order: each method is
+/// collective unless it only reads something. Losses are the same on all ranks, times are not: ranks that
+/// decide by a clock, or by anything else of their own, must first agree through
+/// [`Engine::sum_over_ranks`](kiln_shard::Engine::sum_over_ranks).
 ///
-/// Whatever the loop, the run has its folder, `metrics.jsonl`, checkpoints, signals and verdicts. What a loop
-/// keeps in variables of its own starts anew when the run is resumed.
+/// With any loop, the run has its folder, `metrics.jsonl`, checkpoints, signals and verdicts. A loop's own
+/// variables start anew when the run is resumed.
 ///
 /// ```
 /// use kiln::run::{LoopResult, Trainer};
@@ -71,55 +70,55 @@ pub struct Trainer<'a> {
     pub(super) device: Device,
     pub(super) train: BatchSource,
     pub(super) validation: BatchSource,
-    /// Where the run stands after the steps that were done.
+    /// The position of the run after its completed steps.
     pub(super) state: CheckpointState,
-    /// Steps in a row, up to now, whose update was left out.
+    /// Number of consecutive steps whose update was skipped, up to the last one.
     pub(super) skipped_in_a_row: u64,
-    /// When the last step ended whose values are known.
+    /// End of the last step whose values are known.
     pub(super) settled: ClockReading,
     pub(super) flops_per_token: f64,
     /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
     pub(super) peak: Option<Peak>,
     pub(super) saver: Saver,
-    /// The step of which a save was begun last.
+    /// The step of the last save that was begun.
     pub(super) saved_step: Option<u64>,
-    /// The last checkpoint of this run that is complete.
+    /// The last complete checkpoint of this run.
     pub(super) saved: Option<PathBuf>,
     pub(super) drill: Option<Arc<Drill>>,
-    /// Who looks at the steps.
+    /// The observers of the steps.
     pub(super) observers: Observers,
-    /// What they change.
+    /// The changes that observers make.
     pub(super) controls: Controls,
-    /// When the ranks ask each other whether to stop.
+    /// Timing of the stop checks between ranks.
     pub(super) pace: Pace,
     pub(super) grace: Grace,
-    /// Tells where this rank is if a signal ends the process.
+    /// Reports where this rank is if a signal ends the process.
     pub(super) position: position::Present,
-    /// Where the run stood at the start.
+    /// The position of the run at the start.
     pub(super) began: Began,
-    /// Seconds in the steps since.
+    /// Seconds spent in steps since then.
     pub(super) in_steps: f64,
-    /// How long the start took, until the first step began.
+    /// Duration of the start, until the first step began.
     pub(super) start_took: Duration,
-    /// How long the start takes, until the first step is done.
+    /// Times of the start's stages, until the first step is done.
     pub(super) start_times: Option<StartTimes>,
-    /// Writes the log; on rank 0 alone.
+    /// Writes the log; only on rank 0.
     pub(super) reporter: Option<Reporter>,
     /// The last step, while its outcome is not known yet.
     pub(super) issued: Option<Issued>,
-    /// What became of the last step whose outcome is known.
+    /// Outcome of the last step that is known.
     pub(super) metrics: Option<StepMetrics>,
-    /// The step after which the last evaluation was made, and its loss.
+    /// Step of the last evaluation, and its loss.
     pub(super) evaluated: Option<(u64, f64)>,
-    /// The step after which texts were generated last, and these.
+    /// Step after which texts were last generated, and the texts.
     pub(super) sampled: Option<(u64, Vec<Text>)>,
-    /// Whether this start has done any step.
+    /// True once this start has done a step.
     pub(super) has_trained: bool,
-    /// Whether the ranks were asked to stop.
+    /// True once the ranks were asked to stop.
     pub(super) stopping: bool,
 }
 
-/// Where a start of a run begins.
+/// The position at which a start of a run begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Began {
     pub(super) step: u64,
@@ -127,7 +126,7 @@ pub(super) struct Began {
 }
 
 impl<'a> Trainer<'a> {
-    /// A rank of `plan` before its first step, with its weights. Collective.
+    /// Creates a rank of `plan` before its first step, with its weights. Collective.
     pub(in crate::run) fn start(
         plan: &'a Plan,
         world: Arc<dyn Communicator>,
@@ -153,7 +152,7 @@ impl<'a> Trainer<'a> {
         let is_loaded = plan.source.is_some();
         let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
         let decoder = Decoder::new(plan.registry.layers(), model, plan.key().fork("init"), &device)?;
-        // Of the decoder as it was made: a sharded one has only placeholders.
+        // Computed from the unsharded decoder: a sharded one has only placeholders.
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         if rank == 0 {
             let shapes = parameter_shapes(&decoder);
@@ -273,7 +272,7 @@ impl<'a> Trainer<'a> {
         Ok(trainer)
     }
 
-    /// What rank 0 reports to; `None` on the others.
+    /// Creates the reporter of rank 0; `None` on other ranks.
     fn begin_log(&self) -> Result<Option<Reporter>> {
         if self.rank != 0 {
             return Ok(None);
@@ -281,7 +280,7 @@ impl<'a> Trainer<'a> {
         let path = metrics_of_run(&self.plan.out);
         let steps = self.plan.config.train.steps;
         match &self.plan.claim {
-            // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
+            // The folder stays unchanged, or it would say that the run has fewer steps than it has.
             Some(_) if self.state.step > steps => say(&format!(
                 "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
                  it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
@@ -311,13 +310,13 @@ impl<'a> Trainer<'a> {
         Ok(Some(reporter.with_tensorboard(tensorboard)))
     }
 
-    /// Notes an event of the run; on rank 0 alone.
+    /// Records an event of the run, on rank 0 only.
     pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
         let claim = self.plan.claim.as_ref().filter(|_| self.rank == 0);
         claim.into_iter().for_each(|claim| claim.events().note(kind, step, text));
     }
 
-    /// The outcome of a step is known.
+    /// Records that the outcome of the last step is known.
     pub(super) fn reached(&self) {
         let step = self.metrics.as_ref().map(|metrics| metrics.step);
         if let (0, Some(claim), Some(step)) = (self.rank, &self.plan.claim, step) {
@@ -325,7 +324,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Says if checkpoints that earlier starts have kept are about to be removed.
+    /// Announces that checkpoints kept by earlier starts are about to be removed.
     fn announce_removals(&self) {
         let options = self.plan.save_options();
         let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
@@ -340,44 +339,44 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Whether all steps of the configuration are done.
+    /// Returns whether all configured steps are done.
     pub(super) fn is_complete(&self) -> bool {
         self.state.step >= self.plan.config.train.steps
     }
 
-    /// The configuration of the run, with everything settled.
+    /// Returns the configuration of the run, with everything settled.
     pub fn config(&self) -> &Config {
         &self.plan.config
     }
 
-    /// Optimizer steps done since the run began, also before it was resumed.
+    /// Returns the number of optimizer steps since the run began, including those before it was resumed.
     pub fn step(&self) -> u64 {
         self.state.step
     }
 
-    /// The last step whose outcome is known. On a GPU, that is the step before the last, unless an
-    /// evaluation or a save came since. `None` before the first. Loss, norm and learning rate are the same on
-    /// all ranks; times, and metrics of the program, are this rank's.
+    /// Returns the metrics of the last step whose outcome is known. On a GPU, that is the last step but one,
+    /// unless an evaluation or a save came since. `None` before the first step. Loss, norm and learning rate
+    /// are the same on all ranks; times, and custom metrics, are those of this rank.
     pub fn metrics(&self) -> Option<&StepMetrics> {
         self.metrics.as_ref()
     }
 
-    /// The decoder, sharded over the ranks.
+    /// Returns the decoder, sharded over the ranks.
     pub fn model(&self) -> &ShardedDecoder {
         &self.model
     }
 
-    /// The engine of the ranks: weights, gradients, collectives.
+    /// Returns the engine of the ranks: weights, gradients, collectives.
     pub fn engine(&self) -> &Engine {
         self.model.engine()
     }
 
-    /// The device that the rank computes on, for [`ShardedDecoder::pass`].
+    /// Returns the device that the rank computes on, for [`ShardedDecoder::pass`].
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Prints a line on rank 0, beside the progress bar if there is one.
+    /// Prints a line on rank 0, next to the progress bar if there is one.
     pub fn say(&self, text: &str) {
         self.reporter.iter().for_each(|reporter| reporter.line(text));
     }

@@ -1,4 +1,4 @@
-//! The micro-batches of a step, what the ranks tell each other after it, and what became of it.
+//! The micro-batches of a step, the exchange between ranks after it, and its outcome.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,18 +30,18 @@ use crate::schedule::learning_rates;
 use crate::values::Values;
 use crate::words::number_of;
 
-/// What the ranks tell each other after every step.
+/// The values that the ranks exchange after every step.
 pub(super) struct StepSync {
     pub(super) peak_bytes: u64,
     /// The longest micro-batch of any rank, in seconds.
     pub(super) longest_pass: f64,
-    /// Whether some rank has been asked to stop.
+    /// True if any rank has been asked to stop.
     pub(super) stop: bool,
-    /// How far the save in the background is.
+    /// Progress of the background save.
     pub(super) saving: Progress,
-    /// Whether the layers of any rank have recorded anything.
+    /// True if the layers of any rank have recorded a value.
     pub(super) any_recorded: bool,
-    /// Whether somebody has asked for something that ranks do between two steps.
+    /// True if any observer has a request that ranks serve between two steps.
     pub(super) is_asked: bool,
 }
 
@@ -59,13 +59,13 @@ pub(super) struct DataBatches<'a> {
     pub(super) position: &'a Present,
     pub(super) pace: &'a mut Pace,
     pub(super) grace: &'a mut Grace,
-    /// Where layers record what they want logged, if the step is logged.
+    /// Values that layers record for the log, if the step is logged.
     pub(super) records: Option<Records>,
     /// The norm of the gradient by module, once it is known.
     pub(super) grad_norms: Values,
-    /// How often gradients lie where, by module, once that is known.
+    /// Histograms of the gradient by module, once they are known.
     pub(super) grad_histograms: Vec<(String, ValueHistogram)>,
-    /// What was changed of the run meanwhile.
+    /// Changes to the run by its observers.
     pub(super) controls: &'a Controls,
 }
 
@@ -106,7 +106,7 @@ impl MicroBatches for DataBatches<'_> {
     }
 
     fn go_on(&mut self, last: bool) -> Result<bool> {
-        // After the last one, the ranks tell each other more than that.
+        // After the last micro-batch, the ranks exchange this and more.
         if !self.pace.end(self.engine.world().holds().total()) || last {
             return Ok(true);
         }
@@ -139,7 +139,7 @@ impl MicroBatches for DataBatches<'_> {
     }
 }
 
-/// The 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
+/// Returns the 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
 fn grad_norms(engine: &Engine) -> Result<Values> {
     let by_parameter = engine.grad_norms()?;
     let mut by_parameter = by_parameter.iter();
@@ -153,14 +153,14 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
 }
 
 impl Trainer<'_> {
-    /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
+    /// Reads and reports the outcome of the last issued step, unless it is known already.
     pub(in crate::run) fn settle_step(&mut self) -> Result<()> {
         let Some(issued) = self.issued.take() else { return Ok(()) };
         let Issued { step, update, lr, start, end, peak_bytes, tokens, log } = issued;
         let asked = Instant::now();
         let outcome = self.model.engine().outcome(update)?;
         let now = self.read_clocks();
-        // What lies between two steps, such as an evaluation, is of neither.
+        // Work between two steps, such as an evaluation, belongs to neither.
         let before = if self.settled.at > start.at { &self.settled } else { &start };
         let is_followed = self.state.step > step;
         let end = if is_followed { end_of_step(before, end, asked, now) } else { now };
@@ -233,7 +233,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Adds to `metrics` what layers have recorded, and what the program wants to be logged. Collective.
+    /// Adds to `metrics` the values that layers have recorded, and the custom metrics. Collective.
     fn complete(&self, metrics: &mut StepMetrics, log: StepLog) -> Result<()> {
         let StepLog { recorded, any_recorded, grad_norms } = log;
         let engine = self.model.engine();
@@ -246,9 +246,9 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
-    /// a save in the background is, in one reduction over the ranks. `has_recorded` says whether layers of
-    /// this rank have recorded anything in the step.
+    /// Exchanges values over the ranks in one reduction: the largest memory peak and micro-batch time, whether
+    /// to stop, and the progress of a background save. `has_recorded` says whether layers of this rank recorded
+    /// anything in the step.
     pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
@@ -274,8 +274,8 @@ impl Trainer<'_> {
         })
     }
 
-    /// Where `step`, whose update was left out, first has a value that is not finite, in words: its passes
-    /// are taken again, with the weights that they had. Collective.
+    /// Describes where `step`, whose update was skipped, first has a non-finite value: repeats its passes with
+    /// the same weights. Collective.
     fn find_non_finite(&mut self, step: u64) -> Result<String> {
         let Trainer { plan, model, device, train, pace, grace, controls, position, state, .. } = self;
         let engine = model.engine();
@@ -301,14 +301,14 @@ impl Trainer<'_> {
         };
         run_passes(model, &plan.config, device, &mut batches)?;
         let text = finder.finish(engine)?;
-        // Gradients that nothing is updated with.
+        // Drops the gradients, which no update uses.
         engine.begin_step();
         engine.finish_evaluation()?;
         Ok(text)
     }
 
-    /// Why the update of a step was left out, if it was, in words; an error if that ends the run. Loss
-    /// and norm are the same on every rank, so all ranks go on, or stop, together.
+    /// Returns the reason why the update of a step was skipped, if it was, or an error if that ends the run.
+    /// Loss and norm are the same on every rank, so all ranks continue or stop together.
     fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
@@ -324,8 +324,8 @@ impl Trainer<'_> {
         };
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
-        // Once is enough for steps in a row that go wrong. A GPU, which is not waited for, is only asked if
-        // the run ends for it.
+        // Consecutive bad steps are examined only once. A GPU, which is not waited for, is examined only if the
+        // run ends because of it.
         let ends = self.plan.config.train.nonfinite != NonFinite::Skip;
         let is_looked_for = self.skipped_in_a_row == 1 && (ends || !self.plan.device.is_gpu());
         let origin = if is_looked_for { self.find_non_finite(step)? } else { String::new() };

@@ -1,4 +1,4 @@
-//! How a rank ends before its run does, when somebody has asked for that.
+//! The early end of a run after a requested stop.
 
 use std::sync::atomic::Ordering;
 
@@ -14,12 +14,12 @@ use crate::run::events::EventKind;
 use crate::words::number_of;
 
 impl Trainer<'_> {
-    /// Whether any rank has been asked to stop. Collective.
+    /// Returns whether any rank has been asked to stop. Collective.
     pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
 
-    /// Ends the run before its end, with a checkpoint of the last step that was done.
+    /// Ends the run early, with a checkpoint of the last completed step.
     pub(super) fn stop(&mut self) -> Result<Summary> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
@@ -40,7 +40,7 @@ impl Trainer<'_> {
         let of = number_of(self.plan.config.train.steps, "step");
         let told = format!("asked by {who}: {steps} of {of}, checkpoint {}", checkpoint.display());
         self.note(EventKind::Stop, steps, &told);
-        // A disk that hangs may hold up what else is written.
+        // The log is finished first because a hanging disk may delay other output.
         if let Some(mut reporter) = self.reporter.take() {
             reporter.finish();
             self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
@@ -54,7 +54,7 @@ impl Trainer<'_> {
         Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
     }
 
-    /// Whether `latest` names a checkpoint of the last step that was done. Collective.
+    /// Returns whether `latest` names a checkpoint of the last completed step. Collective.
     fn is_saved(&self) -> Result<bool> {
         let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
