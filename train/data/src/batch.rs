@@ -78,7 +78,7 @@ impl BatchSource {
 /// # Panics
 ///
 /// In debug builds, unless `R` divides `G`, `M` divides `G / R`, and both indices are in range; the
-/// configuration is checked for this before a run. In all builds, when `ranks` is 0.
+/// configuration is checked for this before a run. In every build, when `ranks` is 0.
 pub fn slice_for(
     step: u64,
     global_batch: u64,

@@ -89,7 +89,7 @@ pub(super) struct Cuts {
     after_line: bool,
     /// Before a space.
     at_space: bool,
-    /// Whether the tokenizer puts a space in front of a piece. If so, the piece must be passed without its
+    /// True if the tokenizer puts a space in front of a piece. If so, the piece must be passed without its
     /// own space.
     restores_space: bool,
 }
@@ -160,9 +160,9 @@ impl Cuts {
 /// The effects of a normalizer on spaces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Normalized {
-    /// Whether it puts a space in front.
+    /// True if it puts a space in front.
     prepends: bool,
-    /// Whether it replaces spaces with [`SENTENCEPIECE_SPACE`].
+    /// True if it replaces spaces with [`SENTENCEPIECE_SPACE`].
     replaces: bool,
 }
 
@@ -213,13 +213,13 @@ impl Normalized {
 /// The places where a pre-tokenizer splits.
 #[derive(Clone, Copy, Debug)]
 struct Borders {
-    /// Whether it always splits after a newline.
+    /// True if it always splits after a newline.
     after_line: bool,
-    /// Whether it always splits before a space.
+    /// True if it always splits before a space.
     at_space: bool,
-    /// Whether its matches elsewhere are independent of the text across a place.
+    /// True if its matches elsewhere are independent of the text across a place.
     unbroken: bool,
-    /// Whether it may put a space in front of a piece that starts with another character.
+    /// True if it may put a space in front of a piece that starts with another character.
     prefixes: bool,
     /// The character that the model sees instead of a space.
     space: char,

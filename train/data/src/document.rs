@@ -249,7 +249,7 @@ pub(super) struct TextChunks<'a> {
     cutter: Option<Cutter>,
     /// The split of the next chunk of the document.
     split: Split,
-    /// Whether that chunk is the first of its split.
+    /// True if that chunk is the first of its split.
     starts: bool,
     documents: u64,
     passed_over: PassedOver,

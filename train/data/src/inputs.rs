@@ -34,16 +34,16 @@ pub(super) struct Inputs {
     /// Maximum number of documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
-    /// Whether documents start with a token; `None` if the post-processor decides.
+    /// True if documents start with a token; `None` if the post-processor decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bos: Option<bool>,
     /// Spelling of the token that ends documents, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end_of_text: Option<String>,
-    /// Whether special tokens in the text were recognised.
+    /// True if special tokens in the text were recognised.
     #[serde(default)]
     special_tokens: bool,
-    /// Whether unusable lines were skipped.
+    /// True if unusable lines were skipped.
     #[serde(default)]
     skip_bad_lines: bool,
     /// The files, in the order in which they were read.

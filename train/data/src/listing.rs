@@ -44,7 +44,7 @@ pub(super) struct Listed {
     /// The path as given, or as found below a given folder.
     pub(super) path: PathBuf,
     pub(super) format: Format,
-    /// Whether the user named this file itself, rather than a folder that contains it.
+    /// True if the user named this file itself, rather than a folder that contains it.
     pub(super) is_named: bool,
     /// The kind of stream, if the input can be read only once.
     pub(super) stream: Option<Stream>,

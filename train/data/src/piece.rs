@@ -20,9 +20,9 @@ pub struct TextChunk {
     pub split: Split,
     /// The text; never empty.
     pub text: String,
-    /// Whether this is the first chunk of its document in its split.
+    /// True if this is the first chunk of its document in its split.
     pub starts: bool,
-    /// Whether this is the last chunk of its document in its split.
+    /// True if this is the last chunk of its document in its split.
     pub ends: bool,
 }
 
@@ -30,9 +30,9 @@ pub struct TextChunk {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) text: String,
-    /// Whether it ends the first section of a document that is divided in two.
+    /// True if it ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
-    /// Whether it ends the document.
+    /// True if it ends the document.
     pub(super) ends_document: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Cutter {
     section: Option<u64>,
     /// Bytes that have been read and do not belong to a chunk yet.
     pending: Vec<u8>,
-    /// Whether the reader has reached its end.
+    /// True if the reader has reached its end.
     drained: bool,
 }
 

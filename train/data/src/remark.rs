@@ -19,7 +19,7 @@ pub enum Remark {
     PassedOver { files: PassedOver, of: usize },
     /// Entries of folders were not read: links out of the folder, and entries that are not files.
     NotFollowed { entries: PassedOver },
-    /// Files have the same content, and all of them are read. `groups`: the files of each content.
+    /// Files have the same content, and every one is read. `groups`: the files of each content.
     SameContent { groups: Vec<Vec<String>> },
     /// Named inputs are empty.
     Empty { inputs: Vec<PathBuf> },

@@ -20,7 +20,7 @@ pub(super) struct SplitWriter {
     blocks: BlockWriter,
     tokens: u64,
     text_bytes: u64,
-    /// How often each token occurs.
+    /// Number of occurrences of each token.
     counts: Vec<u64>,
     /// The bytes of the ids being written.
     bytes: Vec<u8>,

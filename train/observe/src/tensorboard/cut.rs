@@ -1,4 +1,4 @@
-//! Takes events that are void out of the files of earlier starts.
+//! Removes void events from the files of earlier starts.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read};
@@ -10,15 +10,15 @@ use prost::Message;
 use super::proto::{Event, What};
 use super::record::{HEADER, TRAILER, length};
 
-/// Longer records are none of ours.
+/// Maximum size of a record; longer records were not written by Kiln.
 const MOST_RECORD: u64 = 1 << 30;
 
-/// Ends the event file at `path` before its first event of the step `first` or a later one, and before a record that
-/// is not whole. Nothing of an earlier step is lost: a run shows everything of a step that it can go on from before it
-/// takes the next.
+/// Truncates the event file at `path` before its first event of the step `first` or a later one, and before
+/// an incomplete record. No event of an earlier step is lost: a run shows everything about a step that it can
+/// resume from before it takes the next.
 ///
-/// The file that goes on says as well which events are void. But not every reader minds it: to TensorBoard's fast
-/// loader, only points are void in whose place others come.
+/// The new file also says which events are void. But not every reader respects this: in TensorBoard's fast
+/// loader, only points that are replaced by others become void.
 pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
     let file = files::open_with(OpenOptions::new().read(true).write(true), path)?;
     let (mut reader, all) = (BufReader::new(&file), file.metadata()?.len());
@@ -28,7 +28,7 @@ pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
             Ok(Event { step, what: Some(What::Summary(_)), .. }) => {
                 u64::try_from(step).is_ok_and(|step| step >= first)
             }
-            // The version of the file, or of another program.
+            // The version of the file, or an event of another program.
             _ => false,
         };
         if is_void {
@@ -42,7 +42,7 @@ pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The next record, with all that belongs to it; `None` if there is no whole one.
+/// Returns the next record, including its framing; `None` if there is no complete one.
 fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
     let mut record = Vec::new();
     from.by_ref().take(HEADER as u64).read_to_end(&mut record)?;

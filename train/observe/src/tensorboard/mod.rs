@@ -1,7 +1,8 @@
-//! Event files, which TensorBoard shows: scalars of `metrics.jsonl`, histograms, texts, and the configuration.
+//! Event files, which TensorBoard shows: scalars of `metrics.jsonl`, histograms, texts, and the
+//! configuration.
 //!
 //! - [`EventWriter`]: one event file;
-//! - [`TensorBoard`]: those of a run that goes on.
+//! - [`TensorBoard`]: the event files of a live run.
 
 mod background;
 mod cut;

@@ -15,30 +15,31 @@ use super::record::framed;
 use crate::config::flatten;
 use crate::line::Line;
 
-/// What the name of every event file begins with; seconds since 1970 follow.
+/// The beginning of every event file's name; seconds since 1970 follow.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// What the names of those end with that are written here.
+/// The end of the names of event files written by Kiln.
 const SUFFIX: &str = ".kiln";
 
-/// Writes an event file. An event that cannot be written leaves no part of itself, and is told of in the log.
+/// Writes an event file. An event that cannot be written leaves no partial record, and is logged.
 pub struct EventWriter {
     records: Records,
-    /// Records that no other may come before, until they are written.
+    /// Records that must come before all others, until they are written.
     first: Vec<u8>,
 }
 
 impl EventWriter {
-    /// Begins another event file in `folder`, which is created if it is not there. What files that are there
-    /// already have of the step `first` and later ones is cut off, and void to whoever has read it.
+    /// Creates another event file in `folder`, which is created if necessary. Events of the step `first` and
+    /// later ones are removed from existing files, and declared void for readers that have already read them.
     ///
     /// # Errors
     ///
-    /// If the folder or the file cannot be created, or files that are there cannot be cut.
+    /// If the folder or the file cannot be created, or existing files cannot be truncated.
     pub fn create(folder: &Path, first: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let files = event_files(folder)?;
-        // Not those of other programs, nor anything for a run that begins: it may be another run's.
+        // Files of other programs are untouched, and so are all files when a run begins: they may belong to
+        // another run.
         let is_ours = |path: &Path| path.to_string_lossy().ends_with(SUFFIX);
         let mut earlier = files.iter().filter(|(_, path)| first > 0 && is_ours(path));
         earlier.try_for_each(|(_, path)| cut(path, first))?;
@@ -48,8 +49,8 @@ impl EventWriter {
         Ok(EventWriter { records, first })
     }
 
-    /// Writes the numbers of a line of `metrics.jsonl`. If the line does not say when it was written, it was at
-    /// `time`.
+    /// Writes the numbers of a line of `metrics.jsonl`; `time` is used if the line does not record when it
+    /// was written.
     pub(crate) fn metrics(&mut self, line: &Line, time: f64) {
         event::metrics(line, time).iter().for_each(|event| self.write(event));
     }
@@ -64,13 +65,13 @@ impl EventWriter {
         self.write(&event::histogram(time, step, tag, histogram));
     }
 
-    /// Writes the configuration of a run, which TensorBoard shows under "HParams". It is once there for a folder:
-    /// TensorBoard reads the first.
+    /// Writes the configuration of a run, which TensorBoard shows under "HParams". Written once per folder:
+    /// TensorBoard reads only the first.
     pub(crate) fn settings(&mut self, time: f64, config: Table) {
         self.write(&event::settings(time, flatten(config)));
     }
 
-    /// Ends the file.
+    /// Closes the file.
     ///
     /// # Errors
     ///
@@ -89,13 +90,13 @@ impl EventWriter {
     }
 }
 
-/// Whether there are event files in `folder`.
+/// Returns true if there are event files in `folder`.
 pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
     Ok(!event_files(folder)?.is_empty())
 }
 
-/// A path for the next event file beside `files`: by its name it comes after them, in whose order TensorBoard reads
-/// them.
+/// Returns a path for the next event file next to `files`: it sorts after them by name, the order in which
+/// TensorBoard reads them.
 fn next_file(folder: &Path, files: &[(u64, PathBuf)]) -> PathBuf {
     let last = files.iter().map(|(time, _)| *time).max();
     let seconds = (now() as u64).max(last.map_or(0, |last| last + 1));
@@ -106,7 +107,7 @@ fn next_file(folder: &Path, files: &[(u64, PathBuf)]) -> PathBuf {
     folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0{SUFFIX}", std::process::id()))
 }
 
-/// The event files in `folder`, each with the time in its name.
+/// Returns the event files in `folder`, each with the time in its name.
 fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
