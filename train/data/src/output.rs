@@ -16,15 +16,15 @@ pub(super) struct OutputFolder {
     parent: PathBuf,
     temporary: PathBuf,
     mark: Mark,
-    /// Folders of prepares that ended early.
+    /// Folders of preparations that ended early.
     left: Vec<Left>,
     remarks: Vec<Remark>,
     stays: bool,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the temporary folder. Removes folders of prepares that ended
-    /// early without any work to resume.
+    /// Checks that `target` is free, and creates the temporary folder. Removes folders of preparations that
+    /// ended early without any work to resume.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link remains a link; the folder that it points to is replaced.
@@ -49,8 +49,8 @@ impl OutputFolder {
         Ok(Self { target, parent, temporary, mark, left, remarks, stays: false })
     }
 
-    /// Replaces the temporary folder, which must be empty, with the folder of a prepare of `inputs` that
-    /// ended early, if there is one. Returns the folders of other prepares, which stay.
+    /// Replaces the temporary folder, which must be empty, with the folder of a preparation of `inputs` that
+    /// ended early, if there is one. Returns the folders of other preparations, which stay.
     pub(super) fn take_over(&mut self, inputs: &Inputs) -> Result<Vec<PathBuf>> {
         let mut left = std::mem::take(&mut self.left);
         if let Some(index) = left.iter().position(|left| left.is_of(inputs)) {
@@ -89,7 +89,7 @@ impl OutputFolder {
         &self.remarks
     }
 
-    /// Leaves the folder for another prepare to resume.
+    /// Leaves the folder for another preparation to resume.
     pub(super) fn keep(mut self) {
         self.stays = true;
     }

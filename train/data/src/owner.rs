@@ -1,5 +1,5 @@
-//! Tracking which process writes a folder under construction, to distinguish the remains of a killed prepare
-//! from a folder that is still being written.
+//! Tracking which process writes a folder under construction, to distinguish the remains of a killed
+//! preparation from a folder that is still being written.
 //!
 //! The process that creates such a folder marks it: a file in the folder names the process, which holds a
 //! lock on the file. The kernel releases the lock when the process ends, however it ends. So the writer of a

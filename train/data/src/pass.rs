@@ -156,7 +156,7 @@ impl<'a> Pass<'a> {
         Ok(ids)
     }
 
-    /// Records the progress, for a prepare that resumes from here.
+    /// Records the progress, for a preparation that resumes from here.
     fn record(&mut self) -> Result<()> {
         self.train.sync()?;
         self.validation.sync()?;

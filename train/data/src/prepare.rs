@@ -44,9 +44,9 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 /// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
 /// true. Only the merging of a tokenizer's tokens cannot be interrupted.
 ///
-/// Once the tokenizer is complete, a prepare that is stopped or killed, or fails at a file, leaves a hidden
-/// folder next to `out`. The next prepare of the same text and options on this machine resumes from it, and
-/// produces the same files.
+/// Once the tokenizer is complete, a preparation that is stopped or killed, or fails at a file, leaves a
+/// hidden folder next to `out`. The next preparation of the same text and options on this machine resumes
+/// from it, and produces the same files.
 ///
 /// # Errors
 ///
@@ -142,7 +142,7 @@ fn fill(
             Record::default().save(folder)?;
         }
     }
-    // Loaded from the file, as a resumed prepare does.
+    // Loaded from the file, as a resumed preparation does.
     let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?
         .reading_special_tokens(options.special_tokens)
         .ending_as_named(options.end_of_text.as_deref(), &names)?;

@@ -39,12 +39,12 @@ pub enum Remark {
     /// The tokenizer cannot express some of the text. `unknown`: number of tokens that stand for such text,
     /// or of characters that were omitted; `tokens`: tokens of all text.
     Unknown { unknown: u64, tokens: u64 },
-    /// Another prepare has left an unfinished folder.
+    /// Another preparation has left an unfinished folder.
     LeftBehind(LeftBehind),
-    /// A prepare of other data, or one that cannot be finished now, has left work that can be resumed.
+    /// A preparation of other data, or one that cannot be finished now, has left work that can be resumed.
     /// `path`: the folder.
     KeptWork { path: PathBuf },
-    /// This prepare resumes the work of an earlier one. `text_bytes`: text that is already encoded.
+    /// This preparation resumes the work of an earlier one. `text_bytes`: text that is already encoded.
     GoesOn { text_bytes: u64 },
 }
 

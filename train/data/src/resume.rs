@@ -1,9 +1,9 @@
-//! The state that a prepare leaves in its folder when it ends early, so that the next one can resume.
+//! The state that a preparation leaves in its folder when it ends early, so that the next one can resume.
 //!
 //! As soon as the tokenizer is complete, the folder has `inputs.json` and a record of how much of the text is
-//! in the token files. A resumed prepare recomputes everything else: it reads and cuts the text up to that
-//! point without encoding it, and reads the tokens from disk. So the files are identical to those of an
-//! uninterrupted prepare.
+//! in the token files. A resumed preparation recomputes everything else: it reads and cuts the text up to
+//! that point without encoding it, and reads the tokens from disk. So the files are identical to those of an
+//! uninterrupted preparation.
 
 use super::info::FORMAT_VERSION;
 use super::inputs::Inputs;

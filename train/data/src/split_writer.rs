@@ -44,8 +44,8 @@ impl SplitWriter {
         })
     }
 
-    /// Opens the token file of `split` in `folder`, as left by a prepare that ended early, after its first
-    /// `tokens` tokens; any further content is truncated. `None` if the file has fewer tokens.
+    /// Opens the token file of `split` in `folder`, as left by a preparation that ended early, after its
+    /// first `tokens` tokens; any further content is truncated. `None` if the file has fewer tokens.
     pub(super) fn reopen(
         folder: &Path,
         split: Split,

@@ -44,7 +44,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is of another kind, or has fewer values than its shape states.
+    /// If it cannot be read, is of another kind, or does not have as many values as its shape states.
     pub fn open(path: &Path) -> io::Result<Self> {
         let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         let mut file = files::open(path)?;

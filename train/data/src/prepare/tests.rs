@@ -78,7 +78,7 @@ fn a_stop_is_noticed_at_every_stage() {
         let stopped = prepare_unless(&stop, &options, &mut progress);
         assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
         assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
-        // Encoded text is kept for the next prepare.
+        // Encoded text is kept for the next preparation.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(stage));
     }
     run(&options).unwrap();

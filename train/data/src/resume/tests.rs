@@ -1,4 +1,4 @@
-//! Killed prepares, and the prepares that resume them.
+//! Killed preparations, and the preparations that resume them.
 
 use super::super::{PrepareOptions, Progress, Remark, TokenizerSource, prepare};
 use super::*;
@@ -65,7 +65,7 @@ fn killed() {
     prepare(&options(&folder, "data"), &mut count_down).unwrap();
 }
 
-/// Kills a prepare of `folder/data` after some reports; returns the folder that it leaves.
+/// Kills a preparation of `folder/data` after some reports; returns the folder that it leaves.
 fn kill(folder: &Path, reports: u32) -> PathBuf {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "resume::tests::killed", "--ignored"]);
@@ -179,7 +179,7 @@ fn an_error_of_a_file_keeps_the_work() {
     assert_eq!(kept, [Remark::KeptWork { path: left }]);
 }
 
-/// A prepare of other data next to it leaves the work alone, and reports it.
+/// A preparation of other data next to it leaves the work alone, and reports it.
 #[test]
 fn work_on_other_data_is_kept() {
     let folder = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ pub struct Look {
 #[derive(Debug, Default, Serialize)]
 pub struct RankLook {
     pub rank: usize,
-    /// The reason why there is no information about the rank, if so.
+    /// The reason why nothing is known about the rank; `None` if it has answered.
     pub silent: Option<String>,
     pub step: Option<u64>,
     pub activity: Option<Activity>,

@@ -37,8 +37,8 @@ struct Work {
 }
 
 impl ProgressLine {
-    /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that is done
-    /// before the first line leaves none.
+    /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that ends
+    /// before the first line is due prints none.
     pub fn start(topic: &str, what: &str) -> Self {
         let work = Arc::new(Mutex::new(Work { what: what.to_owned(), done: 0, of: 0 }));
         let seen = work.clone();
