@@ -1,11 +1,11 @@
-//! The program `kernels` with an assembler that is a script: what it prints, and how it ends.
+//! The program `kernels` with a script as its assembler: its output and exit codes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Says what `ptxas -v` would say of a kernel with 40 registers.
+/// Prints the output of `ptxas -v` for a kernel with 40 registers.
 const PTXAS: &str = "#!/bin/sh
 cat >&2 <<END
 ptxas info    : Compiling entry function 'sum_f32_0123abcd' for 'sm_80'
@@ -29,7 +29,7 @@ impl Folder {
         Folder(folder)
     }
 
-    /// Exit code, and what it says.
+    /// Returns the exit code and the output.
     fn run(&self, limits: &str, arguments: &[&str]) -> (Option<i32>, String) {
         fs::write(self.0.join("limits.toml"), limits).expect("a file");
         let output = Command::new(env!("CARGO_BIN_EXE_kernels"))
@@ -61,7 +61,7 @@ fn kernels_are_held_to_their_limits() {
     assert_eq!(text, "[[kernel]]\nname = \"sum_f32\"\nregisters = 40\nspills = 0\n\n");
 }
 
-/// A run of three steps with so many blocks, which launch two kernels each.
+/// Writes a run of three steps with `blocks` blocks, each of which launches two kernels.
 fn run_of(folder: &Path, blocks: usize) {
     fs::create_dir_all(folder).expect("a folder");
     let block = "launch stream=1 kernel=a\ncublaslt_matmul stream=1 m=1\nmemcpy_htod stream=1 bytes=8\n";
@@ -95,6 +95,6 @@ fn launches_of_a_step_are_held_to_their_limits() {
     let (code, text) = folder.run(&limits(2, 0), &arguments);
     assert!(code == Some(1) && text.contains("1 MiB reserved on the device, and the limit is 0"), "{text}");
     assert!(text.contains("| preset, 4 blocks | 1 | 0 | 100 % | 2 |"), "{text}");
-    // Without limits for it, nothing is held.
+    // Without limits for it, nothing is checked.
     assert_eq!(folder.run("", &arguments).0, Some(2));
 }

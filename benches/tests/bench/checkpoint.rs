@@ -23,13 +23,13 @@ fn checkpoints_are_measured_and_leave_nothing() {
     assert!(text.contains("x plain writing") && text.contains("% of a save"), "{text}");
 }
 
-/// On whatever wgpu finds.
+/// On the device that wgpu finds.
 #[cfg(feature = "wgpu")]
 #[test]
 fn checkpoints_of_a_gpu_are_measured() {
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("model.vocab_size", "300")]);
-    // It is for the CPU alone.
+    // This key is for the CPU only.
     workspace.replace("run.toml", "threads = 1\n", "");
     workspace.replace("run.toml", "\"cpu\"", "\"wgpu\"");
     let arguments = ["checkpoint", "--folder", ".", "--config", "run.toml", "--ranks", "2"];

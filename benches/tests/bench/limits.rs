@@ -1,4 +1,4 @@
-//! What is refused before anything is measured, and a system that starts no more threads.
+//! Requests that are refused before any measurement, and a system that starts no more threads.
 
 use crate::messages::Messages;
 use crate::support::Workspace;
@@ -20,7 +20,7 @@ fn what_cannot_be_measured_is_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Rust asks for stacks of this size, which no machine has, so that no thread starts.
+/// Rust requests stacks of this size, which no machine has, so that no thread starts.
 const NO_THREADS: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
 
 #[test]

@@ -1,13 +1,13 @@
 //! Runs the binary `kiln-bench` as a user would.
 //!
-//! - `steps`: times of steps and kernels, and the peer that takes turns;
-//! - `checkpoint`: saving and loading beside a plain disk;
-//! - `limits`: numbers that nobody means, too little memory, and no threads.
+//! - `steps`: times of steps and kernels, and the alternating peer;
+//! - `checkpoint`: saving and loading compared with a plain disk;
+//! - `limits`: senseless numbers, too little memory, and no threads.
 
 mod checkpoint;
 mod limits;
 #[path = "../../../train/tests/cli/messages.rs"]
-#[allow(dead_code)] // That commands fail is told by their exit codes here.
+#[allow(dead_code)] // Here exit codes show that commands fail, not messages.
 mod messages;
 #[path = "../../../train/tests/support/signals.rs"]
 mod signals;
@@ -16,5 +16,5 @@ mod steps;
 #[allow(dead_code)] // Most of it is for commands that train.
 mod support;
 
-/// The binary that is run.
+/// The binary under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kiln-bench");

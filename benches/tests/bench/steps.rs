@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::messages::Messages;
 use crate::support::Workspace;
 
-/// What `kiln-bench step` says of the tiny model, with some more arguments.
+/// Returns the output of `kiln-bench step` for the tiny model, with more arguments.
 fn step(workspace: &Workspace, more: &[&str]) -> String {
     workspace.config("bench.toml", &[("model.vocab_size", "300")]);
     let arguments = ["step", "--config", "bench.toml", "--steps", "3", "--warmup", "1"];
@@ -32,13 +32,13 @@ fn steps_are_timed() {
         ("system", Value::from("kiln")),
         ("strategy", "NO_SHARD".into()),
         ("dtype", "f32".into()),
-        // Those of the configuration.
+        // Values from the configuration.
         ("ranks", 2.into()),
         ("global_batch", 8.into()),
         ("micro_batch", 2.into()),
         ("seq_len", 8.into()),
         ("threads_per_rank", 1.into()),
-        // Tensors are in the memory of the host.
+        // Tensors are in host memory.
         ("peak_reserved_bytes", Value::Null),
     ] {
         assert_eq!(report[key], value, "{key}");
@@ -72,7 +72,7 @@ fn a_report_for_people_says_the_same() {
     assert!(!text.contains("on the device"), "{text}");
 }
 
-/// The command itself, on the CPU: names, counts, and what is held against what.
+/// The command itself, on the CPU: names, counts, and the compared figures.
 #[test]
 fn every_kernel_and_whole_steps() {
     let workspace = Workspace::new();
@@ -114,7 +114,7 @@ fn check(table: &Value, reserves_memory: bool) {
         let work = &row["work"];
         work["bytes"].as_f64().or(work["flops"].as_f64()).expect("a number")
     };
-    // 32 rows of 64 values of 4 bytes, read and written; of 96 in the feed-forward layer.
+    // 32 rows of 64 values of 4 bytes, read and written; 96 values in the feed-forward layer.
     assert_eq!(by_hand("rms_norm"), 2.0 * 32.0 * 64.0 * 4.0);
     assert_eq!(by_hand("swiglu_backward"), 5.0 * 32.0 * 96.0 * 4.0);
     assert_eq!(by_hand("linear_backward"), 2.0 * 2.0 * 32.0 * 64.0 * 96.0);
@@ -134,7 +134,7 @@ fn check(table: &Value, reserves_memory: bool) {
     assert_eq!(table["failures"], Value::Array(Vec::new()));
 }
 
-/// On whatever wgpu finds; CONTRIBUTING.md says how that is a driver that computes on the CPU.
+/// On the device that wgpu finds; CONTRIBUTING.md explains how to use a driver that computes on the CPU.
 #[cfg(feature = "wgpu")]
 #[test]
 fn every_kernel_and_whole_steps_on_wgpu() {
@@ -146,7 +146,7 @@ fn every_kernel_and_whole_steps_on_wgpu() {
     check(&table, true);
 }
 
-/// A stand-in for Python and the peer, which says what a peer would.
+/// A stand-in for Python and the peer, which prints the same as a peer.
 #[test]
 fn the_peer_takes_turns() {
     let workspace = Workspace::new();
@@ -160,7 +160,7 @@ fn the_peer_takes_turns() {
     let smaller = ["--set", "train.global_batch=1", "--set", "train.micro_batch=1"];
     let short = ["--set", "data.seq_len=8", "--peer", "sh", "--peer-script", "peer.sh"];
     let all = [&arguments[..], &smaller, &short, &["--pairs", "2", "--json"]].concat();
-    // Another number of layers than the preset's: a model that the peer does not know.
+    // A different number of layers from the preset: a model that the peer does not know.
     let table: Value = serde_json::from_str(&workspace.succeed(&all)).expect("JSON");
     assert_eq!(table["steps"][0]["peer"], Value::Array(Vec::new()));
     assert!(!workspace.path("turns").exists());
@@ -174,7 +174,7 @@ fn the_peer_takes_turns() {
     for word in ["--preset 10m", "--mode fsdp", "--batch 1", "--seq 8", "--steps 1", "--dtype f32"] {
         assert!(turns.contains(word), "{word}: {turns}");
     }
-    // Fast enough, but on the CPU no memory of a device is known.
+    // Fast enough, but on the CPU no device memory is known.
     let ended = workspace.kiln(&[&all[..], &["--bars"]].concat());
     assert_eq!(ended.code, Some(1));
     let table: Value = serde_json::from_str(&ended.stdout).expect("JSON");
@@ -214,7 +214,7 @@ fn measurements_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// What is not in this build.
+/// Features that are not in this build.
 #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
 #[test]
 fn gpus_need_a_build_that_knows_them() {

@@ -1,5 +1,5 @@
-//! The tests of the workspace, as their sources have them: that no target leaves them out, that those which are ignored
-//! say how they are run, and that the steps of `.ci/run` run all others.
+//! The tests of the workspace, as found in its sources: checks that no target omits any, that ignored tests
+//! state how to run them, and that the steps of `.ci/run` run all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use syn::{Attribute, Item};
 pub struct Test {
     /// Its target, as the name of the program that Cargo builds.
     pub target: String,
-    /// Its name there, with its modules.
+    /// Its name in the target, including its modules.
     pub name: String,
     /// The reason of `#[ignore]`, empty if it has none; `None` if the test is not ignored.
     pub ignored: Option<String>,
@@ -21,13 +21,13 @@ pub struct Test {
 struct Target {
     name: String,
     start: PathBuf,
-    /// Whether Cargo runs its functions with `#[test]`.
+    /// True if Cargo runs its functions with `#[test]`.
     is_tested: bool,
-    /// Whether it has a `main` of its own, for which `#[test]` means nothing.
+    /// True if it has its own `main`, for which `#[test]` has no effect.
     has_main: bool,
 }
 
-/// The tests of the package in `folder`, and those of targets that Cargo is told not to test.
+/// Returns the tests of the package in `folder`, and those of targets that Cargo is configured not to test.
 pub fn of_package(folder: &Path) -> (Vec<Test>, Vec<Test>) {
     let (mut run, mut left_out) = (Vec::new(), Vec::new());
     for target in targets(folder).into_iter().filter(|target| !target.has_main) {
@@ -41,7 +41,7 @@ pub fn of_package(folder: &Path) -> (Vec<Test>, Vec<Test>) {
     (run, left_out)
 }
 
-/// The targets of a package, found where Cargo looks for them by itself.
+/// Returns the targets of a package that Cargo discovers automatically.
 fn targets(folder: &Path) -> Vec<Target> {
     let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
     let value = |section: &str, key: &str| {
@@ -78,7 +78,7 @@ fn targets(folder: &Path) -> Vec<Target> {
     targets
 }
 
-/// Hands the tests in `file` and below it to `found`. The files of its modules are in `children`.
+/// Passes the tests in `file` and its modules to `found`. The files of its modules are in `children`.
 fn read_file(file: &Path, children: &Path, module: &str, found: &mut impl FnMut(String, Option<String>)) {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -111,7 +111,7 @@ fn read_items(
                 let usual = [below.with_extension("rs"), below.join("mod.rs")];
                 let place = given.clone().into_iter().chain(usual).find(|place| place.is_file());
                 let place = place.unwrap_or_else(|| panic!("no file of {name}"));
-                // A file with a path of its own has its modules beside it.
+                // A file with an explicit path has its modules next to it.
                 let below = given.map_or(below, |given| given.parent().unwrap().to_owned());
                 read_file(&place, &below, &name, found);
             }
@@ -124,7 +124,7 @@ fn has(attrs: &[Attribute], name: &str) -> bool {
     attrs.iter().any(|attribute| attribute.path().is_ident(name))
 }
 
-/// The text of `#[name = "…"]`.
+/// Returns the text of `#[name = "…"]`.
 fn text_of(attrs: &[Attribute], name: &str) -> Option<String> {
     let attribute = attrs.iter().find(|attribute| attribute.path().is_ident(name))?;
     match &attribute.meta.require_name_value().ok()?.value {
@@ -133,14 +133,15 @@ fn text_of(attrs: &[Attribute], name: &str) -> Option<String> {
     }
 }
 
-/// Whether the reason of an ignored test has a command that runs it, or names the tests that start it as a program.
+/// Returns true if the reason of an ignored test contains a command that runs it, or names the tests that
+/// start it as a program.
 pub fn says_how(reason: &str, root: &Path) -> bool {
     let is_script = |word: &str| word.contains('/') && root.join(word.trim_end_matches([',', '.'])).is_file();
     reason.contains("cargo test ") || reason.starts_with("a program for ") || reason.split(' ').any(is_script)
 }
 
-/// The targets and names of the tests in `text`, which is what `cargo test … -- --list` prints, with the names of the
-/// programs between them.
+/// Returns the targets and names of the tests in `text`, the output of `cargo test … -- --list`, with the
+/// names of the programs in between.
 pub fn listed(text: &str) -> BTreeSet<(String, String)> {
     let mut tests = BTreeSet::new();
     let mut target = String::new();

@@ -1,6 +1,6 @@
-//! How the code of the workspace hangs together: no file uses one that uses it back, directly or
-//! around a corner, retired words stay retired, and documents name files that there are. These are the
-//! rules of CONTRIBUTING.md that a program can check.
+//! Checks the structure of the workspace's code: no file uses one that uses it back, directly or indirectly,
+//! retired words stay retired, and documents name existing files. These are the rules of CONTRIBUTING.md that
+//! a program can check.
 
 mod every_test;
 mod modules;
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// The libraries and binaries of the workspace, by the file that each begins with.
+/// Returns the libraries and binaries of the workspace, by their root files.
 fn crates() -> Vec<PathBuf> {
     let root = root();
     let manifests = find(&root, &|path| path.file_name().is_some_and(|name| name == "Cargo.toml"));
@@ -33,7 +33,7 @@ fn crates() -> Vec<PathBuf> {
     starts
 }
 
-/// Files below `folder` that `wanted` accepts; hidden folders and build outputs are passed over.
+/// Returns the files below `folder` that `wanted` accepts; hidden folders and build outputs are skipped.
 fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -54,7 +54,7 @@ fn is_rust(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "rs")
 }
 
-/// `path` from the root of the workspace.
+/// Returns `path` relative to the root of the workspace.
 fn from_root(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
@@ -90,7 +90,7 @@ fn documents_name_files_that_there_are() {
     for document in documents {
         let text = fs::read_to_string(&document).unwrap();
         for line in text.lines() {
-            // What is in backticks and looks like a path of ours: no blanks, no places to fill in.
+            // Text in backticks that looks like one of our paths: no blanks, no placeholders.
             for code in line.split('`').skip(1).step_by(2) {
                 let is_path = folders.iter().any(|folder| code.starts_with(folder))
                     && !code.contains([' ', '<', '*', '|']);
@@ -103,7 +103,7 @@ fn documents_name_files_that_there_are() {
     assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
 }
 
-/// A crate of one's own takes what was built here only if it is built alike.
+/// A custom crate reuses existing build results only if it is built in the same way.
 #[test]
 fn the_template_crate_is_built_like_the_workspace() {
     let own = fs::read_to_string(root().join("examples/own-crate/Cargo.toml")).unwrap();
@@ -116,7 +116,7 @@ fn the_template_crate_is_built_like_the_workspace() {
     assert_eq!(features(burn), features(shared), "its burn is not that of the workspace");
 }
 
-/// The packages of the workspace.
+/// Returns the packages of the workspace.
 fn packages() -> Vec<PathBuf> {
     let root = root();
     let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap();
@@ -153,7 +153,7 @@ fn the_list_of_a_step_is_read() {
     assert_eq!(every_test::listed(text).into_iter().collect::<Vec<_>>(), expected);
 }
 
-/// With the lists of all steps of `.ci/run` in the file that `KILN_TESTS_LISTED` names.
+/// Uses the lists of all steps of `.ci/run` in the file that `KILN_TESTS_LISTED` names.
 #[test]
 #[ignore = "needs lists of what the steps run: .ci/run"]
 fn every_test_is_in_a_step() {

@@ -1,8 +1,9 @@
-//! The files of a crate, and which uses which.
+//! The files of a crate, and their dependencies.
 //!
-//! A file uses another if it names something that is defined there, in a `use` or a path. Where a name is
-//! handed on (`pub use`), the file that defines it counts, not the one that hands it on. Tests do not count, and
-//! nor do names of other crates, also where a file hands them on: the compiler lets no two crates use each other.
+//! A file uses another if it names something that is defined there, in a `use` or a path. For re-exported
+//! names (`pub use`), the file with the definition counts, not the one that re-exports it. Tests do not
+//! count, and neither do names of other crates, even where a file re-exports them: the compiler lets no two
+//! crates use each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,11 +20,11 @@ struct Module {
     file: PathBuf,
     /// Names of child modules.
     children: BTreeSet<String>,
-    /// Names brought in by `use`, and the path that each stands for.
+    /// Names brought in by `use`, with the path of each.
     imports: BTreeMap<String, Name>,
     /// Names brought in by `use` from other crates.
     foreign: BTreeSet<String>,
-    /// All paths that are named here, from the root of the crate.
+    /// All paths named here, from the root of the crate.
     uses: BTreeSet<Name>,
 }
 
@@ -40,7 +41,7 @@ impl Crate {
         Crate { modules }
     }
 
-    /// Every circle, as a list of its files with what ties them.
+    /// Returns every circle, as a list of its files with the names that connect them.
     pub fn circles(&self, root: &Path) -> Vec<String> {
         let edges = self.edges();
         let mut circles = Vec::new();
@@ -69,7 +70,7 @@ impl Crate {
         circles
     }
 
-    /// Which file uses which, and by what names.
+    /// Returns which file uses which, and by what names.
     fn edges(&self) -> BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>> {
         let mut edges: BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>> = BTreeMap::new();
         for module in self.modules.values() {
@@ -85,7 +86,7 @@ impl Crate {
         edges
     }
 
-    /// The module that defines what `path` names, and the name there.
+    /// Returns the module that defines the item at `path`, and the item's name there.
     fn resolve(&self, path: &[String], depth: usize) -> Option<(Name, String)> {
         let mut module: Name = Vec::new();
         for (index, part) in path.iter().enumerate() {
@@ -103,10 +104,10 @@ impl Crate {
             if here.foreign.contains(part) {
                 return None;
             }
-            // Defined here, or handed on by a glob.
+            // Defined here, or re-exported by a glob.
             return Some((module, part.clone()));
         }
-        // A module by itself: whoever names it uses what is in its own file.
+        // A module itself: naming it uses the contents of its own file.
         let name = module.last()?.clone();
         Some((module, format!("mod {name}")))
     }
@@ -114,7 +115,7 @@ impl Crate {
 
 type Edges = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 
-/// The files that can be reached from `start` in one step or more.
+/// Returns the files that can be reached from `start` in one step or more.
 fn reachable(edges: &Edges, start: &Path) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
     let mut next = vec![start.to_owned()];
@@ -167,14 +168,14 @@ fn read_items(
     modules.insert(name, names.module);
 }
 
-/// Collects what a module names.
+/// Collects the names used by a module.
 struct Names {
     module: Module,
     name: Name,
 }
 
 impl Names {
-    /// `parts` from the root of the crate, if they are of this crate.
+    /// Returns `parts` from the root of the crate, if they belong to this crate.
     fn absolute(&self, parts: &[String]) -> Option<Name> {
         let mut base = match parts.first()?.as_str() {
             "crate" => Vec::new(),
@@ -253,13 +254,13 @@ impl<'ast> Visit<'ast> for Names {
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        // What is handed on to others is not used here.
+        // Re-exported names are not used here.
         let hands_on = !matches!(item.vis, syn::Visibility::Inherited);
         self.add_tree(&item.tree, &[], hands_on);
     }
 
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
-        // `pub(in crate::data)` says who may use an item; it uses nothing.
+        // `pub(in crate::data)` restricts visibility; it uses nothing.
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -280,7 +281,7 @@ fn is_test(attrs: &[Attribute]) -> bool {
     })
 }
 
-/// The value of `#[path = "…"]`.
+/// Returns the value of `#[path = "…"]`.
 fn path_attribute(attrs: &[Attribute]) -> Option<String> {
     let attribute = attrs.iter().find(|attribute| attribute.path().is_ident("path"))?;
     match &attribute.meta.require_name_value().ok()?.value {

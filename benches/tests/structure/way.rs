@@ -1,4 +1,4 @@
-//! The way from `main` to a training step is the one that ARCHITECTURE.md shows, and short.
+//! Checks that the way from `main` to a training step is the one shown in ARCHITECTURE.md, and is short.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,11 +6,11 @@ use std::fs;
 use syn::visit::{self, Visit};
 use syn::{Block, Ident, ImplItemFn, ItemFn};
 
-/// Calls from `main` to the step, and files that they are in.
+/// Maximum number of calls from `main` to the step, and of files that contain them.
 const MOST_CALLS: usize = 6;
 const MOST_FILES: usize = 4;
 
-/// The names in the functions that are called `name`.
+/// Collects the names in the functions called `name`.
 struct Named<'a> {
     name: &'a str,
     names: BTreeSet<String>,

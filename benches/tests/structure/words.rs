@@ -1,4 +1,4 @@
-//! Words that the code no longer uses, and the identifiers of a source file.
+//! Retired words, and the identifiers of a source file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::Path;
 use syn::visit::{self, Visit};
 use syn::{Ident, Macro};
 
-/// The crates that are looked through.
+/// The crates to search.
 pub const CRATES: [&str; 5] = ["benches", "collectives", "model", "shard", "train"];
 
-/// A word that is no identifier any more, and what to say.
+/// Retired identifiers, each with its replacement.
 pub const RETIRED: [(&str, &str); 29] = [
     ("Parts", "Modules"),
     ("Unit", "ParamGroup"),
@@ -43,10 +43,10 @@ pub const RETIRED: [(&str, &str); 29] = [
     ("units_of", "module_shapes"),
 ];
 
-/// Files, from the root of the workspace, in which a retired word means something else.
+/// Files, from the root of the workspace, in which a retired word has another meaning.
 pub const EXCEPTIONS: [(&str, &str); 0] = [];
 
-/// The identifiers in the Rust file at `path`.
+/// Returns the identifiers in the Rust file at `path`.
 pub fn identifiers(path: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(path).unwrap();
     let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -63,7 +63,7 @@ impl<'ast> Visit<'ast> for Identifiers {
     }
 
     fn visit_macro(&mut self, call: &'ast Macro) {
-        // The arguments are not parsed: their text counts, apart from what is in quotes.
+        // The arguments are not parsed: their text counts, except for quoted parts.
         let text = call.tokens.to_string().replace("\\\"", "").replace("'\"'", "");
         let is_break = |c: char| !c.is_alphanumeric() && c != '_';
         for code in text.split('"').step_by(2) {

@@ -1,4 +1,4 @@
-//! Batches of samples at given positions of the run.
+//! Batches of samples at given positions in the run.
 
 use super::{Result, SampleOrder, TokenFile};
 
@@ -7,13 +7,13 @@ use super::{Result, SampleOrder, TokenFile};
 pub struct Batch {
     /// Input tokens, row after row.
     pub inputs: Vec<i32>,
-    /// Target tokens: for every input the token that follows it.
+    /// Target tokens: the token that follows each input token.
     pub targets: Vec<i32>,
     /// Number of samples.
     pub rows: usize,
     /// Tokens per sample.
     pub seq_len: usize,
-    /// Position of the first sample in the run; the others follow it.
+    /// Position of the first sample in the run; the rest follow consecutively.
     pub first_global_index: u64,
 }
 
@@ -25,17 +25,17 @@ pub struct BatchSource {
 }
 
 impl BatchSource {
-    /// Batches from all samples of `file`, shuffled anew in every epoch if asked for.
+    /// Creates a source of batches over all samples of `file`, reshuffled every epoch if `shuffle` is set.
     ///
     /// # Errors
     ///
-    /// None for a file that is open: it has at least one sample.
+    /// None for an open file: it has at least one sample.
     pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self> {
         let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
         Ok(Self { file, order })
     }
 
-    /// The file that is read.
+    /// The token file.
     pub fn file(&self) -> &TokenFile {
         &self.file
     }
@@ -45,15 +45,15 @@ impl BatchSource {
         &self.order
     }
 
-    /// The samples at `count` positions of the run from `first_global_index` on. A batch
-    /// may reach into the next epoch.
+    /// Returns the `count` samples at the positions from `first_global_index` on. A batch may extend into the
+    /// next epoch.
     ///
     /// # Errors
     ///
     /// When the file holds a token outside its vocabulary.
     pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch> {
         let seq_len = self.file.seq_len();
-        // `read_sample` puts one token more into the inputs before it takes it out again.
+        // `read_sample` briefly adds one extra token to the inputs.
         let mut inputs = Vec::with_capacity(count * seq_len + 1);
         let mut targets = Vec::with_capacity(count * seq_len);
         for global_index in first_global_index..first_global_index + count as u64 {
@@ -66,19 +66,19 @@ impl BatchSource {
 
 /// Position in the run of the first sample of one micro-batch of one rank.
 ///
-/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions `s * G
-/// .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and its
-/// micro-batch `j` the `M` positions from `j * M` on within that slice:
+/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions
+/// `s * G .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and
+/// its micro-batch `j` the `M` positions from `j * M` on within that slice:
 ///
 /// `s * G + r * (G / R) + j * M`
 ///
-/// The positions of a step do not depend on `R` or `M`, so a run may go on with other
-/// values of both and still visit the same samples at every step.
+/// The positions of a step do not depend on `R` or `M`, so a run may resume with different values of both and
+/// still visit the same samples at every step.
 ///
 /// # Panics
 ///
-/// In debug builds, unless `R` divides `G`, `M` divides `G / R`, and both indices are in
-/// range; the configuration is checked for this before a run. Always when `ranks` is 0.
+/// In debug builds, unless `R` divides `G`, `M` divides `G / R`, and both indices are in range; the
+/// configuration is checked for this before a run. In every build, when `ranks` is 0.
 pub fn slice_for(
     step: u64,
     global_batch: u64,

@@ -1,8 +1,8 @@
-//! Checksums of the blocks of a token file. A changed token is noticed where it is used, at the cost of
-//! reading one block once, however large the file is.
+//! Checksums of the blocks of a token file. They detect a changed token when it is used, at the cost of
+//! reading its block once, however large the file is.
 //!
-//! A file such as `train.crc` has the CRC-64/NVME of every [`BLOCK_BYTES`] bytes of `train.bin`, of which
-//! the last may be fewer: eight bytes each, little-endian, one after the other.
+//! A file such as `train.crc` holds the CRC-64/NVME of every [`BLOCK_BYTES`] bytes of `train.bin` (the last
+//! block may be shorter): consecutive values of eight bytes, little-endian.
 
 use super::{DataError, Result};
 use kiln_storage::{Checksum, RunningChecksum, files};
@@ -13,23 +13,23 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a token file that have a checksum of their own. A sample that lies in a block for the first
-/// time costs reading that much: tens of microseconds.
+/// Bytes of a token file covered by one checksum. The first sample read from a block costs reading the whole
+/// block: tens of microseconds.
 pub(super) const BLOCK_BYTES: u64 = 1 << 16;
 
-/// Blocks that are looked at when a run starts, at most.
+/// Maximum number of blocks checked when a run starts.
 const SAMPLED: u64 = 16;
 
-/// Bytes of a checksum.
+/// Size of a checksum in bytes.
 const SUM_BYTES: u64 = 8;
 
-/// Writes the checksums of the blocks of a token file that is being written.
+/// Writes block checksums while the token file is being written.
 pub(super) struct BlockWriter {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Of the block that is not full yet.
+    /// Checksum of the block that is not full yet.
     running: RunningChecksum,
-    /// Bytes of that block.
+    /// Number of bytes in that block.
     filled: u64,
 }
 
@@ -39,7 +39,7 @@ impl BlockWriter {
         Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::default(), filled: 0 })
     }
 
-    /// Goes on with the next bytes of the token file.
+    /// Adds the next bytes of the token file.
     pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let room = usize::try_from(BLOCK_BYTES - self.filled).unwrap_or(usize::MAX);
@@ -54,7 +54,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Puts everything on the disk.
+    /// Writes everything to disk.
     pub(super) fn finish(mut self) -> Result<()> {
         if self.filled > 0 {
             self.close()?;
@@ -74,10 +74,10 @@ impl BlockWriter {
     }
 }
 
-/// Why the bytes of a token file could not be confirmed.
+/// The reason why the bytes of a token file could not be confirmed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The block of these bytes is not what it was.
+    /// The block at these bytes has changed.
     Changed(Range<u64>),
     /// The token file cannot be read.
     Tokens(io::Error),
@@ -85,8 +85,8 @@ pub(super) enum Fault {
     Sums(DataError),
 }
 
-/// The checksums of the blocks of one token file, and which blocks agree with them already. Threads may share
-/// it.
+/// The checksums of the blocks of one token file, and which blocks have already been confirmed. Threads may
+/// share it.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     path: PathBuf,
@@ -94,16 +94,17 @@ pub(super) struct BlockSums {
     block_bytes: u64,
     /// Size of the token file.
     bytes: u64,
-    /// A bit for each block, set once it agrees.
+    /// One bit per block, set once the block is confirmed.
     confirmed: Vec<AtomicU64>,
 }
 
 impl BlockSums {
-    /// The checksums in the file `path`, of a token file of `bytes` bytes. Reads none of them yet.
+    /// Opens the checksums in the file `path`, for a token file of `bytes` bytes. Reads none of them yet.
     ///
     /// # Errors
     ///
-    /// When the file is missing, or has not as many checksums as the token file has blocks.
+    /// When the file is missing, or the number of checksums differs from the number of blocks in the token
+    /// file.
     pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self> {
         let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -126,7 +127,7 @@ impl BlockSums {
         Ok(Self { path, file, block_bytes, bytes, confirmed })
     }
 
-    /// Bytes in a block, apart from the last one.
+    /// Size of a block in bytes; the last block may be shorter.
     pub(super) fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
@@ -136,8 +137,8 @@ impl BlockSums {
         self.bytes.div_ceil(self.block_bytes)
     }
 
-    /// Whether the blocks in which `bytes` of the token file lie are what they were. A block that has been
-    /// found so is not read again.
+    /// Compares the blocks that contain `bytes` of the token file with their checksums. A confirmed block is
+    /// not read again.
     pub(super) fn confirm(&self, tokens: &File, bytes: Range<u64>) -> Result<(), Fault> {
         if bytes.is_empty() {
             return Ok(());
@@ -146,7 +147,7 @@ impl BlockSums {
         blocks.into_iter().try_for_each(|block| self.confirm_block(tokens, block))
     }
 
-    /// [`Self::confirm`] for some blocks, spread over the file: all of them if they are few.
+    /// Runs [`Self::confirm`] on a sample of blocks spread over the file, or on all blocks if there are few.
     pub(super) fn confirm_some(&self, tokens: &File) -> Result<(), Fault> {
         let blocks = self.blocks();
         let count = blocks.min(SAMPLED);
@@ -155,9 +156,9 @@ impl BlockSums {
 
     fn confirm_block(&self, tokens: &File, block: u64) -> Result<(), Fault> {
         let bit = 1 << (block % u64::from(u64::BITS));
-        // As many words as the blocks take.
+        // Enough words for one bit per block.
         let word = &self.confirmed[(block / u64::from(u64::BITS)) as usize];
-        // Nothing else depends on the order: at worst, two threads read the same block.
+        // Relaxed ordering is enough: at worst, two threads read the same block.
         if word.load(Ordering::Relaxed) & bit != 0 {
             return Ok(());
         }
@@ -172,7 +173,7 @@ impl BlockSums {
         Ok(())
     }
 
-    /// The checksum that a block had.
+    /// Returns the stored checksum of a block.
     pub(super) fn of_block(&self, block: u64) -> Result<Checksum> {
         let mut sum = [0; SUM_BYTES as usize];
         self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
@@ -188,7 +189,7 @@ mod tests {
 
     const BLOCK: usize = BLOCK_BYTES as usize;
 
-    /// A token file of `length` bytes, the same bytes as it was written, and its checksums.
+    /// Writes a token file of `length` bytes; returns its path, its bytes and its checksums.
     fn written(folder: &Path, length: usize, chunk: usize) -> (PathBuf, Vec<u8>, BlockSums) {
         let bytes: Vec<u8> = (0..length as u64).map(|at| (at * at % 251) as u8).collect();
         let (path, sums) = (folder.join("tokens"), folder.join("sums"));
@@ -227,7 +228,7 @@ mod tests {
             Err(Fault::Changed(range)) => Some(range),
             Err(other) => panic!("{other:?}"),
         };
-        // Confirmed before it changed.
+        // The block was confirmed before it changed.
         assert_eq!(changed(0..block), None);
         assert_eq!(changed(0..2 * block), None);
         assert_eq!(changed(0..2 * block + 1), Some(2 * block..3 * block));

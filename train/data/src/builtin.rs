@@ -1,4 +1,4 @@
-//! Text that ships with the program: no file is needed to try a training run.
+//! Text that ships with the program, so that you can try a training run without any file.
 
 use super::mix::{SplitMix, mix_pair};
 use super::{DataError, Result};
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What marks an input as built-in text.
+/// Prefix of inputs that name built-in text.
 const PREFIX: &str = "builtin:";
 /// The seed of the generated text; changing it changes every debug run.
 const SEED: u64 = 0x6B69_6C6E;
@@ -41,7 +41,7 @@ pub(super) enum Builtin {
 }
 
 impl Builtin {
-    /// The built-in text that an input names; `None` when the input is a path.
+    /// Returns the built-in text that an input names; `None` if the input is a path.
     pub(super) fn parse(input: &Path) -> Result<Option<Self>> {
         let Some(name) = input.to_str().and_then(|text| text.strip_prefix(PREFIX)) else {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Builtin {
         format!("{:x}", hasher.finalize())
     }
 
-    /// The document at `index`, the same on every machine.
+    /// Generates the document at `index`, identically on every machine.
     pub(super) fn document(self, index: u64) -> String {
         let Self::Arithmetic = self;
         let mut random = SplitMix::new(mix_pair(SEED, index));

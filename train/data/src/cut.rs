@@ -1,21 +1,22 @@
-//! Where a document may be cut so that its pieces, encoded one by one, have the tokens of the whole.
+//! Finds places where a document may be cut so that encoding the pieces separately gives the tokens of the
+//! whole.
 //!
-//! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes has to be encoded
-//! in pieces. A piece must not get a space in front, lose a merge over its border, or split words elsewhere. Whether a
-//! place is safe depends on the tokenizer. [`Cuts::of`] knows the usual kinds; a document of any other kind is
-//! encoded whole.
+//! Encoding takes about 150 bytes of memory for each byte of text, so a file of gigabytes must be encoded in
+//! pieces. A cut must not add a space in front of a piece, lose a merge across the border, or split words
+//! differently. Whether a place is safe depends on the tokenizer. [`Cuts::of`] knows the usual kinds;
+//! documents for any other kind are encoded whole.
 //!
-//! Two places come into question:
+//! There are two kinds of candidate places:
 //!
 //! - after a single newline between a character that is not white space and a letter or digit;
 //! - at a single space between two ASCII letters or digits.
 //!
-//! Each is safe under three conditions. First, nothing that the tokenizer matches spans it: added tokens, and the
-//! patterns of normalizers and pre-tokenizers, are compared with lists below. Second, the start of a piece does
-//! not look like the start of a text: no space is put in front of it. Third, the model sees a border there: either the
-//! pre-tokenizer always splits there, or the model is a BPE whose vocabulary has no token with these two
-//! characters next to each other, so that no merge spans the place, and merges on one side do not
-//! depend on the other side.
+//! Each is safe under three conditions. First, nothing that the tokenizer matches spans it: added tokens, and
+//! the patterns of normalizers and pre-tokenizers, are compared with the lists below. Second, the start of a
+//! piece is not mistaken for the start of a text: no space is put in front of it. Third, the model sees a
+//! border there: either the pre-tokenizer always splits there, or the model is a BPE whose vocabulary has no
+//! token with these two characters next to each other, so that no merge spans the place, and merges on one
+//! side do not depend on the other side.
 
 use std::borrow::Cow;
 
@@ -28,15 +29,15 @@ use tokenizers::{
     SplitDelimiterBehavior, Tokenizer as Inner,
 };
 
-/// Stands for a space in the tokens of SentencePiece.
+/// Represents a space in SentencePiece tokens.
 const SENTENCEPIECE_SPACE: char = '\u{2581}';
 
-/// Stands for a space in byte-level tokens.
+/// Represents a space in byte-level tokens.
 const BYTE_LEVEL_SPACE: char = '\u{120}';
 
-/// Patterns that match all white space, and whose matches never hold a space after a letter or digit, nor a letter
-/// or digit after a newline. At both places, therefore, a match starts or ends. They look ahead only behind white
-/// space that is followed by white space, which there is none of at a place.
+/// Patterns that match all white space, and whose matches never contain a space after a letter or digit, nor
+/// a letter or digit after a newline. At both kinds of places, therefore, a match starts or ends. They look
+/// ahead only after white space that is followed by white space, which never occurs at a candidate place.
 const SPLITTING_PATTERNS: [&str; 7] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -69,17 +70,17 @@ const SPLITTING_PATTERNS: [&str; 7] = [
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|",
         r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    // DeepSeek V3, behind the patterns for its digits and ideographs.
+    // DeepSeek V3, after the patterns for its digits and ideographs.
     concat!(
         r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"##,
         r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 ];
 
-/// Patterns whose matches hold neither spaces nor newlines, and look at nothing around them.
+/// Patterns whose matches contain neither spaces nor newlines, and do not depend on the text around them.
 const INNER_PATTERNS: [&str; 4] = [r"\p{N}", r"\p{N}{1,3}", "[0-9][0-9][0-9]", r"[一-龥぀-ゟ゠-ヿ]+"];
 
-/// Kinds of places at which a text may be cut.
+/// The kinds of places at which a text may be cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cuts {
     /// Between any two characters: for a text that is not encoded.
@@ -88,20 +89,21 @@ pub(super) struct Cuts {
     after_line: bool,
     /// Before a space.
     at_space: bool,
-    /// Whether the tokenizer puts a space in front of a piece. Then the piece has to go without its own.
+    /// True if the tokenizer puts a space in front of a piece. If so, the piece must be passed without its
+    /// own space.
     restores_space: bool,
 }
 
 impl Cuts {
-    /// For a text that is not encoded.
+    /// Places for a text that is not encoded.
     pub(super) const ANYWHERE: Self =
         Self { anywhere: true, after_line: false, at_space: false, restores_space: false };
 
-    /// For texts that a tokenizer with the word boundaries of GPT-2 encodes, or is trained on.
+    /// Places for texts that are encoded by, or used to train, a tokenizer with the word boundaries of GPT-2.
     pub(super) const AT_WORDS: Self =
         Self { anywhere: false, after_line: true, at_space: true, restores_space: false };
 
-    /// The places that are safe for `tokenizer`; none if its kind is not known.
+    /// Returns the places that are safe for `tokenizer`; none if its kind is not known.
     pub(super) fn of(tokenizer: &Inner) -> Self {
         let Some(normalized) = Normalized::by(tokenizer.get_normalizer()) else { return Self::default() };
         if !added_tokens_stay_apart(tokenizer, normalized) {
@@ -117,7 +119,7 @@ impl Cuts {
         }
     }
 
-    /// The last safe place in `text`, after its start and up to `limit`, in bytes.
+    /// Returns the last safe place in `text`, after its start and up to `limit`, in bytes.
     pub(super) fn last_place(self, text: &str, limit: usize) -> Option<usize> {
         let limit = limit.min(text.len().saturating_sub(1));
         if self.anywhere {
@@ -129,7 +131,7 @@ impl Cuts {
         (1..=limit).rev().find(|at| self.is_place(text, *at))
     }
 
-    /// Whether the text may be cut before byte `at`, which is neither its start nor its end.
+    /// Reports whether the text may be cut before byte `at`, which is neither its start nor its end.
     fn is_place(self, text: &str, at: usize) -> bool {
         let bytes = text.as_bytes();
         let (before, here) = (bytes[at - 1], bytes[at]);
@@ -145,7 +147,8 @@ impl Cuts {
         next.is_some_and(char::is_alphanumeric) && previous.is_some_and(|letter| !letter.is_whitespace())
     }
 
-    /// The piece `text` as it is handed to the tokenizer. `starts`: whether it is the start of its document.
+    /// Returns the piece `text` in the form passed to the tokenizer. `starts`: whether it is the start of its
+    /// document.
     pub(super) fn as_encoded(self, text: &str, starts: bool) -> &str {
         match self.restores_space && !starts {
             true => text.strip_prefix(' ').unwrap_or(text),
@@ -154,23 +157,23 @@ impl Cuts {
     }
 }
 
-/// What a normalizer does to spaces.
+/// The effects of a normalizer on spaces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Normalized {
-    /// It puts a space in front.
+    /// True if it puts a space in front.
     prepends: bool,
-    /// It replaces spaces with [`SENTENCEPIECE_SPACE`].
+    /// True if it replaces spaces with [`SENTENCEPIECE_SPACE`].
     replaces: bool,
 }
 
 impl Normalized {
-    /// `None` for a normalizer that may change more than single characters and accents.
+    /// Returns `None` for a normalizer that may change more than single characters and accents.
     fn by(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut found = Self::default();
         if let Some(normalizer) = normalizer {
             found.add(normalizer)?;
         }
-        // Only a prefix that equals a replaced space can stand for one.
+        // A prefix can stand for a space only if it equals the replacement for spaces.
         (found.replaces || !found.prepends).then_some(found)
     }
 
@@ -179,7 +182,8 @@ impl Normalized {
             NormalizerWrapper::Sequence(sequence) => {
                 sequence.as_ref().iter().try_for_each(|normalizer| self.add(normalizer))?;
             }
-            // Spaces, newlines, ASCII letters and digits have no decomposition, and compose with nothing before them.
+            // Spaces, newlines, ASCII letters and digits have no decomposition, and do not compose with the
+            // character before them.
             NormalizerWrapper::NFC(_)
             | NormalizerWrapper::NFD(_)
             | NormalizerWrapper::NFKC(_)
@@ -206,18 +210,18 @@ impl Normalized {
     }
 }
 
-/// Where a pre-tokenizer splits.
+/// The places where a pre-tokenizer splits.
 #[derive(Clone, Copy, Debug)]
 struct Borders {
-    /// It always splits after a newline.
+    /// True if it always splits after a newline.
     after_line: bool,
-    /// It always splits before a space.
+    /// True if it always splits before a space.
     at_space: bool,
-    /// What it matches elsewhere does not depend on the text across a place.
+    /// True if its matches elsewhere are independent of the text across a place.
     unbroken: bool,
-    /// It may put a space in front of a piece that starts with something else.
+    /// True if it may put a space in front of a piece that starts with another character.
     prefixes: bool,
-    /// The character that the model sees for a space.
+    /// The character that the model sees instead of a space.
     space: char,
 }
 
@@ -231,9 +235,9 @@ impl Borders {
         borders
     }
 
-    /// Adds a stage, which sees the pieces of those before it.
+    /// Adds a stage, which sees the pieces produced by the stages before it.
     fn add(&mut self, stage: &PreTokenizerWrapper, is_first: bool) {
-        // What a stage does with text that has been rewritten is known only for borders that are there already.
+        // On rewritten text, only the borders that already exist are known to remain.
         let is_plain = self.space == ' ';
         match stage {
             PreTokenizerWrapper::ByteLevel(stage) => {
@@ -252,7 +256,7 @@ impl Borders {
             }
             PreTokenizerWrapper::Split(stage)
                 if is_in(&INNER_PATTERNS, stage) && self.space != BYTE_LEVEL_SPACE => {}
-            // Of a text without spaces it leaves everything as it is.
+            // It leaves text without spaces unchanged.
             PreTokenizerWrapper::Split(stage)
                 if !is_plain && stage.pattern == SplitPattern::String(" ".to_owned()) => {}
             PreTokenizerWrapper::Digits(_) | PreTokenizerWrapper::Punctuation(_)
@@ -264,7 +268,7 @@ impl Borders {
                 if self.space != BYTE_LEVEL_SPACE && stage.get_replacement() == SENTENCEPIECE_SPACE =>
             {
                 let scheme = stage.get_prepend_scheme();
-                // It asks for the start of the text, where a stage before may have removed a space.
+                // It depends on the start of the text, where an earlier stage may have removed a space.
                 if scheme == PrependScheme::First && !is_first {
                     *self = Self { at_space: false, after_line: false, unbroken: false, ..*self };
                 }
@@ -272,7 +276,7 @@ impl Borders {
                 self.prefixes |= scheme != PrependScheme::Never;
                 self.space = SENTENCEPIECE_SPACE;
             }
-            // Borders that are there stay, since every stage sees the pieces one by one.
+            // Existing borders remain, since every stage sees the pieces one by one.
             _ => self.unbroken = false,
         }
     }
@@ -283,7 +287,7 @@ impl Borders {
     }
 }
 
-/// The stages of a pre-tokenizer, one after the other.
+/// Returns the stages of a pre-tokenizer in order.
 fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapper> {
     match pre_tokenizer {
         None => Vec::new(),
@@ -294,7 +298,7 @@ fn stages(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Vec<&PreTokenizerWrapp
     }
 }
 
-/// Whether pieces are the matches, one by one.
+/// Reports whether each match becomes one piece.
 fn keeps_all(split: &Split) -> bool {
     matches!(
         (split.behavior, split.invert),
@@ -304,7 +308,7 @@ fn keeps_all(split: &Split) -> bool {
 
 fn is_in(patterns: &[&str], split: &Split) -> bool {
     let SplitPattern::Regex(pattern) = &split.pattern else { return false };
-    // Some files have the characters themselves.
+    // Some files contain the characters themselves instead of their escapes.
     let pattern = pattern.replace('\r', r"\r").replace('\n', r"\n");
     patterns.contains(&pattern.as_str())
 }
@@ -313,8 +317,8 @@ fn is_sentencepiece_space(text: &str) -> bool {
     text.strip_prefix(SENTENCEPIECE_SPACE).is_some_and(str::is_empty)
 }
 
-/// Whether no added token that is looked for in a text can span a place, reach over it, or depend on what is
-/// beyond it.
+/// Reports whether no added token that is searched for in text can span a place, reach across it, or depend
+/// on the text on the other side.
 fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     let skips_special = tokenizer.get_encode_special_tokens();
     let added = tokenizer.get_added_tokens_decoder();
@@ -322,14 +326,14 @@ fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
     looked_for.into_iter().all(|token| {
         let AddedToken { single_word, lstrip, rstrip, ref content, .. } = *token;
         let spellings = [Cow::Borrowed(content.as_str()), normalized_spelling(tokenizer, token)];
-        // A piece that goes without its space starts with a letter or digit.
+        // A piece passed without its space starts with a letter or digit.
         let starts_a_piece = normalized.prepends && content.starts_with(|c: char| c.is_ascii_alphanumeric());
         !(single_word || lstrip || rstrip || starts_a_piece)
             && !spellings.iter().any(|text| spans_place(text, &[' ', SENTENCEPIECE_SPACE]))
     })
 }
 
-/// The spelling of an added token that is looked for in normalized text.
+/// Returns the spelling of an added token that is searched for in normalized text.
 fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, str> {
     let normalizer = tokenizer.get_normalizer().filter(|_| token.normalized);
     let mut text = NormalizedString::from(token.content.as_str());
@@ -339,7 +343,7 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
     }
 }
 
-/// Whether a place is inside of `text`, in which any of `spaces` stands for a space.
+/// Reports whether `text` contains a place, where each of `spaces` stands for a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
     let pairs = text.chars().zip(text.chars().skip(1));
     pairs
@@ -347,8 +351,8 @@ fn spans_place(text: &str, spaces: &[char]) -> bool {
         .any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b) || a == '\n' && b.is_alphanumeric())
 }
 
-/// Whether the model is a BPE that never merges the character before a space with the space, which it knows
-/// as `space`.
+/// Reports whether the model is a BPE that never merges a space, which it sees as `space`, with the character
+/// before it.
 fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 /// A token file, cut into samples of one sequence length.
 ///
-/// Opening it reads no tokens: each sample is read from its position in the file. It may be shared between
-/// threads. The file is not mapped into memory: if somebody truncated it then, a signal would end the
-/// process, where this is an error. Where the folder has checksums of blocks, each block is compared with its
-/// own before the first sample from it is handed out.
+/// Opening it reads no tokens: each sample is read from its position in the file. Threads may share it. The
+/// file is not mapped into memory: if a mapped file were truncated, a signal would end the process, whereas
+/// reading returns an error. If the folder has block checksums, each block is compared with its checksum
+/// before the first sample from it is returned.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -47,7 +47,7 @@ impl TokenFile {
         let file = files::open(&path).map_err(DataError::io("open", &path))?;
         let actual = file.metadata().map_err(DataError::io("read the size of", &path))?.len();
         let tokens = info.split(split).tokens;
-        // A count so large that it overflows is larger than any file, too.
+        // A count so large that it overflows is also larger than any file.
         let expected = tokens.saturating_mul(info.dtype.bytes() as u64);
         if actual != expected {
             return Err(DataError::FileSize { path, tokens, expected, actual });
@@ -71,18 +71,18 @@ impl TokenFile {
         self.seq_len
     }
 
-    /// What the folder holds.
+    /// The contents of the folder's `data.json`.
     pub fn info(&self) -> &DataInfo {
         &self.info
     }
 
-    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs`
-    /// (all but the last) and to `targets` (all but the first).
+    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs` (all but the last) and to
+    /// `targets` (all but the first).
     ///
     /// # Errors
     ///
-    /// When there is no such sample, when it cannot be read (any more), when it is not what was prepared, and
-    /// when a token is outside the vocabulary; `inputs` and `targets` are then as they were.
+    /// When there is no such sample, when it can no longer be read, when it differs from the prepared data,
+    /// and when a token is outside the vocabulary; `inputs` and `targets` are then unchanged.
     pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {
@@ -91,7 +91,7 @@ impl TokenFile {
                 samples: self.num_samples,
             });
         }
-        // Within the file when it was opened, because the sample exists: nothing overflows.
+        // The sample exists, so its bytes were within the file when it was opened: nothing overflows.
         let start = sample * self.seq_len as u64;
         let width = self.info.dtype.bytes();
         let mut bytes = vec![0; (self.seq_len + 1) * width];
@@ -107,7 +107,7 @@ impl TokenFile {
             TokenWidth::U16 => {
                 inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))))
             }
-            // An id beyond `i32` turns negative, which the check below refuses.
+            // An id beyond `i32` becomes negative, which the check below rejects.
             TokenWidth::U32 => {
                 inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
             }
@@ -130,8 +130,8 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Whether the file is what was prepared, as far as a look at some of its blocks tells. Says nothing of
-    /// a folder without checksums of blocks.
+    /// Compares a sample of the file's blocks with their checksums. Checks nothing in a folder without block
+    /// checksums.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl TokenFile {
         }
     }
 
-    /// Why the bytes of a sample could not be confirmed.
+    /// Returns the error for a sample whose bytes could not be confirmed.
     fn fault(&self, sample: u64, fault: Fault) -> DataError {
         let width = self.info.dtype.bytes() as u64;
         match fault {
@@ -157,7 +157,7 @@ impl TokenFile {
         }
     }
 
-    /// Why a sample could not be read that the file had when it was opened.
+    /// Returns the error for an unreadable sample that the file contained when it was opened.
     fn unreadable(&self, sample: u64, error: io::Error) -> DataError {
         if error.kind() != io::ErrorKind::UnexpectedEof {
             return DataError::io("read", &self.path)(error);
@@ -180,7 +180,7 @@ pub(super) mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// A folder as another program might write it, with the tokens `0, 1, 2, ...`.
+    /// Writes a folder as another program might, with the tokens `0, 1, 2, ...`.
     pub(crate) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> =
@@ -204,7 +204,7 @@ pub(super) mod tests {
         folder
     }
 
-    /// What is wrong with a folder, a line for each problem.
+    /// Returns the problems of a folder, one per line.
     fn problems(folder: &Path) -> String {
         let found = verify(folder, &mut |_, _| {}).unwrap();
         found.problems.iter().map(|problem| format!("{problem}\n")).collect()
@@ -261,7 +261,7 @@ pub(super) mod tests {
         assert!(matches!(error, DataError::TokenOutOfRange { id: u32::MAX, .. }));
     }
 
-    /// Samples that are still there are read; for the others the error says what happened.
+    /// Remaining samples can still be read; for the others the error reports the truncation.
     #[test]
     fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
         let folder = folder(TokenWidth::U16, 100, 300);

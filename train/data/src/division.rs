@@ -1,32 +1,33 @@
-//! Which documents, or parts of documents, are held out for validation.
+//! Choosing which documents, or parts of documents, are held out for validation.
 
 use std::collections::HashSet;
 
 use super::Split;
 use super::mix::mix_pair;
 
-/// Documents whose sizes are looked at before any is assigned to a split.
+/// Number of documents whose sizes are examined before any document is assigned to a split.
 pub(super) const SURVEYED: usize = 1000;
 
-/// Documents from which on the text is divided by whole documents, whatever the share is.
+/// Number of documents from which on whole documents are held out, whatever the share is.
 const ENOUGH: f64 = 20.0;
 
-/// Which documents, or parts of documents, are held out for validation.
+/// The documents, or parts of documents, that are held out for validation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Division {
     fraction: f64,
     seed: u64,
-    /// Documents that were surveyed, the first ones; each of the others is drawn.
+    /// Number of surveyed documents at the start; each later document is assigned at random.
     surveyed: u64,
-    /// Those of them that are held out.
+    /// Surveyed documents that are held out.
     held_out: HashSet<u64>,
-    /// Where documents are divided, in bytes from their start, if they are so few that whole ones would not do.
-    /// What comes behind is held out; `None` for a document that is for training alone.
+    /// For inputs with too few documents to hold out whole ones: where each document is divided, in bytes
+    /// from its start. The rest of the document is held out; `None` for a document used for training only.
     divided: Option<Vec<Option<u64>>>,
 }
 
 impl Division {
-    /// Divides a text whose first documents have these `sizes` in bytes; `is_all`: whether there are no others.
+    /// Divides a text whose first documents have these `sizes` in bytes. `is_all`: whether there are no
+    /// others.
     pub(super) fn new(sizes: &[u64], is_all: bool, fraction: f64, seed: u64) -> Self {
         let surveyed = sizes.len() as u64;
         let division = Self { fraction, seed, surveyed, ..Self::default() };
@@ -41,7 +42,7 @@ impl Division {
         self.divided.iter().flatten().flatten().count()
     }
 
-    /// Where a document is divided.
+    /// The byte offset at which a document is divided.
     pub(super) fn section_of(&self, document: u64) -> Option<u64> {
         let document = usize::try_from(document).ok()?;
         *self.divided.as_ref()?.get(document)?
@@ -51,14 +52,14 @@ impl Division {
     pub(super) fn split_of(&self, document: u64) -> Split {
         let is_held_out = match document < self.surveyed {
             true => self.held_out.contains(&document),
-            // 53 bits: as many as a number in 0..1 can hold.
+            // 53 bits: the precision of an `f64` in 0..1.
             false => (mix_pair(self.seed, document) >> 11) as f64 / ((1_u64 << 53) as f64) < self.fraction,
         };
         if is_held_out { Split::Validation } else { Split::Train }
     }
 }
 
-/// Documents in a random order, as long as they fit into the share; at least the smallest one.
+/// Picks documents in random order while they fit into the share; always picks at least the smallest one.
 fn choose(sizes: &[u64], fraction: f64, seed: u64) -> HashSet<u64> {
     let room = fraction * sizes.iter().sum::<u64>() as f64;
     let mut order: Vec<usize> = (0..sizes.len()).collect();
@@ -78,7 +79,7 @@ fn choose(sizes: &[u64], fraction: f64, seed: u64) -> HashSet<u64> {
     chosen
 }
 
-/// The end of every document, by its share; of the longest one in any case, so that no split is empty.
+/// Holds out the share at the end of every document; always of the longest one, so that no split is empty.
 fn divide(sizes: &[u64], fraction: f64) -> Vec<Option<u64>> {
     let part = |size: u64| (fraction * size as f64).round() as u64;
     let mut held_out: Vec<u64> = sizes.iter().map(|size| part(*size)).collect();
@@ -142,7 +143,7 @@ mod tests {
         let sections: Vec<_> = (0..3).map(|document| division.section_of(document)).collect();
         assert_eq!((sections, division.divided()), (vec![Some(900), Some(9), Some(1800)], 3));
         assert!(held_out(&division, 3).is_empty());
-        // Two of four are the half that was asked for.
+        // Two of four documents are the requested half.
         assert_eq!(held_out(&Division::new(&[10; 4], true, 0.5, 0), 4).len(), 2);
     }
 }

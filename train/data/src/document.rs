@@ -1,7 +1,7 @@
 //! The documents of the inputs, as one stream of chunks.
 //!
-//! Nothing here holds more than one document in memory, and of a text file no more
-//! than one chunk: a corpus may be far larger than the memory.
+//! This module holds at most one document in memory, and at most one chunk of a text file: a corpus may be
+//! far larger than the memory.
 
 use super::builtin::Builtin;
 use super::cut::Cuts;
@@ -22,17 +22,17 @@ use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// One file, or one built-in text, that can be read as often as it takes.
+/// One file, or one built-in text, that can be read repeatedly.
 #[derive(Debug)]
 struct Source {
     listed: Listed,
-    /// What a stream has yielded, in a file that has no name any more.
+    /// Contents of a stream, in a file that no longer has a name.
     copy: Option<File>,
 }
 
 impl Source {
-    /// A reader of the documents; the inner error says why the file is passed over as not text. A file of data that is
-    /// read as text is added to `json`.
+    /// Opens a reader of the documents; the inner error says why the file is skipped as not text. A data file
+    /// that is read as text is added to `json`.
     fn open(
         &self,
         skip_bad_lines: bool,
@@ -45,7 +45,7 @@ impl Source {
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => {
-                    // A folder of sources has such files, too.
+                    // Source folders contain such files, too.
                     if file.json().is_some_and(|kind| self.listed.is_named || kind == Json::Documents) {
                         json.add(path);
                     }
@@ -60,7 +60,7 @@ impl Source {
         }))
     }
 
-    /// The content, from its start. One reader at a time: those of a copy share their position.
+    /// Opens the content at its start. Use one reader at a time: readers of a copy share their position.
     fn file(&self) -> Result<File> {
         let path = &self.listed.path;
         let Some(copy) = &self.copy else {
@@ -99,26 +99,26 @@ impl DocumentReader for BuiltinText {
     }
 }
 
-/// The files of all inputs, which can be read as often as it takes.
+/// The files of all inputs, which can be read repeatedly.
 #[derive(Debug)]
 pub(super) struct Corpus {
     sources: Vec<Source>,
     bytes: u64,
-    /// Documents to read at most.
+    /// Maximum number of documents to read.
     limit: Option<u64>,
     skip_bad_lines: bool,
 }
 
 impl Corpus {
-    /// Takes the files as they were listed. What can be read only once is read now, to its end, and kept
-    /// as a file in the folder `scratch` that has no name and is gone with the corpus.
+    /// Opens the listed files. Reads inputs that can be read only once to their ends now, and keeps their
+    /// contents in unnamed files in the folder `scratch`, which disappear with the corpus.
     ///
     /// # Errors
     ///
     /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
     /// `stop` becomes true meanwhile.
     pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
-        // Told before hours of work on the files that come first.
+        // Reported now, before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
             return Err(DataError::ParquetDisabled { path: listed.path.clone() });
@@ -135,7 +135,7 @@ impl Corpus {
         Ok(Self { sources, bytes, limit: None, skip_bad_lines: false })
     }
 
-    /// Takes no more than the first `limit` documents, if it is given.
+    /// Limits the corpus to the first `limit` documents, if given.
     pub(super) fn take(self, limit: Option<u64>) -> Self {
         Self { limit, ..self }
     }
@@ -145,7 +145,7 @@ impl Corpus {
         Self { skip_bad_lines: skip, ..self }
     }
 
-    /// Every file with its SHA-256; files are read on all cores.
+    /// Returns every file with its SHA-256; files are read on all cores.
     pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>> {
         let digest = |source: &Source| match &source.copy {
             None => source.listed.digest(),
@@ -159,10 +159,10 @@ impl Corpus {
         self.sources.len()
     }
 
-    /// Inputs that were named and hold nothing.
+    /// Returns named inputs that are empty.
     pub(super) fn empty(&self) -> Vec<PathBuf> {
         let listed = self.sources.iter().map(|source| &source.listed);
-        // Some files have content and no size, such as those in /proc.
+        // Some files have content but no size, such as those in /proc.
         let is_empty = |listed: &Listed| {
             let first = || File::open(&listed.path).and_then(|mut file| file.read(&mut [0]));
             listed.bytes == 0 && (listed.stream.is_some() || first().is_ok_and(|read| read == 0))
@@ -177,7 +177,8 @@ impl Corpus {
         self.bytes
     }
 
-    /// Sizes in bytes of the documents that hold any text, up to the first `most`, and whether there are no others.
+    /// Returns the sizes in bytes of up to `most` documents that are not empty, and whether there are no
+    /// others.
     pub(super) fn sizes(&self, most: usize, stop: &AtomicBool) -> Result<(Vec<u64>, bool)> {
         let mut sizes = Vec::new();
         let division = Division::default();
@@ -197,8 +198,8 @@ impl Corpus {
         Ok((sizes, true))
     }
 
-    /// Reads the text, from the start, cut where `cuts` allow it and where `division` divides documents. The chunks
-    /// are the same on every pass.
+    /// Reads the text from the start, cut where `cuts` allows and where `division` divides documents. The
+    /// chunks are the same on every pass.
     pub(super) fn chunks<'a>(&'a self, cuts: Cuts, division: &'a Division) -> TextChunks<'a> {
         TextChunks {
             sources: self.sources.iter(),
@@ -219,18 +220,18 @@ impl Corpus {
     }
 }
 
-/// Copies a stream to its end, and notes its size.
+/// Copies a stream to its end, and records its size.
 fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File> {
     let path = scratch.join("stream");
     let mut copy = File::options()
         .read(true)
         .write(true)
-        // A prepare that was killed may have left its own.
+        // A killed `prepare` may have left this file.
         .create(true)
         .truncate(true)
         .open(&path)
         .map_err(DataError::io("create", &path))?;
-    // Nobody else needs its name, and without one it cannot be left behind.
+    // No one else needs its name, and a file without a name cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
     listed.bytes = stream::copy_to_end(&listed.path, &mut copy, u64::MAX, stop)?;
     Ok(copy)
@@ -240,7 +241,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
 pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
     skip_bad_lines: bool,
-    /// Documents to read at most.
+    /// Maximum number of documents to read.
     most: u64,
     cuts: Cuts,
     division: &'a Division,
@@ -248,7 +249,7 @@ pub(super) struct TextChunks<'a> {
     cutter: Option<Cutter>,
     /// The split of the next chunk of the document.
     split: Split,
-    /// Whether that chunk is the first of its split.
+    /// True if that chunk is the first of its split.
     starts: bool,
     documents: u64,
     passed_over: PassedOver,
@@ -258,12 +259,12 @@ pub(super) struct TextChunks<'a> {
 }
 
 impl TextChunks<'_> {
-    /// Documents finished so far, not counting empty ones.
+    /// Number of non-empty documents finished so far.
     pub(super) fn documents(&self) -> u64 {
         self.documents
     }
 
-    /// Files passed over so far because they are not UTF-8 text.
+    /// Files skipped so far because they are not UTF-8 text.
     pub(super) fn passed_over(&self) -> &PassedOver {
         &self.passed_over
     }
@@ -277,7 +278,7 @@ impl TextChunks<'_> {
         all
     }
 
-    /// Files of data that are read as text.
+    /// Data files that are read as text.
     pub(super) fn json(&self) -> &JsonFiles {
         &self.json
     }

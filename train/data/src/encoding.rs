@@ -1,15 +1,15 @@
-//! What tells UTF-8 text from other files.
+//! Distinguishing UTF-8 text from other files.
 
 use std::fmt;
 use std::io::{self, Read};
 
-/// What some programs put in front of UTF-8 text. It is no part of the text.
+/// The mark that some programs put in front of UTF-8 text. It is not part of the text.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Bytes that are looked at to tell what a file is that is not UTF-8 text.
+/// Number of bytes examined to identify a file that is not UTF-8 text.
 pub(super) const HEAD: usize = 512;
 
-/// How compressed files begin.
+/// Signatures of compressed files.
 const COMPRESSED: [(&[u8], &str); 5] = [
     (b"\x1F\x8B", "gzip"),
     (b"\x28\xB5\x2F\xFD", "zstd"),
@@ -18,18 +18,19 @@ const COMPRESSED: [(&[u8], &str); 5] = [
     (b"PK\x03\x04", "zip"),
 ];
 
-/// Why a file is not UTF-8 text.
+/// The reason why a file is not UTF-8 text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotText {
-    /// It is text in another encoding.
+    /// Text in another encoding.
     Utf16,
-    /// It is compressed. `format`: with what.
+    /// A compressed file. `format`: the compression format.
     Compressed { format: &'static str },
-    /// Valid UTF-8, but found in executables and images, not in text. `position`: in bytes from the start.
+    /// A zero byte: valid UTF-8, but found in executables and images, not in text. `position`: in bytes from
+    /// the start.
     ZeroByte { position: u64 },
-    /// A byte that UTF-8 does not have there. `position`: where, in bytes from the start; `is_latin`: whether
-    /// it would be a letter in Latin-1, among ASCII.
+    /// A byte that is invalid UTF-8 at its position. `position`: in bytes from the start; `is_latin`: whether
+    /// it would be a letter in Latin-1, surrounded by ASCII.
     InvalidByte { position: u64, is_latin: bool },
 }
 
@@ -48,7 +49,7 @@ impl fmt::Display for NotText {
 }
 
 impl NotText {
-    /// What else `head`, the start of the file, tells of it.
+    /// Refines the reason using `head`, the start of the file.
     pub(super) fn of(self, head: &[u8]) -> Self {
         let compressed = COMPRESSED.iter().find(|(start, _)| head.starts_with(start));
         match compressed {
@@ -59,7 +60,8 @@ impl NotText {
     }
 }
 
-/// Whether it begins as UTF-16 does: with its byte order mark, or with ASCII of which every other byte is 0.
+/// Reports whether the file begins like UTF-16: with its byte order mark, or with ASCII in which every other
+/// byte is 0.
 fn is_utf16(head: &[u8]) -> bool {
     let pairs = head.as_chunks::<2>().0;
     let of_ascii = |high: usize| {
@@ -104,7 +106,7 @@ pub(super) fn find_defect(mut reader: impl Read) -> io::Result<Option<NotText>> 
     }
 }
 
-/// Whether bytes begin with a letter of Latin-1 that stands alone.
+/// Reports whether the bytes begin with a single Latin-1 letter.
 fn is_latin(bytes: &[u8]) -> bool {
     matches!(bytes[0], 0xC0..=0xFE) && bytes.get(1).is_some_and(u8::is_ascii)
 }

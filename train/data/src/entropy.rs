@@ -1,12 +1,12 @@
-//! How well counting single tokens predicts the validation text: the figure that any
-//! model which looks at context has to beat.
+//! The loss of predicting the validation text from token counts alone, which any model that uses context must
+//! beat.
 
 use super::UnigramEntropy;
 
-/// The unigram figures from how often each token occurs in the two splits. The two
-/// slices have one entry per token of the vocabulary.
+/// Computes the unigram figures from the token counts of the two splits. Both slices have one entry per token
+/// of the vocabulary.
 pub(super) fn unigram_entropy(train: &[u64], validation: &[u64]) -> UnigramEntropy {
-    // With one added to every count, tokens that training never saw stay possible.
+    // Adding one to every count keeps tokens possible that training never saw.
     let train_total = train.iter().sum::<u64>() as f64 + train.len() as f64;
     let total = validation.iter().sum::<u64>() as f64;
     let (mut entropy, mut cross_entropy) = (0.0, 0.0);

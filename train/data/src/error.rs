@@ -1,18 +1,18 @@
-//! Everything that can go wrong between a text file and a batch.
+//! Errors of every stage from a text file to a batch.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use kiln_storage::files;
 
-/// What work on data comes to.
+/// The result of work on data.
 pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
 
 /// A failure while preparing or reading data. Every message names the file, line or
 /// key at fault and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// Somebody asked for a stop before the data was whole.
+    /// A stop was requested before the data was complete.
     #[error(
         "stopped as asked while data was prepared; start it again: it goes on from what is done, once its tokenizer \
          was whole"
@@ -34,10 +34,10 @@ pub enum DataError {
         path.display(), path.display()
     )]
     NoFolder { path: PathBuf },
-    /// A `builtin:` name that is not known. `known`: the names that exist.
+    /// An unknown `builtin:` name. `known`: the names that exist.
     #[error("there is no built-in text {name:?}; use one of: {known}")]
     UnknownBuiltin { name: String, known: String },
-    /// A file that was given by name does not hold UTF-8 text. `problem`: where and why.
+    /// A file named as an input does not hold UTF-8 text. `problem`: where and why.
     #[error("{} is not UTF-8 text: {problem}; convert the file or leave it out", path.display())]
     NotText { path: PathBuf, problem: String },
     /// A line of a `.jsonl` file could not be used.
@@ -47,7 +47,7 @@ pub enum DataError {
         path.display()
     )]
     JsonLine { path: PathBuf, line: u64, problem: String },
-    /// A `.parquet` file was met by a build that cannot read it.
+    /// An input is a `.parquet` file, which this build cannot read.
     #[error(
         "{} is a Parquet file, which this build cannot read; rebuild with `--features parquet`",
         path.display()
@@ -63,14 +63,14 @@ pub enum DataError {
     /// A folder could not be walked.
     #[error("cannot list the files of {}: {problem}; check that you may read the folder", path.display())]
     Walk { path: PathBuf, problem: String },
-    /// The inputs hold no text at all. `skipped`: files passed over because they are not UTF-8 text.
+    /// The inputs hold no text at all. `skipped`: files skipped because they are not UTF-8 text.
     #[error(
         "the inputs hold no text ({files} {} found, {skipped} of them not UTF-8); hidden and \
          ignored files and folders named `target` are not read",
         if *files == 1 { "file" } else { "files" }
     )]
     NoText { files: usize, skipped: u64 },
-    /// Nothing came from any of the inputs.
+    /// All inputs are empty.
     #[error("no text came from {}; see that whatever writes it succeeds", joined(inputs))]
     EmptyInputs { inputs: Vec<PathBuf> },
     /// There is too little text to have both a training and a validation split.
@@ -82,13 +82,13 @@ pub enum DataError {
     /// The validation share is out of range.
     #[error("the validation fraction is {fraction}; it must be above 0 and below 1, such as 0.05")]
     ValidationFraction { fraction: f64 },
-    /// The vocabulary asked for cannot hold every byte.
+    /// The requested vocabulary cannot hold every byte.
     #[error(
         "a vocabulary of {requested} tokens is too small; it needs at least {minimum}: one for \
          each of the 256 bytes and one for the end of text"
     )]
     VocabularyTooSmall { requested: usize, minimum: usize },
-    /// The vocabulary is larger than token ids can express. `requested`: the size at fault.
+    /// The vocabulary is larger than token ids can express. `requested`: the vocabulary size.
     #[error("a vocabulary of {requested} tokens is too large; the most is {maximum}")]
     VocabularyTooLarge { requested: usize, maximum: usize },
     /// Training a tokenizer failed.
@@ -109,13 +109,13 @@ pub enum DataError {
         if special.is_empty() { "none" } else { special }
     )]
     NoEndOfText { known: String, special: String },
-    /// A token that was asked for is not in the vocabulary. `special`: the special tokens that are.
+    /// A requested token is not in the vocabulary. `special`: its special tokens.
     #[error(
         "data.end_of_text = {spelling:?} is not in the vocabulary of the tokenizer; its special tokens are: {}",
         if special.is_empty() { "none" } else { special }
     )]
     UnknownToken { spelling: String, special: String },
-    /// Documents are to start with a token that the tokenizer does not have.
+    /// Documents should start with a token that the tokenizer does not have.
     #[error(
         "data.bos = true, but the tokenizer has no token that starts a text: its post-processor adds none, and no \
          special token has such a name. Leave data.bos at \"auto\", or name bos_token_id in a config.json beside the \
@@ -131,7 +131,7 @@ pub enum DataError {
     /// The output folder already holds prepared data.
     #[error("{} already holds prepared data; remove it or choose another folder", path.display())]
     AlreadyPrepared { path: PathBuf },
-    /// A folder was prepared from something else than is asked for now.
+    /// The folder was prepared from different inputs or options than those requested now.
     #[error(
         "{} was prepared from something else than data.text and its options say now:\n  {}\n\
          To use it as it is, leave out data.text: --set data.text=[]\n\
@@ -143,7 +143,7 @@ pub enum DataError {
     /// The output path cannot be used for a new folder.
     #[error("cannot prepare data in {}: {problem}; choose another folder", path.display())]
     Output { path: PathBuf, problem: String },
-    /// A folder is not prepared data, or not all of it. `file`: the file it lacks.
+    /// A folder is not prepared data, or is incomplete. `file`: the missing file.
     #[error(
         "{} has no {file}, so it is not a folder of prepared data; run `kiln data prepare` or check the path",
         folder.display()
@@ -158,7 +158,7 @@ pub enum DataError {
         path.display()
     )]
     Version { path: PathBuf, found: u64, supported: u64 },
-    /// A token file has not the size that `data.json` states. `tokens`: tokens stated by `data.json`;
+    /// The size of a token file is not what `data.json` states. `tokens`: tokens stated by `data.json`;
     /// `expected`: bytes those tokens take; `actual`: bytes of the file.
     #[error(
         "{} has {actual} bytes, but data.json states {tokens} tokens, which take {expected} \
@@ -176,17 +176,17 @@ pub enum DataError {
     /// The sequence length is zero.
     #[error("the sequence length is 0; it must be at least 1")]
     ZeroSequenceLength,
-    /// A sample order over no samples.
+    /// A sample order was requested over no samples.
     #[error("there are no samples to order; prepare more text or shorten the sequence length")]
     NoSamples,
-    /// A sample past the end of the file.
+    /// A sample is past the end of the file.
     #[error(
         "{} has {samples} samples, so there is no sample {sample}; the last one is {}",
         path.display(), samples - 1
     )]
     SampleOutOfRange { path: PathBuf, sample: u64, samples: u64 },
-    /// A token file was truncated after it had been opened. `sample`: the sample that was to be read;
-    /// `expected`: bytes of the file when it was opened; `actual`: bytes of the file now.
+    /// A token file was truncated while it was open. `sample`: the requested sample; `expected`: bytes of the
+    /// file when it was opened; `actual`: bytes of the file now.
     #[error(
         "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
          sample {sample} cannot be read; something else writes to the file. Put it back, or run \
@@ -194,16 +194,16 @@ pub enum DataError {
         path.display()
     )]
     Truncated { path: PathBuf, sample: u64, expected: u64, actual: u64 },
-    /// A token id outside the vocabulary. `position`: position of the token in the file, from 0; `id`: the id
-    /// found; `vocab_size`: the vocabulary stated by `data.json`.
+    /// A token id is outside the vocabulary. `position`: position of the token in the file, from 0; `id`: the
+    /// id found; `vocab_size`: the vocabulary stated by `data.json`.
     #[error(
         "{}: token {position} is {id}, outside the vocabulary of {vocab_size}; the file does not \
          belong to its data.json: run `kiln data prepare` again",
         path.display()
     )]
     TokenOutOfRange { path: PathBuf, position: u64, id: u32, vocab_size: usize },
-    /// Tokens do not agree with their checksum. `first`: the first token of the block that has changed;
-    /// `last`: its last token.
+    /// Tokens do not match their checksum. `first`: the first token of the changed block; `last`: its last
+    /// token.
     #[error(
         "tokens {first} to {last} of {} do not agree with their checksum: one of the two has changed since \
          they were prepared. `kiln data verify {}` says what else has; copy the folder again or run `kiln \
@@ -211,14 +211,14 @@ pub enum DataError {
         path.display(), parent_of(path).display()
     )]
     ChangedTokens { path: PathBuf, first: u64, last: u64 },
-    /// The checksums of the blocks of a token file cannot be used.
+    /// The block checksums of a token file cannot be used.
     #[error(
         "{}: {problem}, so the tokens beside it cannot be checked; copy the folder again or run `kiln \
          data prepare` again",
         path.display()
     )]
     BlockSums { path: PathBuf, problem: String },
-    /// A folder is not as it was prepared.
+    /// A folder differs from what was prepared.
     #[error(
         "{} is damaged:{}\nCopy the folder again or run `kiln data prepare` again",
         folder.display(),
@@ -231,8 +231,8 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether arguments or configuration name something that is not there or cannot be, rather
-    /// than a file being damaged.
+    /// Reports whether arguments or configuration name something missing or impossible, rather than a file
+    /// being damaged.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -254,7 +254,7 @@ impl DataError {
         )
     }
 
-    /// A closure for `map_err` that says what was tried on which path.
+    /// Returns a closure for `map_err` that adds the attempted action and the path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { action, path, source }
@@ -266,7 +266,7 @@ fn joined(paths: &[PathBuf]) -> String {
     names.join(", ")
 }
 
-/// The folder that a file is in.
+/// Returns the folder that contains a file.
 fn parent_of(path: &Path) -> &Path {
     path.parent().unwrap_or(path)
 }

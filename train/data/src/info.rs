@@ -1,4 +1,4 @@
-//! `data.json`: what a folder of prepared data holds.
+//! `data.json`: the description of a folder of prepared data.
 
 use super::sums::{read_small_file, write_small_file};
 use super::{DataError, Result};
@@ -11,15 +11,15 @@ pub const FORMAT_VERSION: u64 = 1;
 
 /// Name of the file, inside the folder.
 pub(super) const INFO_FILE: &str = "data.json";
-/// Name of the tokenizer, beside it.
+/// Name of the tokenizer file, in the same folder.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// One of the two parts of prepared data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// What the model learns from.
+    /// The data that the model learns from.
     Train,
-    /// What it is measured on.
+    /// The data that the model is evaluated on.
     Validation,
 }
 
@@ -32,7 +32,7 @@ impl Split {
         }
     }
 
-    /// Name of the file with the checksums of its blocks, beside it.
+    /// Name of the file with the checksums of its blocks, in the same folder.
     pub(super) fn block_sums_name(self) -> &'static str {
         match self {
             Self::Train => "train.crc",
@@ -48,7 +48,7 @@ pub struct DataInfo {
     pub format_version: u64,
     /// Width of a token id in the token files.
     pub dtype: TokenWidth,
-    /// Number of token ids; every id in the files is below it.
+    /// Number of token ids; every id in the files is smaller.
     pub vocab_size: usize,
     /// The id that ends a document.
     pub end_of_text: u32,
@@ -59,13 +59,14 @@ pub struct DataInfo {
     /// Documents in both splits together.
     #[serde(default)]
     pub documents: u64,
-    /// Files passed over because they are not UTF-8 text.
+    /// Files skipped because they are not UTF-8 text.
     #[serde(default)]
     pub skipped_files: u64,
-    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
+    /// that reason.
     #[serde(default)]
     pub unknown: u64,
-    /// What counting single tokens achieves; a yardstick for the validation loss.
+    /// The loss of predicting from token counts alone; a yardstick for the validation loss.
     #[serde(default)]
     pub unigram_entropy: Option<UnigramEntropy>,
 }
@@ -75,22 +76,22 @@ pub struct DataInfo {
 pub struct SplitInfo {
     /// Number of tokens.
     pub tokens: u64,
-    /// Bytes of text that the tokens stand for, to convert a loss to bits per byte.
+    /// Bytes of text that the tokens represent, to convert a loss to bits per byte.
     #[serde(default)]
     pub text_bytes: Option<u64>,
     /// SHA-256 of the token file, in hexadecimal.
     #[serde(default)]
     pub sha256: Option<String>,
-    /// Bytes of the token file that have a checksum of their own in the file beside it, `train.crc` or
-    /// `val.crc`; `None` if there is no such file.
+    /// Bytes of the token file covered by each checksum in `train.crc` or `val.crc`; `None` if there is no
+    /// such file.
     #[serde(default)]
     pub block_bytes: Option<u64>,
 }
 
-/// Sizes that a block of a token file may have.
+/// Valid sizes of a block of a token file.
 const BLOCK_SIZES: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 24;
 
-/// Unigram figures, in nats per token.
+/// Entropy figures of single tokens, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnigramEntropy {
     /// Cross-entropy of the validation tokens under the token frequencies of the training split, with one
@@ -137,8 +138,8 @@ impl DataInfo {
     ///
     /// # Errors
     ///
-    /// When the folder or the file is missing, unreadable, of another format version,
-    /// not as it was prepared, or states something impossible.
+    /// When the folder or the file is missing, unreadable, of another format version, different from what was
+    /// prepared, or states something impossible.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
@@ -147,7 +148,7 @@ impl DataInfo {
         Self::parse(folder.join(INFO_FILE), &read_small_file(folder, INFO_FILE)?)
     }
 
-    /// As [`Self::load`], whether or not the file is as it was prepared.
+    /// Reads `data.json` as [`Self::load`] does, but without comparing it with its checksum.
     pub(super) fn load_unproven(folder: &Path) -> Result<Self> {
         let path = folder.join(INFO_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
@@ -157,7 +158,7 @@ impl DataInfo {
         Self::parse(path, &content)
     }
 
-    /// What the file `path` with this `content` says.
+    /// Parses the `content` of the file `path`.
     fn parse(path: PathBuf, content: &[u8]) -> Result<Self> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
         let version: Version = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
@@ -173,12 +174,12 @@ impl DataInfo {
         Ok(info)
     }
 
-    /// Writes the `data.json` of a folder and waits until it is on the disk.
+    /// Writes the `data.json` of a folder and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INFO_FILE, self)
     }
 
-    /// What is stated about one split.
+    /// Returns the description of one split.
     pub fn split(&self, split: Split) -> &SplitInfo {
         match split {
             Split::Train => &self.train,

@@ -1,4 +1,5 @@
-//! `inputs.json`: what a folder of prepared data was made from, and how that differs from what is asked for.
+//! `inputs.json`: the inputs and options a folder was prepared from, and how they differ from those
+//! requested.
 
 use super::document::Corpus;
 use super::listing::{Format, Listed, list};
@@ -17,11 +18,11 @@ use std::sync::atomic::AtomicBool;
 /// Name of the file, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
 
-/// Version of the rules by which text becomes tokens: how documents are divided between the splits, and how the
-/// tokenizer is used. Folders without a version have 1, which cut documents into chunks.
+/// Version of the rules by which text becomes tokens: how documents are divided between the splits, and how
+/// the tokenizer is used. Folders without a version have version 1, which cut documents into chunks.
 const RULES: u64 = 2;
 
-/// What a folder of prepared data was made from.
+/// The inputs and options that a folder was prepared from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Inputs {
     /// Version of the rules by which text becomes tokens.
@@ -30,32 +31,32 @@ pub(super) struct Inputs {
     tokenizer: Tokenizer,
     validation_fraction: f64,
     seed: u64,
-    /// Documents that were taken at most.
+    /// Maximum number of documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
-    /// Whether documents start with a token, if not as the post-processor says.
+    /// True if documents start with a token; `None` if the post-processor decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bos: Option<bool>,
-    /// Spelling of the token that ends documents, if one was asked for.
+    /// Spelling of the token that ends documents, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end_of_text: Option<String>,
-    /// Whether special tokens were read in the text.
+    /// True if special tokens in the text were recognised.
     #[serde(default)]
     special_tokens: bool,
-    /// Whether lines that cannot be used were skipped.
+    /// True if unusable lines were skipped.
     #[serde(default)]
     skip_bad_lines: bool,
-    /// In the order in which they were read.
+    /// The files, in the order in which they were read.
     files: Vec<InputFile>,
 }
 
-/// Where the tokenizer came from.
+/// The source of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Tokenizer {
-    /// It was trained on the inputs. `vocab_size`: number of tokens asked for.
+    /// Trained on the inputs. `vocab_size`: requested number of tokens.
     Trained { vocab_size: usize },
-    /// It was a `tokenizer.json`. `sha256`: SHA-256 of that file, in hexadecimal.
+    /// Read from a `tokenizer.json`. `sha256`: SHA-256 of that file, in hexadecimal.
     File { sha256: String },
 }
 
@@ -64,7 +65,7 @@ enum Tokenizer {
 struct InputFile {
     path: String,
     bytes: u64,
-    /// When it changed last, in nanoseconds since 1970.
+    /// Time of the last modification, in nanoseconds since 1970.
     #[serde(default)]
     modified: Option<u64>,
     /// SHA-256 of its content, in hexadecimal.
@@ -76,7 +77,8 @@ fn first_rules() -> u64 {
 }
 
 impl Tokenizer {
-    /// `given` is the content of a tokenizer file, which may be a pipe and is read only once.
+    /// Describes the tokenizer `source`. `given`: the content of a tokenizer file, which may be a pipe and is
+    /// read only once.
     fn of(source: &TokenizerSource, given: &[u8]) -> Self {
         match source {
             TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
@@ -99,8 +101,8 @@ impl fmt::Display for Tokenizer {
 }
 
 impl Inputs {
-    /// What `options` and `corpus` are, before anything is made of them. Reads every file once, apart from
-    /// that of the tokenizer, whose content is `tokenizer`.
+    /// Records `options` and `corpus` before any work. Reads every file once, except that of the tokenizer,
+    /// whose content is `tokenizer`.
     pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
@@ -122,8 +124,8 @@ impl Inputs {
         })
     }
 
-    /// Whether `other` gives the same tokens: the same text in the same order with the same options, wherever
-    /// its files are.
+    /// Reports whether `other` gives the same tokens: the same text in the same order with the same options,
+    /// wherever its files are.
     pub(super) fn give_what(&self, other: &Self) -> bool {
         let texts = |inputs: &Self| -> Vec<_> {
             let text =
@@ -134,13 +136,13 @@ impl Inputs {
         options(self) == options(other) && texts(self) == texts(other)
     }
 
-    /// The names of files that have the same content, content by content. Empty files count for nothing.
+    /// Returns the names of files with identical content, grouped by content. Empty files are ignored.
     pub(super) fn repeated(&self) -> Vec<Vec<String>> {
         let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();
         for file in self.files.iter().filter(|file| file.bytes > 0) {
             groups.entry((&file.sha256, file.bytes)).or_default().push(file);
         }
-        // In the order of the files that come first.
+        // Sorted by the first file of each group.
         let first = self.files.iter().filter_map(|file| {
             let group = groups.get(&(file.sha256.as_str(), file.bytes))?;
             (group.len() > 1 && std::ptr::eq(group[0], file)).then_some(group)
@@ -148,7 +150,7 @@ impl Inputs {
         first.map(|group| group.iter().map(|file| file.path.clone()).collect()).collect()
     }
 
-    /// The record of a folder; `None` if it has none.
+    /// Reads the record of a folder; `None` if it has none.
     pub(super) fn load(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(INPUTS_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
@@ -158,16 +160,16 @@ impl Inputs {
         inputs.map(Some).map_err(|error| DataError::Info { path, problem: error.to_string() })
     }
 
-    /// Writes the record and waits until it is on the disk.
+    /// Writes the record and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INPUTS_FILE, self)
     }
 
-    /// How `options` differ from what this folder was made from: a line for each difference, with what
-    /// was then and what is now. The seed and the folder are none.
+    /// Compares `options` with those that this folder was prepared from: a line for each difference, with the
+    /// old and the new value. The seed and the folder are not compared.
     ///
-    /// A file counts as the same if its size and its time of change are. If only its time differs, it is
-    /// read, and its content decides. So does the content of a file that is in another place now.
+    /// A file counts as the same if its size and modification time are the same. If only the time differs,
+    /// the file is read and its content decides. The content also decides for a file that has moved.
     pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
@@ -202,7 +204,7 @@ impl Inputs {
         Ok(differences)
     }
 
-    /// Options that decide how text becomes tokens: their names, and their values then and now.
+    /// Returns the options that decide how text becomes tokens: their names, and their old and new values.
     fn other_options(&self, now: &PrepareOptions) -> [(&'static str, String, String); 5] {
         let bos = |bos: Option<bool>| bos.map_or("auto".to_owned(), |bos| bos.to_string());
         let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "not set".to_owned());
@@ -253,8 +255,8 @@ impl Inputs {
         Ok(())
     }
 
-    /// For each of the files that there are now, the index of the one that was there then, by its path:
-    /// whether that is spelt the same does not matter.
+    /// Returns, for each current file, the index of the recorded file at the same path, however the path is
+    /// spelt.
     fn pair_by_path(&self, listed: &[Listed]) -> Vec<Option<usize>> {
         // A file may have been named more than once.
         let mut left: HashMap<PathBuf, VecDeque<usize>> = HashMap::new();
@@ -264,7 +266,7 @@ impl Inputs {
         listed.iter().map(|now| left.get_mut(&place(&now.path))?.pop_front()).collect()
     }
 
-    /// Pairs files that have no pair yet by what they are: text that has moved is the same text.
+    /// Pairs the remaining files by content: text that has moved is the same text.
     fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<()> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
@@ -289,19 +291,19 @@ impl Inputs {
         Ok(())
     }
 
-    /// Files of then that are none of the `pairs`.
+    /// Returns the recorded files that are not in `pairs`.
     fn unpaired(&self, pairs: &[Option<usize>]) -> impl Iterator<Item = usize> + use<> {
         let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
         (0..self.files.len()).filter(move |index| !paired.contains(index))
     }
 }
 
-/// Where a path leads, whichever way it is spelt; the path itself if it leads nowhere.
+/// Resolves a path to its canonical place; returns the path itself if it does not exist.
 fn place(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A path as it is recorded: `./` in front of it means nothing.
+/// Returns a path as recorded, without a leading `./`.
 fn name(path: &Path) -> String {
     path.strip_prefix("./").unwrap_or(path).display().to_string()
 }
@@ -347,7 +349,7 @@ mod tests {
             }
         }
 
-        /// Differences, with paths as in the folder of texts.
+        /// Returns the differences, with paths relative to the folder of texts.
         fn differences(&self, options: &PrepareOptions) -> Vec<String> {
             let inputs = Inputs::load(&self.path("data")).unwrap().unwrap();
             let folder = format!("{}/", self.path("texts").display());
@@ -364,7 +366,7 @@ mod tests {
         assert!(folder.differences(&options).is_empty());
         let other = PrepareOptions { seed: 2, out: folder.path("other"), ..options.clone() };
         assert!(folder.differences(&other).is_empty());
-        // Another time of change, as after a copy, and the same content.
+        // A new modification time, as after a copy, with the same content.
         let time = SystemTime::now() + Duration::from_secs(100);
         folder.set_modified("a.txt", time);
         assert!(folder.differences(&options).is_empty());
@@ -396,7 +398,7 @@ mod tests {
                 "data.bad_lines: error then, skip now",
             ]
         );
-        // As an older build has left it.
+        // As left by an older build.
         let record = folder.path("data").join(INPUTS_FILE);
         let newer = fs::read_to_string(&record).unwrap();
         fs::remove_file(folder.path("data").join("SHA256SUMS")).unwrap();
@@ -420,7 +422,7 @@ mod tests {
         );
 
         folder.write("a.txt", "another");
-        // As long as before.
+        // The same length as before.
         folder.write("b.txt", &"A LINE OF b.txt\n".repeat(50));
         folder.set_modified("b.txt", SystemTime::now() + Duration::from_secs(100));
         folder.write("c.txt", "new");
@@ -435,7 +437,7 @@ mod tests {
         assert_eq!(folder.differences(&options), [gone]);
     }
 
-    /// Whichever way the path is spelt, and wherever the text lies.
+    /// However the path is spelt, and wherever the text is stored.
     #[test]
     fn text_that_has_moved_is_the_same_text() {
         let folder = Folder::new();
@@ -454,7 +456,7 @@ mod tests {
             folder.differences(&of(&["moved/b.txt", "moved/a.txt"])),
             ["text: the same files in another order"]
         );
-        // As lines of JSON it would be something else.
+        // As JSON lines it would be different text.
         fs::rename(folder.path("moved/b.txt"), folder.path("moved/b.jsonl")).unwrap();
         let differences = folder.differences(&of(&["moved"]));
         assert_eq!(differences.len(), 2, "{differences:?}");

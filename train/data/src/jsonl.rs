@@ -12,26 +12,26 @@ use std::path::{Path, PathBuf};
 pub struct BadLines {
     /// Their number.
     pub count: u64,
-    /// The first one, as it would have been reported.
+    /// The first such line, formatted as an error message.
     pub first: Option<String>,
 }
 
 impl BadLines {
-    /// Adds those of another file.
+    /// Adds the lines of another file.
     pub(super) fn append(&mut self, others: Self) {
         self.count += others.count;
         self.first = self.first.take().or(others.first);
     }
 }
 
-/// Reads one line at a time; blank lines are passed over.
+/// Reads one line at a time; blank lines are skipped.
 pub(super) struct JsonLines {
     path: PathBuf,
     reader: BufReader<File>,
     /// Number of the line read last, from 1.
     line: u64,
     buffer: Vec<u8>,
-    /// Those that were skipped, if they are to be.
+    /// The skipped lines, if skipping is enabled.
     skipped: Option<BadLines>,
 }
 
@@ -41,7 +41,7 @@ struct Line {
 }
 
 impl JsonLines {
-    /// Reads `file`, which errors call `path`; `skips`: whether lines that cannot be used are skipped.
+    /// Reads `file`, which errors call `path`; `skips`: whether to skip unusable lines.
     pub(super) fn new(file: File, path: &Path, skips: bool) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
         let skipped = skips.then(BadLines::default);
@@ -85,19 +85,20 @@ impl DocumentReader for JsonLines {
     }
 }
 
-/// The object in a line, or why there is none.
+/// Parses the object in a line, or returns the reason why it has none.
 fn parse(line: &[u8]) -> Result<Line, String> {
-    // The parser would take a list for the fields of an object.
+    // The parser would accept a list as the fields of an object.
     if line.trim_ascii_start().starts_with(b"[") {
         return Err("a list, expected an object".to_owned());
     }
     serde_json::from_slice(line).map_err(|error| cause(line, &error))
 }
 
-/// Why a line cannot be used. The parser calls the commonest slips of other programs "expected value" and the like.
+/// Explains why a line cannot be used. The parser describes the commonest mistakes of other programs only as
+/// "expected value" and the like.
 fn cause(line: &[u8], error: &serde_json::Error) -> String {
     let at = error.column().saturating_sub(1);
-    // Where the parser stopped may be behind the first letters of a word.
+    // The parser may have stopped after the first letters of a word.
     let is_word = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'-';
     let start =
         line[..at.min(line.len())].iter().rposition(|byte| !is_word(byte)).map_or(0, |before| before + 1);
@@ -118,7 +119,7 @@ fn cause(line: &[u8], error: &serde_json::Error) -> String {
     message
 }
 
-/// The parser's message about one line, with its own count of lines, which is always 1, left out.
+/// Returns the parser's message about one line, without its line number, which is always 1.
 pub fn describe(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
@@ -163,7 +164,7 @@ mod tests {
         assert!(wrong.contains("line 1: invalid type: integer `7`"), "{wrong}");
     }
 
-    /// What other programs write that is not JSON.
+    /// Common non-JSON output of other programs.
     #[test]
     fn causes_are_readable() {
         let message = |content: &str| read_all(content).unwrap_err().to_string();

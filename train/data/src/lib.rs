@@ -1,7 +1,7 @@
 //! Text in, training samples out.
 //!
-//! [`prepare()`] turns text files into a folder of tokens, once; training and
-//! evaluation then read samples from that folder, however large it is.
+//! [`prepare()`] turns text files into a folder of tokens, once; training and evaluation then read samples
+//! from that folder, however large it is.
 //!
 //! # The folder on disk
 //!
@@ -12,23 +12,25 @@
 //! | `train.crc`, `val.crc` | CRC-64/NVME of each block of the token files, little-endian |
 //! | `data.json`      | [`DataInfo`]: format version, width, vocabulary, counts, checksums |
 //! | `tokenizer.json` | the tokenizer that produced the ids, in the `tokenizers` format |
-//! | `inputs.json`    | what it was made from: options, and each file with size, time of change and SHA-256 |
+//! | `inputs.json`    | the source of the data: options, and each file with size, modification time and SHA-256 |
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
 //! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than
-//! 65,536. An end-of-text token closes every document, which belongs to one split as a whole. Only where there are
-//! very few documents, the end of each is held out, and both parts are documents by themselves. A folder written by
-//! another program is read just as well, as long as it keeps to this form; the checksums and the unigram figures may
-//! be left out of `data.json`, and `inputs.json`, `SHA256SUMS` and the checksums of blocks altogether.
+//! 65,536. An end-of-text token closes every document, and each document belongs to one split as a whole. The
+//! exception is a corpus of very few documents: the end of each is held out, and both parts are documents of
+//! their own. Folders written by other programs can be read as well, as long as they keep to this form; the
+//! checksums and the unigram figures may be missing from `data.json`, and `inputs.json`, `SHA256SUMS` and the
+//! block checksums may be missing altogether.
 //!
-//! While it is being made, the folder is a hidden one beside its place. Once the tokenizer is whole, what is in
-//! it outlives a kill: the next [`prepare()`] of the same text and options goes on from there.
+//! While it is being prepared, the folder is hidden and lies next to its final place. Once the tokenizer is
+//! complete, the work in this folder survives a kill: the next [`prepare()`] of the same text and options
+//! resumes from it.
 //!
-//! # What has changed since
+//! # Detecting changes
 //!
-//! [`verify()`] reads everything and says what differs from its checksum. A run does not read everything
-//! before it starts: small files are compared whenever they are read, [`TokenFile::check`] looks at a few
-//! blocks, and [`TokenFile::read_sample`] at every block once, when it first reads from it.
+//! [`verify()`] reads everything and reports what differs from its checksum. A run does not read everything
+//! before it starts: small files are compared whenever they are read, [`TokenFile::check`] checks a few
+//! blocks, and [`TokenFile::read_sample`] checks each block when it first reads from it.
 //!
 //! # Samples
 //!
@@ -37,7 +39,7 @@
 //! token but the first of the file is a target exactly once per epoch, apart from a tail shorter than one
 //! sample. A file of `T` tokens has `(T - 1) / L` samples.
 //!
-//! [`SampleOrder`] says which sample comes at each position of an endless run over the epochs, and
+//! [`SampleOrder`] defines which sample comes at each position of an endless run over the epochs, and
 //! [`BatchSource`] reads a range of positions. The position alone is the state of the data pipeline: a run
 //! resumes exactly, on any number of ranks, from `step * global_batch` (see [`slice_for`]).
 
@@ -100,16 +102,16 @@ pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};
 
-/// Whether `folder` is one of prepared data, be they whole or not.
+/// Reports whether `folder` holds prepared data, complete or not.
 pub fn is_prepared(folder: &Path) -> bool {
     folder.join(info::INFO_FILE).exists()
 }
 
-/// Where the tokenizer of a folder of prepared data is.
+/// Returns the path of the tokenizer of a folder of prepared data.
 ///
 /// # Errors
 ///
-/// When the folder has none.
+/// When the folder has no tokenizer.
 pub fn tokenizer_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(info::TOKENIZER_FILE);
     match path.exists() {

@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 /// Bytes hashed at a time.
 const BLOCK: usize = 1 << 17;
 
-/// Where the standard input is, for the input `-`.
+/// Path of the standard input, for the input `-`.
 const STANDARD_INPUT: &str = "/dev/stdin";
 
 /// The format of the documents of a file.
@@ -27,7 +27,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The format that the file extension tells; text when it tells none.
+    /// Returns the format of the file's extension, or text for any other extension.
     pub(super) fn of(path: &Path) -> Self {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         match extension.as_deref().and_then(|extension| extension.to_str()) {
@@ -41,16 +41,16 @@ impl Format {
 /// One file, or one built-in text.
 #[derive(Clone, Debug)]
 pub(super) struct Listed {
-    /// The path as it was given, or as it was found below a folder that was given.
+    /// The path as given, or as found below a given folder.
     pub(super) path: PathBuf,
     pub(super) format: Format,
-    /// Whether the input itself is this file, rather than a folder around it.
+    /// True if the user named this file itself, rather than a folder that contains it.
     pub(super) is_named: bool,
-    /// What it is if it can be read only once.
+    /// The kind of stream, if the input can be read only once.
     pub(super) stream: Option<Stream>,
-    /// Size in bytes; 0 for a stream, whose size is known when it has been read.
+    /// Size in bytes; 0 for a stream, whose size is unknown until it has been read.
     pub(super) bytes: u64,
-    /// When its content changed last, in nanoseconds since 1970, if that is known.
+    /// Time of the last modification, in nanoseconds since 1970, if known.
     pub(super) modified: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Listed {
         }
     }
 
-    /// SHA-256 of the content. Not for a stream.
+    /// Returns the SHA-256 of the content. Not for a stream.
     pub(super) fn digest(&self) -> Result<String> {
         if let Format::Builtin(text) = self.format {
             return Ok(text.digest());
@@ -78,17 +78,17 @@ impl Listed {
     }
 }
 
-/// The inputs, listed.
+/// The listed inputs.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// The files, in their order.
+    /// The files, in order.
     pub(super) files: Vec<Listed>,
-    /// What is in folders and is not read.
+    /// Entries of folders that are not read.
     pub(super) passed_over: PassedOver,
 }
 
-/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for
-/// the standard input.
+/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for the
+/// standard input.
 ///
 /// # Errors
 ///
@@ -131,8 +131,8 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     Ok(Listing { files: listed, passed_over })
 }
 
-/// Whether an input, as [`PrepareOptions::inputs`](super::PrepareOptions::inputs) names one, is there and may be
-/// read. A pipe is not opened: what is in it can be read only once.
+/// Checks that an input, as named in [`PrepareOptions::inputs`](super::PrepareOptions::inputs), exists and
+/// may be read. A pipe is not opened, since its content can be read only once.
 ///
 /// # Errors
 ///
@@ -146,7 +146,7 @@ pub fn check_input(input: &Path) -> Result<()> {
     }
 }
 
-/// SHA-256 of all that `reader` yields, in hexadecimal.
+/// Returns the SHA-256 of everything that `reader` yields, in hexadecimal.
 pub(super) fn sha256_of(mut reader: impl Read) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut block = vec![0; BLOCK];

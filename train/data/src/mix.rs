@@ -1,7 +1,7 @@
 //! A small, fixed source of pseudo-random numbers.
 //!
-//! Splits, sample orders and the built-in text must come out the same on every machine and in every future
-//! version, so they rest on these few lines rather than on a library whose streams may change.
+//! Splits, sample orders and the built-in text must be the same on every machine and in every future version,
+//! so they use these few lines rather than a library whose streams may change.
 
 /// The odd constant of splitmix64: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -14,7 +14,7 @@ pub(super) fn mix(value: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Two numbers hashed into one; the order matters.
+/// Hashes two numbers into one; the order matters.
 pub(super) fn mix_pair(first: u64, second: u64) -> u64 {
     mix(mix(first) ^ second)
 }
@@ -33,13 +33,13 @@ impl SplitMix {
         value
     }
 
-    /// A number in `0..bound`. The bias of the plain reduction is below `bound / 2^64`.
+    /// Returns a number in `0..bound`. The bias of the plain reduction is below `bound / 2^64`.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         debug_assert!(bound > 0, "a range needs at least one number");
         self.next_u64() % bound
     }
 
-    /// One of the items of a list that is not empty.
+    /// Returns one of the items of a list that is not empty.
     pub(super) fn choose<'a>(&mut self, items: &[&'a str]) -> &'a str {
         items[self.below(items.len() as u64) as usize]
     }

@@ -1,42 +1,42 @@
-//! What to prepare, and how.
+//! Options for preparing data.
 
 use std::path::PathBuf;
 
-/// What to prepare, and how.
+/// The inputs, the output and the options of [`prepare()`](super::prepare()).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrepareOptions {
     /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
     pub inputs: Vec<PathBuf>,
     /// The folder to create; it may exist if it is empty.
     pub out: PathBuf,
-    /// Where the tokenizer comes from.
+    /// The source of the tokenizer.
     pub tokenizer: TokenizerSource,
     /// Share of the text to validate on, above 0 and below 1.
     pub validation_fraction: f64,
-    /// Decides which text that is.
+    /// Seed that decides which text is held out.
     pub seed: u64,
-    /// Documents to take, the first ones; all if it is `None`. A document is a text file, a line of a `.jsonl`
-    /// file or a row of a `.parquet` file; those without text do not count.
+    /// Maximum number of documents, counted from the start; `None` takes all. A document is a text file, a
+    /// line of a `.jsonl` file or a row of a `.parquet` file; those without text do not count.
     pub limit: Option<u64>,
-    /// Whether every document starts with a token for the start of text; `None` if it does so exactly where the
-    /// tokenizer's post-processor puts tokens in front of a text.
+    /// True if every document starts with a token for the start of text. `None`: it does if the tokenizer's
+    /// post-processor puts tokens in front of a text.
     pub bos: Option<bool>,
-    /// Spelling of the token that ends a document. `None`: the one that `config.json`, `generation_config.json` or
-    /// `tokenizer_config.json` beside the tokenizer names, or else a special token of a usual name.
+    /// Spelling of the token that ends a document. `None`: the one named in `config.json`,
+    /// `generation_config.json` or `tokenizer_config.json` next to the tokenizer, or else a special token
+    /// with a usual name.
     pub end_of_text: Option<String>,
-    /// Whether the spelling of a special token in the text becomes that token: for texts of chats. In other text,
-    /// anyone could end a document or pretend to be another speaker.
+    /// True if the spelling of a special token in the text becomes that token. Meant for chat texts: in other
+    /// text, anyone could end a document or pretend to be another speaker.
     pub special_tokens: bool,
-    /// Whether lines of `.jsonl` files that cannot be used are counted and skipped; otherwise the first one is an
-    /// error.
+    /// True if unusable lines of `.jsonl` files are counted and skipped; otherwise the first one is an error.
     pub skip_bad_lines: bool,
 }
 
 impl PrepareOptions {
-    /// The share of the text to validate on if nothing else is asked for.
+    /// Default share of the text to validate on.
     pub const VALIDATION_FRACTION: f64 = 0.05;
 
-    /// Options to make the folder `out` of `inputs`, with the defaults of `kiln data prepare`.
+    /// Creates options to prepare the folder `out` from `inputs`, with the defaults of `kiln data prepare`.
     pub fn new(inputs: Vec<PathBuf>, out: PathBuf, tokenizer: TokenizerSource) -> Self {
         Self {
             inputs,
@@ -53,10 +53,11 @@ impl PrepareOptions {
     }
 }
 
-/// Where the tokenizer comes from.
+/// The source of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// Trained on the inputs, on the first gibibyte if they hold more. `vocab_size`: tokens, at most.
+    /// Trained on the inputs, using only the first gibibyte of larger ones. `vocab_size`: maximum number of
+    /// tokens.
     Train { vocab_size: usize },
     /// Read from a `tokenizer.json`.
     File(PathBuf),

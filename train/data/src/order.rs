@@ -3,15 +3,15 @@
 use super::mix::{mix, mix_pair};
 use super::{DataError, Result};
 
-/// Rounds of the Feistel network. Four give a permutation that cannot be told from a random one by its
-/// values; the others are for domains of a few samples, where the halves have only a bit or two.
+/// Rounds of the Feistel network. Four give a permutation whose values look random; the others are for
+/// domains of a few samples, where the halves have only a bit or two.
 const ROUNDS: u64 = 8;
 
-/// Says which sample comes at each position of an endless run over the epochs, in
-/// constant memory, however many samples there are.
+/// Maps each position of an endless run over the epochs to a sample, in constant memory, however many samples
+/// there are.
 ///
-/// Every epoch visits each sample once. With shuffling, each epoch does so in an order
-/// of its own, which depends on nothing but the seed and the number of the epoch.
+/// Every epoch visits each sample once. With shuffling, each epoch has its own order, which depends only on
+/// the seed and the epoch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleOrder {
     num_samples: u64,
@@ -20,7 +20,7 @@ pub struct SampleOrder {
 }
 
 impl SampleOrder {
-    /// An order over `num_samples` samples.
+    /// Creates an order over `num_samples` samples.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl SampleOrder {
         self.num_samples
     }
 
-    /// The sample at a position, counted from the start of the first epoch.
+    /// Returns the sample at a position, counted from the start of the first epoch.
     pub fn sample_at(&self, global_index: u64) -> u64 {
         let epoch = global_index / self.num_samples;
         let position = global_index % self.num_samples;
@@ -57,14 +57,14 @@ impl SampleOrder {
     }
 }
 
-/// Half the bits of the smallest power of four, at least four, that is not below `count`.
+/// Returns half the bits of the smallest power of four that is at least 4 and at least `count`.
 fn half_bits(count: u64) -> u32 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     bits.div_ceil(2).max(1)
 }
 
-/// A permutation of the numbers below `4^half_bits`. Whatever the round function is,
-/// each round can be undone, so the whole is a bijection.
+/// Permutes the numbers below `4^half_bits`. Whatever the round function is, each round can be undone, so the
+/// whole is a bijection.
 fn feistel(value: u64, half_bits: u32, key: u64) -> u64 {
     let mask = (1 << half_bits) - 1;
     let (mut left, mut right) = (value >> half_bits, value & mask);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_order_is_fixed_for_all_time() {
-        // A checkpoint of an older build must go on with the same samples.
+        // A checkpoint of an older build must continue with the same samples.
         assert_eq!(epoch(8, 1, 0), [7, 4, 0, 2, 5, 1, 6, 3]);
     }
 }

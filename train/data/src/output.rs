@@ -9,25 +9,25 @@ use kiln_storage::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder under construction: a hidden sibling of the final one, which takes its
-/// name when [`Self::commit`] is called, and is removed otherwise, unless [`Self::keep`] is.
+/// A folder under construction: a hidden sibling of the final one. It takes the final name when
+/// [`Self::commit`] is called; otherwise it is removed, unless [`Self::keep`] is called.
 pub(super) struct OutputFolder {
     target: PathBuf,
     parent: PathBuf,
     temporary: PathBuf,
     mark: Mark,
-    /// Of prepares that have ended early.
+    /// Folders of preparations that ended early.
     left: Vec<Left>,
     remarks: Vec<Remark>,
     stays: bool,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free, and creates the temporary folder. Those of prepares that have ended early
-    /// without work to go on from go.
+    /// Checks that `target` is free, and creates the temporary folder. Removes folders of preparations that
+    /// ended early without any work to resume.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
-        // A link stays one; the folder that it leads to is replaced.
+        // A link remains a link; the folder that it points to is replaced.
         let target = &match target.is_symlink() {
             true => target.canonicalize().map_err(DataError::io("open", target))?,
             false => target.to_path_buf(),
@@ -49,22 +49,23 @@ impl OutputFolder {
         Ok(Self { target, parent, temporary, mark, left, remarks, stays: false })
     }
 
-    /// Puts the folder of a prepare of `inputs` that has ended early, if there is one, in the place of the
-    /// temporary folder, which must be empty. Returns the folders of others, which stay.
+    /// Replaces the temporary folder, which must be empty, with the folder of a preparation of `inputs` that
+    /// ended early, if there is one. Returns the folders of other preparations, which stay.
     pub(super) fn take_over(&mut self, inputs: &Inputs) -> Result<Vec<PathBuf>> {
         let mut left = std::mem::take(&mut self.left);
         if let Some(index) = left.iter().position(|left| left.is_of(inputs)) {
             let (temporary, mark) = left.remove(index).take()?;
-            // What is left of an empty folder is in nobody's way.
+            // An empty folder that is left behind does no harm.
             let _ = owner::remove(&self.temporary);
             (self.temporary, self.mark) = (temporary, mark);
         }
         Ok(left.into_iter().map(|left| left.path).collect())
     }
 
-    /// A new temporary folder.
+    /// Creates a new temporary folder.
     fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Mark)> {
-        // A name that nobody has, on any machine that sees this folder: what is there may be anyone's.
+        // Picks a name that is unused on every machine that sees this folder: existing folders may belong to
+        // anyone.
         let mut index = 0;
         let temporary = loop {
             let temporary = parent.join(format!("{prefix}{}-{index}", std::process::id()));
@@ -83,34 +84,34 @@ impl OutputFolder {
         }
     }
 
-    /// What is to be said of other folders under construction beside this one.
+    /// Remarks on other folders under construction next to this one.
     pub(super) fn remarks(&self) -> &[Remark] {
         &self.remarks
     }
 
-    /// Leaves the folder for another prepare to go on with.
+    /// Leaves the folder for another preparation to resume.
     pub(super) fn keep(mut self) {
         self.stays = true;
     }
 
-    /// Where to write the files.
+    /// The folder to write the files to.
     pub(super) fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// Gives the folder its final name. Its files must be on the disk already.
+    /// Gives the folder its final name. Its files must already be on disk.
     pub(super) fn commit(mut self) -> Result<()> {
         sync_folder(&self.temporary)?;
-        // Again, because hours may have passed.
+        // Checked again, because hours may have passed.
         check_free(&self.target)?;
-        // In the place of an empty folder, if there is one.
+        // Replaces an empty folder, if there is one.
         if let Err(error) = fs::rename(&self.temporary, &self.target) {
-            // Somebody else was faster by a moment.
+            // Another process created the folder a moment ago.
             check_free(&self.target)?;
             return Err(DataError::io("create", &self.target)(error));
         }
         self.stays = true;
-        // Whoever is killed just before this leaves a hidden file that nobody minds.
+        // A process killed just before this leaves a harmless hidden file.
         self.mark.remove_from(&self.target);
         sync_folder(&self.parent)
     }
@@ -119,7 +120,7 @@ impl OutputFolder {
 impl Drop for OutputFolder {
     fn drop(&mut self) {
         if !self.stays {
-            // An error is on its way already; one more about tidying up would hide it.
+            // An error is already being returned; a second one about cleaning up would hide it.
             let _ = owner::remove(&self.temporary);
         }
     }
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(names(&target), ["file"]);
     }
 
-    /// As that of a process with the same number on another machine.
+    /// A name like that of a process with the same id on another machine.
     #[test]
     fn a_name_that_is_taken_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,12 +1,12 @@
-//! Which process writes a folder under construction, so that what a killed prepare has left can be told from
-//! what another one still writes.
+//! Tracking which process writes a folder under construction, to distinguish the remains of a killed
+//! preparation from a folder that is still being written.
 //!
-//! Whoever makes such a folder marks it: a file in it names the process, which holds the file's lock. The
-//! kernel lets go of the lock when the process ends, however it ends. So the writer of a folder has surely
-//! ended if the folder was marked under this kernel and its lock is free. Of a process on another machine,
-//! nobody here can tell.
+//! The process that creates such a folder marks it: a file in the folder names the process, which holds a
+//! lock on the file. The kernel releases the lock when the process ends, however it ends. So the writer of a
+//! folder has certainly ended if the folder was marked under this kernel and its lock is free. The state of a
+//! process on another machine is unknown here.
 //!
-//! A folder whose writer has ended is removed, unless it has a record of work to go on from.
+//! A folder whose writer has ended is removed, unless it has a record of work to resume.
 
 use super::inputs::Inputs;
 use super::remark::LeftBehind;
@@ -18,13 +18,13 @@ use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Name of the mark, inside the folder.
+/// Name of the mark file, inside the folder.
 const MARK_FILE: &str = ".writer.json";
 
-/// What the name of a folder under construction has between that of the final folder and a number.
+/// The part of a temporary folder's name between the name of the final folder and a number.
 pub(super) const PARTIAL: &str = ".partial-";
 
-/// This process, as the one that writes a folder, until this is dropped.
+/// Marks this process as the writer of a folder, until dropped.
 #[derive(Debug)]
 pub(super) struct Mark {
     // Locked.
@@ -32,14 +32,14 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Marks a folder that this process has just made.
+    /// Marks a folder that this process has just created.
     pub(super) fn set(folder: &Path) -> Result<Self> {
         let path = folder.join(MARK_FILE);
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-            // Where there are no locks, nobody can tell that this process has ended: the folder stays.
+            // Without locks, no one can know that this process has ended: the folder stays.
             let _ = file.lock();
-            // Not before it is locked: whoever finds it whole and free knows that the process has ended.
+            // Written only once locked: a complete mark with a free lock means that the process has ended.
             file.write_all(&serde_json::to_vec(&ProcessId::this())?)?;
             Ok(file)
         };
@@ -47,7 +47,7 @@ impl Mark {
         Ok(Self { _file: file })
     }
 
-    /// Puts this process in the place of another one that has ended, in its mark, whose lock this process has.
+    /// Replaces the process named in a mark, which has ended, with this one, which holds the lock.
     fn take(mut file: File) -> io::Result<Self> {
         file.set_len(0)?;
         file.rewind()?;
@@ -55,24 +55,25 @@ impl Mark {
         Ok(Self { _file: file })
     }
 
-    /// Takes the mark off the folder, which has got its final name. It says nothing there.
+    /// Removes the mark from a folder that has received its final name, where it has no meaning.
     pub(super) fn remove_from(&self, folder: &Path) {
         let _ = fs::remove_file(folder.join(MARK_FILE));
     }
 }
 
-/// What [`sweep`] has found.
+/// The result of [`sweep`].
 #[derive(Debug, Default)]
 pub(super) struct Swept {
-    /// Folders with a record of work under the name that was asked for.
+    /// Folders with a record of work under the requested name.
     pub(super) left: Vec<Left>,
     /// Folders of other machines.
     pub(super) left_behind: Vec<LeftBehind>,
-    /// Folders with a record of work under another name.
+    /// Folders with a record of work under other names.
     pub(super) kept: Vec<PathBuf>,
 }
 
-/// A folder with a record of work, whose writer has ended. No other process takes it over until this is dropped.
+/// A folder with a record of work, whose writer has ended. No other process takes it over until this is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) path: PathBuf,
@@ -81,21 +82,21 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// Whether it is work on `inputs`.
+    /// Reports whether it is work on `inputs`.
     pub(super) fn is_of(&self, inputs: &Inputs) -> bool {
         Record::load(&self.path, inputs).is_some()
     }
 
-    /// Makes it this process's own.
+    /// Takes the folder over for this process.
     pub(super) fn take(self) -> Result<(PathBuf, Mark)> {
         let mark = Mark::take(self.file).map_err(DataError::io("write", &self.path.join(MARK_FILE)))?;
         Ok((self.path, mark))
     }
 }
 
-/// Looks through the folders under construction in `parent` whose writers have ended, as far as that is sure.
-/// Those with a record stay, and nothing else does. The name of one to go on from begins with `prefix`. What
-/// cannot be read or removed is no reason to stop.
+/// Examines the folders under construction in `parent` whose writers have certainly ended. Keeps those with a
+/// record and removes the others. The name of a folder to resume begins with `prefix`. Entries that cannot be
+/// read or removed are skipped.
 pub(super) fn sweep(parent: &Path, prefix: &str) -> Swept {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let mut folders: Vec<_> = entries.filter(is_unfinished).map(|entry| entry.path()).collect();
@@ -107,7 +108,7 @@ pub(super) fn sweep(parent: &Path, prefix: &str) -> Swept {
     swept
 }
 
-/// Whether it is a folder of the name that one under construction has.
+/// Reports whether the entry has the name of a folder under construction.
 fn is_unfinished(entry: &DirEntry) -> bool {
     let name = entry.file_name();
     let name = name.to_string_lossy();
@@ -116,9 +117,9 @@ fn is_unfinished(entry: &DirEntry) -> bool {
 }
 
 fn sweep_one(path: PathBuf, prefix: &str, swept: &mut Swept) {
-    // For writing, too: without it, NFS gives no lock that keeps others out.
+    // Opened for writing, too: otherwise NFS gives no exclusive lock.
     let Ok(file) = OpenOptions::new().read(true).write(true).open(path.join(MARK_FILE)) else { return };
-    // The mark is not written to its end yet, or is no mark of Kiln.
+    // The mark is incomplete, or is not a mark of Kiln.
     let Ok(writer) = serde_json::from_reader::<_, ProcessId>(&file) else { return };
     if !writer.shares_kernel_with(&ProcessId::this()) {
         return swept.left_behind.push(LeftBehind { path, host: writer.host, pid: writer.pid });
@@ -138,13 +139,13 @@ fn sweep_one(path: PathBuf, prefix: &str, swept: &mut Swept) {
     }
 }
 
-/// Whether `file` is the one at `path`.
+/// Reports whether `file` is still the file at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
     let place = |of: fs::Metadata| (of.dev(), of.ino());
     fs::metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|of| place(of) == place(there)))
 }
 
-/// Removes a folder under construction, its mark last: whoever is killed meanwhile leaves a marked folder.
+/// Removes a folder under construction, its mark last: a process killed meanwhile leaves a marked folder.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -179,7 +180,7 @@ mod tests {
         drop(Mark::set(&dead).unwrap());
         let living = make(".b.partial-1-0");
         let _mark = Mark::set(&living).unwrap();
-        // Without a mark, marked by somebody who is about to, by a link, and under a name that a user gave.
+        // A folder without a mark, one about to be marked, a link, and a name that a user chose.
         let unmarked = make(".c.partial-1-0");
         let torn = make(".d.partial-1-0");
         fs::write(torn.join(MARK_FILE), "{\"host\":").unwrap();
@@ -215,7 +216,7 @@ mod tests {
         let mut swept = sweep(parent, ".a.partial-");
         assert_eq!(paths(&swept), [first.clone(), second.clone()]);
         assert_eq!(swept.kept, std::slice::from_ref(&other));
-        // They are this process's now, which lives.
+        // They belong to this process now, which is alive.
         let taken = swept.left.remove(0).take().unwrap();
         assert!(sweep(parent, ".a.partial-").left.is_empty());
         drop(swept);

@@ -10,10 +10,10 @@ use std::fs::File;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-/// Rows decoded at a time: enough to spread the cost, few enough to bound the memory.
+/// Rows decoded at a time: enough to spread the cost, few enough to limit the memory.
 const ROWS: usize = 64;
 
-/// Reads the column of one row group after the other.
+/// Reads the column from one row group after the other.
 pub(super) struct ParquetFile {
     path: PathBuf,
     file: SerializedFileReader<File>,
@@ -22,7 +22,7 @@ pub(super) struct ParquetFile {
     /// The row group to open next.
     next_group: usize,
     current: Option<ColumnReaderImpl<ByteArrayType>>,
-    /// Decoded values that are still to be handed out.
+    /// Decoded values that are yet to be returned.
     values: std::vec::IntoIter<ByteArray>,
 }
 
@@ -86,7 +86,7 @@ impl DocumentReader for ParquetFile {
                 return Ok(None);
             };
             let mut values = Vec::with_capacity(ROWS);
-            // The levels tell missing values apart; those come out as no value at all.
+            // The levels show which values are missing; missing values are not returned at all.
             let mut levels = Vec::with_capacity(ROWS);
             let (rows, ..) = reader
                 .read_records(ROWS, Some(&mut levels), None, &mut values)
@@ -115,7 +115,7 @@ mod tests {
     use std::io::Read;
     use std::sync::Arc;
 
-    /// Writes row groups of optional texts, each beside a column of numbers.
+    /// Writes row groups of optional texts, alongside a column of numbers.
     fn write(path: &Path, column: &str, groups: &[&[Option<&str>]]) {
         let schema = format!("message m {{ required int64 id; optional binary {column} (UTF8); }}");
         let schema = Arc::new(parse_message_type(&schema).unwrap());

@@ -15,16 +15,16 @@ use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// Text that is encoded together: enough to occupy many cores, and little enough that the tokenizer, which takes
-/// about 150 times as much memory, does not fill the memory.
+/// Bytes of text that are encoded together: enough to occupy many cores, and little enough that the
+/// tokenizer, which takes about 150 times as much memory, does not exhaust the memory.
 const BATCH_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
 
-/// How documents become tokens.
+/// Turns documents into tokens.
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     /// Tokens in front of every document.
     pub(super) start: Vec<u32>,
-    /// The token behind every document.
+    /// The token after every document.
     pub(super) end: u32,
     pub(super) division: &'a Division,
 }
@@ -35,7 +35,7 @@ pub(super) struct Pass<'a> {
     cuts: Cuts,
     stop: &'a AtomicBool,
     folder: PathBuf,
-    /// Chunks that are in the token files already, when this begins.
+    /// Number of chunks already in the token files when this pass begins.
     there: u64,
     /// Text up to the last record, in bytes.
     recorded: u64,
@@ -48,7 +48,8 @@ pub(super) struct Pass<'a> {
     pub(super) bad_lines: BadLines,
     pub(super) json: JsonFiles,
     pub(super) text_bytes: u64,
-    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
+    /// that reason.
     pub(super) unknown: u64,
     /// Spellings of special tokens in the text.
     pub(super) spellings: Spellings,
@@ -61,7 +62,7 @@ impl<'a> Pass<'a> {
         Ok(Self::on(writers, Record::default(), encoder, folder, stop))
     }
 
-    /// A pass that goes on from `record`. `None` if the token files do not have what it counts.
+    /// Resumes a pass from `record`. `None` if the token files hold less than the record counts.
     pub(super) fn resume(
         record: Record,
         encoder: &'a Encoder<'a>,
@@ -155,7 +156,7 @@ impl<'a> Pass<'a> {
         Ok(ids)
     }
 
-    /// Records how far this is, for a prepare that goes on from here.
+    /// Records the progress, for a preparation that resumes from here.
     fn record(&mut self) -> Result<()> {
         self.train.sync()?;
         self.validation.sync()?;
@@ -192,7 +193,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Whether one of the splits has no text.
+    /// Reports whether one of the splits has no text.
     pub(super) fn has_empty_split(&self) -> bool {
         self.train.tokens() == 0 || self.validation.tokens() == 0
     }

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use super::Split;
 use super::cut::Cuts;
 
-/// The size that chunks should have at most, in bytes.
+/// Maximum size of a chunk in bytes where cuts permit.
 pub(super) const CHUNK_BYTES: usize = 8 * 1024;
 
-/// Bytes behind a place that are looked at.
+/// Number of bytes examined after a place.
 const LOOKAHEAD: usize = 4;
 
 /// A chunk of one document. The chunks of a document, put together, are its text.
@@ -16,23 +16,23 @@ const LOOKAHEAD: usize = 4;
 pub struct TextChunk {
     /// Position of the document among those that hold any text, from 0.
     pub document: u64,
-    /// The split that it belongs to.
+    /// The split that the chunk belongs to.
     pub split: Split,
     /// The text; never empty.
     pub text: String,
-    /// Whether this is the first chunk of what its document has in its split.
+    /// True if this is the first chunk of its document in its split.
     pub starts: bool,
-    /// Whether this is the last chunk of what its document has in its split.
+    /// True if this is the last chunk of its document in its split.
     pub ends: bool,
 }
 
-/// Text of a document, and what ends with it.
+/// Text of a document, and which parts end with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) text: String,
-    /// The first section of a document that was to be cut in two.
+    /// True if it ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
-    /// The document.
+    /// True if it ends the document.
     pub(super) ends_document: bool,
 }
 
@@ -44,21 +44,21 @@ pub(super) struct Cutter {
     cuts: Cuts,
     /// Bytes up to the end of the first section, if there are two.
     section: Option<u64>,
-    /// Bytes that were read and belong to no chunk yet.
+    /// Bytes that have been read and do not belong to a chunk yet.
     pending: Vec<u8>,
-    /// Whether the reader has been read to its end.
+    /// True if the reader has reached its end.
     drained: bool,
 }
 
 impl Cutter {
-    /// Cuts the text of `reader` where `cuts` allow it, to chunks of `limit` bytes if possible. `section`: where the
-    /// document is divided, in bytes from its start.
+    /// Cuts the text of `reader` where `cuts` allows, into chunks of `limit` bytes if possible. `section`:
+    /// where the document is divided, in bytes from its start.
     pub(super) fn new(reader: Box<dyn Read + Send>, limit: usize, cuts: Cuts, section: Option<u64>) -> Self {
         // A chunk must have room for the longest character.
         Self { reader, limit: limit.max(4), cuts, section, pending: Vec::new(), drained: false }
     }
 
-    /// The next piece; `None` once there is no more text.
+    /// Returns the next piece; `None` once there is no more text.
     pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
         let mut limit = self.limit;
         loop {
@@ -83,7 +83,7 @@ impl Cutter {
         }
     }
 
-    /// Takes the first `at` bytes out of those that are pending.
+    /// Takes the first `at` of the pending bytes.
     fn take(&mut self, at: usize, ends_section: bool) -> io::Result<Piece> {
         let rest = self.pending.split_off(at);
         let text = String::from_utf8(std::mem::replace(&mut self.pending, rest)).map_err(invalid)?;
@@ -94,8 +94,8 @@ impl Cutter {
         Ok(Piece { text, ends_section: ends_section || ends_document, ends_document })
     }
 
-    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is the
-    /// last one is known when it is handed out.
+    /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is
+    /// the last one is known when it is returned.
     fn fill(&mut self, wanted: usize) -> io::Result<()> {
         while !self.drained && self.pending.len() <= wanted {
             let missing = (wanted + 1 - self.pending.len()) as u64;
@@ -106,7 +106,7 @@ impl Cutter {
     }
 }
 
-/// The characters of `bytes`, without one that is cut by their end.
+/// Returns the characters of `bytes`, without an incomplete one at the end.
 fn complete(bytes: &[u8]) -> io::Result<&str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
@@ -121,8 +121,8 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// The end of the last line in the first `end` bytes of `text`; without one, of a word, or else of a character.
-/// Never 0.
+/// Returns the end of the last line in the first `end` bytes of `text`; without one, of the last word, or
+/// else of the last character. Never 0.
 fn end_of_line(text: &str, end: usize) -> usize {
     let head = &text.as_bytes()[..end];
     let newline = head.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);

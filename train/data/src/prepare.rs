@@ -1,4 +1,4 @@
-//! From text to a folder of tokens.
+//! Turning text into a folder of tokens.
 
 use super::cut::Cuts;
 use super::division::{Division, SURVEYED};
@@ -20,18 +20,18 @@ use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Text that a tokenizer is trained on, at most. More of it changes the merges little,
-/// and the counts of the trainer stay within their range.
+/// Maximum number of bytes of text that a tokenizer is trained on. More text changes the merges little, and
+/// the counts of the trainer stay within their range.
 const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
 
-/// Text between two reports of how far the training of a tokenizer is.
+/// Bytes of text between two progress reports while a tokenizer is trained.
 const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
-/// A seeded hash assigns every document to one of the splits; of fewer than twenty documents, the end of each is
-/// held out. A document has the tokens that its tokenizer gives it as a whole. The same inputs and options give the
-/// same files. The folder appears complete or not at all.
+/// A seeded hash assigns every document to one of the splits; with fewer than twenty documents, the end of
+/// each is held out. A document is tokenized as a whole. The same inputs and options give the same files. The
+/// folder appears complete or not at all.
 ///
 /// # Errors
 ///
@@ -41,12 +41,12 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
     prepare_unless(&AtomicBool::new(false), options, progress)
 }
 
-/// [`prepare()`] that ends with [`DataError::Stopped`], and without a folder, soon after `stop` has become
-/// true. Merging the tokens of a tokenizer is one piece of work that is not interrupted.
+/// Runs [`prepare()`], but ends with [`DataError::Stopped`], and without a folder, soon after `stop` becomes
+/// true. Only the merging of a tokenizer's tokens cannot be interrupted.
 ///
-/// Once the tokenizer is whole, a prepare that is stopped or killed, or fails at a file, leaves a hidden folder
-/// beside `out`. The next one of the same text and options on this machine goes on from there, and comes to the
-/// same files.
+/// Once the tokenizer is complete, a preparation that is stopped or killed, or fails at a file, leaves a
+/// hidden folder next to `out`. The next preparation of the same text and options on this machine resumes
+/// from it, and produces the same files.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn prepare_unless(
     progress: OnProgress<'_>,
 ) -> Result<DataInfo> {
     let fraction = options.validation_fraction;
-    // Written so that a fraction that is no number is refused as well.
+    // Written so that NaN is rejected as well.
     if !(fraction > 0.0 && fraction < 1.0) {
         return Err(DataError::ValidationFraction { fraction });
     }
@@ -115,7 +115,7 @@ fn fill(
         }
         _ => progress(Progress::Remark(Remark::Empty { inputs: empty })),
     }
-    // Before they are read for tokens: a file that changes from here on differs from what is recorded.
+    // Recorded before the files are read for tokens: a file that changes later differs from its record.
     let given = match &options.tokenizer {
         TokenizerSource::File(path) => read_named_tokenizer(path, stop)?,
         TokenizerSource::Train { .. } => Vec::new(),
@@ -142,7 +142,7 @@ fn fill(
             Record::default().save(folder)?;
         }
     }
-    // As a prepare that goes on reads it.
+    // Loaded from the file, as a resumed preparation does.
     let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE))?
         .reading_special_tokens(options.special_tokens)
         .ending_as_named(options.end_of_text.as_deref(), &names)?;
@@ -168,7 +168,7 @@ fn fill(
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
-    // The files may be in another place than when the work was begun.
+    // The files may have moved since the work began.
     inputs.save(folder)?;
     info.save(folder)?;
     sums_of(folder, &info)?.save(folder)?;
@@ -176,7 +176,7 @@ fn fill(
     Ok(info)
 }
 
-/// The tokenizer that `options` ask for; `given` is the content of its file.
+/// Trains or loads the tokenizer that `options` request; `given` is the content of its file.
 fn tokenizer(
     corpus: &Corpus,
     given: Vec<u8>,
@@ -230,7 +230,7 @@ fn encode<'a>(
     Ok(pass)
 }
 
-/// Reports what the owner of the text should know of it.
+/// Reports findings about the text to its owner.
 fn remark_on_text(pass: &Pass<'_>, division: &Division, options: &PrepareOptions, progress: OnProgress<'_>) {
     let mut remark = |is_due: bool, remark: Remark| {
         if is_due {
@@ -248,7 +248,7 @@ fn remark_on_text(pass: &Pass<'_>, division: &Division, options: &PrepareOptions
     remark(*unknown > 0, Remark::Unknown { unknown: *unknown, tokens });
 }
 
-/// Of every file of a folder that is whole but for them.
+/// Computes the checksums of all files in an otherwise complete folder.
 fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     let [train, validation] = [Split::Train, Split::Validation];
     let files = [
@@ -260,13 +260,13 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
         validation.file_name(),
         validation.block_sums_name(),
     ];
-    // Of what is large, they are known.
+    // Those of the large files are already known.
     let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
     Sums::of(folder, &files, &known)
 }
 
-/// How `options` differ from what the prepared folder `options.out` was made from: a line for each
-/// difference, or `None` if the folder does not say what it was made from. The seed is no difference.
+/// Compares `options` with those that the prepared folder `options.out` was made from. Returns a line for
+/// each difference, or `None` if the folder does not record its inputs. A different seed does not count.
 ///
 /// # Errors
 ///

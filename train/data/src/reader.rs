@@ -14,7 +14,7 @@ pub(super) trait DocumentReader: Send {
     /// The next document; `None` after the last one.
     fn next_document(&mut self) -> Result<Option<DocumentText>>;
 
-    /// Documents that were skipped so far because they cannot be used.
+    /// Documents skipped so far because they cannot be used.
     fn skipped(&self) -> BadLines {
         BadLines::default()
     }

@@ -1,4 +1,4 @@
-//! What the owner of the inputs should know, though it is no reason to stop.
+//! Remarks on the inputs that their owner should know, although they are not errors.
 
 use super::encoding::NotText;
 use super::jsonl::BadLines;
@@ -7,47 +7,49 @@ use kiln_process::words::number_of;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Files named in a message; of the others it says how many they are.
+/// Maximum number of files named in a message; the others are only counted.
 const NAMED: usize = 5;
 
-/// Something that whoever prepares data should know.
+/// A remark for the user who prepares data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remark {
-    /// Files in folders are not UTF-8 text, and were not read. `files`: which, and why; `of`: of how many.
+    /// Files in folders are not UTF-8 text, and were not read. `files`: the files and reasons; `of`: total
+    /// number of files.
     PassedOver { files: PassedOver, of: usize },
-    /// Entries of folders were not read: links out of the folder, and what is no file.
+    /// Entries of folders were not read: links out of the folder, and entries that are not files.
     NotFollowed { entries: PassedOver },
-    /// Files have the same content, and all of them are read. `groups`: the files of each content.
+    /// Files have the same content, and every one is read. `groups`: the files of each content.
     SameContent { groups: Vec<Vec<String>> },
-    /// Inputs that were named hold nothing.
+    /// Named inputs are empty.
     Empty { inputs: Vec<PathBuf> },
-    /// The text has too few pairs of tokens to merge for the vocabulary that was asked for. `wanted`: tokens
-    /// asked for; `reached`: tokens that there are.
+    /// The text has too few pairs of tokens to merge for the requested vocabulary. `wanted`: requested number
+    /// of tokens; `reached`: actual number of tokens.
     SmallVocabulary { wanted: usize, reached: usize },
-    /// The documents are so few that the end of each is held out instead of whole ones. `documents`: how many.
+    /// The documents are so few that the end of each is held out instead of whole ones. `documents`: their
+    /// number.
     DividedDocuments { documents: usize },
     /// Lines of `.jsonl` files could not be used and were skipped.
     BadLines(BadLines),
     /// Files are JSON, and are read as plain text.
     Json(JsonFiles),
-    /// The text has spellings of special tokens. `count`: how often; `read`: whether they became these tokens;
-    /// `tokens`: which.
+    /// The text contains spellings of special tokens. `count`: how often; `read`: whether they became these
+    /// tokens; `tokens`: the spellings.
     SpecialTokens { count: u64, read: bool, tokens: Vec<String> },
-    /// The tokenizer cannot express some of the text. `unknown`: tokens that stand for it, or characters that are left
-    /// out; `tokens`: tokens of all text.
+    /// The tokenizer cannot express some of the text. `unknown`: number of tokens that stand for such text,
+    /// or of characters that were omitted; `tokens`: tokens of all text.
     Unknown { unknown: u64, tokens: u64 },
-    /// Another prepare has made a folder and not finished it.
+    /// Another preparation has left an unfinished folder.
     LeftBehind(LeftBehind),
-    /// A prepare of other data, or one that cannot be finished now, has left work to go on from. `path`: the
-    /// folder.
+    /// A preparation of other data, or one that cannot be finished now, has left work that can be resumed.
+    /// `path`: the folder.
     KeptWork { path: PathBuf },
-    /// This prepare goes on from what another one has left. `text_bytes`: text that is encoded already.
+    /// This preparation resumes the work of an earlier one. `text_bytes`: text that is already encoded.
     GoesOn { text_bytes: u64 },
 }
 
 impl Remark {
-    /// Whether text may be missing that was meant to be read, or something has to be done.
+    /// Reports whether intended text may be missing, or the user must act.
     pub fn is_warning(&self) -> bool {
         match self {
             Self::PassedOver { .. }
@@ -67,7 +69,7 @@ impl Remark {
     }
 }
 
-/// Files of JSON that are read as plain text. Few of them are kept by name.
+/// JSON files that are read as plain text. Only the first few are kept by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonFiles {
     first: Vec<String>,
@@ -88,17 +90,17 @@ impl JsonFiles {
     }
 }
 
-/// Why something in a folder is not read.
+/// The reason why an entry of a folder is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unread {
-    /// It is a file that holds no text.
+    /// A file without text.
     NotText(NotText),
-    /// It is a link to something outside.
+    /// A link out of the folder.
     LeadsOut { to: PathBuf },
-    /// It is a link to nothing.
+    /// A broken link.
     LeadsNowhere,
-    /// It is no file, and can be read only once or not at all.
+    /// Not a file; it can be read only once or not at all.
     Stream(Stream),
 }
 
@@ -113,7 +115,7 @@ impl fmt::Display for Unread {
     }
 }
 
-/// What was passed over in folders. Few of them are kept by name.
+/// Entries skipped in folders. Only the first few are kept by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {
     first: Vec<(PathBuf, Unread)>,
@@ -128,14 +130,14 @@ impl PassedOver {
         self.count += 1;
     }
 
-    /// Adds those of another folder.
+    /// Adds the entries of another folder.
     pub(super) fn append(&mut self, others: Self) {
         let room = NAMED - self.first.len();
         self.first.extend(others.first.into_iter().take(room));
         self.count += others.count;
     }
 
-    /// The first of them, with the reasons, and how many more there are.
+    /// Formats the first entries with their reasons, and the number of further entries.
     fn named(&self) -> String {
         let named = self.first.iter();
         let named: Vec<_> = named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
@@ -148,14 +150,14 @@ impl PassedOver {
     }
 }
 
-/// A folder under construction whose writer may still be at it, on another machine.
+/// A folder under construction whose writer may still be running, on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftBehind {
     /// The folder.
     pub path: PathBuf,
-    /// The machine.
+    /// The name of the machine.
     pub host: String,
-    /// The process id there.
+    /// The process id on that machine.
     pub pid: i32,
 }
 
@@ -270,7 +272,7 @@ fn was(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }
 
-/// Files of the same content.
+/// Formats a group of files with the same content.
 fn same(group: &[String]) -> String {
     let (first, count) = (&group[0], group.len());
     if group.iter().all(|path| path == first) {
@@ -282,7 +284,7 @@ fn same(group: &[String]) -> String {
     }
 }
 
-/// The first of `names`, and how many others of `count` there are.
+/// Formats the first of `names`, and how many more of `count` there are.
 pub(super) fn some_of(names: &[String], count: usize) -> String {
     let named = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>();
     match count - named.len() {

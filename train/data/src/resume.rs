@@ -1,9 +1,9 @@
-//! What a prepare that has ended early leaves in its folder, for the next one to go on from.
+//! The state that a preparation leaves in its folder when it ends early, so that the next one can resume.
 //!
-//! From the moment the tokenizer is whole, the folder has `inputs.json` and a record of how much of the text
-//! is in the token files. Everything else is worked out again when a prepare goes on: the text up to there is
-//! read and cut, but not encoded, and the tokens are read from the disk. So the files come to the same bytes
-//! as without the interruption.
+//! As soon as the tokenizer is complete, the folder has `inputs.json` and a record of how much of the text is
+//! in the token files. A resumed preparation recomputes everything else: it reads and cuts the text up to
+//! that point without encoding it, and reads the tokens from disk. So the files are identical to those of an
+//! uninterrupted preparation.
 
 use super::info::FORMAT_VERSION;
 use super::inputs::Inputs;
@@ -16,25 +16,26 @@ use std::path::Path;
 /// Name of the record, inside the folder.
 const RECORD_FILE: &str = ".progress.json";
 
-/// Text between two records, in bytes. What comes after the last one is encoded again.
+/// Bytes of text between two records. Text after the last record is encoded again.
 pub(super) const RECORD_BYTES: u64 = if cfg!(test) { 1 } else { 32 << 20 };
 
-/// How far the token files are on the disk.
+/// The amount of work that is on disk in the token files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Chunks of text in both files.
+    /// Number of text chunks in both files.
     pub(super) chunks: u64,
-    /// Bytes of that text.
+    /// Bytes of text in these chunks.
     pub(super) text_bytes: u64,
     /// Tokens of the training split.
     pub(super) train: u64,
     /// Tokens of the validation split.
     pub(super) validation: u64,
-    /// Tokens, or characters left out, that stand for text which the tokenizer cannot express.
+    /// Number of tokens that stand for text which the tokenizer cannot express, or of characters omitted for
+    /// that reason.
     pub(super) unknown: u64,
 }
 
-/// The record as it is on the disk. Another build may cut or encode text in another way.
+/// The record as stored on disk. Another build may cut or encode text differently.
 #[derive(Serialize, Deserialize)]
 struct Signed {
     build: String,
@@ -43,12 +44,13 @@ struct Signed {
 }
 
 impl Record {
-    /// Whether a folder has one.
+    /// Reports whether a folder has a record.
     pub(super) fn is_in(folder: &Path) -> bool {
         folder.join(RECORD_FILE).exists()
     }
 
-    /// The record of a folder that was being made of `inputs`; `None` if it has none of these.
+    /// Reads the record of a folder that was being prepared from `inputs`; `None` if it has none for these
+    /// inputs.
     pub(super) fn load(folder: &Path, inputs: &Inputs) -> Option<Self> {
         let content = fs::read(folder.join(RECORD_FILE)).ok()?;
         let Signed { build, format_version, record } = serde_json::from_slice(&content).ok()?;
@@ -57,7 +59,7 @@ impl Record {
         (is_ours && then.give_what(inputs)).then_some(record)
     }
 
-    /// Writes the record, in the place of an earlier one. What it counts must be on the disk already.
+    /// Writes the record, replacing an earlier one. The tokens it counts must already be on disk.
     pub(super) fn save(self, folder: &Path) -> Result<()> {
         let path = folder.join(RECORD_FILE);
         let build = env!("CARGO_PKG_VERSION").to_owned();
@@ -66,7 +68,7 @@ impl Record {
         write().map_err(DataError::io("write", &path))
     }
 
-    /// Removes the record, and what a kill has left of one: nobody goes on from what is in the folder then.
+    /// Removes the record, and any partial record left by a kill: the folder can then no longer be resumed.
     pub(super) fn remove(folder: &Path) -> Result<()> {
         let remove = || {
             for entry in fs::read_dir(folder)? {
@@ -76,7 +78,7 @@ impl Record {
                     fs::remove_file(entry.path())?;
                 }
             }
-            // Before anything else comes into the folder.
+            // Done before any other file is added to the folder.
             durable::sync_folder(folder)
         };
         remove().map_err(DataError::io("clean", folder))

@@ -5,9 +5,9 @@ use aho_corasick::{AhoCorasick, MatchKind};
 /// Counts the spellings of special tokens in a text.
 pub(super) struct Spellings {
     tokens: Vec<String>,
-    /// How often each was seen.
+    /// Number of occurrences of each token.
     counts: Vec<u64>,
-    /// `None` if there is nothing to look for.
+    /// `None` if there are no tokens to search for.
     automaton: Option<AhoCorasick>,
 }
 
@@ -19,7 +19,7 @@ impl Spellings {
         Self { counts: vec![0; tokens.len()], automaton: automaton.filter(|_| !tokens.is_empty()), tokens }
     }
 
-    /// Adds those in `text`.
+    /// Adds the occurrences in `text`.
     pub(super) fn count(&mut self, text: &str) {
         let Some(automaton) = &self.automaton else { return };
         for found in automaton.find_iter(text) {
@@ -27,12 +27,12 @@ impl Spellings {
         }
     }
 
-    /// How many there are.
+    /// Total number of occurrences.
     pub(super) fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The tokens that were seen, the commonest first.
+    /// Returns the tokens that occurred, the commonest first.
     pub(super) fn seen(&self) -> Vec<String> {
         let mut seen: Vec<_> =
             self.tokens.iter().zip(&self.counts).filter(|(_, count)| **count > 0).collect();

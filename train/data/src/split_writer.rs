@@ -20,14 +20,14 @@ pub(super) struct SplitWriter {
     blocks: BlockWriter,
     tokens: u64,
     text_bytes: u64,
-    /// How often each token occurs.
+    /// Number of occurrences of each token.
     counts: Vec<u64>,
     /// The bytes of the ids being written.
     bytes: Vec<u8>,
 }
 
 impl SplitWriter {
-    /// Creates the token file of `split` in `folder`, and the one with the checksums of its blocks.
+    /// Creates the token file of `split` in `folder`, and its file of block checksums.
     pub(super) fn create(folder: &Path, split: Split, vocab_size: usize) -> Result<Self> {
         let path = folder.join(split.file_name());
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
@@ -44,8 +44,8 @@ impl SplitWriter {
         })
     }
 
-    /// Opens the token file of `split` in `folder` behind its first `tokens` tokens, as a prepare that has
-    /// ended early has left it; what comes behind them is cut off. `None` if the file does not have them.
+    /// Opens the token file of `split` in `folder`, as left by a preparation that ended early, after its
+    /// first `tokens` tokens; any further content is truncated. `None` if the file has fewer tokens.
     pub(super) fn reopen(
         folder: &Path,
         split: Split,
@@ -87,7 +87,7 @@ impl SplitWriter {
         Ok(Some(Self { path, file, width, hasher, blocks, tokens, text_bytes, counts, bytes }))
     }
 
-    /// Puts the tokens written so far on the disk.
+    /// Writes the tokens so far to disk.
     pub(super) fn sync(&mut self) -> Result<()> {
         self.file
             .flush()
@@ -95,7 +95,7 @@ impl SplitWriter {
             .map_err(DataError::io("write", &self.path))
     }
 
-    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes` bytes of text.
+    /// Appends ids, which are below the vocabulary size, that represent `text_bytes` bytes of text.
     pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<()> {
         self.bytes.clear();
         for &id in ids {
@@ -110,7 +110,7 @@ impl SplitWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
     }
 
-    /// Counts `bytes` bytes of text whose tokens are in the file already.
+    /// Counts `bytes` bytes of text whose tokens are already in the file.
     pub(super) fn count_text(&mut self, bytes: usize) {
         self.text_bytes += bytes as u64;
     }
@@ -120,7 +120,7 @@ impl SplitWriter {
         self.tokens
     }
 
-    /// Puts everything on the disk; returns the entry for `data.json` and how often each token occurs.
+    /// Writes everything to disk; returns the entry for `data.json` and how often each token occurs.
     pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>)> {
         self.file
             .into_inner()

@@ -16,13 +16,13 @@ use rustix::io::Errno;
 
 use super::{DataError, Result};
 
-/// How long a stop may go unnoticed while nobody writes to a stream.
+/// Maximum delay until a stop is noticed while no one writes to a stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What can be read only once.
+/// A kind of input that can be read only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// A pipe, with a name or without.
+    /// A pipe, named or unnamed.
     Pipe,
     /// A terminal, or another device.
     Device,
@@ -31,7 +31,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// What a file is that is neither a regular file nor a folder.
+    /// Returns the kind of a file that is neither a regular file nor a folder.
     pub(super) fn of(metadata: &Metadata) -> Option<Self> {
         let kind = metadata.file_type();
         match () {
@@ -42,7 +42,7 @@ impl Stream {
         }
     }
 
-    /// What lies at `path`, if it is one.
+    /// Returns the kind of the stream at `path`, if it is one.
     pub(super) fn at(path: &Path) -> Option<Self> {
         Self::of(&fs::metadata(path).ok()?)
     }
@@ -58,14 +58,14 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, which are `most`
-/// at most. Waits for a FIFO that nobody has opened for writing yet.
+/// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, at most `most`.
+/// Waits for a FIFO that has no writer yet.
 ///
 /// # Errors
 ///
-/// If the stream cannot be read or goes on, `copy` cannot be written, or `stop` becomes true.
+/// If the stream cannot be read or is longer than `most`, `copy` cannot be written, or `stop` becomes true.
 pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &AtomicBool) -> Result<u64> {
-    // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and hear of no stop.
+    // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and could not be stopped.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut stream = File::options()
         .read(true)
@@ -91,7 +91,7 @@ pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &
     }
 }
 
-/// Waits until `stream` has bytes or has ended; the outer error is that `stop` became true.
+/// Waits until `stream` has bytes or has ended; the outer error means that `stop` became true.
 fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>> {
     let interval = Timespec { tv_sec: 0, tv_nsec: i64::from(STOP_INTERVAL.subsec_nanos()) };
     loop {

@@ -14,14 +14,15 @@ use std::path::Path;
 /// Name of the file, inside the folder.
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 
-/// Bytes that the file may have.
+/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The content of a small file of a folder. If the folder has the SHA-256 of it, they agree.
+/// Reads a small file of a folder, and compares it with its SHA-256 if the folder has one.
 ///
 /// # Errors
 ///
-/// When the file is missing, is no regular file or cannot be read, and when it is not what was prepared.
+/// When the file is missing, is not a regular file or cannot be read, and when it differs from what was
+/// prepared.
 pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let content = match files::read(&path, MAX_WHOLE) {
@@ -48,7 +49,7 @@ pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u
     Err(DataError::Damaged { folder: folder.to_owned(), problems: vec![problem] })
 }
 
-/// Writes a small file of a folder, as JSON for people, and waits until it is on the disk.
+/// Writes a small file of a folder as readable JSON, and waits until it is on disk.
 pub(super) fn write_small_file(
     folder: &Path,
     name: &'static str,
@@ -67,7 +68,7 @@ pub(super) fn write_small_file(
 pub(super) struct Sums(BTreeMap<String, String>);
 
 impl Sums {
-    /// Of `files`, some of which are `known` already.
+    /// Computes the checksums of `files`; those in `known` are reused.
     pub(super) fn of(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
         let known: BTreeMap<_, _> = known.iter().copied().collect();
         let sum = |name: &&str| {
@@ -83,14 +84,14 @@ impl Sums {
         files.iter().map(sum).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Those of a folder; `None` if it has none. The inner error says which line is no sum.
+    /// Reads the checksums of a folder; `None` if it has none. The inner error names the invalid line.
     pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>> {
         let path = folder.join(SUMS_FILE);
         let content = match files::read(&path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             content => content.map_err(DataError::io("read", &path))?,
         };
-        // A name that is no text is none of ours, and a line that is none is named below.
+        // A name that is not UTF-8 is not one of ours, and an invalid line is reported below.
         let text = String::from_utf8_lossy(&content);
         let parse = |(index, line): (usize, &str)| {
             // A star marks a file that was read as binary, which makes no difference.
@@ -103,12 +104,12 @@ impl Sums {
         Ok(Some(sums.map(Self).map_err(|index| format!("line {} is no SHA-256", index + 1))))
     }
 
-    /// Of the file `name`.
+    /// Returns the checksum of the file `name`.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Writes the file and waits until it is on the disk.
+    /// Writes the file and waits until it is on disk.
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();

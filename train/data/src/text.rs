@@ -8,34 +8,34 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;
 
-/// The single document of a text file. It is checked as a whole before any of it is
-/// handed out, so that a file is either used or passed over, never half used.
+/// The single document of a text file. The whole file is checked before any of it is returned, so that a file
+/// is either used or skipped, never half used.
 pub(super) struct TextFile {
     document: Option<DocumentText>,
     json: Option<Json>,
 }
 
-/// Data that is read as text.
+/// A kind of data that is read as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Json {
-    /// It has the field that documents have in `.jsonl` files.
+    /// JSON with the field that documents have in `.jsonl` files.
     Documents,
-    /// Something else.
+    /// Any other JSON.
     Other,
 }
 
-/// Bytes at the start of a file that are looked at to tell whether it is JSON.
+/// Number of bytes at the start of a file examined to detect JSON.
 const JSON_HEAD: u64 = 1 << 16;
 
 impl Json {
-    /// What `head`, the start of a file, is, if it is nothing but JSON.
+    /// Returns the kind of JSON that `head`, the start of a file, consists of, if any.
     fn of(head: &[u8]) -> Option<Self> {
         let head = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
         if !head.starts_with(b"{") && !head.starts_with(b"[") {
             return None;
         }
         let values = serde_json::Deserializer::from_slice(head).into_iter::<IgnoredAny>();
-        // The last value may be cut by the end of the head.
+        // The end of the head may cut the last value.
         let is_json = values.into_iter().all(|value| value.map_or_else(|error| error.is_eof(), |_| true));
         let has_text = head.windows(6).any(|window| window == b"\"text\"");
         is_json.then_some(if has_text { Self::Documents } else { Self::Other })
@@ -61,7 +61,7 @@ impl TextFile {
         Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))), json: Json::of(&head) }))
     }
 
-    /// What data it is rather than text.
+    /// Returns the kind of JSON that the file consists of, if any.
     pub(super) fn json(&self) -> Option<Json> {
         self.json
     }
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(reason(b"K\xE4lte").as_deref(), Some(latin));
         let zero = "there is a zero byte at position 6";
         assert_eq!(reason(b"\x7FELF\x02\x01\0\0\0\0\0\0\0\0\0\0\x03\0\0\0").as_deref(), Some(zero));
-        // Text that begins as a compressed file does is text.
+        // Text that begins like a compressed file is still text.
         assert_eq!(reason(b"BZh is a name"), None);
         assert_eq!(reason("\u{FEFF}text".as_bytes()), None);
     }

@@ -1,4 +1,4 @@
-//! The tokens that start and end a text, as the files beside a tokenizer name them.
+//! The tokens that start and end a text, as named by the files next to a tokenizer.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{DataError, Result};
 
-/// A token, as it is named in a file.
+/// A token as named in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     /// By its id.
@@ -16,7 +16,7 @@ pub(super) enum Named {
     Spelling(String),
 }
 
-/// The tokens that the files beside a tokenizer name, in the order in which they count.
+/// The tokens named by the files next to a tokenizer, in order of precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TokenNames {
     pub(super) start: Vec<Named>,
@@ -52,7 +52,7 @@ impl TokenNames {
     }
 }
 
-/// A token by its id, the first of a list of ids, or its spelling, which may be in an object.
+/// Returns a token by its id, by the first of a list of ids, or by its spelling, which may be in an object.
 fn named(value: &Value) -> Option<Named> {
     match value {
         Value::Number(id) => Some(Named::Id(u32::try_from(id.as_u64()?).ok()?)),

@@ -1,4 +1,4 @@
-//! Text to token ids and back.
+//! Converting text to token ids and back.
 
 use super::cut::Cuts;
 use super::info::TOKENIZER_FILE;
@@ -19,11 +19,11 @@ use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Token, 
 /// The smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
 
-/// Ids are handed to the model as `i32`.
+/// Ids are passed to the model as `i32`.
 const VOCABULARY_MAXIMUM: usize = i32::MAX as usize;
 /// A merge seen only once saves nothing.
 const MERGE_FREQUENCY: u64 = 2;
-/// Spellings of the special token that ends a text, that of trained tokenizers first.
+/// Spellings of the special token that ends a text; the first is that of trained tokenizers.
 const END_OF_TEXT: [&str; 5] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<\u{FF5C}end\u{2581}of\u{2581}sentence\u{FF5C}>"];
 /// Spellings of the special token that starts a text.
@@ -32,28 +32,28 @@ const START_OF_TEXT: [&str; 4] =
 
 /// A tokenizer, trained here or loaded from a `tokenizer.json`.
 ///
-/// By default the spelling of a special token inside a text is encoded as ordinary text, so no document can end
-/// itself; [`Tokenizer::reading_special_tokens`] changes that. Encoding is not random: the `dropout` of a BPE, which is
-/// for training, is off.
+/// By default the spelling of a special token inside a text is encoded as ordinary text, so no document can
+/// end itself; [`Tokenizer::reading_special_tokens`] changes that. Encoding is deterministic: the `dropout`
+/// of a BPE, which is meant for training, is off.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: Inner,
     vocab_size: usize,
-    /// The dropout of the file.
+    /// The dropout set in the file.
     dropout: Option<f32>,
-    /// The end of text, if it is not left to the names of special tokens.
+    /// The end of text; `None` uses the names of special tokens.
     end_of_text: Option<u32>,
     /// Tokens that the post-processor puts in front of a text.
     start_of_text: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Trains a byte-level byte-pair encoding with the word boundaries of GPT-2. Every
-    /// byte is a token, so any text can be encoded, and `<|endoftext|>` has id 0.
+    /// Trains a byte-level byte-pair encoding with the word boundaries of GPT-2. Every byte is a token, so
+    /// any text can be encoded, and `<|endoftext|>` has id 0.
     ///
-    /// The vocabulary stays smaller than `vocab_size` when the texts are so few that
-    /// nothing is left to merge. The texts are read once, as a stream, and should be
-    /// short: each is held several times over while its words are counted.
+    /// The vocabulary stays smaller than `vocab_size` if the texts have too few pairs to merge. The texts are
+    /// read once, as a stream, and should be short: each is held several times over while its words are
+    /// counted.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Tokenizer {
         Self::train_ending_with(texts, vocab_size, END_OF_TEXT[0])
     }
 
-    /// As [`Self::train`], with an end of text that is spelled `end_of_text`.
+    /// Trains a tokenizer as [`Self::train`] does, with the end of text spelled `end_of_text`.
     pub(super) fn train_ending_with<I>(texts: I, vocab_size: usize, end_of_text: &str) -> Result<Self>
     where
         I: Iterator<Item = Result<String>> + Send,
@@ -86,7 +86,7 @@ impl Tokenizer {
             .special_tokens(vec![AddedToken::from(end_of_text, true)])
             .build();
 
-        // The library takes plain texts: the stream ends at an error, which is kept.
+        // The library takes plain texts: the stream ends at an error, which is stored.
         let mut failure = None;
         let texts = texts
             .map_while(|text| match text {
@@ -114,7 +114,7 @@ impl Tokenizer {
         Self::from_file(read_file(path)?, path)
     }
 
-    /// The tokenizer that the file `path` with this `content` is.
+    /// Parses the content of the tokenizer file `path`.
     pub fn from_file(content: Vec<u8>, path: &Path) -> Result<Self> {
         let unusable = |problem| DataError::TokenizerFile { path: path.to_path_buf(), problem };
         let mut inner = Inner::from_bytes(content).map_err(|error| unusable(error.to_string()))?;
@@ -123,7 +123,7 @@ impl Tokenizer {
         Self::new(inner).map_err(unusable)
     }
 
-    /// What is in it, whichever way its file was written.
+    /// Returns its content, independent of the formatting of its file.
     fn content(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.inner.to_string(false).ok()?).ok()
     }
@@ -146,7 +146,7 @@ impl Tokenizer {
             _ => None,
         };
         set_dropout(&mut inner, None);
-        // Ids may have gaps: the size is what the largest id asks for, not the count.
+        // Ids may have gaps: the size follows from the largest id, not from the count.
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or("its vocabulary is empty")? as usize + 1;
         if vocab_size > VOCABULARY_MAXIMUM {
@@ -156,24 +156,25 @@ impl Tokenizer {
         Ok(Self { inner, vocab_size, dropout, end_of_text: None, start_of_text })
     }
 
-    /// The same tokenizer, which encodes the spelling of a special token as that token if `read` is true: for prompts
-    /// and for texts of chats, whose author may write special tokens.
+    /// Sets whether the spelling of a special token is encoded as that token: for prompts and for chat texts,
+    /// whose authors may write special tokens.
     pub fn reading_special_tokens(mut self, read: bool) -> Self {
         self.inner.set_encode_special_tokens(!read);
         self
     }
 
-    /// The same tokenizer with `id` as its end of text; `None` leaves it to the names of special tokens.
+    /// Sets `id` as the end of text; `None` keeps the current one.
     pub fn ending_with(mut self, id: Option<u32>) -> Self {
         self.end_of_text = id.or(self.end_of_text);
         self
     }
 
-    /// The same tokenizer, whose end of text is that of a user (`spelling`), or else of the files beside it.
+    /// Sets the end of text that the user named (`spelling`), or else the one named by the files next to the
+    /// tokenizer.
     ///
     /// # Errors
     ///
-    /// When the vocabulary does not have what the user has named.
+    /// When the vocabulary does not have the token that the user named.
     pub(super) fn ending_as_named(self, spelling: Option<&str>, names: &TokenNames) -> Result<Self> {
         if let Some(spelling) = spelling {
             let id = self.inner.token_to_id(spelling);
@@ -187,11 +188,12 @@ impl Tokenizer {
         Ok(self.ending_with(id))
     }
 
-    /// The tokens in front of every document: those of the post-processor if `bos` is `None`, none if it is false.
+    /// Returns the tokens in front of every document: those of the post-processor if `bos` is `None`, none if
+    /// it is false.
     ///
     /// # Errors
     ///
-    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens have one.
+    /// When `bos` is true, and neither the post-processor nor `names` nor the special tokens provide one.
     pub(super) fn start_of_document(&self, bos: Option<bool>, names: &TokenNames) -> Result<Vec<u32>> {
         let own = &self.start_of_text;
         match bos {
@@ -212,7 +214,7 @@ impl Tokenizer {
         }
     }
 
-    /// The first of `spellings` that is a special token.
+    /// Returns the first of `spellings` that is a special token.
     fn special_token(&self, spellings: &[&str]) -> Option<u32> {
         let is_special = |spelling: &&&str| self.inner.get_added_vocabulary().is_special_token(spelling);
         self.inner.token_to_id(spellings.iter().find(is_special)?)
@@ -226,7 +228,8 @@ impl Tokenizer {
         tokens.into_iter().map(|(_, token)| token.content).collect()
     }
 
-    /// Where a text may be cut so that its pieces, encoded one by one, have the tokens of the whole.
+    /// Returns the kinds of places where a text may be cut so that its pieces, encoded separately, have the
+    /// tokens of the whole.
     pub(super) fn cuts(&self) -> Cuts {
         Cuts::of(&self.inner)
     }
@@ -236,7 +239,7 @@ impl Tokenizer {
         &self.inner
     }
 
-    /// Writes a `tokenizer.json` and waits until it is on the disk.
+    /// Writes a `tokenizer.json` and waits until it is on disk.
     ///
     /// # Errors
     ///
@@ -255,7 +258,7 @@ impl Tokenizer {
             .map_err(DataError::io("write", path))
     }
 
-    /// The token ids of a text, and no others.
+    /// Returns the token ids of a text, without any added tokens.
     ///
     /// # Errors
     ///
@@ -265,7 +268,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The token ids of each text, computed on all cores.
+    /// Returns the token ids of each text, computed on all cores.
     ///
     /// # Errors
     ///
@@ -275,9 +278,9 @@ impl Tokenizer {
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 
-    /// The token ids of a prompt: as transformers adds them, those that the post-processor puts in front of a text
-    /// come first, unless the prompt itself starts with them. What it puts behind a text is left out, since a prompt is
-    /// continued. Returns the number of tokens in front, and all tokens.
+    /// Returns the number of tokens in front of a prompt, and all token ids including the prompt's. As in
+    /// transformers, the tokens that the post-processor puts in front of a text come first, unless the prompt
+    /// itself starts with them. Those that it puts after a text are omitted, since a prompt is continued.
     ///
     /// # Errors
     ///
@@ -288,10 +291,10 @@ impl Tokenizer {
         Ok((front.len(), [front, &ids].concat()))
     }
 
-    /// The token ids of a prompt and of the answer that follows it. Both are encoded as one text, which is cut
-    /// where the answer begins: a token that spans the border belongs to the answer, as does white space at the end of
-    /// the prompt (as in lm-evaluation-harness). The tokens in front of a prompt are those of
-    /// [`Self::encode_prompt`].
+    /// Returns the token ids of a prompt and of the answer that follows it. Both are encoded as one text,
+    /// which is cut where the answer begins: a token that spans the border belongs to the answer, as does
+    /// white space at the end of the prompt (as in lm-evaluation-harness). The tokens in front of a prompt
+    /// are those of [`Self::encode_prompt`].
     ///
     /// # Errors
     ///
@@ -308,13 +311,13 @@ impl Tokenizer {
         Ok(([self.in_front_of(ids), prompt].concat(), answer.to_vec()))
     }
 
-    /// The tokens that belong in front of a text.
+    /// Returns the tokens to put in front of a text.
     fn in_front_of(&self, ids: &[u32]) -> &[u32] {
         if ids.starts_with(&self.start_of_text) { &[] } else { &self.start_of_text }
     }
 
-    /// The text of token ids, special tokens included. Bytes that do not form a
-    /// character, as at a cut, come out as U+FFFD; ids without a token are left out.
+    /// Returns the text of token ids, special tokens included. Bytes that do not form a character, as at a
+    /// cut, become U+FFFD; ids without a token are omitted.
     ///
     /// # Errors
     ///
@@ -333,8 +336,8 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// The id of the token that ends a document: the one that [`Self::ending_with`] has set, or else the first of
-    /// the usual names that is a special token.
+    /// Returns the id of the token that ends a document: the one set by [`Self::ending_with`], or else the
+    /// first of the usual names that is a special token.
     ///
     /// # Errors
     ///
@@ -347,8 +350,8 @@ impl Tokenizer {
         })
     }
 
-    /// The id of the special token that starts a text: the first that the post-processor puts in front, or else the
-    /// first of the usual names.
+    /// Returns the id of the special token that starts a text: the first that the post-processor puts in
+    /// front, or else the first of the usual names.
     pub fn start_of_text(&self) -> Option<u32> {
         self.start_of_text.first().copied().or_else(|| self.special_token(&START_OF_TEXT))
     }
@@ -365,9 +368,9 @@ fn set_dropout(inner: &mut Inner, dropout: Option<f32>) {
     }
 }
 
-/// The tokens that the post-processor puts in front of a text.
+/// Returns the tokens that the post-processor puts in front of a text.
 fn tokens_in_front(inner: &Inner) -> Vec<u32> {
-    /// No id is as large.
+    /// Larger than any real id.
     const TEXT: u32 = u32::MAX;
     let Some(processor) = inner.get_post_processor() else { return Vec::new() };
     let text = Encoding::from_tokens(vec![Token::new(TEXT, "x".to_owned(), (0, 1))], 0);
@@ -383,7 +386,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     files::read(path, MAX_WHOLE).map_err(DataError::io("read", path))
 }
 
-/// The content of a tokenizer that a user names. A pipe is waited for until `stop` becomes true.
+/// Reads a tokenizer that the user named. Waits for a pipe until `stop` becomes true.
 pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
     if Stream::at(path).is_none() {
         return read_file(path);
@@ -393,24 +396,24 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
     Ok(content)
 }
 
-/// The content of the tokenizer of a folder of prepared data.
+/// Reads the tokenizer of a folder of prepared data.
 ///
 /// # Errors
 ///
-/// When there is none, when it cannot be read, and when it is not what was prepared.
+/// When there is none, when it cannot be read, and when it differs from what was prepared.
 pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
 
-/// Whether two files are known to hold different tokenizers, given their contents. The same tokenizer
-/// written by another program is not another one, and of a file that is none nothing is known.
+/// Reports whether two files, given by their contents, are known to hold different tokenizers. Compares
+/// tokenizers by content, so formatting does not matter; returns false if either file is not a tokenizer.
 pub fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
     if a == b {
         return false;
     }
     let content = |file: &[u8]| {
         let load = |file: Vec<u8>| Tokenizer::from_file(file, Path::new("")).ok()?.content();
-        // Once more as it is written here, for what only a file of another program spells out.
+        // Serialized twice, to normalise defaults that only other programs' files spell out.
         load(load(file.to_vec())?.to_string().into_bytes())
     };
     match (content(a), content(b)) {
@@ -490,7 +493,7 @@ mod tests {
         let (one, other) = (file(400), file(401));
         assert!(are_other_tokenizers(&one, &other));
         assert!(!are_other_tokenizers(&one, &one));
-        // As another program writes it: in one line, and with padding, which is not used here.
+        // As written by another program: on one line, and with padding, which is not used here.
         let mut again: serde_json::Value = serde_json::from_slice(&one).unwrap();
         again["padding"] = serde_json::json!({
             "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
@@ -513,7 +516,7 @@ mod tests {
         let texts = [Ok(TEXT.to_owned()), Err(DataError::NoInputs)];
         let error = Tokenizer::train(texts.into_iter(), 300).unwrap_err();
         assert!(matches!(error, DataError::NoInputs));
-        // Too little text for the size asked for.
+        // There is too little text for the requested size.
         assert_eq!(Tokenizer::train(std::iter::empty(), 300).unwrap().vocab_size(), 257);
     }
 

@@ -7,12 +7,12 @@ use tokenizers::{Model as _, ModelWrapper, Tokenizer as Inner};
 
 use super::{DataError, Result, Tokenizer};
 
-/// Counts what a tokenizer cannot express.
+/// Counts text that a tokenizer cannot express.
 pub(super) struct Unknown {
-    /// The token that stands for it.
+    /// The token that stands for unknown text.
     id: Option<u32>,
-    /// For a BPE that has no such token and leaves characters out instead: the same BPE with a token for
-    /// them, and its id.
+    /// For a BPE without such a token, which omits characters instead: the same BPE with a token for them,
+    /// and its id.
     dropped: Option<(Box<Inner>, u32)>,
 }
 
@@ -23,7 +23,7 @@ impl Unknown {
             ModelWrapper::BPE(model) => model.unk_token.as_ref().and_then(|token| model.token_to_id(token)),
             ModelWrapper::WordPiece(model) => model.token_to_id(&model.unk_token),
             ModelWrapper::WordLevel(model) => model.token_to_id(&model.unk_token),
-            // The library does not show it otherwise.
+            // The library does not expose it otherwise.
             ModelWrapper::Unigram(model) => {
                 let id = serde_json::to_value(model).ok().and_then(|model| model["unk_id"].as_u64());
                 id.and_then(|id| u32::try_from(id).ok())
@@ -42,7 +42,7 @@ impl Unknown {
         Self { id, dropped }
     }
 
-    /// The number of unknown tokens among `ids`, or of characters of `text` that were left out of them.
+    /// Counts the unknown tokens among `ids`, or the characters of `text` that were omitted from them.
     pub(super) fn count(&self, text: &str, ids: &[u32]) -> Result<u64> {
         let count = |ids: &[u32], id: u32| ids.iter().filter(|other| **other == id).count() as u64;
         let unknown = self.id.map_or(0, |id| count(ids, id));
@@ -52,7 +52,7 @@ impl Unknown {
     }
 }
 
-/// Whether there are characters that a BPE without an unknown token has no token for.
+/// Reports whether a BPE without an unknown token lacks tokens for some characters.
 fn leaves_characters_out(model: &BPE) -> bool {
     let vocabulary = model.get_vocab();
     let has_bytes =
@@ -63,9 +63,9 @@ fn leaves_characters_out(model: &BPE) -> bool {
     !has_bytes && !has_alphabet
 }
 
-/// A BPE with a token, of id `id`, for what it does not know.
+/// Returns a BPE with an unknown token, which has the id `id`.
 fn with_unknown(model: &BPE, id: usize) -> Option<(ModelWrapper, u32)> {
-    /// In no vocabulary.
+    /// A spelling that no vocabulary contains.
     const SPELLING: &str = "\u{0}unknown\u{0}";
     let mut model = serde_json::to_value(model).ok()?;
     model["vocab"][SPELLING] = json!(id);

@@ -15,26 +15,26 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// Bytes read at a time where there are no checksums of blocks.
+/// Bytes read at a time in files without block checksums.
 const CHUNK: u64 = 1 << 20;
 
-/// Damaged places of a file that are named.
+/// Maximum number of damaged places named for a file.
 const NAMED: usize = 5;
 
-/// What a look at every byte of a folder has shown.
+/// The result of checking every byte of a folder.
 #[derive(Debug)]
 pub struct Verified {
-    /// Files that were compared with a checksum.
+    /// Number of files compared with a checksum.
     pub files: usize,
-    /// Their bytes.
+    /// Total size of these files in bytes.
     pub bytes: u64,
-    /// Files that have no checksum, as an earlier version or another program has prepared the folder.
+    /// Files without a checksum, because an earlier version or another program prepared the folder.
     pub unproven: Vec<&'static str>,
-    /// What is wrong.
+    /// Problems found.
     pub problems: Vec<Problem>,
 }
 
-/// Something wrong with a file.
+/// A problem with a file.
 #[derive(Debug)]
 pub struct Problem {
     path: PathBuf,
@@ -48,7 +48,7 @@ enum Defect {
         actual: u64,
         expected: u64,
     },
-    /// These tokens, in so many of all blocks.
+    /// Damaged tokens, and how many of all blocks contain them.
     Tokens {
         ranges: Vec<Range<u64>>,
         blocks: u64,
@@ -96,8 +96,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` hears how
-/// many bytes of how many have been read.
+/// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` receives the
+/// number of bytes read and the total.
 ///
 /// # Errors
 ///
@@ -131,7 +131,7 @@ pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verif
     Ok(look.found)
 }
 
-/// A look at one folder.
+/// The check of one folder.
 struct Look<'a> {
     folder: &'a Path,
     info: &'a DataInfo,
@@ -152,7 +152,7 @@ impl Look<'_> {
         self.found.problems.push(Problem { path, defect });
     }
 
-    /// Whether something is wrong with a file, as far as it has been looked at.
+    /// Reports whether a problem with a file has been found so far.
     fn is_faulty(&self, name: &str) -> bool {
         let path = self.path(name);
         self.found.problems.iter().any(|problem| problem.path == path)
@@ -162,7 +162,7 @@ impl Look<'_> {
         match Sums::load(self.folder)? {
             Some(Ok(sums)) => self.sums = Some(sums),
             Some(Err(problem)) => self.add(SUMS_FILE, Defect::Other(problem)),
-            // Whatever writes checksums of blocks writes these as well.
+            // Every program that writes block checksums writes this file as well.
             None if self.info.train.block_bytes.is_some() => self.add(SUMS_FILE, Defect::Missing),
             None => {}
         }
@@ -187,7 +187,7 @@ impl Look<'_> {
         Ok(Some((file, bytes)))
     }
 
-    /// Compares the SHA-256 of a file with what is stated of it, if anything is; returns whether it agrees.
+    /// Compares the SHA-256 of a file with the stated one, if any; returns whether they agree.
     fn compare(
         &mut self,
         name: &'static str,
@@ -220,7 +220,7 @@ impl Look<'_> {
     }
 
     fn at_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
-        // A folder of another program need not have it.
+        // Folders written by other programs need not have it.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
             return Ok(None);
@@ -231,7 +231,7 @@ impl Look<'_> {
         Ok(self.compare(name, bytes, &actual, None))
     }
 
-    /// It can be used, whether or not it has a checksum.
+    /// Checks that the tokenizer is usable, whether or not it has a checksum.
     fn at_tokenizer(&mut self) {
         let path = self.path(TOKENIZER_FILE);
         if self.is_faulty(TOKENIZER_FILE) {
@@ -257,7 +257,7 @@ impl Look<'_> {
             self.add(name, Defect::Size { actual: bytes, expected });
             return Ok(());
         }
-        // Without them, the whole file still has a checksum.
+        // Without block checksums, the whole file still has a checksum.
         let blocks = match stated.block_bytes {
             Some(block) if self.path(split.block_sums_name()).is_file() => {
                 match BlockSums::open(self.path(split.block_sums_name()), block, bytes) {
@@ -279,16 +279,16 @@ impl Look<'_> {
         let before = self.found.problems.len();
         let agrees = self.compare(name, bytes, &scan.sha256, stated.sha256.as_deref());
         let Some(blocks) = blocks.filter(|_| !scan.changed.is_empty()) else { return Ok(()) };
-        // If the file is whole, it is the checksums of its blocks that are damaged.
+        // If the token file is intact, its block checksums are damaged.
         if agrees == Some(true) && sums_agree != Some(true) {
-            // If they have a checksum of their own, that has been said.
+            // If the checksum file has its own checksum, the damage has already been reported.
             if sums_agree.is_none() {
                 let problem = format!("{} checksums are not those of {name}", scan.changed.len());
                 self.add(split.block_sums_name(), Defect::Other(problem));
             }
             return Ok(());
         }
-        // Where it is damaged says more than that it is.
+        // The damaged places say more than the mere fact of damage.
         self.found.problems.truncate(before);
         let width = self.info.dtype.bytes() as u64;
         let ranges = joined(&scan.changed, blocks.block_bytes(), bytes);
@@ -298,7 +298,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Reads a token file once, for everything that is to be known of it.
+    /// Reads a token file once, and collects everything that is checked.
     fn scan(&mut self, file: &File, name: &str, bytes: u64, blocks: Option<&BlockSums>) -> Result<Scan> {
         let path = self.path(name);
         let chunk = blocks.map_or(CHUNK, BlockSums::block_bytes);
@@ -324,7 +324,7 @@ impl Look<'_> {
     }
 }
 
-/// What one pass over a token file has shown.
+/// The result of one pass over a token file.
 #[derive(Default)]
 struct Scan {
     sha256: String,
@@ -332,7 +332,7 @@ struct Scan {
     changed: Vec<u64>,
     /// The first token outside the vocabulary: its position and its id.
     outside: Option<(u64, u32)>,
-    /// How many there are.
+    /// Number of tokens outside the vocabulary.
     outsiders: u64,
 }
 
@@ -361,7 +361,7 @@ impl Scan {
     }
 }
 
-/// The bytes of `blocks`, of which neighbours are put together.
+/// Returns the byte ranges of `blocks`, with neighbours joined.
 fn joined(blocks: &[u64], block_bytes: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let runs = blocks.chunk_by(|block, next| block + 1 == *next);
     runs.map(move |run| {

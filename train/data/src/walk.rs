@@ -10,17 +10,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is in a folder.
+/// The content of a folder.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
-    /// Its files, in sorted order.
+    /// The files, in sorted order.
     pub(super) files: Vec<PathBuf>,
-    /// Links out of the folder or to nothing, and what is neither a file nor a folder.
+    /// Links out of the folder, broken links, and entries that are neither a file nor a folder.
     pub(super) passed_over: PassedOver,
 }
 
-/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files exclude, folders named
-/// `target` and folders of prepared data are left out. Links are followed as long as they stay in the folder.
+/// Lists every file below `folder`, in sorted order. Omits hidden files, files excluded by `.gitignore`,
+/// folders named `target` and folders of prepared data. Follows links that stay in the folder.
 pub(super) fn walk(folder: &Path) -> Result<Walked> {
     let is_in_repository = is_in_repository(folder);
     let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
@@ -38,9 +38,9 @@ pub(super) fn walk(folder: &Path) -> Result<Walked> {
         .standard_filters(false)
         .hidden(true)
         .git_ignore(true)
-        // As for git, files above the root of the repository do not count, such as one in the home folder.
+        // As in git, files above the root of the repository do not count, such as one in the home folder.
         .parents(is_in_repository)
-        // In a folder that was copied out of its repository, a `.gitignore` counts all the same.
+        // In a folder that was copied out of its repository, a `.gitignore` still applies.
         .require_git(is_in_repository)
         .follow_links(true)
         .sort_by_file_name(|first, second| first.cmp(second))
@@ -73,7 +73,7 @@ pub(super) fn walk(folder: &Path) -> Result<Walked> {
     Ok(Walked { files, passed_over })
 }
 
-/// Where a link below `root` leads, if that is not in `root`.
+/// Returns the target of a link below `root`, if it is outside `root`.
 fn link_out(root: &Path, entry: &DirEntry) -> Option<PathBuf> {
     if entry.depth() == 0 || !entry.path_is_symlink() {
         return None;
@@ -99,8 +99,8 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are
-/// listed anyway, or to itself.
+/// Reports whether the error is a symbolic link that forms a loop: to a folder that contains it, whose files
+/// are listed anyway, or to itself.
 fn is_circle(error: &ignore::Error) -> bool {
     match error {
         ignore::Error::WithDepth { err, .. } => is_circle(err),
@@ -110,7 +110,7 @@ fn is_circle(error: &ignore::Error) -> bool {
     }
 }
 
-/// The symbolic link to nothing that the error is about.
+/// Returns the broken symbolic link that the error is about.
 fn dangling_link(error: &ignore::Error) -> Option<&Path> {
     match error {
         ignore::Error::WithDepth { err, .. } => dangling_link(err),
@@ -121,7 +121,7 @@ fn dangling_link(error: &ignore::Error) -> Option<&Path> {
     }
 }
 
-/// Whether `path` is a link that cannot be followed because of `errno`.
+/// Reports whether `path` is a link that cannot be followed because of `errno`.
 fn fails_with(path: &Path, errno: Errno) -> bool {
     let follow = || fs::metadata(path);
     path.is_symlink() && follow().is_err_and(|error| error.raw_os_error() == Some(errno as i32))
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(names(root), ["a.txt", "b.txt", "sub/c.txt", "target.txt"]);
     }
 
-    /// As for git: a file of the home folder does not empty the repositories in it.
+    /// As in git, a file in the home folder does not exclude the repositories in it.
     #[test]
     fn rules_above_a_repository_do_not_count() {
         let home = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ mod tests {
         symlink("there", root.join("back")).unwrap();
         symlink("back", root.join("there")).unwrap();
         assert_eq!(names(root), ["deep/a.txt"]);
-        // They hold nothing to miss.
+        // Such folders contain nothing that would be missed.
         assert_eq!(walk(root).unwrap().passed_over.count(), 0);
     }
 

@@ -1,4 +1,5 @@
-//! Watches run folders on this terminal without asking their processes: what `kiln watch` draws, by files alone.
+//! Watches run folders on this terminal without asking their processes: draws the same as `kiln watch`, from
+//! files alone.
 //!
 //!     cargo run -p kiln-observe --example watch -- RUN...
 
@@ -9,7 +10,7 @@ use kiln_observe::ask::ask_all;
 use kiln_observe::status::{Look, look};
 use kiln_observe::watch::{WatchOptions, run};
 
-/// What the processes of a run say; where there is none, the run seems to begin or to end.
+/// Returns the answers of a run's processes; a run without processes seems to begin or to end.
 fn look_at(folder: &Path) -> Result<Look, String> {
     let answers = ask_all(folder, false).map_err(|error| error.to_string())?;
     Ok(look(folder.display().to_string(), answers))

@@ -2,8 +2,8 @@
 
 use toml::{Table, Value};
 
-/// Every value of `table` under its dotted key. A list of tables has a key for each of them, by its index; other
-/// lists are values.
+/// Returns every value of `table` with its dotted key. A list of tables yields keys for each table, with its
+/// index; other lists are single values.
 pub(crate) fn flatten(table: Table) -> Vec<(String, Value)> {
     let mut flat = Vec::new();
     add("", Value::Table(table), &mut flat);

@@ -1,4 +1,4 @@
-//! Files that take the place of no other one.
+//! Files that never replace an existing file.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use kiln_storage::durable::{parent_of, write_new_beside};
 
-/// Writes a file that was not there before, in folders that are made where they are missing: `path`, or if that is
-/// taken, the first of `<name>-2`, `<name>-3` and so on that is free. Returns its path.
+/// Writes a new file and creates missing folders. Uses `path` or, if that exists, the first free name among
+/// `<name>-2`, `<name>-3` and so on. Returns the path of the file.
 pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     fs::create_dir_all(parent_of(path))?;
     for index in 1.. {
         let path = numbered(path, index);
-        // Looked at first, so that a content that is long is not written in vain.
+        // Checked first, so that long content is not written in vain.
         if path.symlink_metadata().is_ok() {
             continue;
         }
@@ -24,7 +24,7 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// `path` itself for the first one, and with a number before its extension for those after it.
+/// Returns `path` itself for index 1, and `path` with the index before its extension otherwise.
 fn numbered(path: &Path, index: u64) -> PathBuf {
     if index == 1 {
         return path.to_owned();

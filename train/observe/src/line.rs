@@ -1,4 +1,4 @@
-//! A line of `metrics.jsonl` with everything in it, in its order.
+//! A complete line of `metrics.jsonl`, with its values in order.
 
 use std::io::{self, Read};
 
@@ -6,12 +6,12 @@ use kiln_storage::LineReader;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// A value of a line.
+/// The value of a key in a line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// A number, as it is written: no digit is lost.
+    /// A number, exactly as written: no digit is lost.
     Number(String),
-    /// A number that is NaN or infinite, or a text that there is none of.
+    /// A number that is NaN or infinite, or a missing text.
     Null,
     /// A text.
     Text(String),
@@ -23,14 +23,14 @@ pub(crate) enum Value {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Line {
     pub(crate) step: u64,
-    /// Seconds since 1970; lines of older builds have none.
+    /// Seconds since 1970; `None` for lines of older builds.
     pub(crate) time: Option<f64>,
-    /// Keys and values besides `step` and `time`, in the order of the line.
+    /// Keys and values, except `step` and `time`, in the order of the line.
     pub(crate) values: Vec<(String, Value)>,
 }
 
 impl Line {
-    /// Reads a line. `None` if it is none, such as half of one.
+    /// Parses a line. `None` if it is invalid, such as half a line.
     pub(crate) fn read(line: &[u8]) -> Option<Line> {
         let mut rest = Rest(std::str::from_utf8(line).ok()?.trim());
         let (mut step, mut line) = (None, Line::default());
@@ -54,7 +54,7 @@ impl Line {
         rest.0.is_empty().then_some(line)
     }
 
-    /// The values that are numbers. What is NaN or infinite is written as `null`, and is NaN here.
+    /// Returns the numeric values. NaN and infinite values, written as `null`, are returned as NaN.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
         self.values.iter().filter_map(|(key, value)| match value {
             Value::Number(number) => Some((key.as_str(), number.parse().ok()?)),
@@ -64,13 +64,13 @@ impl Line {
     }
 }
 
-/// Whether the value of a key is a text, if there is one.
+/// Returns true if the key has text values.
 pub(crate) fn is_text(key: &str) -> bool {
     key == "parameter"
 }
 
 impl Value {
-    /// The value of which `text` is the JSON.
+    /// Parses the JSON `text` of a value.
     fn of(text: &str) -> Value {
         match text.as_bytes() {
             b"null" => Value::Null,
@@ -83,18 +83,18 @@ impl Value {
     }
 }
 
-/// What is left of a line. Numbers are taken as text: `serde_json` reads them up to their last digit only with a
-/// feature that every reader of JSON would pay for.
+/// The rest of a line. Numbers are taken as text: `serde_json` preserves all their digits only with a feature
+/// that would slow down every other use of JSON.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
-    /// Takes `sign`, if that comes next.
+    /// Takes `sign`, if it comes next.
     fn take(&mut self, sign: char) -> Option<()> {
         self.0 = self.0.trim_start().strip_prefix(sign)?;
         Some(())
     }
 
-    /// Takes the value that comes next, and its JSON.
+    /// Takes the next value, and returns it with its JSON.
     fn next<T: Deserialize<'a>>(&mut self) -> Option<(T, &'a str)> {
         let text = self.0.trim_start();
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<T>();
@@ -105,8 +105,8 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// The lines of a file of metrics, as far as they are whole. A step that is lower than the one before it takes
-/// the place of what was there of that step and later ones, as when a run goes on from an earlier checkpoint.
+/// Returns the complete lines of a metrics file. A step lower than the one before replaces the earlier lines
+/// of that step and later ones, as when a run resumes from an earlier checkpoint.
 pub(crate) fn lines_of<R: Read>(mut file: LineReader<R>) -> io::Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
     while let Some(line) = file.next_line()? {

@@ -1,6 +1,6 @@
 //! Curves as SVG files for papers, slides and LaTeX, drawn with the crate `kuva`, which no other module uses.
 //!
-//! Text of a plot may come from files of others: it is escaped where it is drawn.
+//! Text of a plot may come from untrusted files: it is escaped where it is drawn.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use kuva::render::plots::Plot;
 use kuva::render::render::render_multiple;
 use kuva::render::theme::Theme;
 
-/// Colours of curves, by Okabe and Ito (<https://jfly.uni-koeln.de/color/>), which people with any kind of colour
-/// blindness tell apart; without their yellow, which is too light for lines.
+/// Colours of curves, by Okabe and Ito (<https://jfly.uni-koeln.de/color/>), which remain distinguishable
+/// with any kind of colour blindness. Their yellow is omitted because it is too light for lines.
 const COLOURS: [u32; 7] = [0x0072b2, 0xd55e00, 0x009e73, 0xcc79a7, 0xe69f00, 0x56b4e9, 0x555555];
 const GROUND: u32 = 0xffffff;
 const TEXT: &str = "#24292f";
 const GRID: &str = "#dfe3e8";
 
-/// Share of a colour in a faint curve; the rest is [`GROUND`].
+/// Share of the curve's colour in a faint curve; the rest is [`GROUND`].
 const FAINT: f64 = 0.32;
 
-/// Dash patterns, as SVG has them; the first is a solid line.
+/// SVG dash patterns; the first is a solid line.
 const DASHES: [Option<&str>; 4] = [None, Some("7 3"), Some("2 3"), Some("8 3 2 3")];
 
 /// Axes have no marks for values as far from zero as this, so such values leave a gap.
@@ -36,10 +36,10 @@ pub enum Scale {
     /// Equal distances are equal differences.
     #[default]
     Linear,
-    /// Equal distances are equal ratios; marks at 1, 2 and 5 times powers of ten. Values of zero or less have no
-    /// place.
+    /// Equal distances are equal ratios; marks at 1, 2 and 5 times powers of ten. Values of zero or less are
+    /// not drawn.
     Log,
-    /// The same, with marks at powers of two.
+    /// As [`Scale::Log`], with marks at powers of two.
     PowersOfTwo,
 }
 
@@ -50,22 +50,22 @@ pub struct Axis {
     pub label: String,
     /// Its spacing.
     pub scale: Scale,
-    /// Starts a linear axis at zero, so that lengths can be compared.
+    /// True if a linear axis starts at zero, so that lengths can be compared.
     pub has_zero: bool,
 }
 
 impl Axis {
-    /// A linear axis.
+    /// Creates a linear axis.
     pub fn linear(label: &str) -> Self {
         Axis { label: label.to_owned(), ..Axis::default() }
     }
 
-    /// A logarithmic axis.
+    /// Creates a logarithmic axis.
     pub fn log(label: &str) -> Self {
         Axis { label: label.to_owned(), scale: Scale::Log, has_zero: false }
     }
 
-    /// A linear axis that begins at zero.
+    /// Creates a linear axis that begins at zero.
     pub fn from_zero(label: &str) -> Self {
         Axis { has_zero: true, ..Axis::linear(label) }
     }
@@ -76,46 +76,46 @@ impl Axis {
 pub struct Curve {
     /// Its name, for the legend.
     pub name: String,
-    /// The number that its colour and its dashes come from: the same in all plots of a run.
+    /// The number that determines its colour and dashes: the same in all plots of a run.
     pub series: usize,
-    /// Its points, from left to right. Those that are not finite leave a gap.
+    /// Its points, from left to right. Points that are not finite leave a gap.
     pub points: Vec<(f64, f64)>,
-    /// Draws it thin, pale, solid and without an entry in the legend, such as the values that another curve is the
-    /// average of.
+    /// True if it is drawn thin, pale, solid and without an entry in the legend, such as the values that
+    /// another curve averages.
     pub is_faint: bool,
-    /// Marks every point.
+    /// True if every point is marked.
     pub has_marks: bool,
 }
 
-/// Curves over a common axis.
+/// Several curves with common axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
     /// Its title.
     pub title: String,
-    /// The same for those who do not see it, in a sentence or two.
+    /// A description for people who cannot see the plot, in a sentence or two.
     pub description: String,
     /// The axis from left to right.
     pub x: Axis,
     /// The axis from bottom to top.
     pub y: Axis,
-    /// The curves. Later ones lie on top.
+    /// The curves. Later ones are drawn on top.
     pub curves: Vec<Curve>,
 }
 
 impl Curves {
-    /// Returns whether there is no point to draw.
+    /// Returns true if there is no point to draw.
     pub fn is_empty(&self) -> bool {
         self.curves.iter().all(|curve| self.stretches(curve).is_empty())
     }
 
-    /// Draws them, `width` wide and `height` high; the legend may add to the height.
+    /// Draws the curves, `width` wide and `height` high; the legend may add to the height.
     pub fn draw(&self, width: f64, height: f64) -> Drawing {
         let mut plots: Vec<Plot> = Vec::new();
         let has_legend = self.curves.iter().filter(|curve| !curve.is_faint).count() > 1;
         for curve in &self.curves {
             self.add(curve, has_legend, &mut plots);
         }
-        // An empty field needs something as well.
+        // An empty plot needs some data as well.
         if plots.is_empty() {
             plots.push(LinePlot::new().with_data([(0.0, 0.0), (1.0, 1.0)]).with_color("none").into());
         }
@@ -173,7 +173,7 @@ impl Curves {
         }
     }
 
-    /// The points of a curve that have a place on the axes, up to each gap.
+    /// Returns the drawable points of a curve, split at each gap.
     fn stretches(&self, curve: &Curve) -> Vec<Vec<(f64, f64)>> {
         let place = |scale: Scale, value: f64| match scale {
             Scale::Linear => Some(value).filter(|value| value.abs() < FARTHEST),
@@ -192,7 +192,7 @@ impl Curves {
     }
 }
 
-/// A mark of a logarithmic axis, which has one digit that counts.
+/// Formats a mark of a logarithmic axis, which has one significant digit.
 fn power_of_ten(value: f64) -> String {
     let rounded: f64 = format!("{value:.1e}").parse().unwrap_or(value);
     if (1e-4..1e6).contains(&rounded) { format!("{rounded}") } else { format!("{rounded:e}") }
@@ -205,7 +205,7 @@ pub struct Drawing {
     description: String,
     width: f64,
     height: f64,
-    /// Elements without the outer one.
+    /// The SVG elements without the outer one.
     inner: String,
 }
 
@@ -232,7 +232,8 @@ impl Drawing {
         }
     }
 
-    /// The drawing as a file whose elements are named after `id`: `kuva` numbers the clips of a process.
+    /// Returns the drawing as a file whose elements are named after `id`: `kuva` numbers clips across the
+    /// whole process.
     pub fn file(&self, id: &str) -> String {
         let Drawing { title, description, width, height, inner } = self;
         format!(
@@ -247,7 +248,7 @@ impl Drawing {
     }
 }
 
-/// The drawings one under the other, as one.
+/// Stacks the drawings vertically into one.
 pub fn under_each_other(title: &str, description: &str, drawings: &[Drawing]) -> Drawing {
     let (mut inner, mut height) = (String::new(), 0.0);
     for drawing in drawings {
@@ -259,7 +260,7 @@ pub fn under_each_other(title: &str, description: &str, drawings: &[Drawing]) ->
     Drawing { title: title.to_owned(), description: description.to_owned(), width, height, inner }
 }
 
-/// Gives the clips of a drawing numbers from 0, after `id`.
+/// Renumbers the clips of a drawing from 0, with the prefix `id`.
 fn renamed(inner: &str, id: &str) -> String {
     const CLIP: &str = "kuva-clip-";
     let mut known: Vec<&str> = Vec::new();
@@ -276,7 +277,7 @@ fn renamed(inner: &str, id: &str) -> String {
     text
 }
 
-/// Text as XML and HTML have it, without the control characters that XML cannot have.
+/// Escapes text for XML and HTML, and removes control characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -292,11 +293,11 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// A name for a plot: no control characters, and no more than `most` characters.
+/// Shortens a name for a plot: no control characters, and at most `most` characters.
 fn label(text: &str, most: usize) -> String {
     let is_whole = text.chars().nth(most).is_none();
     let shown = text.chars().take(if is_whole { most } else { most.saturating_sub(1) });
-    // A dollar begins a formula in kuva.
+    // A dollar sign begins a formula in kuva.
     let shown = shown.map(|c| match c {
         c if c.is_control() => ' ',
         '$' => '\u{ff04}',
@@ -305,12 +306,12 @@ fn label(text: &str, most: usize) -> String {
     shown.chain((!is_whole).then_some('…')).collect()
 }
 
-/// The colour of a series.
+/// Returns the colour of a series.
 fn colour(series: usize) -> u32 {
     COLOURS[series % COLOURS.len()]
 }
 
-/// The dash pattern of a series. Series of the same colour have different patterns.
+/// Returns the dash pattern of a series. Series of the same colour have different patterns.
 fn dash(series: usize) -> Option<&'static str> {
     DASHES[(series % COLOURS.len() + series / COLOURS.len()) % DASHES.len()]
 }
@@ -319,7 +320,7 @@ fn hex(colour: u32) -> String {
     format!("#{colour:06x}")
 }
 
-/// `colour` as it looks on `ground` when little of it is left.
+/// Returns `colour` faded into `ground`.
 fn mixed(colour: u32, ground: u32) -> u32 {
     let part = |shift: u32| {
         let (colour, ground) = (f64::from(colour >> shift & 0xff), f64::from(ground >> shift & 0xff));
@@ -328,8 +329,8 @@ fn mixed(colour: u32, ground: u32) -> u32 {
     part(16) | part(8) | part(0)
 }
 
-/// The exponential moving average of `values` over about `window` of them, without the bias of its start: the
-/// first average is the first value. Values that are not finite are skipped: their average is NaN.
+/// Returns the exponential moving average of `values` over about `window` of them, without the bias of its
+/// start: the first average is the first value. Values that are not finite are skipped: their average is NaN.
 pub fn smoothed(values: &[f64], window: f64) -> Vec<f64> {
     let decay = 1.0 - 1.0 / window.max(1.0);
     let (mut sum, mut weight) = (0.0, 0.0);
@@ -439,7 +440,7 @@ mod tests {
     fn averages_have_no_bias_and_skip_nan() {
         assert_eq!(smoothed(&[4.0, 4.0, 4.0], 10.0), [4.0, 4.0, 4.0]);
         assert_eq!(smoothed(&[1.0, 2.0], 1.0), [1.0, 2.0]);
-        // Half as much weight one step back.
+        // One step back counts half as much.
         let averages = smoothed(&[3.0, f64::NAN, 6.0], 2.0);
         assert_eq!((averages[0], averages[1].is_nan(), averages[2]), (3.0, true, 5.0));
     }

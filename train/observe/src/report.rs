@@ -1,4 +1,5 @@
-//! Reports: a folder with the page of [`crate::page`] as one file, all data in it, and its curves as SVG files.
+//! Reports: a folder with the page of [`crate::page`] as one self-contained file, and its curves as SVG
+//! files.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,26 +14,26 @@ use crate::plot::{Axis, Curve, Curves, smoothed};
 use crate::run::Series;
 use crate::status::LookAt;
 
-/// Why a report was not written.
+/// The reason why a report was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// The place is taken.
+    /// The output path already exists.
     #[error(
         "{} exists and is not empty; reports overwrite nothing: name a new folder with {flag} DIR, or remove that one",
         .path.display()
     )]
     Exists {
-        /// The place.
+        /// The output path.
         path: PathBuf,
         /// The flag that named it.
         flag: &'static str,
     },
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot write the report {}: {source}", .path.display())]
     Io {
-        /// The place.
+        /// The output path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The data cannot be written as JSON.
@@ -43,15 +44,15 @@ pub enum ReportError {
 /// The files of a report.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The page, which needs no other file.
+    /// The page, which is self-contained.
     page: String,
-    /// Curves as SVG, with the names of their files.
+    /// Curves as SVG, with their file names.
     curves: Vec<(String, String)>,
 }
 
 impl Report {
-    /// A report of the runs that `paths` name, run folders or folders of run folders, as they are now. `program` is the
-    /// version that makes it. The same runs make the same report.
+    /// Creates a report of the current state of the runs that `paths` name, run folders or folders of run
+    /// folders. `program` is the version that makes it. The same runs make the same report.
     ///
     /// # Errors
     ///
@@ -71,7 +72,7 @@ impl Report {
         Ok(Report { page: runs.page(program)?, curves: curves.collect() })
     }
 
-    /// A report of what `kiln bench strategies` has measured.
+    /// Creates a report of the measurements of `kiln bench strategies`.
     ///
     /// # Errors
     ///
@@ -80,16 +81,16 @@ impl Report {
         Ok(Report { page: page_of_strategies(measured, program)?, curves: Vec::new() })
     }
 
-    /// Writes `report.html` and the curves into the folder `place`, which `flag` has named, and which is new or empty.
-    /// The folder appears complete or not at all.
+    /// Writes `report.html` and the curves into the folder `place`, which `flag` has named, and which must be
+    /// new or empty. The folder appears complete or not at all.
     ///
     /// # Errors
     ///
-    /// If something is there, or the file system refuses.
+    /// If `place` already exists and is not an empty folder, or a file operation fails.
     pub fn write(&self, place: &Path, flag: &'static str) -> Result<(), ReportError> {
         check_place(place, flag)?;
         let io = |source: io::Error| match source.kind() {
-            // Since it was checked.
+            // Created since it was checked.
             ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
                 ReportError::Exists { path: place.to_owned(), flag }
             }
@@ -102,18 +103,19 @@ impl Report {
             write_file(&staging.path().join(name), text.as_bytes()).map_err(io)?;
         }
         sync_folder(staging.path()).map_err(io)?;
-        // An empty folder is replaced, and no other.
+        // Replaces only an empty folder.
         fs::rename(staging.path(), place).map_err(io)?;
         staging.gone();
         sync_folder(parent_of(place)).map_err(io)
     }
 }
 
-/// Fails unless a report can come to `place`, which `flag` has named: nothing is there, or an empty folder.
+/// Fails unless a report can be written to `place`, which `flag` has named: it must not exist, or be an empty
+/// folder.
 ///
 /// # Errors
 ///
-/// If something is there, or the file system refuses.
+/// If `place` already exists and is not an empty folder, or a file operation fails.
 pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> {
     let exists = || ReportError::Exists { path: place.to_owned(), flag };
     match fs::read_dir(place) {
@@ -124,15 +126,15 @@ pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> 
     }
 }
 
-/// A metric that a report has as a file.
+/// A metric that a report shows in a separate file.
 struct Shown {
-    /// The name of the file without its ending.
+    /// The name of the file without its extension.
     file: &'static str,
     key: &'static str,
     title: &'static str,
     unit: &'static str,
     axis: fn(&str) -> Axis,
-    /// Draws the moving average over the values.
+    /// True if the moving average is drawn over the values.
     is_noisy: bool,
 }
 
@@ -157,12 +159,13 @@ const fn shown(
 }
 
 impl Shown {
-    /// Points of a curve: more than its pixels can show.
+    /// Number of points of a curve: more than its pixels can show.
     const POINTS: usize = 500;
-    /// The average over a noisy curve is over this part of its points.
+    /// Fraction (1/n) of the points of a noisy curve that its average covers.
     const AVERAGED: usize = 20;
 
-    /// The curve of every run that has the metric. Noisy values are pale, below their moving averages.
+    /// Returns the curve of every run that has the metric. Noisy values are pale, below their moving
+    /// averages.
     fn of(&self, runs: &Snapshot) -> Curves {
         let (mut pale, mut strong, mut names, mut series) = (Vec::new(), Vec::new(), Vec::new(), 0);
         runs.each(|name, run| {
@@ -178,7 +181,7 @@ impl Shown {
                 strong.push(Curve { has_marks, ..curve(thinned(values, &line)) });
                 names.push(name.to_owned());
             }
-            // A run keeps its look from file to file.
+            // A run looks the same in all files.
             series += 1;
         });
         pale.append(&mut strong);
@@ -196,7 +199,8 @@ impl Shown {
     }
 }
 
-/// About [`Shown::POINTS`] of the values over their steps, evenly, with the first and the last.
+/// Returns about [`Shown::POINTS`] of the values over their steps, evenly spaced, including the first and the
+/// last.
 fn thinned(series: &Series, values: &[f64]) -> Vec<(f64, f64)> {
     let stride = values.len().div_ceil(Shown::POINTS).max(1);
     let last = values.len().saturating_sub(1);

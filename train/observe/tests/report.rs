@@ -1,4 +1,4 @@
-//! Reports of made-up runs, by the data that is in their page.
+//! Reports of made-up runs, checked by the data in their page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl Runs {
         fs::write(path, text).unwrap();
     }
 
-    /// A run of 40 steps whose losses are those of the others up to step `same`.
+    /// Adds a run of 40 steps whose losses equal those of the others up to step `same`.
     fn add(&self, name: &str, config: &str, same: u64, speed: f64) {
         let identity = json!({
             "kiln_run": 1, "created": "2026-11-25T07:17:49Z", "build": "0.1.0 (commit abc)", "device": "CPU",
@@ -74,13 +74,13 @@ impl Runs {
         Report::of_runs(vec![self.root.path().to_owned()], look_at, None, PROGRAM).unwrap()
     }
 
-    /// The report, written; its page.
+    /// Writes the report and returns its page.
     fn page(&self, place: &Path) -> String {
         self.report().write(place, "--out").unwrap();
         fs::read_to_string(place.join("report.html")).unwrap()
     }
 
-    /// The data of the report.
+    /// Returns the data of the report.
     fn data(&self) -> Value {
         let place = tempfile::tempdir().unwrap();
         data_of(&self.page(place.path()))
@@ -98,7 +98,7 @@ fn settings(strategy: &str, ranks: u64, lr: f64) -> String {
     )
 }
 
-/// The run of this name in the comparison.
+/// Returns the run of this name in the comparison.
 fn compared<'a>(data: &'a Value, name: &str) -> &'a Value {
     let runs = data["answers"]["/api/comparison"]["runs"].as_array().unwrap();
     runs.iter().find(|run| run["id"] == name).unwrap()
@@ -170,7 +170,7 @@ fn runs_of_one_strategy_are_not_set_against_each_other() {
     assert_eq!(data["answers"]["/api/comparison"]["differences"], json!(["build of the program"]));
 }
 
-/// Half a line, a run that was killed, files of another build, and nothing but a name.
+/// Half a line, a killed run, files of another build, and a folder with nothing but a name.
 #[test]
 fn gaps_are_named() {
     let runs = Runs::new();
@@ -272,7 +272,7 @@ fn text_of_runs_stays_data() {
     runs.write(&format!("{name}/run.json"), identity.to_string());
     let place = runs.path("report");
     let page = runs.page(&place);
-    // The data and the page's own script.
+    // The data, and the page's own script.
     assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));
     for mark in ["<img", "<iframe", "<object", "\u{1b}", "<b>&", "<!--"] {
         assert!(!page.contains(mark), "{mark}");

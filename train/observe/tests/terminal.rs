@@ -1,4 +1,4 @@
-//! `kiln watch` on a real terminal: it comes back as it was, in whatever way the program ends.
+//! `kiln watch` on a real terminal: the terminal is restored however the program ends.
 //!
 //! The program under test is this one, started again with a pseudo-terminal as its standard streams.
 
@@ -21,11 +21,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-/// The variable that says how the program under test looks at the run, followed by the variable with its folder.
+/// Variables that give the program under test its way of looking at the run, and the run's folder.
 const HOW: &str = "KILN_WATCH_TEST";
 const RUN: &str = "KILN_WATCH_TEST_RUN";
 
-/// Enters and leaves the second screen of the terminal.
+/// Escape sequences that enter and leave the alternate screen of the terminal.
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
 
@@ -46,7 +46,7 @@ fn healthy() -> Look {
     }
 }
 
-/// The program under test; of no interest where the variable is not set.
+/// The program under test; does nothing if the variable is not set.
 #[test]
 fn program() {
     let Ok(how) = env::var(HOW) else { return };
@@ -74,12 +74,12 @@ fn this_program(how: &str, run: &str) -> Command {
     command
 }
 
-/// What has come out of the terminal.
+/// The output of the terminal so far.
 type Shown = Arc<(Mutex<String>, Condvar)>;
 
 struct Terminal {
     master: File,
-    /// The terminal from inside, to see how it is set.
+    /// The program's side of the terminal, to inspect its settings.
     slave: File,
     child: Child,
     shown: Shown,
@@ -114,7 +114,7 @@ impl Terminal {
                 if poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&patience)) != Ok(1) {
                     continue;
                 }
-                // The end is an error: nobody has the other side open any more.
+                // The end is reported as an error: no one has the other side open any more.
                 let Ok(count @ 1..) = from.read(&mut bytes) else { return };
                 to.0.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
                 to.1.notify_all();
@@ -123,7 +123,8 @@ impl Terminal {
         Terminal { master, slave, child, shown, reader, is_over, _run: run }
     }
 
-    /// Waits until `text` has been shown, apart from what is forgotten. Blanks may not be sent: it is one word.
+    /// Waits until `text`, a single word, has been shown since the output was last cleared. Blanks may not be
+    /// sent.
     fn wait_for(&self, text: &str) {
         let shown = self.shown.0.lock().unwrap();
         let (shown, timeout) =
@@ -150,13 +151,13 @@ impl Terminal {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Whether keys reach the program one by one, and are not echoed.
+    /// Returns true if keys reach the program one by one, without echo.
     fn is_raw(&self) -> bool {
         let modes = tcgetattr(&self.slave).unwrap().local_modes;
         !modes.intersects(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
-    /// Waits for the end. The terminal has to be as it was.
+    /// Waits for the end, and checks that the terminal is restored.
     fn end(mut self) -> (ExitStatus, String) {
         let status = status_of(&mut self.child);
         assert!(!self.is_raw());
@@ -196,11 +197,11 @@ fn a_terminal_that_is_closed_ends_the_program() {
     let terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     let Terminal { master, mut child, reader, is_over, .. } = terminal;
-    // Nobody has its other side open then.
+    // No one has its other side open then.
     is_over.store(true, Ordering::Relaxed);
     reader.join().unwrap();
     drop(master);
-    // By the signal, or because it cannot draw any more.
+    // Ended by the signal, or because it can no longer draw.
     assert!(!status_of(&mut child).success());
 }
 
@@ -217,7 +218,7 @@ fn a_panic_is_told_on_the_terminal_as_it_was() {
 
 #[test]
 fn a_program_that_is_stopped_gives_the_terminal_back_until_it_goes_on() {
-    // Ctrl-Z, and a signal from elsewhere.
+    // With Ctrl-Z, and with a signal from elsewhere.
     for by_key in [true, false] {
         let mut terminal = Terminal::start("healthy");
         terminal.wait_for("well-behaved");
@@ -269,7 +270,7 @@ fn a_new_size_is_used() {
     let mut terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     tcsetwinsize(&terminal.master, Winsize { ws_row: 8, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-    // Only the terminal's own session is told by the system.
+    // The system notifies only the terminal's own session.
     terminal.send(Signal::WINCH);
     terminal.wait_for("small:");
     terminal.type_in("q");

@@ -1,11 +1,11 @@
-//! The time as people write it, in UTC; without an allocation, for handlers of signals.
+//! Human-readable times in UTC, without allocation, for signal handlers.
 
 use std::fmt::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// Writes the time that it is, such as `2026-11-24T18:03:59.042Z`.
+/// Writes the current time, such as `2026-11-24T18:03:59.042Z`.
 pub(super) fn write_now(out: &mut (impl Write + ?Sized)) -> fmt::Result {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     write_time(out, now.as_secs(), now.subsec_millis())
@@ -18,8 +18,9 @@ pub(super) fn write_time(out: &mut (impl Write + ?Sized), seconds: u64, millis: 
     write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, so many days after 1970-01-01. Howard Hinnant, "chrono-Compatible
-/// Low-Level Date Algorithms", `civil_from_days`: years begin in March, so that a leap day is the last one.
+/// Returns the year, month and day of the Gregorian calendar, `days` days after 1970-01-01. Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years begin in March, so that a leap day
+/// is the last one.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -37,7 +38,7 @@ mod tests {
 
     #[test]
     fn times_are_those_of_date() {
-        // As `date -u -d @SECONDS` has them.
+        // As printed by `date -u -d @SECONDS`.
         for (seconds, expected) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_399, "2000-02-28T23:59:59.007Z"),

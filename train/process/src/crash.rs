@@ -1,16 +1,18 @@
-//! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step, and
-//! what it was doing. The process then ends by that same signal, as it would have without this. And what one
-//! says that ends without a save because somebody has asked for that.
+//! Reports of fatal signals caused by the process itself, such as SIGSEGV: which rank, which step, and what
+//! it was doing. The process then ends by that same signal, as it would without the report. Also the message
+//! of a process that, on request, ends without saving.
 //!
-//! More than a line is left in the run folder, in `crash/rank_<r>`: also of panics, and of memory that runs out.
+//! More than a line is written to the run folder, in `crash/rank_<r>`: for signals, panics and memory
+//! exhaustion.
 //!
 //! - `refusal`: memory that the system has refused;
-//! - `report`: the folder, and what the handler of a signal can write there;
-//! - `helper`: a thread that adds what the handler cannot find out.
+//! - `report`: the folder, and the part of the report that a signal handler can write;
+//! - `helper`: a thread that adds the information that the handler cannot find out.
 //!
-//! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
-//! have to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: naming the
-//! calls of a backtrace allocates, and the standard library holds a lock meanwhile that a second failure waits for.
+//! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would have
+//! to wait for, and allocates nothing. The same holds for a panic that follows a failed allocation: naming
+//! the calls of a backtrace allocates, and the standard library holds a lock meanwhile that a second failure
+//! waits for.
 
 mod helper;
 mod refusal;
@@ -50,21 +52,21 @@ const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// What happened on each signal before: Rust's own handler tells of stacks that have overflowed.
+/// The previous action of each signal: Rust's own handler reports stack overflows.
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
-/// Whether a handler has begun to say something: the first signal is the cause.
+/// True once a handler has begun a report: the first signal is the cause.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// How long lines that were there before may take to be written.
+/// Maximum time for earlier lines to be written.
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
-/// How long another report may take to be out of the way, and how long the helper may take for names and the flight
+/// Maximum time to wait for another report to finish, and for the helper to add names and the flight
 /// recorder.
 const TURN: Duration = Duration::from_millis(100);
 const HELP: Duration = Duration::from_secs(5);
 
-/// What is said. Not on the stack, which may be small.
+/// The line to report. Not on the stack, which may be small.
 static LINE: Mutex<Line> = Mutex::new(Line { text: Text::new(), begin: 0 });
 
 /// The table of [`write_holders`].
@@ -73,9 +75,9 @@ static HOLDERS: Mutex<Text<4096>> = Mutex::new(Text::new());
 /// The exit code of a process that has run out of memory.
 const EXHAUSTED: c_int = 1;
 
-/// Notes that the system has refused an allocation of `bytes`. The global allocator calls it before its caller
-/// learns of it. If the thread reports a crash, the process ends here: going on would wait for a lock that the
-/// thread may hold. Allocates nothing and waits for no lock.
+/// Records that the system has refused an allocation of `bytes`. The global allocator calls this before its
+/// caller learns of the failure. If the thread is reporting a crash, the process ends here: continuing would
+/// wait for a lock that the thread may hold. Allocates nothing and waits for no lock.
 pub fn allocation_failed(bytes: usize) {
     refusal::note(bytes);
     if Reporting::is_here() {
@@ -83,11 +85,11 @@ pub fn allocation_failed(bytes: usize) {
     }
 }
 
-/// Ends this process, which asks for `bytes` in vain, and leaves what is known in the run folder. Allocates nothing,
-/// and waits for locks for [`TURN`] at most.
+/// Ends this process after a failed request for `bytes`, and writes a report to the run folder. Allocates
+/// nothing, and waits at most [`TURN`] for locks.
 fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
     match TOLD.swap(true, Ordering::Relaxed) {
-        // Another thread says it, and ends the process.
+        // Another thread writes the report and ends the process.
         true => thread::sleep(HELP),
         false => {
             let rank = facts::rank_of_thread();
@@ -97,7 +99,7 @@ fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
             let what = format_args!("{what}, after an allocation of {bytes} bytes failed");
             let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, what, holders));
             if let Ok(mut line) = LINE.try_lock() {
-                // The only error is that there is no more room.
+                // The only possible error is lack of room.
                 let _ = line.compose(&what, rank);
                 line.send(report.as_ref().filter(|_| is_kept).map(|report| report.folder()));
             }
@@ -113,13 +115,13 @@ fn end_without_memory(bytes: usize, what: fmt::Arguments<'_>) -> ! {
 fn write_holders(bytes: usize) -> Option<MutexGuard<'static, Text<4096>>> {
     let mut holders = within(TURN, &HOLDERS)?;
     holders.truncate(0);
-    // The only error is that there is no more room.
+    // The only possible error is lack of room.
     let _ = facts::write_holders(&mut *holders, bytes);
     holders.ended_by_line();
     Some(holders)
 }
 
-/// From now on, signals that end this process because of a fault in it are told.
+/// Installs handlers that report signals which end this process because of a fault in it.
 pub(super) fn tell_crashes() {
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
@@ -136,9 +138,9 @@ pub(super) fn tell_crashes() {
     }
 }
 
-/// Everything here may be called at any moment: it writes to memory that was set aside, and calls
-/// `mkdir`, `open`, `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Last, when all else is
-/// said and written, it unwinds the stack.
+/// Everything here may be called at any moment: it writes to preallocated memory, and calls `mkdir`, `open`,
+/// `write`, `close`, `nanosleep`, `poll`, `prctl`, `sigaction` and `raise`. Only after everything else has
+/// been written does it unwind the stack.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !TOLD.swap(true, Ordering::Relaxed) {
         // SAFETY: the system gives a handler with SA_SIGINFO valid structures.
@@ -160,26 +162,26 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not
-/// saved. Like everything here, it may be called at any moment.
+/// Ends this process because `signal` has requested that a second time, and reports what is not saved. Like
+/// everything here, it may be called at any moment.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !TOLD.swap(true, Ordering::Relaxed)
         && let Ok(mut line) = LINE.try_lock()
     {
         let Line { text, begin } = &mut *line;
         *begin = text.len() + 1;
-        // The only error is that there is no more room.
+        // The only possible error is lack of room.
         let name = low_level::signal_name(signal).unwrap_or("a signal");
         let letter = char::from(Word::Failure.letter());
         let _ = write!(text, "{letter}kiln: ended at once by a second {name}")
             .and_then(|()| position::write_unsaved_to(text));
         line.send(None);
     }
-    // The exit code is the one by which shells show the signal.
+    // The exit code by which shells show the signal.
     low_level::exit(128 + signal)
 }
 
-/// Tells of a signal, and leaves what is known in the run folder.
+/// Reports a signal, on standard error and in the run folder.
 fn tell(what: &What<'_>, fault: usize) {
     let rank = facts::rank_of_thread();
     let holders = what.failed.and_then(write_holders);
@@ -188,7 +190,7 @@ fn tell(what: &What<'_>, fault: usize) {
     let is_kept = report.as_mut().is_some_and(|report| report.begin(rank, format_args!("{what}"), holders));
     let report = report.filter(|_| is_kept);
     if let Ok(mut line) = LINE.try_lock() {
-        // The only error is that there is no more room.
+        // The only possible error is lack of room.
         let _ = line.compose(what, rank);
         line.send(report.as_ref().map(|report| report.folder()));
     }
@@ -199,7 +201,7 @@ fn tell(what: &What<'_>, fault: usize) {
     }
 }
 
-/// The lock, if it can be had within about `limit`.
+/// Acquires the lock, if that is possible within about `limit`.
 fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     let attempt = |_| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -216,7 +218,7 @@ fn within<T>(limit: Duration, lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 struct What<'a> {
     signal: c_int,
     info: Option<&'a libc::siginfo_t>,
-    /// Bytes of an allocation whose failure may be the reason.
+    /// Size of a failed allocation that may be the cause, in bytes.
     failed: Option<usize>,
 }
 
@@ -228,8 +230,8 @@ impl fmt::Display for What<'_> {
             return write!(f, ", after an allocation of {bytes} bytes failed");
         }
         let Some(info) = info else { return Ok(()) };
-        // SAFETY: the codes above zero are those of the processor's faults, which have an address; at zero and
-        // below, a process has sent the signal.
+        // SAFETY: codes above zero are those of the processor's faults, which have an address; codes of zero
+        // and below mean that a process has sent the signal.
         unsafe {
             if info.si_code > 0 && signal != libc::SIGABRT {
                 write!(f, " (address {:p})", info.si_addr())?;
@@ -241,7 +243,7 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// The address of the instruction that a signal has interrupted; 0 where that is not known.
+/// Returns the address of the instruction that a signal has interrupted; 0 if unknown.
 fn address_of_fault(context: *mut c_void) -> usize {
     // SAFETY: the system gives a handler with SA_SIGINFO a structure of this type.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else { return 0 };
@@ -257,8 +259,8 @@ fn address_of_fault(context: *mut c_void) -> usize {
     address
 }
 
-/// From now on, a panic of any thread leaves what is known of it in the folder of the run that its rank has part
-/// in, and so does [`keep`].
+/// Makes panics of any thread write a report to the folder of the run that its rank belongs to, as [`keep`]
+/// does.
 pub(super) fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -288,12 +290,12 @@ pub(super) fn keep_panics() {
     });
 }
 
-/// Leaves what is known in the folder of the run that the rank of the calling thread has part in, if there is one,
-/// when the thread cannot go on for the reason `what`. `tell` tells people, once the folder is there.
+/// Writes a report to the run folder of the calling thread's rank, if there is one, when the thread cannot
+/// continue because of `what`. `tell` informs people, once the folder exists.
 pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     static ONE: Mutex<()> = Mutex::new(());
     let _reporting = Reporting::begin();
-    // It may be this thread that has it, if it cannot even tell that it cannot go on.
+    // The holder may be this same thread, if even its report fails.
     let Some(_one) = within(2 * HELP, &ONE) else { return tell(None) };
     let (first, more) = what.split_once('\n').unwrap_or((what, ""));
     let folder = {
@@ -303,18 +305,19 @@ pub fn keep(what: &str, tell: impl FnOnce(Option<&Path>)) {
     };
     tell(folder.as_deref());
     if let Some(folder) = folder {
-        // Where that cannot be written, nothing can be done.
+        // If it cannot be written, nothing can be done.
         let _ = helper::append(&folder, &format!("\nbacktrace:\n{}", Backtrace::force_capture()));
         helper::ask(HELP);
     }
 }
 
-/// Calls the handler that was there before.
+/// Calls the previous handler.
 fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
         return;
     }
-    // SAFETY: whoever has registered it has given a function of this signature, by its flags.
+    // SAFETY: the code that registered the handler provided a function of this signature, according to its
+    // flags.
     unsafe {
         if before.sa_flags & libc::SA_SIGINFO != 0 {
             type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -326,10 +329,10 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// A line for standard error, behind what only the launcher is told, such as the letter of the line.
+/// A line for standard error, preceded by a part for the launcher only, such as the letter of its message.
 struct Line {
     text: Text<4096>,
-    /// Where the line begins.
+    /// Index at which the line begins.
     begin: usize,
 }
 
@@ -346,9 +349,10 @@ impl Line {
         position::write_to(text, rank)
     }
 
-    /// Says the line, and for people where more is known: in `folder`.
+    /// Sends the line, and for people the place of further information: `folder`.
     fn send(&mut self, folder: Option<&[u8]>) {
-        // First to the launcher, which always reads. It compares the lives of a job, whose folders differ.
+        // First to the launcher, which always reads. It compares the lives of a job, whose folders differ, so
+        // it gets no folder.
         if let Some(pipe) = launcher::descriptor() {
             put(pipe, self.text.ended_by(0));
         }
@@ -356,7 +360,7 @@ impl Line {
             self.text.push(b"; what is known of it: ");
             self.text.push(folder);
         }
-        // Behind the lines that another thread is writing, if it can.
+        // After the lines that another thread is writing, if possible.
         for _ in 0..EARLIER_LINES.as_millis() {
             if !output::complaints_wait() {
                 break;
@@ -370,15 +374,15 @@ impl Line {
     }
 }
 
-/// Whether a line can be written to a descriptor at once: its reader may have stopped.
+/// Returns true if a line can be written to a descriptor at once: its reader may have stopped.
 fn takes(descriptor: c_int) -> bool {
     let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: the one structure is there for as long as the call takes, which does not wait.
+    // SAFETY: the one structure outlives the call, which does not wait.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
 }
 
 fn put(descriptor: c_int, bytes: &[u8]) {
-    // SAFETY: the bytes live as long as the call. Where they cannot be written, nothing can be done.
+    // SAFETY: the bytes outlive the call. If they cannot be written, nothing can be done.
     unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
 }
 

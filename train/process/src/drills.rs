@@ -7,17 +7,17 @@ use std::ptr;
 /// Sends SIGSEGV to the calling thread.
 #[inline(never)]
 pub fn raise_segv() {
-    // SAFETY: without a handler this ends the process; with that of crashes as well.
+    // SAFETY: without a handler this ends the process; with the crash handler as well.
     unsafe { libc::raise(libc::SIGSEGV) };
 }
 
-/// Reads a page of a file that ends before it, which the system answers with SIGBUS. Does nothing if the system has
-/// no such file to give.
+/// Reads a mapped page beyond the end of its file, which causes a SIGBUS. Does nothing if the system cannot
+/// create such a file.
 #[inline(never)]
 pub fn read_beyond_a_file() {
     const BYTES: usize = 4096;
-    // SAFETY: the name ends with a zero. The file is mapped where nothing is yet; that the page cannot be read is
-    // what this is for.
+    // SAFETY: the name ends with a zero. The file is mapped at an unused address; the page is meant to be
+    // unreadable.
     unsafe {
         let file = libc::memfd_create(c"kiln-drill".as_ptr(), libc::MFD_CLOEXEC);
         if file < 0 {
@@ -31,7 +31,7 @@ pub fn read_beyond_a_file() {
     }
 }
 
-/// Calls itself until the stack of the thread is used up.
+/// Recurses until the stack of the thread is exhausted.
 #[inline(never)]
 pub fn overflow_the_stack() {
     black_box(recurse(0));

@@ -1,16 +1,17 @@
-//! What reports and log lines say of this process that only the rest of Kiln knows.
+//! Facts for reports and log lines that only the rest of Kiln knows.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// What the engine and the program know. All of it can be asked in the handler of a signal.
+/// Facts known to the engine and the program. All of them can be queried in a signal handler.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// The rank that the calling thread works for, if it works for one.
+    /// Returns the rank that the calling thread works for, if any.
     pub rank_of_thread: fn() -> Option<usize>,
-    /// Writes the name of the module that a rank has entered last, if it has entered one.
+    /// Writes the name of the module that a rank has entered last, if any.
     pub write_module_of: fn(usize, &mut dyn fmt::Write) -> fmt::Result,
-    /// Writes a table of the memory that each owner holds, after a request for so many bytes has failed.
+    /// Writes a table of the memory that each owner holds, after a request for the given number of bytes has
+    /// failed.
     pub write_holders: fn(&mut dyn fmt::Write, usize) -> fmt::Result,
     /// Version, commit and features of the program.
     pub version: &'static str,
@@ -18,7 +19,7 @@ pub struct Facts {
 
 static FACTS: OnceLock<(Facts, String)> = OnceLock::new();
 
-/// Makes the facts known; the first call counts.
+/// Registers the facts; the first call wins.
 pub(super) fn know(facts: Facts) {
     FACTS.get_or_init(|| {
         let system = rustix::system::uname();
@@ -26,7 +27,7 @@ pub(super) fn know(facts: Facts) {
     });
 }
 
-/// The rank that the calling thread works for.
+/// Returns the rank that the calling thread works for.
 pub(super) fn rank_of_thread() -> Option<usize> {
     FACTS.get().and_then(|(facts, _)| (facts.rank_of_thread)())
 }

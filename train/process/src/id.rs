@@ -1,4 +1,4 @@
-//! Which process of which machine, in a form that can be kept: process ids alone come again.
+//! Lasting identities of processes: process ids alone are reused.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -6,27 +6,27 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// A process, told from every other on every machine and at every time.
+/// A process, distinguished from every other one on every machine and at every time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Host name.
     pub host: String,
-    /// The kernel's id of this start of the machine.
+    /// The kernel's id of the current boot of the machine.
     boot: String,
     /// Process id.
     pub pid: i32,
-    /// When the process started, in clock ticks since the start of the machine.
+    /// Start time of the process, in clock ticks since boot.
     started: u64,
 }
 
 impl ProcessId {
-    /// This process.
+    /// Returns this process.
     pub fn this() -> Self {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Self::here(pid, started(pid).unwrap_or_default())
     }
 
-    /// The process that has started this one; `None` if the system does not tell.
+    /// Returns the parent of this process; `None` if the system does not report it.
     pub fn parent() -> Option<Self> {
         let pid = rustix::process::getppid()?.as_raw_nonzero().get();
         let parent = Self::here(pid, started(pid)?);
@@ -37,18 +37,18 @@ impl ProcessId {
         ProcessId { host: host(), boot: boot().to_owned(), pid, started }
     }
 
-    /// Whether both run under the same kernel, which knows the locks of both.
+    /// Returns true if both run under the same kernel, which knows the locks of both.
     pub fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
 
-    /// A short name of the kernel under which it runs, for names of files.
+    /// Returns a short name of its kernel, for file names.
     pub fn kernel(&self) -> String {
         format!("{:.8}", format!("{:x}", Sha256::digest(&self.boot)))
     }
 
-    /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
-    /// in another container of this one.
+    /// Returns true if the process is gone. `None` if that cannot be determined from here: on another
+    /// machine, or in another container of this one.
     pub fn is_gone(&self) -> Option<bool> {
         let is_here = !self.boot.is_empty() && self.boot == boot() && self.host == host();
         is_here.then(|| started(self.pid) != Some(self.started))
@@ -60,7 +60,7 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The kernel's id of this start of the machine; empty if it does not tell.
+/// Returns the kernel's id of the current boot; empty if unknown.
 fn boot() -> &'static str {
     static BOOT: LazyLock<String> = LazyLock::new(|| {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -69,17 +69,17 @@ fn boot() -> &'static str {
     &BOOT
 }
 
-/// When a process of this machine started; `None` if there is none, or none but a zombie.
+/// Returns the start time of a process of this machine; `None` if it does not exist or is a zombie.
 fn started(pid: i32) -> Option<u64> {
     let fields = stat_of(pid)?;
-    // The third field of the line is the state, which comes first here, the 22nd the time of the start.
+    // The state is the third field of the line, which comes first here; the start time is the 22nd.
     let ticks = fields.get(22 - 3)?.parse().ok()?;
     (fields[0] != "Z" && fields[0] != "X").then_some(ticks)
 }
 
-/// What Linux says of a process, from the letter of its state on.
+/// Returns the fields that Linux reports for a process, starting with the letter of its state.
 pub(super) fn stat_of(pid: i32) -> Option<Vec<String>> {
-    // The name before it, in brackets, may hold anything.
+    // The name before it, in brackets, may contain anything.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
 }

@@ -1,7 +1,8 @@
-//! What a process of Kiln sets up, whatever command it runs: output that never blocks, signals that ask it to
-//! stop, a log that somebody sees, crash reports, and an end together with its launcher.
+//! The setup of every Kiln process, whatever command it runs: output that never blocks, stop signals, a
+//! visible log, crash reports, and an end together with its launcher.
 //!
-//! The binary `kiln` calls [`begin`] first. The crate `kiln` adds what needs its engine: see `kiln::process`.
+//! The binary `kiln` calls [`begin`] first. The crate `kiln` adds the parts that need its engine: see
+//! `kiln::process`.
 
 mod action;
 mod clock;
@@ -36,12 +37,12 @@ pub use pool::in_pool;
 pub use repeat::Repeat;
 pub use signals::{PREEMPTIONS, hear_of_children, is_ignored, stop_on_signals, stop_signal, was_interrupted};
 
-/// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
-/// called first in `main`; later calls change nothing. Reports of crashes and lines of the log have the `facts`.
+/// Sets up this process, except for the signals that ask a run to stop: see [`stop_on_signals`]. Call it
+/// first in `main`; later calls change nothing. Crash reports and log lines include the `facts`.
 ///
 /// # Errors
 ///
-/// If `KILN_LOG` says nothing that could be meant.
+/// If the value of `KILN_LOG` is invalid.
 pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
     facts::know(facts);
     spare_address_space();
@@ -53,25 +54,26 @@ pub fn begin(facts: Facts) -> Result<(), LogLevelError> {
     Ok(())
 }
 
-/// Below a limit of address space, keeps the allocator of the system from reserving 64 MiB of it for each thread.
+/// Under a limit of the address space, keeps the system's allocator from reserving 64 MiB of it for each
+/// thread.
 fn spare_address_space() {
     #[cfg(target_env = "gnu")]
     if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
-        // SAFETY: sets a number of the allocator, before there is another thread.
+        // SAFETY: sets a parameter of the allocator, before there is another thread.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }
 
-/// From now on, crashes of this process leave what is known of them in the folder of their run. For runs, also those
-/// of programs that do not call [`begin`].
+/// Makes crashes of this process write reports to the folder of their run. For runs, including those of
+/// programs that do not call [`begin`].
 pub fn keep_crashes(facts: Facts) {
     facts::know(facts);
     crash::keep_panics();
 }
 
-/// Says, once per process, what a run would silently lack: the parts of `kiln::process::start` that have not
-/// happened, and the allocator. `stops` is whether the caller stops its runs by itself, `counts_memory` whether
-/// the global allocator counts.
+/// Reports, once per process, features that a run would silently lack: the parts of `kiln::process::start`
+/// that have not been run, and the allocator. `stops`: whether the caller stops its runs by itself;
+/// `counts_memory`: whether the global allocator counts.
 pub fn tell_what_is_missing(stops: bool, counts_memory: bool) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let is_heard = tracing::dispatcher::has_been_set();

@@ -1,4 +1,4 @@
-//! The log: which events are shown, by the variable `KILN_LOG`, and how.
+//! The log: which events the variable `KILN_LOG` selects, and their format.
 
 mod detailed;
 
@@ -13,14 +13,13 @@ use detailed::Detailed;
 
 pub use detailed::is_detail;
 
-/// The variable.
+/// Name of the variable.
 pub(super) const VARIABLE: &str = "KILN_LOG";
 
-/// Where nobody says otherwise.
+/// The default level.
 const DEFAULT: &str = "warn";
 
-/// Parts of `kiln` that are crates of their own, by the name that they have in `KILN_LOG` and by the one that
-/// their events carry.
+/// Parts of `kiln` that are separate crates, by their names in `KILN_LOG` and in their events.
 const CRATES: [(&str, &str); 7] = [
     ("comm", "kiln_collectives"),
     ("kiln::checkpoint", "kiln_checkpoint"),
@@ -31,7 +30,7 @@ const CRATES: [(&str, &str); 7] = [
     ("kiln::process", "kiln_process"),
 ];
 
-/// A value of `KILN_LOG` that says nothing.
+/// An invalid value of `KILN_LOG`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{VARIABLE}={value}: \"{wrong}\" is no level; use off, error, warn, info, debug or trace, with others \
@@ -39,19 +38,19 @@ const CRATES: [(&str, &str); 7] = [
 )]
 pub struct LogLevelError {
     value: String,
-    /// The part of it that is wrong.
+    /// The invalid part of the value.
     wrong: String,
 }
 
-/// What `value`, that of the variable, lets through.
+/// Returns the filter for `value`, the content of the variable.
 pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> {
     let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
     let value = if value.trim().is_empty() { DEFAULT } else { value.trim() };
     let error = |wrong: &str| LogLevelError { value: value.to_owned(), wrong: wrong.trim().to_owned() };
-    // What the filter takes for the name of a part is more likely a level that was misspelt. Spans are in
-    // brackets, with commas of their own.
+    // A word that the filter would take for the name of a part is more likely a misspelt level. Spans are in
+    // brackets and contain commas.
     if !value.contains('[') {
-        // An empty one would pass for "error".
+        // An empty word would be accepted as "error".
         let is_level = |level: &str| !level.trim().is_empty() && level.trim().parse::<LevelFilter>().is_ok();
         let is_wrong = |directive: &&str| !directive.rsplit('=').next().is_some_and(is_level);
         if let Some(wrong) = value.split(',').find(is_wrong) {
@@ -59,14 +58,14 @@ pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> 
         }
     }
     let mut named: Vec<_> = value.split(',').map(of_crate).collect();
-    // A level for parts leaves the others as they are.
+    // Levels of parts do not change the default of the others.
     if value.split(',').all(|directive| directive.contains('=')) {
         named.insert(0, DEFAULT.to_owned());
     }
     EnvFilter::try_new(named.join(",")).map_err(|_| error(value))
 }
 
-/// A directive by the name that events carry.
+/// Returns a directive with the name that events carry.
 fn of_crate(directive: &str) -> String {
     let directive = directive.trim();
     let named = CRATES.iter().find_map(|(part, name)| {
@@ -76,7 +75,7 @@ fn of_crate(directive: &str) -> String {
     named.unwrap_or_else(|| directive.to_owned())
 }
 
-/// Shows the events that `filter` lets through on standard error. Somebody else's subscriber stays.
+/// Shows the events that `filter` selects on standard error. An existing subscriber is kept.
 pub(super) fn show(filter: EnvFilter) {
     let is_detailed = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
     let subscriber = tracing_subscriber::fmt()
@@ -124,11 +123,11 @@ mod tests {
         assert_eq!(shown("warn,kiln::run=info"), "kiln::run=info,warn");
         assert_eq!(shown("warn,comm=trace"), shown("warn,kiln_collectives=trace"));
         assert_eq!(shown("warn,kiln_shard::comm=trace"), "kiln_shard::comm=trace,warn");
-        // What nothing is said of stays as it is.
+        // Parts that are not mentioned keep their level.
         assert_eq!(shown("comm=trace"), shown("warn,comm=trace"));
     }
 
-    /// A filter goes by how a name begins: the name of the program stands for all of its crates.
+    /// A filter matches prefixes of names: the name of the program selects all of its crates.
     #[test]
     fn events_of_all_crates_are_shown() {
         let shows = |value: Option<&str>, target: &str| {

@@ -1,8 +1,8 @@
-//! How far a long piece of work is, as whoever does it counts.
+//! Progress counters for long work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what is done of a piece of work, for somebody who shows it. Counting waits for nobody.
+/// Counts the finished parts of a piece of work, for a thread that shows them. Counting never waits.
 #[derive(Debug, Default)]
 pub struct Meter {
     done: AtomicU64,
@@ -10,18 +10,18 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Work of `of` parts begins, such as bytes; 0 if it is not known how many there are.
+    /// Begins work of `of` parts, such as bytes; 0 if their number is unknown.
     pub fn begin(&self, of: u64) {
         self.done.store(0, Ordering::Relaxed);
         self.of.store(of, Ordering::Relaxed);
     }
 
-    /// `count` more parts are done.
+    /// Adds `count` finished parts.
     pub fn add(&self, count: u64) {
         self.done.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many parts are done, and how many there are.
+    /// Returns the number of finished parts, and of all parts.
     pub fn read(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed))
     }

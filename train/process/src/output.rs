@@ -1,9 +1,9 @@
 //! Lines for people, on standard output and standard error. A line that cannot be written, for example
-//! because a log is on a full disk, ends nothing: it is counted, and the count is written as soon as
+//! because a log is on a full disk, causes no failure: it is counted, and the count is written as soon as
 //! there is room again, or at the end of the process.
 //!
-//! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S:
-//! see [`never_block`]. Commands whose output is their purpose do wait.
+//! A run must not wait for a reader that has stopped reading, such as `less` or a terminal under Ctrl-S: see
+//! [`never_block`]. Commands whose purpose is their output do wait.
 
 mod bar;
 mod lines;
@@ -29,16 +29,17 @@ pub use one_line::one_line;
 pub use progress_line::ProgressLine;
 pub use silence::{Silence, silence};
 
-/// How long a stream that takes nothing is waited for at the end.
+/// Maximum time to wait, at the end, for a stream that accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// While a value of this type lives, writing to standard output and standard error waits for no reader.
+/// While a value of this type lives, writing to standard output and standard error does not wait for any
+/// reader.
 #[derive(Debug)]
 #[must_use]
 pub struct NeverBlocks(());
 
-/// From now on, threads of their own write the lines. Lines for which a reader leaves no room are counted
-/// and left out. Dropping the value waits until everything is written or the reader has stopped.
+/// Makes separate threads write the lines. Lines for which a reader leaves no room are counted and dropped.
+/// Dropping the returned value waits until everything is written or the reader has stopped.
 pub fn never_block() -> NeverBlocks {
     STDOUT.hold();
     STDERR.hold();
@@ -54,22 +55,22 @@ impl Drop for NeverBlocks {
     }
 }
 
-/// Waits until everything is written, or nothing more can be. Says what could not be written until now,
-/// where that can be written: on the stream itself, on the other one, or to the launcher. To be called at
-/// the end of a process. Returns whether standard output has taken every line of this process.
+/// Waits until everything is written, or nothing more can be. Reports lines that could not be written,
+/// wherever that is possible: on the stream itself, on the other one, or to the launcher. Call it at the end
+/// of a process. Returns true if standard output has accepted every line of this process.
 pub fn finish() -> bool {
     let lost = [&STDERR, &STDOUT].map(|stream| stream.finish(PATIENCE));
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
         launcher::tell(Word::Note, &text);
-        // Nothing more can be done if that is full as well.
+        // If that is full as well, nothing more can be done.
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }
     !STDOUT.has_lost()
 }
 
-/// From now on, panics are told in the words of Rust's own hook, but as any other line is: a rank that
+/// Makes panics be reported in the words of Rust's own hook, but written like any other line: a rank that
 /// panics must not wait for a reader either.
 pub fn tell_panics() {
     panic::set_hook(Box::new(|panic| {
@@ -84,12 +85,12 @@ pub fn tell_panics() {
     }));
 }
 
-/// Whether lines for standard error wait to be written. May be called in a signal handler.
+/// Returns true if lines for standard error wait to be written. May be called in a signal handler.
 pub(super) fn complaints_wait() -> bool {
     STDERR.waiting() > 0
 }
 
-/// Standard output or standard error as a writer that never fails, for log events and texts of many lines.
+/// Standard output or standard error as a writer that never fails, for log events and long texts.
 #[derive(Clone, Copy, Debug)]
 pub enum Console {
     /// Standard output.

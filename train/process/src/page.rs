@@ -1,5 +1,5 @@
-//! Memory that a rank shares with its launcher: where the rank is, for ends of which a process cannot tell, such as
-//! SIGKILL.
+//! Memory that a rank shares with its launcher: the rank's position, for ends that a process cannot report,
+//! such as SIGKILL.
 
 use std::fs::File;
 use std::io;
@@ -11,33 +11,33 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 /// Variable that names the page: its descriptor and its inode.
 pub const PAGE: &str = "KILN_LAUNCHER_PAGE";
 
-/// Bytes of the page.
+/// Size of the page in bytes.
 const BYTES: usize = 4096;
 
 /// The page of this process; null if there is none.
 static SHARED: AtomicPtr<Progress> = AtomicPtr::new(ptr::null_mut());
 
-/// Where a rank is in its run. Zero where nothing is known yet.
+/// The position of a rank in its run. Zero for unknown values.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Progress {
-    /// The optimizer step it is in.
+    /// The current optimizer step.
     pub(super) step: AtomicU64,
-    /// The step whose end is in a complete checkpoint.
+    /// The last step saved in a complete checkpoint.
     pub(super) saved: AtomicU64,
     /// The micro-batch of the step, its first sample in the global order, and the number of its samples.
     pub(super) micro_batch: [AtomicU64; 3],
 }
 
-/// Words of a [`Progress`].
+/// Number of words of a [`Progress`].
 const WORDS: usize = size_of::<Progress>() / size_of::<u64>();
 
-/// What a page says.
+/// The content of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// The optimizer step that the rank was in; 0 before the first one.
     pub step: u64,
-    /// The micro-batch that it fetched last: its number in the step, its first sample in the global order, and the
+    /// The last fetched micro-batch: its number in the step, its first sample in the global order, and the
     /// number of its samples.
     pub micro_batch: Option<(u64, u64, u64)>,
 }
@@ -47,18 +47,18 @@ pub struct Seen {
 pub struct Page(File);
 
 impl Page {
-    /// Makes a page that says nothing.
+    /// Creates an empty page.
     ///
     /// # Errors
     ///
-    /// If the system has none to give.
+    /// If the system cannot provide one.
     pub fn new() -> io::Result<Page> {
         let file: File = rustix::fs::memfd_create("kiln-rank", rustix::fs::MemfdFlags::CLOEXEC)?.into();
         file.set_len(BYTES as u64)?;
         Ok(Page(file))
     }
 
-    /// The file for a process to inherit, and the value of [`PAGE`] that names it.
+    /// Returns the file for a process to inherit, and the value of [`PAGE`] that names it.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Page {
         Ok((format!("{}:{}", file.as_raw_fd(), nix::sys::stat::fstat(&file)?.st_ino), file))
     }
 
-    /// What the process has said last; nothing if it has not used the page.
+    /// Returns the last reported state of the process; an empty one if it has not used the page.
     pub fn seen(&self) -> Seen {
         let mut bytes = [0; WORDS * size_of::<u64>()];
         if self.0.read_exact_at(&mut bytes, 0).is_err() {
@@ -83,10 +83,10 @@ impl Page {
     }
 }
 
-/// Maps the page that the launcher has made for this process, if it has: `descriptor` is open.
+/// Maps the page that the launcher has created for this process, if any: `descriptor` is open.
 pub(super) fn share(descriptor: RawFd) {
-    // SAFETY: the descriptor is that of the launcher's page, which has `BYTES` bytes; they are mapped where nothing
-    // is yet, and stay so until the process ends.
+    // SAFETY: the descriptor is that of the launcher's page, which has `BYTES` bytes; they are mapped at an
+    // unused address, and remain mapped until the process ends.
     let page = unsafe {
         let page = BorrowedFd::borrow_raw(descriptor);
         if !nix::sys::stat::fstat(page).is_ok_and(|stat| stat.st_size == BYTES as i64) {
@@ -100,14 +100,14 @@ pub(super) fn share(descriptor: RawFd) {
     }
 }
 
-/// The page of this process, for the first rank that asks.
+/// Returns the page of this process, to the first rank that asks.
 pub(super) fn take() -> Option<&'static Progress> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let page = SHARED.load(Ordering::Relaxed);
     if page.is_null() || TAKEN.swap(true, Ordering::Relaxed) {
         return None;
     }
-    // SAFETY: it is never unmapped, is aligned as pages are, and any bytes are atomic integers.
+    // SAFETY: it is never unmapped, is aligned as pages are, and any bytes are valid atomic integers.
     Some(unsafe { &*page })
 }
 

@@ -1,4 +1,4 @@
-//! Threads for work that no rank does, such as reading many files: one per core, started when needed.
+//! Threads for work outside of ranks, such as reading many files: one per core, started when needed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -7,12 +7,12 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
-/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where
-/// the system starts no more threads.
+/// Runs `work` on these threads: its parallel parts use them. Without this, such work panics if the system
+/// starts no more threads.
 ///
 /// # Errors
 ///
-/// The system's reason not to start them.
+/// If the system cannot start them.
 pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     Ok(pool()?.install(work))
 }

@@ -1,5 +1,5 @@
-//! Which ranks this process runs, and where in the run each of them is, in a form that can be read at any
-//! moment: also by the handler of a signal.
+//! The ranks of this process and their positions in the run, in a form that can be read at any moment, even
+//! by a signal handler.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -18,13 +18,13 @@ pub const CRASHES: &str = "crash";
 
 static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
 
-/// Makes the flight recorder of a rank, as it is to be in a file.
+/// Returns the contents of a rank's flight recorder file.
 pub type MakeFlight = Box<dyn Fn() -> Vec<u8> + Send + Sync>;
 
-/// Where a rank is.
+/// The position of a rank.
 pub(super) struct Position {
     pub(super) rank: usize,
-    /// In memory that it shares with its launcher, where there is some.
+    /// Memory shared with its launcher, if any.
     shared: Option<&'static Progress>,
     own: Progress,
     peak_bytes: AtomicU64,
@@ -37,18 +37,18 @@ pub(super) struct Position {
     pub(super) flight: MakeFlight,
 }
 
-/// What is known of the last step whose outcome is known. Each value by itself: they may be of two steps.
+/// The last step whose outcome is known. Each value is independent: they may be from two steps.
 #[derive(Default)]
 struct Settled {
     /// The step; 0 before the first.
     step: AtomicU64,
-    /// Bits of numbers.
+    /// Bits of floating-point numbers.
     loss: AtomicU64,
     tokens_per_s: AtomicU64,
     longest_s: AtomicU64,
 }
 
-/// What a trainer says of a step whose outcome is known.
+/// The outcome of a step, as reported by a trainer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
     /// The step.
@@ -57,31 +57,31 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Tokens of all ranks over its time.
     pub tokens_per_s: f64,
-    /// Its time, in seconds. As somebody else is told it, the longest of late: long steps are forgotten by and by.
+    /// Its time, in seconds. For readers, the longest recent time: long steps are gradually forgotten.
     pub step_s: f64,
 }
 
-/// How fast long steps are forgotten: the share that stays of the longest one after each step.
+/// Factor by which the longest step time decays after each step.
 const REMEMBERED: f64 = 0.95;
 
-/// Where a rank is, for whoever asks.
+/// The position of a rank, for readers.
 #[derive(Clone, Debug)]
 pub struct Whereabouts {
     /// The rank.
     pub rank: usize,
-    /// The optimizer step it is in; 0 before the first one.
+    /// The current optimizer step; 0 before the first one.
     pub step: u64,
-    /// The step whose end is in a complete checkpoint; 0 if there is none.
+    /// The last step saved in a complete checkpoint; 0 if there is none.
     pub saved: u64,
     /// The most bytes that it has held, of the memory that it computes with; 0 before the first step.
     pub peak_bytes: u64,
     /// The last step whose outcome is known, if there is one.
     pub settled: Option<StepOutcome>,
-    /// Sees what it does.
+    /// The view of its activities.
     pub view: RankView,
 }
 
-/// Where the ranks of this process are, in rank order.
+/// Returns the positions of the ranks of this process, in rank order.
 pub fn all() -> Vec<Whereabouts> {
     let ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all: Vec<_> = ranks.iter().map(|position| position.whereabouts()).collect();
@@ -115,7 +115,7 @@ impl Position {
 pub struct Present(Arc<Position>);
 
 impl Present {
-    /// A rank of the run in `out`, of which `view` sees what it does.
+    /// Registers a rank of the run in `out`; `view` shows its activities.
     pub fn new(out: &Path, view: RankView, flight: MakeFlight) -> Present {
         let crashes = out.join(CRASHES);
         launcher::tell(Word::Crashes, &crashes.to_string_lossy());
@@ -135,20 +135,20 @@ impl Present {
         Present(position)
     }
 
-    /// Says which optimizer step begins.
+    /// Records the beginning of an optimizer step.
     pub fn begin_step(&self, step: u64) {
         self.0.progress().step.store(step, Ordering::Relaxed);
         self.0.view.recorder().begin_step(step);
     }
 
-    /// Says which micro-batch of the step is fetched: so many samples from `first` on in the global order.
+    /// Records the fetched micro-batch of the step: `samples` samples from `first` on in the global order.
     pub fn begin_micro_batch(&self, index: u64, first: u64, samples: u64) {
         for (place, value) in self.0.progress().micro_batch.iter().zip([index, first, samples]) {
             place.store(value, Ordering::Relaxed);
         }
     }
 
-    /// Says what became of a step.
+    /// Records the outcome of a step.
     pub fn settled(&self, outcome: StepOutcome) {
         let Settled { step, loss, tokens_per_s, longest_s } = &self.0.settled;
         let longest = REMEMBERED * f64::from_bits(longest_s.load(Ordering::Relaxed));
@@ -158,12 +158,12 @@ impl Present {
         step.store(outcome.step, Ordering::Release);
     }
 
-    /// Says how many bytes the rank has held at most, of the memory that it computes with.
+    /// Records the most bytes that the rank has held, of the memory that it computes with.
     pub fn has_held(&self, bytes: u64) {
         self.0.peak_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Says up to which step the run is saved.
+    /// Records the last saved step of the run.
     pub fn saved(&self, step: u64) {
         self.0.progress().saved.store(step, Ordering::Relaxed);
     }
@@ -185,33 +185,34 @@ impl Position {
         self.shared.unwrap_or(&self.own)
     }
 
-    /// The optimizer step it is in; 0 before the first one.
+    /// Returns the current optimizer step; 0 before the first one.
     pub(super) fn step(&self) -> u64 {
         self.progress().step.load(Ordering::Relaxed)
     }
 
-    /// What it does besides communicating, such as `"forward"`. Waits for no lock and allocates nothing.
+    /// Returns the activity besides communication, such as `"forward"`. Waits for no lock and allocates
+    /// nothing.
     pub(super) fn phase(&self) -> &'static str {
         self.view.recorder().activity_now().unwrap_or("unknown")
     }
 
-    /// Writes the module that it is in, or has been in last. Waits for no lock and allocates nothing.
+    /// Writes the module that the rank is in, or was in last. Waits for no lock and allocates nothing.
     pub(super) fn write_unit(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         facts::write_module_of(self.rank, out)
     }
 
-    /// Writes what it does and what it has called last. Waits for no lock and allocates nothing.
+    /// Writes the rank's activity and its last call. Waits for no lock and allocates nothing.
     pub(super) fn write_doing(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         self.view.recorder().write_now(out)
     }
 
-    /// Writes the collective that it has called last. Waits for no lock and allocates nothing.
+    /// Writes the last collective that the rank has called. Waits for no lock and allocates nothing.
     pub(super) fn write_call(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         self.view.recorder().write_last_call(out)
     }
 
-    /// The micro-batch that was fetched last: its number in the step, its first sample in the global order, and
-    /// the number of its samples.
+    /// Returns the last fetched micro-batch: its number in the step, its first sample in the global order,
+    /// and the number of its samples.
     pub(super) fn micro_batch(&self) -> Option<(u64, u64, u64)> {
         let [index, first, samples] =
             [0, 1, 2].map(|i| self.progress().micro_batch[i].load(Ordering::Relaxed));
@@ -219,8 +220,9 @@ impl Position {
     }
 }
 
-/// Where `rank` is, or the only rank of this process if it is `None` or not one of them: a process that is one
-/// rank counts its memory for another number in large worlds. Waits for no lock and allocates nothing.
+/// Returns the position of `rank`, or of the only rank of this process if `rank` is `None` or not one of
+/// them: in large worlds, a process that is one rank counts its memory under another number. Waits for no
+/// lock and allocates nothing.
 pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     let ranks = RANKS.try_lock().ok()?;
     let own = ranks.iter().find(|position| Some(position.rank) == rank);
@@ -228,12 +230,12 @@ pub(super) fn of(rank: Option<usize>) -> Option<Arc<Position>> {
     own.or_else(only).cloned()
 }
 
-/// Any rank of this process. Waits for no lock and allocates nothing.
+/// Returns any rank of this process. Waits for no lock and allocates nothing.
 pub(super) fn any() -> Option<Arc<Position>> {
     RANKS.try_lock().ok()?.first().cloned()
 }
 
-/// Writes where `rank` is, or where all ranks of this process are if it is `None` or not one of them.
+/// Writes the position of `rank`, or of all ranks of this process if `rank` is `None` or not one of them.
 /// Waits for no lock and allocates nothing.
 pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
@@ -254,7 +256,7 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
     Ok(())
 }
 
-/// Writes in which step this process ends, and what is saved. Waits for no lock and allocates nothing.
+/// Writes the step in which this process ends, and what is saved. Waits for no lock and allocates nothing.
 pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let latest = |of: fn(&Position) -> &AtomicU64| {

@@ -1,11 +1,11 @@
-//! Work that is done again and again beside the work of a process.
+//! Periodic work in the background of a process.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Does something again and again in a thread of its own, until this is dropped, which waits for the thread.
+/// Repeats work in a separate thread until it is dropped; dropping waits for the thread.
 #[derive(Debug)]
 pub struct Repeat {
     stop: Option<Sender<()>>,
@@ -13,11 +13,12 @@ pub struct Repeat {
 }
 
 impl Repeat {
-    /// Does `work` after every `pause`, in the thread `name`, and once at the end, which it is told.
+    /// Runs `work` after every `pause`, in the thread `name`, and once at the end, with `true` as its
+    /// argument.
     ///
     /// # Errors
     ///
-    /// The system's reason not to start a thread.
+    /// If the system cannot start a thread.
     pub fn every(
         pause: Duration,
         name: &str,
@@ -39,7 +40,7 @@ impl Drop for Repeat {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // What it has done is done, however it has ended.
+            // Its work is done, however the thread has ended.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Signals that ask a run to stop. A signal that whoever started the process had ignored (`nohup`,
-//! `trap ''`) stays ignored.
+//! Signals that ask a run to stop. A signal that the parent process had ignored (`nohup`, `trap ''`) stays
+//! ignored.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,19 +14,19 @@ use signal_hook::low_level;
 use super::action::action_of;
 use super::{crash, launcher};
 
-/// Signals that come closer to the first than this are the same request. `timeout` sends its signal to the
-/// process and then to its group, and a terminal that closes sends SIGHUP as its shell does.
+/// Signals that arrive sooner than this after the first belong to the same request. `timeout` sends its
+/// signal to the process and then to its group, and a closing terminal sends SIGHUP, as its shell does.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// Signals that announce the end of a job and only ask to save: SIGUSR1 by custom, SIGUSR2 from submitit, and SIGXCPU
 /// from the kernel and from schedulers that limit CPU time.
 pub const PREEMPTIONS: [c_int; 3] = [SIGUSR1, SIGUSR2, SIGXCPU];
 
-/// What signals have asked for.
+/// The requests made by signals.
 #[derive(Default)]
 struct Asked {
     stop: Arc<AtomicBool>,
-    /// Whether it was Ctrl-C.
+    /// True if the signal was Ctrl-C.
     interrupted: Arc<AtomicBool>,
     /// The first signal; 0 before it.
     first: Arc<AtomicI32>,
@@ -34,24 +34,26 @@ struct Asked {
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or one of [`PREEMPTIONS`], the same one at every call. One of
-/// the first three that comes again, a second or more after the first of its kind, ends the process at once, unless a `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a
-/// machine's job, as Slurm and systemd do, has sent it to the rank as well.
+/// Returns a flag that becomes true on SIGINT, SIGTERM, SIGHUP or one of [`PREEMPTIONS`]; every call returns
+/// the same one. If one of the first three arrives again, a second or more after the first of its kind, the
+/// process ends at once. This does not apply to processes started by `kiln launch`: the launcher passes on
+/// the signals it receives, and systems that stop all processes of a machine's job, as Slurm and systemd do,
+/// have sent them to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     ASKED.get_or_init(register).stop.clone()
 }
 
-/// Whether [`stop_on_signals`] has been called.
+/// Returns true if [`stop_on_signals`] has been called.
 pub(super) fn are_handled() -> bool {
     ASKED.get().is_some()
 }
 
-/// Whether somebody at a terminal has asked for the stop.
+/// Returns true if someone at a terminal has requested the stop.
 pub fn was_interrupted() -> bool {
     ASKED.get().is_some_and(|asked| asked.interrupted.load(Ordering::Relaxed))
 }
 
-/// The name of the signal that has asked for the stop, if one has.
+/// Returns the name of the signal that has requested the stop, if any.
 pub fn stop_signal() -> Option<&'static str> {
     match ASKED.get()?.first.load(Ordering::Relaxed) {
         SIGINT => Some("SIGINT"),
@@ -75,8 +77,8 @@ fn register() -> Asked {
 fn set_on_signals(asked: &Asked) -> io::Result<()> {
     // A launcher ends its ranks itself when their time is up.
     let may_end = !launcher::is_set();
-    // Each counts for itself: on Ctrl-C a launcher may send SIGTERM to processes that the terminal has sent
-    // SIGINT already, and that is one request.
+    // Each kind counts separately: on Ctrl-C a launcher may send SIGTERM to processes to which the terminal
+    // has already sent SIGINT, and that is one request.
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().chain(PREEMPTIONS) {
         if is_ignored(signal) {
             continue;
@@ -94,7 +96,7 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
                 crash::end_at_once(signal);
             }
         };
-        // SAFETY: `on_signal` stores atomics, asks the clock (`clock_gettime`), and calls `end_at_once`,
+        // SAFETY: `on_signal` stores atomics, reads the clock (`clock_gettime`), and calls `end_at_once`,
         // which is made for handlers.
         unsafe { low_level::register(signal, on_signal)? };
     }
@@ -104,12 +106,12 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
 /// The requests of one kind.
 #[derive(Default)]
 struct Requests {
-    /// When the first one came, by [`now`]; 0 before it.
+    /// Time of the first one, by [`now`]; 0 before it.
     first: AtomicU64,
 }
 
 impl Requests {
-    /// Takes note of a signal at time `now`. Returns whether it is another request than the first.
+    /// Records a signal at time `now`. Returns true if it is a different request from the first.
     fn is_another(&self, now: u64) -> bool {
         match self.first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => false,
@@ -118,28 +120,28 @@ impl Requests {
     }
 }
 
-/// Milliseconds of a clock that nobody sets, never 0. May be called in a handler.
+/// Returns the milliseconds of a monotonic clock, never 0. May be called in a handler.
 fn now() -> u64 {
     let since = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
-/// Whether `signal` is ignored.
+/// Returns true if `signal` is ignored.
 pub fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
 }
 
-/// Lets this process learn how its children end, whatever the one that started it does on SIGCHLD: a process
-/// that ignores SIGCHLD cannot wait for its children. They get the default as well.
+/// Lets this process learn how its children end, whatever its parent does on SIGCHLD: a process that ignores
+/// SIGCHLD cannot wait for its children. The children inherit the default action.
 pub fn hear_of_children() {
     if is_ignored(libc::SIGCHLD) {
-        // SAFETY: the default action is no code of ours that could run.
+        // SAFETY: the default action runs none of our code.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     }
 }
 
-/// Makes a write beyond the limit on the size of files (`ulimit -f`) fail, as it does on a full disk. By
-/// default, SIGXFSZ would end this process with nothing said. A handler that is set already stays.
+/// Makes a write beyond the file size limit (`ulimit -f`) fail, as it does on a full disk. By default,
+/// SIGXFSZ would end this process without a message. An existing handler is kept.
 pub(super) fn let_large_writes_fail() {
     let is_default = |action: libc::sigaction| action.sa_sigaction == libc::SIG_DFL;
     if action_of(libc::SIGXFSZ).is_some_and(is_default) {
@@ -157,7 +159,7 @@ mod tests {
         let requests = Requests::default();
         assert!([5_000, 5_000, 5_020, 5_999].iter().all(|now| !requests.is_another(*now)));
         assert!(requests.is_another(6_000));
-        // Handlers of two threads may have asked the clock in another order.
+        // Handlers of two threads may have read the clock in a different order.
         let requests = Requests::default();
         assert!(!requests.is_another(5_000) && !requests.is_another(4_999));
     }

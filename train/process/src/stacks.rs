@@ -1,7 +1,7 @@
-//! What every thread of this process is in the middle of, while it goes on.
+//! Call stacks of all threads of this process, while it runs.
 //!
-//! A signal is sent to one thread after the other. Its handler notes the addresses of the calls that it has
-//! interrupted, in memory that was set aside. Names are for whoever reads the addresses to find.
+//! A signal is sent to one thread after the other. Its handler records the addresses of the interrupted calls
+//! in preallocated memory. Finding their names is left to the reader.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -15,16 +15,16 @@ use nix::unistd::gettid;
 
 use super::action::action_of;
 
-/// Calls that are noted of a thread, from the innermost one.
+/// Maximum number of calls recorded per thread, from the innermost one.
 const MOST_CALLS: usize = 128;
 
-/// How long a thread may take to answer. One that blocks all signals never does.
+/// Maximum time for a thread to answer. A thread that blocks all signals never does.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long all threads together may take.
+/// Maximum time for all threads together.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(700);
 
-/// The thread that is asked, or one of the words below.
+/// The thread being asked, or one of the constants below.
 static ASKED: AtomicI32 = AtomicI32::new(NOBODY);
 const NOBODY: i32 = 0;
 /// A handler is writing.
@@ -32,29 +32,29 @@ const ANSWERING: i32 = -1;
 /// The next thread is about to be asked.
 const PREPARING: i32 = -2;
 
-/// The addresses that the handler has noted, and how many; valid once `ANSWERED` is true.
+/// The addresses recorded by the handler, and their number; valid once `ANSWERED` is true.
 static CALLS: [AtomicUsize; MOST_CALLS] = [const { AtomicUsize::new(0) }; MOST_CALLS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Where the thread was interrupted; 0 where that is not known.
+/// The address at which the thread was interrupted; 0 if unknown.
 static INTERRUPTED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERED: AtomicBool = AtomicBool::new(false);
 
-/// One at a time.
+/// Held to take stacks one call at a time.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// A thread, and what it is in the middle of.
+/// A thread and its call stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStack {
-    /// Its id, as the system numbers threads.
+    /// Its id, as numbered by the system.
     pub id: i32,
-    /// Its name, of 15 characters at most.
+    /// Its name, of at most 15 characters.
     pub name: String,
-    /// Addresses in the functions that it is in, the innermost one first, or why they cannot be told. All but the
-    /// first are those to which a call returns.
+    /// Addresses in the functions that it is in, innermost first, or the reason why they are unknown. All but
+    /// the first are return addresses.
     pub calls: Result<Vec<usize>, &'static str>,
 }
 
-/// What all threads of this process but the calling one are in the middle of. Takes less than a second.
+/// Returns the call stacks of all threads of this process except the calling one. Takes less than a second.
 pub fn of_all_threads() -> Vec<ThreadStack> {
     let own = gettid().as_raw();
     let end = Instant::now() + PATIENCE_FOR_ALL;
@@ -83,11 +83,11 @@ pub fn of_all_threads() -> Vec<ThreadStack> {
     others.map(ask).collect()
 }
 
-/// The signal that asks a thread, with its handler: one that nobody else has use for.
+/// Returns the signal that asks a thread, with its handler installed: one that no other code uses.
 fn signal() -> Option<c_int> {
     static SIGNAL: OnceLock<Option<c_int>> = OnceLock::new();
     *SIGNAL.get_or_init(|| {
-        // What unwinding sets up when it is first used is set up here, and not in a handler.
+        // Performs the setup of the first unwinding here, rather than in a handler.
         backtrace::trace(|_| false);
         let is_free =
             |signal: &c_int| action_of(*signal).is_some_and(|action| action.sa_sigaction == libc::SIG_DFL);
@@ -104,7 +104,7 @@ fn signal() -> Option<c_int> {
     })
 }
 
-/// The addresses of the calls that thread `id` is in.
+/// Returns the addresses of the calls that thread `id` is in.
 fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     let begun = Instant::now();
     while ASKED.compare_exchange(NOBODY, PREPARING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -115,8 +115,8 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     }
     ANSWERED.store(false, Ordering::Relaxed);
     ASKED.store(id, Ordering::Release);
-    // SAFETY: sends a signal that has a handler to a thread of this process; one that has ended meanwhile is an
-    // error.
+    // SAFETY: sends a signal that has a handler to a thread of this process; if the thread has ended
+    // meanwhile, the call fails.
     let status = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, signal) };
     if status != 0 {
         ASKED.store(NOBODY, Ordering::Release);
@@ -136,7 +136,7 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
     }
     let count = COUNT.load(Ordering::Relaxed).min(MOST_CALLS);
     let mut calls: Vec<_> = CALLS[..count].iter().map(|call| call.load(Ordering::Relaxed)).collect();
-    // The calls before are those of the handler.
+    // Earlier calls are those of the handler.
     let interrupted = INTERRUPTED.load(Ordering::Relaxed);
     if let Some(begin) = calls.iter().position(|call| *call == interrupted) {
         calls.drain(..begin);
@@ -146,15 +146,15 @@ fn ask(id: i32, signal: c_int) -> Result<Vec<usize>, &'static str> {
 
 /// Everything here may be called at any moment: it writes atomics, and unwinding reads tables of the program.
 extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the address of this thread's own number.
+    // SAFETY: the address of this thread's own error number.
     let errno = unsafe { *libc::__errno_location() };
     let own = gettid().as_raw();
-    // A thread that answers too late is not asked any more.
+    // A thread that answers too late is no longer being asked.
     if ASKED.compare_exchange(own, ANSWERING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         let mut count = 0;
         INTERRUPTED.store(interrupted_at(context), Ordering::Relaxed);
-        // SAFETY: without the lock of `trace`, which this thread may hold. Nothing here is shared but atomics, of
-        // which only the thread that is asked writes.
+        // SAFETY: without the lock of `trace`, which this thread may hold. Only atomics are shared here, and
+        // only the thread that is being asked writes them.
         unsafe {
             backtrace::trace_unsynchronized(|frame| {
                 CALLS[count].store(frame.ip() as usize, Ordering::Relaxed);
@@ -163,7 +163,7 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
             });
         }
         COUNT.store(count, Ordering::Relaxed);
-        // In this order: an answer that comes too late is not taken for that of the next thread.
+        // In this order: a late answer is not mistaken for that of the next thread.
         ANSWERED.store(true, Ordering::Release);
         ASKED.store(NOBODY, Ordering::Release);
     }
@@ -171,7 +171,7 @@ extern "C" fn on_signal(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void)
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// The address at which the handler with this context has interrupted its thread; 0 if that is not known.
+/// Returns the address at which the handler with this context has interrupted its thread; 0 if unknown.
 fn interrupted_at(context: *mut c_void) -> usize {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the system gives a handler with SA_SIGINFO a valid context.
@@ -224,7 +224,7 @@ mod tests {
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         let waiting = named("waiting").spawn(move || waits_for_a_word(&word)).unwrap();
         let turning = named("turning").spawn(|| turns_in_circles(&UNTIL)).unwrap();
-        // A thread is there before it is where it is to be.
+        // A thread exists before it reaches the expected function.
         let find = |name: &str, function: &str| {
             wait_for(function, || {
                 let stacks = of_all_threads();
@@ -235,7 +235,7 @@ mod tests {
                 if is_there { Ok(calls) } else { Err(calls.join(", ")) }
             })
         };
-        // What the function calls in its turn may come before it, but nothing of the handler.
+        // Functions called by the expected one may come before it, but none of the handler's.
         for (name, function) in [("turning", "turns_in_circles"), ("waiting", "waits_for_a_word")] {
             let calls = find(name, function);
             let is_of_the_handler =

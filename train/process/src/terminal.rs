@@ -1,4 +1,4 @@
-//! The terminal that this process is controlled from, lent to another process for a while.
+//! The controlling terminal of this process, lent to another process for a while.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -11,24 +11,24 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::launcher;
 
-/// The terminal that this process is controlled from.
+/// Opens the controlling terminal of this process.
 fn terminal() -> Option<File> {
     File::options().read(true).write(true).open("/dev/tty").ok()
 }
 
-/// Makes `group` the one that the terminal's keys go to.
+/// Makes `group` the foreground process group of the terminal.
 fn give(terminal: &File, group: Pid) {
-    // A process in the background that does this is stopped, unless it has blocked the signal.
+    // A background process that does this is stopped, unless it has blocked the signal.
     let mut blocked = SigSet::empty();
     blocked.add(Signal::SIGTTOU);
     let _ = blocked.thread_block();
-    // If the terminal is gone, there is nothing to give.
+    // If the terminal is gone, there is nothing to do.
     let _ = tcsetpgrp(terminal, group);
     let _ = blocked.thread_unblock();
 }
 
-/// Makes this process the one that the terminal's keys go to. Ctrl-Z does not stop it: the shell, which waits for
-/// the run, would not start it again.
+/// Makes this process the foreground process of the terminal. Ctrl-Z does not stop it: the shell, which waits
+/// for the run, would not resume it.
 pub fn take() {
     // SAFETY: no handler is set; the signal is ignored from here on.
     unsafe { libc::signal(libc::SIGTSTP, libc::SIG_IGN) };
@@ -37,8 +37,8 @@ pub fn take() {
     }
 }
 
-/// Starts `command` on the terminal, if this process or its launcher has that in the foreground, and takes the
-/// terminal back when it has ended. Returns whether it has started. The command has to call [`take`].
+/// Starts `command` on the terminal, if this process or its launcher is in the foreground, and takes the
+/// terminal back when the command has ended. Returns true if it has started. The command must call [`take`].
 pub fn lend(mut command: Command) -> bool {
     let Some(terminal) = terminal() else { return false };
     let Ok(foreground) = tcgetpgrp(&terminal) else { return false };
@@ -47,7 +47,7 @@ pub fn lend(mut command: Command) -> bool {
         return false;
     }
     let stdio = || terminal.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
-    // A group of its own, so that Ctrl-C does not reach the processes of the run.
+    // A separate group, so that Ctrl-C does not reach the processes of the run.
     command.stdin(stdio()).stdout(stdio()).stderr(stdio()).process_group(0);
     let Ok(mut process) = command.spawn() else { return false };
     let wait = move || {

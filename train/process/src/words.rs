@@ -1,17 +1,17 @@
-//! Words of messages that depend on a number.
+//! Wording of messages that depends on a number.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use super::clock;
 
-/// Such as `1 rank` or `2 ranks`, for nouns whose plural ends in s.
+/// Formats a count, as in `1 rank` or `2 ranks`, for nouns whose plural ends in s.
 pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {noun}{plural}")
 }
 
-/// Bytes as a person reads them.
+/// Formats a number of bytes for people.
 pub fn size(bytes: u64) -> String {
     let units = [(1u64 << 50, "PiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
@@ -21,7 +21,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Floating-point operations per second as a person reads them, such as `12.3 GFLOP/s`.
+/// Formats floating-point operations per second for people, as in `12.3 GFLOP/s`.
 pub fn flops_per_s(flops: f64) -> String {
     let units = [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")];
     match units.into_iter().find(|(unit, _)| flops >= *unit) {
@@ -30,7 +30,7 @@ pub fn flops_per_s(flops: f64) -> String {
     }
 }
 
-/// How long something took, as a person reads it, such as `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
+/// Formats a duration for people, as in `0.25 s`, `12.4 s`, `2 min 05 s` or `3 h 20 min`.
 pub fn took(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -41,7 +41,7 @@ pub fn took(time: Duration) -> String {
     }
 }
 
-/// The time so many seconds after 1970, in UTC, such as `2026-11-24T18:03:59.000Z`.
+/// Formats the time `seconds` after 1970, in UTC, as in `2026-11-24T18:03:59.000Z`.
 pub fn time_at(seconds: u64) -> String {
     let mut text = String::new();
     // Writing into a String cannot fail.
@@ -49,7 +49,7 @@ pub fn time_at(seconds: u64) -> String {
     text
 }
 
-/// The time that it is, in UTC, such as `2026-11-24T18:03:59.042Z`.
+/// Formats the current time, in UTC, as in `2026-11-24T18:03:59.042Z`.
 pub fn time_now() -> String {
     let mut text = String::new();
     // Writing into a String cannot fail.
@@ -57,7 +57,7 @@ pub fn time_now() -> String {
     text
 }
 
-/// Ascending numbers, such as `1-3, 7`.
+/// Formats ascending numbers, as in `1-3, 7`.
 pub fn in_ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),

@@ -1,4 +1,4 @@
-//! Checksums that can be put together from those of parts.
+//! Checksums that can be combined from those of parts.
 
 use bytemuck::{Pod, Zeroable};
 use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
@@ -6,61 +6,61 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a
-/// whole follows from those of its parts, so that ranks which read a part each can check the whole
-/// together without anyone reading all of it.
+/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a whole
+/// follows from those of its parts, so that ranks that read a part each can check the whole together without
+/// any of them reading everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Checksum(u64);
 
 impl Checksum {
-    /// How manifests call it.
+    /// Its name in manifests.
     pub const NAME: &'static str = "crc64nvme";
 
-    /// Of no bytes.
+    /// Returns the checksum of no bytes.
     pub fn empty() -> Self {
         Checksum::of(&[])
     }
 
-    /// Of `bytes`.
+    /// Returns the checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Checksum(checksum(ALGORITHM, bytes))
     }
 
-    /// Of the bytes of this one followed by the `length` bytes of `next`. It takes most of a
-    /// millisecond: for bytes that come one after the other there is [`RunningChecksum`].
+    /// Returns the checksum of this one's bytes followed by the `length` bytes of `next`. It takes most of a
+    /// millisecond: for consecutive bytes, use [`RunningChecksum`].
     pub fn then(self, next: Checksum, length: u64) -> Self {
         Checksum(checksum_combine(ALGORITHM, self.0, next.0, length))
     }
 
-    /// As in [`Checksum::from_bits`].
+    /// Returns its value, as taken by [`Checksum::from_bits`].
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// From its value.
+    /// Creates a checksum from its value.
     pub fn from_bits(bits: u64) -> Self {
         Checksum(bits)
     }
 }
 
-/// The [`Checksum`] of bytes that come piece by piece.
+/// The [`Checksum`] of bytes that arrive piece by piece.
 pub struct RunningChecksum(Digest);
 
 impl Default for RunningChecksum {
-    /// Of no bytes yet.
+    /// Returns the checksum of no bytes yet.
     fn default() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }
 }
 
 impl RunningChecksum {
-    /// Goes on with `bytes`.
+    /// Adds `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Of all bytes so far.
+    /// Returns the checksum of all bytes so far.
     pub fn finish(&self) -> Checksum {
         Checksum(self.0.finalize())
     }

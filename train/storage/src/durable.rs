@@ -1,4 +1,4 @@
-//! Files that are on the disk as a whole or not at all: written beside their place, synced, renamed.
+//! Files that are on disk as a whole or not at all: written next to their final place, synced and renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 
-/// Writes a new file and waits until it is on the disk. An interruption may leave half of it: for files of a
-/// folder that has not come to its place yet.
+/// Writes a new file and waits until it is on disk. An interruption may leave half of it: use this for files
+/// in a folder that is not at its final place yet.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
-/// Waits until the names in a folder are on the disk: a rename is durable once its folder is synced.
+/// Waits until the names in a folder are on disk: a rename is durable once its folder is synced.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// The folder that `path` is in.
+/// Returns the folder that contains `path`.
 pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -28,11 +28,11 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Between the name of a file and the process that is writing it.
+/// Separates the name of a file from the process that is writing it.
 const BESIDE: &str = ".kiln-";
 
-/// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file
-/// is touched: the new content is first written to a file that was not there before.
+/// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file is
+/// touched: the new content is first written to a new file.
 pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
     let written =
@@ -46,14 +46,14 @@ pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Bytes from the start of a file that identify its kind.
 const START: u64 = 512;
 
-/// Writes a file that a user has named. Replaces an earlier file of its kind as a whole, also through a link, and writes
-/// into a pipe or a device. `kind` names the files that `is_of_kind` recognises by their first
-/// 512 bytes; an empty file is of every kind.
+/// Writes a file that a user has named. Replaces an earlier file of its kind as a whole, even through a link,
+/// and writes into a pipe or a device. `kind` names the files that `is_of_kind` recognises by their first 512
+/// bytes; an empty file is of every kind.
 ///
 /// # Errors
 ///
-/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if a file of another kind is there, which is left unchanged; or those
-/// of the file system.
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if `path` is a file of another kind, which is left
+/// unchanged; or those of the file system.
 pub fn write_named(
     path: &Path,
     content: &[u8],
@@ -62,7 +62,7 @@ pub fn write_named(
 ) -> io::Result<()> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
-        // Through a link that leads nowhere yet, the file is made where it leads.
+        // Through a broken link, the file is created at the link's target.
         Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
             return fs::write(path, content);
         }
@@ -82,7 +82,7 @@ pub fn write_named(
     write_beside(&path, content)
 }
 
-/// As [`write_beside`], of a file that is not there yet: what is there by the time the content is written stays,
+/// Writes a new file as [`write_beside`] does. A file that exists by the time the content is written is kept,
 /// and the error is [`AlreadyExists`](io::ErrorKind::AlreadyExists).
 pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
@@ -92,13 +92,13 @@ pub fn write_new_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Whether `name` is that of what [`write_beside`] is about to make the file `of`.
+/// Returns true if `name` is that of a temporary file from which [`write_beside`] makes the file `of`.
 pub fn is_beside(name: &OsStr, of: &str) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
     name.is_some_and(|rest| rest.starts_with(BESIDE))
 }
 
-/// Creates a hidden file beside `path` under a name that nobody has.
+/// Creates a hidden file next to `path` under an unused name.
 fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut index = 0;
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
-        // Nothing stays of what did not succeed.
+        // A failed write leaves nothing behind.
         fs::create_dir(folder.path().join("taken")).unwrap();
         assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
@@ -163,7 +163,7 @@ mod tests {
             assert!(error.to_string().contains("is no table"), "{error}");
         }
         assert_eq!(fs::read(path("other")).unwrap(), b"{\"step\":1}");
-        // A device is written into, and stays one.
+        // A device is written into, and remains a device.
         symlink("/dev/full", path("device")).unwrap();
         assert_eq!(write("device").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert!(!fs::metadata("/dev/full").unwrap().is_file() && path("device").is_symlink());

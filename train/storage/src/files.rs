@@ -1,4 +1,4 @@
-//! Files that others may have put there: opened without waiting, read within bounds, and found inside the
+//! Files that may come from other people: opened without waiting, read within limits, and located inside the
 //! folder that they belong to.
 
 use std::fs::{self, File, OpenOptions};
@@ -9,43 +9,44 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-/// Bytes of a file that is read as a whole, at most: configurations, tokenizers and the like.
+/// Maximum size in bytes of a file that is read as a whole: configurations, tokenizers and the like.
 pub const MAX_WHOLE: u64 = 1 << 30;
 
-/// Opens a file for reading. What is no regular file is an error of the kind [`ErrorKind::InvalidInput`]:
-/// a FIFO would be waited for without end, and a device may give bytes without end.
+/// Opens a file for reading. Anything but a regular file is an error of the kind [`ErrorKind::InvalidInput`]:
+/// opening a FIFO may block forever, and a device may provide bytes endlessly.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// As [`open`], with `options`.
+/// Opens a file as [`open`] does, with `options`.
 pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(ErrorKind::InvalidInput, "it is no regular file");
-    // First by name: opening a device may do something, and a FIFO without a reader has an error of its own.
+    // First by name: opening a device may have effects, and opening a FIFO without a reader has a different
+    // error.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(refused());
     }
-    // It may have become a FIFO since.
+    // It may have been replaced by a FIFO since.
     let file = options.clone().custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
 }
 
-/// All of a regular file of `most` bytes at most; a longer one is an error of the kind
+/// Reads a whole regular file of at most `most` bytes; a longer one is an error of the kind
 /// [`ErrorKind::FileTooLarge`].
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // Grows with what is there, whatever the file system says of its length.
+    // Grows with the actual content, whatever length the file system reports.
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
 }
 
-/// The error of a file that goes on after `most` bytes.
+/// Returns the error for a file longer than `most` bytes.
 pub fn too_long(most: u64) -> io::Error {
     let problem = format!("it is longer than the {most} bytes that such a file may have");
     io::Error::new(ErrorKind::FileTooLarge, problem)
 }
 
-/// What to do about an error of the file system.
+/// Returns advice on an error of the file system.
 pub fn advice(error: &io::Error) -> &'static str {
     let Some(code) = error.raw_os_error() else {
         return match error.kind() {
@@ -67,7 +68,8 @@ pub fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What to do about an error that is no matter of the path, because the process or the machine is at a limit.
+/// Returns advice on an error that is unrelated to the path, because the process or the machine has reached a
+/// limit.
 pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     match Errno::from_raw(error.raw_os_error()?) {
         Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
@@ -78,16 +80,17 @@ pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// Where a link leads that makes `path` lead nowhere: the path itself, or a folder that it is in.
+/// Returns the broken link that makes `path` lead nowhere, and its target: the path itself, or a folder that
+/// contains it.
 pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
-    // Without a slash at its end, which would follow the link.
+    // Without a trailing slash, which would follow the link.
     let bare: PathBuf = path.components().collect();
     let link = bare.ancestors().find(|part| part.is_symlink() && !part.exists())?;
     Some((link.to_owned(), fs::read_link(link).ok()?))
 }
 
-/// Where the links of `name` in `folder` lead out of the folder; `None` if they do not, or if
-/// nothing is there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
+/// Returns where the links of `name` in `folder` lead out of the folder; `None` if they do not, or if nothing
+/// exists there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
 pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let path = folder.join(name);
@@ -99,7 +102,7 @@ pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     Some(target)
 }
 
-/// `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the hub's cache, where
+/// Returns `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the hub's cache, where
 /// `<repository>` is such as `models--owner--name` or `datasets--owner--name`.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.parent()?;
@@ -110,7 +113,7 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// Whether `name` names something directly in a folder, and nothing elsewhere.
+/// Returns true if `name` is a name directly inside a folder, and of nothing elsewhere.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();
@@ -159,11 +162,11 @@ mod tests {
         ] {
             assert!(of(errno).contains(word), "{errno}: {}", of(errno));
         }
-        // No space or permission makes a file of it.
+        // Neither space nor permission would turn a folder into a file.
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(advice(&open(folder.path()).unwrap_err()), "check the path");
         assert_eq!(advice(&too_long(4)), "check the path");
-        // What says nothing of its cause has all of them.
+        // Errors of unknown cause get all the advice.
         assert_eq!(of(Errno::ETXTBSY), advice(&io::Error::other("")));
     }
 
@@ -195,7 +198,7 @@ mod tests {
         fs::rename(&repository, &data).unwrap();
         assert_eq!(way_out(&data.join("snapshots/abc"), "blob"), None);
         fs::rename(&data, &repository).unwrap();
-        // Nowhere else are neighbours of a folder its own.
+        // Elsewhere, the siblings of a folder do not belong to it.
         fs::rename(&repository, root.join("other")).unwrap();
         let other = root.join("other/snapshots/abc");
         assert_eq!(way_out(&other, "blob"), Some(root.join("other/blobs/1")));

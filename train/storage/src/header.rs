@@ -1,4 +1,4 @@
-//! The header of a safetensors file: written before the first value is, and read without the values.
+//! The header of a safetensors file: written before the first value, and read without the values.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 use serde_json::json;
 
-/// Bytes of a header, at most: its text may have as many as the library `safetensors` reads.
+/// Maximum size of a header in bytes: its text may be as long as the library `safetensors` allows.
 pub const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
 
-/// Headers end where 8 bytes end, so that tensors can be mapped.
+/// Headers end at a multiple of 8 bytes, so that tensors can be mapped.
 const ALIGNMENT: usize = 8;
 
-/// Bytes of the header of a file of `length` bytes that starts with `first`: its text and the text's own
-/// length. Always within the file.
+/// Returns the size in bytes of the header of a file of `length` bytes that starts with `first`: its text and
+/// the text's length field. Always within the file.
 pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
     let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if header > MAX_HEADER {
@@ -24,8 +24,8 @@ pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize,
     if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
-/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps up to `length`, the
-/// end of the file.
+/// Parses a header of [`header_bytes`] bytes: it describes arrays that follow it without gaps up to `length`,
+/// the end of the file.
 pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;
@@ -38,8 +38,8 @@ pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorEr
     Ok(metadata)
 }
 
-/// Reads the header of `file`, and nothing else: its bytes, and what it describes. The outer error is that
-/// of reading, the inner one that of the header.
+/// Reads only the header of `file`: its size and its content. The outer error is that of reading, the inner
+/// one that of the header.
 pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
     let length = file.metadata()?.len();
     let mut first = [0; size_of::<u64>()];
@@ -56,7 +56,7 @@ pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTens
     Ok(parse_header(&header, length).map(|metadata| (bytes, metadata)))
 }
 
-/// An array of a file.
+/// An array in a file.
 pub struct Array<'a> {
     /// Its key.
     pub key: &'a str,
@@ -68,8 +68,8 @@ pub struct Array<'a> {
     pub shape: &'a [usize],
 }
 
-/// The first bytes of a file with one entry of `metadata`, as name and value, and `arrays`, whose data
-/// follows in this order without gaps.
+/// Returns the first bytes of a file with one entry of `metadata`, as name and value, and `arrays`, whose
+/// data follows in this order without gaps.
 pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
     let (name, value) = metadata;
     let mut text = json!({"__metadata__": {name: value}}).to_string();
@@ -77,7 +77,7 @@ pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>
     for Array { key, dtype, width, shape } in arrays {
         let end = start + width * shape.iter().product::<usize>();
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
-        // Into the object, in this order.
+        // Appended to the object, in this order.
         text.pop();
         text.push_str(&format!(",{}:{entry}}}", json!(key)));
         start = end;

@@ -1,14 +1,15 @@
-//! How Kiln reads and writes files, for data, checkpoints and run folders alike.
+//! Kiln's file reading and writing, for data, checkpoints and run folders alike.
 //!
-//! - [`files`]: files that others may have put there, read within bounds;
-//! - [`durable`]: what is on the disk as a whole or not at all, and [`StagingFolder`] for whole folders;
-//! - [`Checksum`]: checksums that can be put together from those of parts;
+//! - [`files`]: files that may come from other people, read within limits;
+//! - [`durable`]: files that are on disk as a whole or not at all, and [`StagingFolder`] for whole folders;
+//! - [`Checksum`]: checksums that can be combined from those of parts;
 //! - [`header`]: the header of a safetensors file;
 //! - [`npy`]: arrays in NumPy's format;
-//! - [`Stream`]: large files, written past the system's cache; [`Lines`] and [`Records`]: files that grow by whole lines
-//!   or records; [`LineReader`]: lines within a bound.
+//! - [`Stream`]: large files, written without the system's cache; [`Lines`] and [`Records`]: files that grow
+//!   by whole lines
+//!   or records; [`LineReader`]: lines of limited length.
 //!
-//! Nothing here says what a file is about: callers put their own words around [`std::io::Error`].
+//! Nothing here knows the purpose of a file: callers add their own context to [`std::io::Error`].
 
 mod checksum;
 pub mod durable;

@@ -1,4 +1,4 @@
-//! Files that grow by whole lines or records: writing them never ends a run, and reading them takes a bounded amount of
+//! Files that grow by whole lines or records: writing them never ends a run, and reading them takes limited
 //! memory.
 
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -18,36 +18,36 @@ fn identity_of(found: &Metadata) -> Identity {
     (found.dev(), found.ino())
 }
 
-/// The file at `path`, which is created if it is not there, with its identity and length.
+/// Opens the file at `path`, creating it if necessary; returns it with its identity and length.
 fn open_to_append(path: &Path) -> io::Result<(File, Identity, u64)> {
     let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
     let found = file.metadata()?;
     Ok((file, identity_of(&found), found.len()))
 }
 
-/// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves no
-/// part of itself; how many there were is said when records can be written again, or at the end. If the file is removed
-/// or replaced in its folder, the next record goes to the file that is there then, with a warning.
+/// Appends records to a file. A record that cannot be written, for example because the disk is full, leaves
+/// no partial content; the number of lost records is reported when records can be written again, or at the
+/// end. If the file is removed or replaced in its folder, the next record goes to the file that is there
+/// then, with a warning.
 pub struct Records {
     path: PathBuf,
     file: File,
-    /// The file, and the folder that it is in: a folder that is moved takes the file along.
+    /// The identities of the file and of its folder: a folder that is moved takes the file along.
     identity: Identity,
     folder: Option<Identity>,
-    /// Bytes of the records that are whole.
+    /// Total size of the complete records in bytes.
     length: u64,
-    /// Whether part of a record could not be cut off again.
+    /// True if part of a record could not be removed again.
     is_torn: bool,
     lost: u64,
-    /// Why the first record that is lost could not be written.
+    /// The reason why the first lost record could not be written.
     failure: Option<io::Error>,
-    /// What one of them is called.
+    /// The noun for a record.
     noun: &'static str,
 }
 
 impl Records {
-    /// Appends to the file at `path`, which is created if it is not there. `noun` is what a record is called in
-    /// what is said about it.
+    /// Appends to the file at `path`, creating it if necessary. `noun` names a record in messages.
     pub fn open(path: &Path, noun: &'static str) -> io::Result<Self> {
         let (file, identity, length) = open_to_append(path)?;
         let folder = fs::metadata(parent_of(path)).ok().map(|folder| identity_of(&folder));
@@ -55,7 +55,7 @@ impl Records {
         Ok(Records { path, file, identity, folder, length, is_torn: false, lost: 0, failure: None, noun })
     }
 
-    /// Opens the file that is at the path now, if that is another one. Returns whether it is.
+    /// Opens the file that is now at the path, if it is a different one. Returns true if so.
     fn follow(&mut self) -> bool {
         let identity = |path: &Path| fs::metadata(path).ok().map(|found| identity_of(&found));
         if identity(&self.path) == Some(self.identity) || identity(parent_of(&self.path)) != self.folder {
@@ -70,7 +70,7 @@ impl Records {
         true
     }
 
-    /// Appends a record. Returns whether it is there.
+    /// Appends a record. Returns true if it was written.
     pub fn append(&mut self, record: &[u8]) -> bool {
         self.follow();
         let written = self.mend().and_then(|()| self.file.write_all(record));
@@ -95,11 +95,11 @@ impl Records {
         is_there
     }
 
-    /// Ends the file, for whoever needs all of it.
+    /// Closes the file, for callers that need every record.
     ///
     /// # Errors
     ///
-    /// If any record is lost, the error of the first one; or if the disk does not take what was written.
+    /// The error of the first lost record, if any; or an error if the disk does not accept the data.
     pub fn finish(mut self) -> io::Result<()> {
         match self.failure.take() {
             Some(error) => Err(error),
@@ -107,7 +107,7 @@ impl Records {
         }
     }
 
-    /// Cuts off what is there of a record that is not whole.
+    /// Removes an incomplete record at the end.
     fn mend(&mut self) -> io::Result<()> {
         if self.is_torn {
             self.file.set_len(self.length)?;
@@ -134,19 +134,19 @@ impl Drop for Records {
 /// Appends lines to a file, as [`Records`] does.
 pub struct Lines {
     records: Records,
-    /// Whether the last line that was there has no end: a process or a machine has gone down in the middle of it.
+    /// True if the existing last line has no end: a process or a machine went down in the middle of it.
     is_open: bool,
 }
 
 impl Lines {
-    /// Appends to the file at `path`, which is created if it is not there.
+    /// Appends to the file at `path`, creating it if necessary.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut lines = Lines { records: Records::open(path, "line")?, is_open: false };
         lines.is_open = lines.has_open_line()?;
         Ok(lines)
     }
 
-    /// Returns whether the last line in the file has no end.
+    /// Returns true if the last line in the file has no end.
     fn has_open_line(&self) -> io::Result<bool> {
         let mut last = *b"\n";
         if let Some(at) = self.records.length.checked_sub(1) {
@@ -168,7 +168,7 @@ impl Lines {
     }
 }
 
-/// Bytes of the longest line that is read.
+/// Maximum length of a line in bytes.
 pub const MAX_LINE: usize = 64 << 20;
 
 /// The lines of a file, one at a time.
@@ -226,7 +226,7 @@ mod tests {
             assert_eq!(lines.next_line().unwrap(), Some(line.as_bytes()));
         }
         assert_eq!(lines.next_line().unwrap(), None);
-        // A file without blocks, larger than memory, behind a line that is one.
+        // A sparse file, larger than memory, after one complete line.
         File::options().write(true).open(&path).unwrap().set_len(1 << 38).unwrap();
         let mut lines = LineReader::open(&path).unwrap();
         assert_eq!(lines.next_line().unwrap(), Some(&b"one\n"[..]));
@@ -251,7 +251,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         append("three");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        // Of a folder that is moved, the file is still the right one, and nothing goes to another run.
+        // In a folder that was moved, the file is still the right one, and nothing goes to another run.
         let moved = folder.path().join("moved");
         fs::rename(&run, &moved).unwrap();
         append("four");

@@ -7,21 +7,21 @@ use std::path::Path;
 use crate::durable::write_named;
 use crate::files;
 
-/// The header of a file and what comes before it take a multiple of this many bytes.
+/// The header of a file and the bytes before it take a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
 
-/// What a file starts with.
+/// The first bytes of a file.
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Bytes of the longest header that is read.
+/// Maximum length of a header in bytes.
 const LONGEST_HEADER: usize = 4096;
 
-/// Writes `values` of `shape`, in C order. An earlier file of the kind is replaced as a whole, where a link
-/// leads to it as well; into a pipe or a device it is written.
+/// Writes `values` of `shape`, in C order. Replaces an earlier file of the kind as a whole, even through a
+/// link; writes into a pipe or a device.
 ///
 /// # Errors
 ///
-/// If `path` is a file of another kind, which stays as it is, or cannot be written.
+/// If `path` is a file of another kind, which is left unchanged, or cannot be written.
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> io::Result<()> {
     let mut content = header(shape);
     content.extend(values.iter().flat_map(|value| value.to_le_bytes()));
@@ -33,18 +33,18 @@ pub struct Array {
     file: File,
     /// Its sizes, the slowest first.
     pub shape: Vec<usize>,
-    /// Bytes of a value: 4 or 8.
+    /// Size of a value in bytes: 4 or 8.
     width: usize,
-    /// Bytes of all values, which the file has.
+    /// Total size of the values in bytes, which the file contains.
     bytes: u64,
 }
 
 impl Array {
-    /// Reads the header of a regular file, and holds it against the length of the file.
+    /// Reads the header of a regular file, and checks it against the length of the file.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is of another kind, or has not as many values as its shape says.
+    /// If it cannot be read, is of another kind, or does not have as many values as its shape states.
     pub fn open(path: &Path) -> io::Result<Self> {
         let wrong = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
         let mut file = files::open(path)?;
@@ -82,7 +82,7 @@ impl Array {
         Ok(Array { file, shape, width, bytes: there })
     }
 
-    /// Reads the values, as f32. They take as much memory as the shape says.
+    /// Reads the values as f32. They take as much memory as the shape implies.
     ///
     /// # Errors
     ///
@@ -102,10 +102,11 @@ impl Array {
     }
 }
 
-/// Everything before the data: magic, version, length of the header, and the header, filled up with spaces.
+/// Returns everything before the data: magic, version, length of the header, and the header, padded with
+/// spaces.
 fn header(shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
-    // A tuple of one has a comma behind it.
+    // A tuple of one element has a trailing comma.
     let sizes = if shape.len() == 1 { sizes.trim_end() } else { sizes.trim_end_matches(", ") };
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
     let version = [1, 0];
@@ -114,7 +115,7 @@ fn header(shape: &[usize]) -> Vec<u8> {
     text.extend(std::iter::repeat_n(' ', length - 1 - text.len()));
     text.push('\n');
     let mut header = [MAGIC, &version].concat();
-    // A few numbers of 20 digits at most keep the header far below the limit of this version.
+    // With a few numbers of at most 20 digits, the header is far below the limit of this version.
     header.extend((length as u16).to_le_bytes());
     header.extend(text.bytes());
     header
@@ -169,7 +170,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("no .npy file"));
     }
 
-    /// A file without blocks takes no space, and has any length.
+    /// A sparse file takes no space, and can have any length.
     #[test]
     fn a_header_is_believed_only_as_far_as_the_file_goes() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Folders that appear whole at their place, or not at all.
+//! Folders that appear at their place as a whole, or not at all.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -8,19 +8,20 @@ use kiln_process::ProcessId;
 
 use crate::durable::parent_of;
 
-/// A new hidden folder for what is to appear whole at a place beside it; removed with this value unless it is
-/// in its place. What a killed process has left for that place is removed when the next one is made.
+/// A new hidden folder for content that should appear as a whole at a place next to it. Dropping it removes
+/// the folder, unless the folder is at its place. Creating one removes folders that killed processes have
+/// left for the same place.
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
-    /// Locked for as long as somebody works in it, where folders can be locked.
+    /// Locked while someone works in the folder, where folders can be locked.
     _lock: File,
-    /// Whether it is there no more, so that its name may be somebody else's.
+    /// True if the folder is no longer there, so that its name may belong to someone else.
     is_gone: bool,
 }
 
 impl StagingFolder {
-    /// One for `place`, whose parent must be there. The name is nobody else's, on any machine.
+    /// Creates a folder for `place`, whose parent must exist. Its name is unique across machines.
     pub fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let prefix = format!(".{name}{KILN}{}-", ProcessId::this().kernel());
@@ -34,7 +35,7 @@ impl StagingFolder {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 created => created?,
             }
-            // Somebody who sweeps may come before the lock.
+            // Another process may remove the folder before it is locked.
             let lock = match File::open(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 opened => opened?,
@@ -51,7 +52,7 @@ impl StagingFolder {
         &self.path
     }
 
-    /// Says that it has come to its place, or was removed.
+    /// Records that the folder has moved to its place, or was removed.
     pub fn gone(mut self) {
         self.is_gone = true;
     }
@@ -60,18 +61,18 @@ impl StagingFolder {
 impl Drop for StagingFolder {
     fn drop(&mut self) {
         if !self.is_gone {
-            // An error is on its way already; one more about tidying up would hide it.
+            // An error is already being returned; a second one about cleaning up would hide it.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Between the name of a place and the process that makes what is to be there.
+/// Separates the name of a place from the process that creates its content.
 const KILN: &str = ".kiln-";
 
 /// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
-/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and
-/// so do those that cannot be locked.
+/// that no one has locked. A lock held by another machine may be invisible here, so its folders stay, and so
+/// do those that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {

@@ -1,8 +1,8 @@
-//! Large files, written once from their start to their end, past the system's cache.
+//! Large files, written once from their start to their end, bypassing the system's cache.
 //!
-//! What a checkpoint writes is not read again soon. Written directly, it takes no memory of the
-//! cache, and next to none of the processor's time, which belongs to the steps that go on meanwhile;
-//! on a fast disk it is also sooner there.
+//! The contents of a checkpoint are not read again soon. Written directly, they take no memory of the cache,
+//! and almost no processor time, which belongs to the concurrent steps; on a fast disk, they are also written
+//! sooner.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -12,38 +12,38 @@ use std::path::Path;
 use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// What disks want addresses and lengths to be multiples of.
+/// Addresses and lengths of direct writes must be multiples of this.
 const PAGE: usize = 4096;
 
-/// Bytes that are collected before they are written.
+/// Number of bytes collected before they are written.
 const BUFFER: usize = 4 << 20;
 
-/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at again.
+/// Number of bytes copied at a time: they are still in a core's own cache when they are read again.
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
 pub struct Stream {
     file: File,
     buffer: MmapMut,
-    /// Bytes in the buffer.
+    /// Number of bytes in the buffer.
     filled: usize,
-    /// Bytes before the buffer.
+    /// Number of bytes before the buffer.
     written: u64,
     direct: bool,
 }
 
 impl Stream {
-    /// Creates `path`, or empties what is there.
+    /// Creates `path`, or empties the existing file.
     pub fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
         let (file, direct) = match direct {
-            // Not every file system can.
+            // Not every file system supports it.
             Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
             other => (other?, true),
         };
-        // A mapping begins with a page. Of large ones the system has fewer to look up for every write.
+        // A mapping begins at a page. With large pages, the system has fewer to look up for every write.
         let buffer = MmapMut::map_anon(BUFFER)?;
         let _ = buffer.advise(Advice::HugePage);
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
@@ -68,7 +68,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Bytes appended.
+    /// Returns the number of bytes appended.
     pub fn length(&self) -> u64 {
         self.written + self.filled as u64
     }
@@ -84,11 +84,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes what is left and waits until all is on the disk.
+    /// Writes the rest and waits until everything is on disk.
     pub fn finish(mut self) -> io::Result<()> {
         let length = self.length();
         if self.filled > 0 {
-            // Whole pages only; what is too much is cut off again.
+            // Whole pages only; the excess is truncated afterwards.
             let padded = self.filled.next_multiple_of(PAGE);
             self.buffer[self.filled..padded].fill(0);
             self.write_out(padded)?;
@@ -98,7 +98,7 @@ impl Stream {
     }
 }
 
-/// Writes all of `bytes` with `write`. If the file system cannot write directly, be it from the start or
+/// Writes all of `bytes` with `write`. If the file system cannot write directly, whether from the start or
 /// within a page, `buffered` turns direct writing off, and the rest follows.
 fn write_all(
     mut bytes: &[u8],
@@ -110,7 +110,7 @@ fn write_all(
         match write(bytes) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
-            // Nor does every file system say so when the file is opened.
+            // Not every file system reports this when the file is opened.
             Err(error) if *direct && error.kind() == ErrorKind::InvalidInput => {
                 buffered()?;
                 *direct = false;
@@ -146,7 +146,7 @@ mod tests {
         Stream::create(&path).unwrap().finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
-    /// As on a file system that has taken part of a direct write, up to within a page.
+    /// As on a file system that has accepted part of a direct write, up to within a page.
     #[test]
     fn a_direct_write_that_was_cut_short_goes_on_where_it_was() {
         for cut in [0, 100] {

@@ -1,8 +1,8 @@
-//! What tests wait with. Every wait has a deadline, [`PATIENCE`]; when it passes, the test fails and shows what was seen
-//! until then.
+//! Waiting in tests. Every wait has a deadline, [`PATIENCE`]; when it passes, the test fails and shows the
+//! state so far.
 //!
-//! A condition must not depend on which of several processes or ranks comes first: wait for a state that all orders lead
-//! to.
+//! A condition must not depend on which of several processes or ranks comes first: wait for a state that all
+//! orders lead to.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,24 +12,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait: longer than anything in a test takes, also on a machine that is busy with something else.
+/// The longest wait: longer than anything in a test takes, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Between two looks at a condition.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Looks again and again until `look` finds something, and returns it. `what` names it, and the error of a look says
-/// what was seen instead.
+/// Repeats `look` until it finds something, and returns it. `what` names it, and the error of a look
+/// describes the actual state.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over, with what was seen last.
+/// When [`PATIENCE`] is over, with the last state.
 #[track_caller]
 pub fn wait_for<T>(what: &str, look: impl FnMut() -> Result<T, String>) -> T {
     found_within(PATIENCE, what, look).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// Waits until `is_done`.
+/// Waits until `is_done` returns true.
 ///
 /// # Panics
 ///
@@ -78,11 +78,11 @@ pub fn run_to_end(command: &mut Command) -> Output {
     output_of(child)
 }
 
-/// Waits for the end of `child`, and returns what it writes into its pipes.
+/// Waits for the end of `child`, and returns the output in its pipes.
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over, with what it has written. It is killed then.
+/// When [`PATIENCE`] is over, with the output so far. The child is killed then.
 #[track_caller]
 pub fn output_of(child: Child) -> Output {
     output_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
@@ -92,7 +92,7 @@ pub fn output_of(child: Child) -> Output {
 ///
 /// # Panics
 ///
-/// When [`PATIENCE`] is over. It is killed then.
+/// When [`PATIENCE`] is over. The child is killed then.
 #[track_caller]
 pub fn status_of(child: &mut Child) -> ExitStatus {
     status_within(PATIENCE, child).unwrap_or_else(|problem| panic!("{problem}"))
@@ -128,7 +128,7 @@ fn output_within(patience: Duration, mut child: Child) -> Result<Output, String>
     }
 }
 
-/// What comes from a pipe, read by a thread of its own.
+/// The contents of a pipe, read by a separate thread.
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
     end: Receiver<()>,
@@ -143,7 +143,7 @@ impl Collected {
             while let Ok(count @ 1..) = source.read(&mut part) {
                 into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&part[..count]);
             }
-            // Dropped, it says so as well.
+            // Dropping the sender signals the end.
             drop(at_end);
         });
         Collected { bytes, end }
@@ -158,20 +158,20 @@ impl Collected {
     }
 }
 
-/// Where threads wait for each other. Unlike at a [`Barrier`](std::sync::Barrier), nobody waits for ever for one that has
-/// failed before.
+/// A point where threads wait for each other. Unlike at a [`Barrier`](std::sync::Barrier), no thread waits
+/// forever for one that has failed before.
 pub struct Meeting {
     size: usize,
     arrivals: AtomicUsize,
 }
 
 impl Meeting {
-    /// One of `size` threads.
+    /// Creates a meeting of `size` threads.
     pub fn of(size: usize) -> Self {
         Meeting { size, arrivals: AtomicUsize::new(0) }
     }
 
-    /// Waits until all have come. May be called several times by each.
+    /// Waits until all threads have arrived. Each may call it several times.
     ///
     /// # Panics
     ///
@@ -190,12 +190,12 @@ impl Meeting {
 /// The lines that a process writes, one after the other.
 pub struct Said {
     lines: Receiver<String>,
-    /// Those that were waited for.
+    /// The lines received so far.
     all: String,
 }
 
 impl Said {
-    /// Reads the lines of `source` in a thread of its own.
+    /// Reads the lines of `source` in a separate thread.
     pub fn of(source: impl Read + Send + 'static) -> Self {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -211,11 +211,11 @@ impl Said {
         Said { lines, all: String::new() }
     }
 
-    /// The next line, with its end. `None` at the end.
+    /// Returns the next line, with its end. `None` at the end.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over, with the lines that have come.
+    /// When [`PATIENCE`] is over, with the lines received so far.
     #[track_caller]
     pub fn next_line(&mut self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
@@ -230,11 +230,11 @@ impl Said {
         }
     }
 
-    /// Waits for a line that has `text` in it, and returns it.
+    /// Waits for a line that contains `text`, and returns it.
     ///
     /// # Panics
     ///
-    /// When [`PATIENCE`] is over or there are no more lines, with those that have come.
+    /// When [`PATIENCE`] is over or there are no more lines, with the lines received so far.
     #[track_caller]
     pub fn expect(&mut self, text: &str) -> String {
         loop {
@@ -289,7 +289,7 @@ mod tests {
             assert!(problem.contains(part), "{problem}");
         }
         assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
-        // One that closes its pipes and goes on is none that has ended.
+        // A process that closes its pipes and continues has not ended.
         assert!(output_within(SHORT, shell("exec sleep 1000 > /dev/null 2>&1")).is_err());
         let output = output_of(shell("echo here; echo there >&2; exit 3"));
         assert_eq!(

@@ -16,12 +16,12 @@ usage: collectives_peer --backend local --ranks N
   --job      name that all ranks of one world share
   --seal     what protects the traffic between ranks (default off)";
 
-/// How the ranks talk to each other.
+/// The transport between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Local,
     Tcp,
-    /// [`Backend::Tcp`], as if every rank had a machine of its own.
+    /// [`Backend::Tcp`], as if every rank had its own machine.
     Sockets,
 }
 
@@ -38,7 +38,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads the arguments; `None` if help was asked for. The error is a sentence for the user.
+    /// Parses the arguments; `None` if help was requested. The error is a sentence for the user.
     pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
         let (mut backend, mut ranks, mut rank, mut port) = (None, None, None, None);
         let (mut host, mut job, mut seal) = ("127.0.0.1".to_string(), None, Seal::Off);

@@ -1,4 +1,4 @@
-//! One operation on buffers that stay from iteration to iteration, as a trainer's do.
+//! One operation on buffers that are reused in every iteration, as in a trainer.
 
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use std::time::Duration;
 /// An error of this program, which `main` prints and turns into an exit code.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// How long an operation may take.
+/// Maximum duration of an operation.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The label of an operation outside training.
+/// Returns the label of an operation outside training.
 pub fn label(name: &str) -> Label {
     Label::new(name, Phase::Other)
 }
 
-/// An operation that a command can ask for.
+/// An operation that a command can request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     AllGather,
@@ -44,7 +44,7 @@ impl fmt::Display for Op {
 
 /// The buffers that the ranks of this process copy from in `memcpy`, by size.
 ///
-/// They share it because in a gather, too, all ranks read the same chunks: caches help both alike.
+/// They are shared because in a gather, too, all ranks read the same chunks: caches help both equally.
 #[derive(Clone, Default)]
 pub struct Sources(Arc<Mutex<BTreeMap<usize, Arc<Buffer>>>>);
 
@@ -59,17 +59,17 @@ impl Sources {
     }
 }
 
-/// An operation with its buffers, whose result was checked once.
+/// An operation with its buffers, whose result has been checked once.
 pub struct Exercise {
     op: Op,
     label: Label,
     input: Arc<Buffer>,
-    /// `None` only while an operation has it.
+    /// `None` only while an operation is using it.
     output: Option<Buffer>,
 }
 
 impl Exercise {
-    /// Makes the buffers for a full tensor of `bytes`, runs once and checks every element.
+    /// Creates the buffers for a full tensor of `bytes`, runs once and checks every element.
     ///
     /// The error is a sentence for the driver, the same on every rank.
     pub fn new(
@@ -92,7 +92,7 @@ impl Exercise {
             Op::ReduceScatter => (values(0, full), shard),
             Op::Memcpy => (sources.get(full), full),
         };
-        // Every element is wrong to begin with.
+        // Initially, every element is wrong.
         let output = Some(Buffer::from_slice(&vec![-1.0f32; output]));
         let mut exercise = Exercise { op, label: label("exercise"), input, output };
         let outcome = exercise.run(group).and_then(|()| exercise.check(rank, ranks));
@@ -123,8 +123,8 @@ impl Exercise {
         Ok(())
     }
 
-    /// Compares every element with its expected value. All values are small integers, so that sums
-    /// are exact whatever their order.
+    /// Compares every element with its expected value. All values are small integers, so that sums are exact
+    /// in any order.
     fn check(&self, rank: usize, ranks: usize) -> Result<(), Failure> {
         let output = self.output.as_ref().ok_or("an earlier run failed")?;
         debug_assert_eq!(output.dtype(), DType::F32);
@@ -149,7 +149,7 @@ impl Exercise {
     }
 }
 
-/// Element `index` of the input of `rank`; neighbouring ranks and elements have different values.
+/// Returns element `index` of the input of `rank`; neighbouring ranks and elements have different values.
 fn value(rank: usize, index: usize) -> f32 {
     // At most 1020: a sum over any sensible world is an exact f32.
     ((index * 31 + rank * 7) % 1021) as f32

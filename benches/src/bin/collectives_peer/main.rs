@@ -6,12 +6,11 @@
 //!     --backend tcp --ranks 2 --rank 0 --port 29500
 //! ```
 //!
-//! Rank 0 reads commands from standard input, `OP BYTES ITERATIONS` one a line, and answers each
-//! with a line of JSON; at the end of input all ranks leave. `OP` is `all_gather` or
-//! `reduce_scatter` of `f32`, where `BYTES` is the size of the full tensor, or `memcpy`, in which
-//! every rank copies `BYTES` bytes. With `--backend local` all ranks are threads of this process;
-//! otherwise start one process per rank. `benches/peers` speaks the same protocol to other
-//! systems.
+//! Rank 0 reads commands from standard input, one `OP BYTES ITERATIONS` per line, and answers each with a
+//! line of JSON; at the end of input all ranks exit. `OP` is `all_gather` or `reduce_scatter` of `f32`, where
+//! `BYTES` is the size of the full tensor, or `memcpy`, in which every rank copies `BYTES` bytes. With
+//! `--backend local` all ranks are threads of this process; otherwise start one process per rank.
+//! `benches/peers` provides the same protocol for other systems.
 
 mod arguments;
 mod exercise;
@@ -25,7 +24,7 @@ use kiln_shard::memory::CountingAllocator;
 use std::process::ExitCode;
 use std::thread;
 
-/// The trainer's allocator, so that buffers are what they are in a run.
+/// The trainer's allocator, so that buffers are the same as in a run.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
@@ -64,7 +63,7 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
                 scope.spawn(move || serve::serve(&group, sources))
             })
             .collect();
-        // All are joined before the first failure is returned: that is the one of the lowest rank.
+        // All threads are joined before the first failure, that of the lowest rank, is returned.
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         outcomes.into_iter().try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a rank panicked".into())))
     })

@@ -9,10 +9,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for the next command: the driver may be timing another system meanwhile.
+/// Maximum wait for the next command: the driver may be timing another system meanwhile.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Bytes of a broadcast command; unused ones are spaces.
+/// Length of a broadcast command in bytes; unused bytes are spaces.
 const COMMAND_LENGTH: usize = 64;
 
 /// One line from the driver.
@@ -42,7 +42,7 @@ impl FromStr for Command {
 
 /// Runs commands until there are no more. Only rank 0 reads and writes.
 ///
-/// The time of a command is that of the slowest rank, from a barrier on, over all iterations; one
+/// The time of a command is that of the slowest rank, measured from a barrier, over all iterations; one
 /// iteration before the barrier is not counted.
 pub fn serve(group: &dyn Communicator, sources: Sources) -> Result<(), Failure> {
     let mut input = (group.rank() == 0).then(|| io::stdin().lock());
@@ -79,7 +79,8 @@ pub fn serve(group: &dyn Communicator, sources: Sources) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The next command, the same on every rank; `None` at the end of input. A blank line ends too.
+/// Returns the next command, the same on every rank; `None` at the end of input. A blank line also ends the
+/// input.
 fn next_line(
     group: &dyn Communicator,
     input: Option<&mut io::StdinLock<'_>>,
@@ -87,7 +88,7 @@ fn next_line(
     let mut line = String::new();
     if let Some(input) = input {
         input.read_line(&mut line)?;
-        // What a message cannot hold is no command anyway; the answer says so.
+        // A line that does not fit a message is not a valid command anyway; the answer says so.
         line.retain(|character| character.is_ascii_graphic() || character == ' ');
         line.truncate(COMMAND_LENGTH);
     }
@@ -97,7 +98,7 @@ fn next_line(
     Ok((!line.is_empty()).then_some(line))
 }
 
-/// Seconds that the slowest rank took for `iterations`.
+/// Returns the seconds that the slowest rank took for `iterations`.
 fn time(group: &dyn Communicator, exercise: &mut Exercise, iterations: u32) -> Result<f64, Failure> {
     exercise.run(group)?;
     group.barrier(label("start")).wait(PATIENCE)?;

@@ -1,4 +1,4 @@
-//! What a step costs the host, per step and per block, from two runs that differ in the number of blocks.
+//! Host costs of a step, per step and per block, from two runs that differ in the number of blocks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use crate::trace::Trace;
 
-/// The report of `kiln-bench step --json`, as far as it is needed here.
+/// The required part of the report of `kiln-bench step --json`.
 #[derive(Deserialize)]
 pub struct Report {
     /// The shape of the model.
     pub model: Model,
     /// Seconds of each step.
     pub step_s: Vec<f64>,
-    /// Bytes of a rank at its peak by the plan.
+    /// Planned peak memory of a rank in bytes.
     planned_rank_bytes: Option<u64>,
     /// Tokens per second, and FLOP/s of the model at that rate.
     tokens_per_s: f64,
@@ -36,7 +36,7 @@ pub struct Model {
 }
 
 impl Report {
-    /// The report in the file `report.json` of a folder.
+    /// Reads the report in the file `report.json` of a folder.
     pub fn read(folder: &Path) -> Result<Report, String> {
         let path = folder.join("report.json");
         let at = |problem: String| format!("{}: {problem}", path.display());
@@ -44,12 +44,12 @@ impl Report {
         serde_json::from_str(&text).map_err(|error| at(error.to_string()))
     }
 
-    /// FLOPs of the model for a token.
+    /// Returns the FLOPs of the model per token.
     pub fn flops_per_token(&self) -> f64 {
         self.model_flops_per_s / self.tokens_per_s
     }
 
-    /// The shortest step: what else the machine does makes steps longer, and never shorter.
+    /// Returns the shortest step: other load on the machine makes steps longer, never shorter.
     fn shortest_step(&self) -> f64 {
         self.step_s.iter().copied().reduce(f64::min).unwrap_or(0.0)
     }
@@ -58,13 +58,13 @@ impl Report {
 /// The cost of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cost {
-    /// Kernels and products of matrices.
+    /// Number of kernels and matrix products.
     launches: f64,
-    /// Bytes that the driver was asked for.
+    /// Bytes requested from the driver.
     allocated: f64,
     /// Bytes copied between host and device, and within the device.
     copied: f64,
-    /// Bytes given to collectives.
+    /// Bytes passed to collectives.
     sent: f64,
     /// Microseconds from the first token to the end of the update.
     micros: f64,
@@ -86,7 +86,7 @@ impl Cost {
         Ok(cost)
     }
 
-    /// Each field of two costs, combined.
+    /// Combines each field of two costs.
     fn with(self, other: Cost, combine: impl Fn(f64, f64) -> f64) -> Cost {
         Cost {
             launches: combine(self.launches, other.launches),
@@ -97,7 +97,8 @@ impl Cost {
         }
     }
 
-    /// A row of the table. The time is that of whole steps only: two runs on a busy machine have no difference.
+    /// Formats a row of the table. Shows the time only for whole steps: on a busy machine, the difference
+    /// between two runs is meaningless.
     fn row(&self, what: &str, is_measured: bool) -> String {
         let Cost { launches, allocated, copied, sent, micros } = *self;
         let micros = if is_measured { format!("{:.0}", micros / launches) } else { String::new() };
@@ -105,12 +106,12 @@ impl Cost {
     }
 }
 
-/// Memory that a whole run has asked the driver for.
+/// Memory that a whole run has requested from the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Reserved {
-    /// Bytes of the device, at most.
+    /// Maximum number of bytes on the device.
     device: u64,
-    /// Pinned bytes of the host.
+    /// Pinned bytes on the host.
     pinned: u64,
 }
 
@@ -147,22 +148,22 @@ impl Reserved {
     }
 }
 
-/// The most that a preset may launch and reserve.
+/// The launches and memory allowed for a preset.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Most {
-    /// Launches of each block.
+    /// Launches per block.
     block: u32,
-    /// Launches of a step, besides its blocks.
+    /// Launches per step, in addition to those of its blocks.
     rest: u32,
-    /// MiB of the device that the run with more blocks has asked the driver for.
+    /// MiB of the device that the run with more blocks requests from the driver.
     reserved_mib: u32,
-    /// MiB of pinned memory of the host.
+    /// MiB of pinned memory on the host.
     pinned_mib: u32,
 }
 
-/// Prints the cost and the memory of the steps in `folders`, of which there are two for each preset, and holds it to `limits`.
-/// Returns whether every limit is kept.
+/// Prints the cost and the memory of the steps in `folders`, two for each preset, and checks them against
+/// `limits`. Returns true if all limits are met.
 pub fn run(folders: &[PathBuf], limits: Option<&Path>) -> Result<bool, String> {
     let limits: Option<BTreeMap<String, Most>> = match limits {
         None => None,

@@ -1,5 +1,5 @@
-//! What a launch of one of our kernels takes on a GPU: attention by the machine code of its loop, everything
-//! else by the bytes that it moves.
+//! The time of a launch of one of our kernels on a GPU: for attention from the machine code of its loop, for
+//! all others from the bytes that they move.
 
 use crate::host::Report;
 use crate::occupancy;
@@ -7,21 +7,21 @@ use crate::ptx::Kernel;
 use crate::sass::Mix;
 use crate::trace::Call;
 
-/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor in a
+/// Multiprocessors of an H100 or H200 (SXM), the quarters of each, and the FLOPs of a multiprocessor per
 /// cycle at the data sheet's rate (NVIDIA's H100 whitepaper).
 const MULTIPROCESSORS: f64 = 132.0;
 const QUARTERS: f64 = 4.0;
 const FLOPS_PER_CYCLE: f64 = 4096.0;
 
-/// The share of the bandwidth that kernels which stream large tensors are expected to reach.
+/// The share of the bandwidth that kernels streaming large tensors are expected to reach.
 const STREAMING: f64 = 0.85;
-/// The share of its bound that attention is expected to reach: FlashAttention-2, which is made of the same
+/// The share of its bound that attention is expected to reach: FlashAttention-2, which uses the same
 /// instructions, reaches 35 % of an H100's peak (Shah et al., arXiv:2407.08608), which is 0.56 of its bound.
-/// Products of warpgroups have a higher bound, and about the same share of it: FlashAttention-3 without
+/// Products of warpgroups have a higher bound, and reach about the same share of it: FlashAttention-3 without
 /// specialized warps reaches 570 of 989 TFLOP/s in the same paper.
 const ATTENTION: f64 = 0.56;
 
-/// Parameters that a block of the optimizer's kernels has (`SEGMENT` in `shard/src/optim/segments.rs`).
+/// Parameters in a block of the optimizer's kernels (`SEGMENT` in `shard/src/optim/segments.rs`).
 const SEGMENT: f64 = (1 << 14) as f64;
 
 /// The rates of a GPU.
@@ -55,24 +55,24 @@ impl Shape {
         }
     }
 
-    /// Elements of a head of a token.
+    /// Returns the number of elements of a head for one token.
     pub fn head_width(&self) -> f64 {
         self.model / self.heads
     }
 }
 
-/// What a launch takes.
+/// The time of a launch.
 pub struct KernelTime {
     pub operation: &'static str,
     /// Seconds at the data sheet's rates.
     pub least: f64,
-    /// Seconds that are expected.
+    /// Expected seconds.
     pub expected: f64,
     /// A row about the loop, for kernels that are bound by it.
     pub row: Option<String>,
 }
 
-/// Operations by the start of their kernels' names, and what else the name has in it.
+/// Operations, each with the beginning of its kernels' names and another part of the name.
 const OPERATIONS: &[(&str, &str, &str)] = &[
     ("forward_kernel_e_", "", "attention forward"),
     ("queries_kernel_", "", "attention backward, queries"),
@@ -108,13 +108,13 @@ impl Gpu {
         Gpu { flops, bandwidth }
     }
 
-    /// The seconds that `bytes` to and from device memory take at least, and those expected.
+    /// Returns the minimum and the expected seconds for moving `bytes` to and from device memory.
     pub fn moves(&self, bytes: f64) -> (f64, f64) {
         let least = bytes / self.bandwidth;
         (least, least / STREAMING)
     }
 
-    /// Cycles per second at which the data sheet's FLOP/s are reached.
+    /// Returns the cycles per second at which the data sheet's FLOP/s are reached.
     fn clock(&self) -> f64 {
         self.flops / (MULTIPROCESSORS * FLOPS_PER_CYCLE)
     }
@@ -142,7 +142,7 @@ impl Gpu {
         operation: &'static str,
     ) -> KernelTime {
         // Products of a query tile with a key tile: scores and values; in backward, scores and the gradient
-        // of probabilities again, and what becomes the gradients.
+        // of probabilities again, and those that produce the gradients.
         let products = match operation {
             "attention forward" => 2.0,
             "attention backward, queries" => 3.0,
@@ -152,18 +152,18 @@ impl Gpu {
         let warps = (threads as f64 / 32.0).max(1.0);
         let of_score = products * 2.0 * shape.head_width();
         let rows = shape.seq / call.extent("grid")[2] as f64;
-        // Of a round of all warps of a block.
+        // For a round of all warps of a block.
         let columns = hot.tensor_flops() * warps / (of_score * rows);
         let computed = computed_share(shape.seq, rows, columns);
         let all = of_score * shape.seq * shape.seq * shape.heads * shape.batch;
         let rounds = all * computed / hot.tensor_flops();
         let (cycles, unit) = hot.cycles();
         let shared_out = rounds * cycles / (MULTIPROCESSORS * QUARTERS);
-        // The block with the most tiles, on a multiprocessor of its own.
+        // The block with the most tiles, alone on a multiprocessor.
         let longest = rounds / computed / (blocks * warps) * cycles * (warps / QUARTERS).max(1.0);
         let mut least = shared_out.max(longest) / self.clock();
         if operation == "attention backward, queries" {
-            // Before its loop, it holds the result against its gradient, which it needs later as well.
+            // Before its loop, it multiplies the result by its gradient, which it needs later as well.
             least += self.moves(2.0 * shape.tokens * shape.model).0;
         }
         let shared = u64::from(kernel.shared_fixed) + call.number("shared");
@@ -185,16 +185,16 @@ impl Gpu {
     }
 }
 
-/// The share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of them, and
-/// what tiles on the diagonal have above it.
+/// Returns the share of all scores of a sequence that is computed in tiles of `rows` and `columns`: half of
+/// them, and the part of diagonal tiles that lies above the diagonal.
 fn computed_share(seq: f64, rows: f64, columns: f64) -> f64 {
     let tiles = (seq / rows).round().max(1.0) as u32;
     let ends = (1..=tiles).map(|tile| (f64::from(tile) * rows / columns).ceil() * columns);
     ends.map(|end| end.min(seq)).sum::<f64>() * rows / (seq * seq)
 }
 
-/// Bytes that a launch moves to and from device memory at least. What is read twice within a launch, and
-/// small tables, count once or not at all, since they are found in a cache.
+/// Returns the minimum number of bytes that a launch moves to and from device memory. Data read twice within
+/// a launch counts once, and small tables not at all, since they are cached.
 fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     let blocks = call.volume("grid") as f64;
     let threads = blocks * call.volume("block") as f64;
@@ -203,32 +203,32 @@ fn traffic(call: Call<'_>, kernel: &Kernel, shape: &Shape) -> f64 {
     let of = |start: &str, part: &str| name.starts_with(start) && name.contains(part);
     // Two bytes of each activation.
     if of("forward_kernel_f_", "_w_") {
-        // A block for each row: reads and writes it.
+        // One block per row: reads and writes it.
         blocks * shape.model * 4.0
     } else if name.starts_with("residual_norm_") {
-        // Also the result of a layer in, and the stream out.
+        // Also reads the result of a layer, and writes the stream.
         blocks * shape.model * 8.0
     } else if of("backward_kernel_f_", "_w_") {
-        // Input and gradient in, gradient out.
+        // Reads input and gradient, writes the gradient.
         shape.tokens * shape.model * 6.0
     } else if name.starts_with("residual_backward_") {
-        // Also the gradient of the stream in.
+        // Also reads the gradient of the stream.
         shape.tokens * shape.model * 8.0
     } else if name.starts_with("rotate_") || of("forward_kernel_f_", "_i_") {
         2.0 * stored
     } else if name.starts_with("gradient_kernel_") {
-        // Reads two tensors, or one and writes as much.
+        // Reads two tensors, or reads one and writes as much.
         shape.tokens * shape.model * 4.0
     } else if name.starts_with("row_losses_") {
-        // A block for each row of scores: reads them in f32, and writes their gradient in bf16.
+        // One block per row of scores: reads them in f32, and writes their gradient in bf16.
         blocks * shape.vocabulary * 6.0
     } else if name.starts_with("squares") {
         blocks * SEGMENT * 4.0
     } else if name.starts_with("adamw_c_f32_") {
-        // The gradient; the weight and both moments in and out.
+        // Reads the gradient; reads and writes the weight and both moments.
         blocks * SEGMENT * 28.0
     } else if name.starts_with("adamw_c_") {
-        // The weight in the compute dtype as well.
+        // Also writes the weight in the compute dtype.
         blocks * SEGMENT * 30.0
     } else {
         threads * f64::from(kernel.code.once.read + kernel.code.once.written)

@@ -1,4 +1,5 @@
-//! The limits file: how many registers and spilled bytes a kernel may use, and whether it needs tensor cores.
+//! The limits file: how many registers and spilled bytes a kernel may use, and whether it must use tensor
+//! cores.
 
 use std::fs;
 use std::path::Path;
@@ -19,14 +20,14 @@ pub struct Limits {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Its name; `*` stands for any text. The first entry that fits counts.
+    /// Its name; `*` stands for any text. The first matching entry applies.
     name: String,
-    /// The most registers per thread.
+    /// Maximum number of registers per thread.
     registers: u32,
-    /// The most spilled bytes per thread.
+    /// Maximum number of spilled bytes per thread.
     #[serde(default)]
     spills: u32,
-    /// Whether it has to use tensor cores.
+    /// True if it must use tensor cores.
     #[serde(default)]
     tensor_cores: bool,
 }
@@ -38,7 +39,7 @@ impl Limits {
         toml::from_str(&text).map_err(|error| at(error.to_string()))
     }
 
-    /// One sentence for every kernel that is beyond its limits or has no entry.
+    /// Returns one sentence for every kernel that exceeds its limits or has no entry.
     pub fn check(&self, table: &Table) -> Vec<String> {
         table.rows().flat_map(|(worst, _)| self.check_kernel(worst)).collect()
     }
@@ -63,7 +64,7 @@ impl Limits {
     }
 }
 
-/// Whether `name` is `pattern`, in which `*` stands for any text.
+/// Reports whether `name` matches `pattern`, in which `*` stands for any text.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

@@ -1,15 +1,16 @@
-//! Compiles kernels with NVIDIA's assembler, prints what they use, and compares that with limits. From traces of
-//! training steps it says what a step costs the host, and predicts what it takes on a GPU.
+//! Compiles kernels with NVIDIA's assembler, prints their resource usage, and compares it with limits. From
+//! traces of training steps it computes the host cost of a step, and predicts its time on a GPU.
 //!
-//! `kernels FOLDER…` takes every PTX file in the folders, has `ptxas` compile it for the architecture
-//! that it names, and prints one row per kernel and architecture: the most registers, spilled bytes and
-//! shared memory of its variants, and whether they use tensor cores. The rows are then compared with
-//! `benches/kernels.toml`. Who launched the kernels does not matter: `benches/kernels.sh` has any program
-//! do it under the stand-in for a driver.
+//! `kernels FOLDER…` takes every PTX file in the folders, has `ptxas` compile it for the architecture that it
+//! names, and prints one row per kernel and architecture: the most registers, spilled bytes and shared memory
+//! of its variants, and whether they use tensor cores. The rows are then compared with
+//! `benches/kernels.toml`. It does not matter which program launched the kernels: `benches/kernels.sh` runs
+//! any program under the stand-in for a driver.
 //!
-//! `kernels --host` and `kernels --predict` take two folders for each preset, which `benches/host_cost.sh` makes:
-//! runs with few and with more blocks. `trace` reads what was launched, `host` counts it, `sass` reads machine
-//! code, `kernel_time` and `matmul` give a launch its time, and `predict` adds up a step.
+//! `kernels --host` and `kernels --predict` take two folders for each preset, created by
+//! `benches/host_cost.sh`: runs with few and with more blocks. `trace` reads the launches, `host` counts
+//! them, `sass` reads machine code, `kernel_time` and `matmul` give a launch its time, and `predict` adds up
+//! a step.
 
 mod host;
 mod kernel_time;
@@ -44,16 +45,16 @@ const USAGE: &str = "usage: kernels [--limits FILE] [--ptxas PROGRAM] [--entries
 /// The path of `ptxas` after `benches/standins/setup.sh`.
 const PTXAS: &str = "target/standins/python/nvidia/cu13/bin/ptxas";
 
-/// What to do.
+/// The action of the program.
 #[derive(PartialEq)]
 enum Mode {
-    /// Hold kernels to limits.
+    /// Check kernels against limits.
     Table,
     /// Print entries for the limits file.
     Entries,
-    /// Count what a step costs the host.
+    /// Count the host costs of a step.
     Host,
-    /// Predict a step on a GPU of this name.
+    /// Predict a step on the GPU with this name.
     Predict(String),
 }
 
@@ -105,7 +106,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything is within its limits.
+/// Runs the program; returns true if everything is within its limits.
 fn run(arguments: &Arguments) -> Result<bool, String> {
     match &arguments.mode {
         Mode::Table | Mode::Entries => hold_kernels(arguments),
@@ -116,7 +117,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     }
 }
 
-/// Whether every kernel is within its limits.
+/// Checks kernels against their limits; returns true if all are within them.
 fn hold_kernels(arguments: &Arguments) -> Result<bool, String> {
     let mut table = Table::default();
     for folder in &arguments.folders {

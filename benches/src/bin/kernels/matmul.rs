@@ -1,4 +1,4 @@
-//! Times of products of matrices, by NVIDIA's heuristics for them.
+//! Times of matrix products, from NVIDIA's heuristics.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::kernel_time::Gpu;
 use crate::trace::Call;
 
-/// The script that asks NVIDIA's library.
+/// The script that queries NVIDIA's library.
 const SCRIPT: &str = "benches/matmul_times.py";
 
 /// The number of cuBLASLt's type for f32 (`CUDA_R_32F`).
@@ -16,26 +16,26 @@ const F32: &str = "0";
 
 /// Times of the products of a step.
 pub struct Matmuls {
-    /// By the words that the script is given.
+    /// Times by the arguments of the script.
     seconds: BTreeMap<String, f64>,
-    /// FLOP/s that are expected.
+    /// Expected FLOP/s.
     expected: f64,
 }
 
-/// Whether the result of a product is f32.
+/// Returns true if the result of a product is f32.
 fn is_f32(call: Call<'_>) -> bool {
     call.field("types").ends_with(&format!(",{F32}"))
 }
 
-/// A product in the script's words: rows, columns and inner dimension as cuBLASLt has them, by columns, what is
-/// transposed, and the dtype of the result.
+/// Returns a product as arguments of the script: rows, columns and inner dimension in cuBLASLt's column-major
+/// order, the transposed operands, and the dtype of the result.
 fn words(call: Call<'_>) -> String {
     let result = if is_f32(call) { "f32" } else { "bf16" };
     let [m, n, k] = ["m", "n", "k"].map(|key| call.number(key));
     format!("{m} {n} {k} {} {result}", call.field("transposed"))
 }
 
-/// Bytes that a product reads of its result, because it adds to it.
+/// Returns the bytes of its result that a product reads because it adds to it.
 fn read_of_result(call: Call<'_>) -> f64 {
     let adds = !matches!(call.field("beta"), "" | "0");
     let bytes = if is_f32(call) { 4.0 } else { 2.0 };
@@ -48,7 +48,7 @@ fn flops(call: Call<'_>) -> f64 {
 }
 
 impl Matmuls {
-    /// The times of `calls` on a GPU.
+    /// Determines the times of `calls` on a GPU.
     pub fn of<'a>(
         calls: impl Iterator<Item = Call<'a>>,
         gpu: &str,
@@ -80,19 +80,19 @@ impl Matmuls {
         Ok(Matmuls { seconds, expected })
     }
 
-    /// Where the times come from.
+    /// Returns the source of the times.
     pub fn source(&self) -> &'static str {
         "nvidia-matmul-heuristics, at least; at the plan's share of the peak, expected"
     }
 
-    /// The name of a product, the seconds that it takes at least, and those expected.
+    /// Returns the name of a product, and its minimum and expected seconds.
     pub fn time(&self, call: Call<'_>, gpu: &Gpu) -> (String, f64, f64) {
         let words = words(call);
         let least = self.seconds.get(&words).copied().unwrap_or(0.0);
-        // Small products, and those that are bound by memory, are slower than the share says.
+        // Small products and memory-bound products are slower than the share implies.
         let expected = least.max(flops(call) / self.expected);
-        // NVIDIA's times are those of products that do not add to their result. A tile reads its part of it when
-        // all else is done: other tiles may hide that, and are not expected to.
+        // NVIDIA's times are those of products that do not add to their result. A tile reads its part of the
+        // result after all other work: other tiles may hide that, but are not expected to.
         let (_, reads) = gpu.moves(read_of_result(call));
         (format!("product {words}"), least, expected + reads)
     }

@@ -1,17 +1,17 @@
-//! How many blocks of a kernel share a multiprocessor of compute capability 9.0.
+//! The number of blocks of a kernel that share a multiprocessor of compute capability 9.0.
 
-/// Registers of a multiprocessor, which warps get in units of 256.
+/// Registers of a multiprocessor, which are allocated to warps in units of 256.
 const REGISTERS: u64 = 65_536;
 const REGISTER_UNIT: u64 = 256;
-/// Shared memory of a multiprocessor, and what each block takes besides its own.
+/// Shared memory of a multiprocessor, and the amount that each block takes in addition to its own.
 const SHARED: u64 = 228 << 10;
 const SHARED_BESIDE: u64 = 1 << 10;
-/// Warps and blocks of a multiprocessor, at most.
+/// Maximum number of warps and blocks of a multiprocessor.
 const WARPS: u64 = 64;
 const BLOCKS: u64 = 32;
 
-/// Blocks of `threads` threads with so many registers each and `shared` bytes of shared memory that a
-/// multiprocessor takes at the same time.
+/// Returns how many blocks of `threads` threads, with `registers` registers each and `shared` bytes of shared
+/// memory, a multiprocessor runs at the same time.
 pub fn blocks(threads: u64, registers: u64, shared: u64) -> u64 {
     let warps = threads.div_ceil(32).max(1);
     let by_registers = REGISTERS / ((registers.max(1) * 32).next_multiple_of(REGISTER_UNIT) * warps);
@@ -22,7 +22,7 @@ pub fn blocks(threads: u64, registers: u64, shared: u64) -> u64 {
 mod tests {
     use super::blocks;
 
-    /// As the occupancy calculator of CUDA's toolkit says it for compute capability 9.0.
+    /// As in the occupancy calculator of the CUDA toolkit for compute capability 9.0.
     #[test]
     fn blocks_share_a_multiprocessor() {
         assert_eq!(blocks(256, 32, 0), 8);

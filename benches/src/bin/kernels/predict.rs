@@ -1,8 +1,8 @@
-//! A step's time on a GPU that nobody has run it on: of every launch in the trace of a step, what the GPU takes at
-//! least by its data sheet, and what is to be expected.
+//! Predicts the time of a step on a GPU on which it has never run: for every launch in the trace of a step,
+//! the minimum time by the GPU's data sheet, and the expected time.
 //!
-//! Two runs are given, with few blocks and with more. All blocks are the same, so that the time of the whole
-//! model follows.
+//! Takes two runs, with few blocks and with more. All blocks are the same, so the time of the whole model
+//! follows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use crate::matmul::Matmuls;
 use crate::ptx::{self, Kernel, Tools};
 use crate::trace::{Call, Trace};
 
-/// Seconds that a launch takes however little it does, in what is expected.
+/// Minimum expected seconds of a launch, however little it does.
 const LAUNCH_S: f64 = 2e-6;
 
-/// What all launches of an operation take.
+/// The time of all launches of an operation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Time {
     launches: f64,
-    /// By the rates of the data sheet.
+    /// Seconds at the data sheet's rates.
     least: f64,
-    /// By what such kernels reach elsewhere.
+    /// Seconds at the rates that such kernels reach elsewhere.
     expected: f64,
 }
 
 /// The times of a step's operations.
 type Times = BTreeMap<String, Time>;
 
-/// Prints the prediction for the steps in `folders`, of which there are two for each preset.
+/// Prints the prediction for the steps in `folders`, two for each preset.
 pub fn run(folders: &[PathBuf], gpu: &str, tools: &Tools, python: &Path) -> Result<(), String> {
     let sheet = DataSheet::named(gpu).ok_or(format!("{gpu} has no data sheet here"))?;
     let gpu = Gpu::new(sheet.peak_flops(Precision::Bf16), sheet.bandwidth * 1e9);
@@ -125,7 +125,7 @@ impl Step {
         Ok(Step { reports, times, matmuls: matmuls.source() })
     }
 
-    /// The table of the operations, and a row for the table of presets.
+    /// Formats the table of the operations, and a row for the table of presets.
     fn text(&self, preset: &str, layers: f64, peak: f64) -> (String, String) {
         let [fewer, more] = &self.reports;
         let (low, high) = (fewer.model.layers as f64, more.model.layers as f64);
@@ -179,8 +179,8 @@ impl Step {
     }
 }
 
-/// The operation that a call belongs to, the seconds that it takes at least, and those expected; nothing for calls
-/// that do not keep the device busy.
+/// Returns the operation that a call belongs to, and its minimum and expected seconds; `None` for calls that
+/// do not keep the device busy.
 fn time(
     call: Call<'_>,
     gpu: &Gpu,

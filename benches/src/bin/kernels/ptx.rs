@@ -12,7 +12,7 @@ use crate::trace::Trace;
 pub struct Tools {
     /// The assembler.
     pub ptxas: PathBuf,
-    /// The disassembler, where machine code is to be looked at.
+    /// The disassembler, if machine code should be examined.
     pub nvdisasm: Option<PathBuf>,
 }
 
@@ -31,9 +31,9 @@ pub struct Kernel {
     pub spills: u32,
     /// Bytes per block, fixed by the kernel or at its launch.
     pub shared: u32,
-    /// Bytes per block that are fixed by the kernel.
+    /// Fixed bytes per block.
     pub shared_fixed: u32,
-    /// Whether it has an instruction for tensor cores.
+    /// True if it has an instruction for tensor cores.
     pub tensor_cores: bool,
     /// Its machine code, if there is a disassembler.
     pub code: Code,
@@ -43,8 +43,8 @@ pub struct Kernel {
 /// fifth generation.
 const TENSOR_CORES: [&str; 4] = ["wmma.mma.", "mma.sync.", "wgmma.mma_async.", "tcgen05.mma."];
 
-/// Compiles every `.ptx` file of `folder`. Where the folder has a `trace.txt`, the shared memory that
-/// launches asked for is taken from there.
+/// Compiles every `.ptx` file of `folder`. If the folder has a `trace.txt`, the shared memory that launches
+/// requested is taken from it.
 pub fn assemble_all(folder: &Path, tools: &Tools) -> Result<Vec<Kernel>, String> {
     let at = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut files = Vec::new();
@@ -73,7 +73,7 @@ pub fn assemble_all(folder: &Path, tools: &Tools) -> Result<Vec<Kernel>, String>
 fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Kernel>, String> {
     let ptx = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let architecture = architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
-    // Machine code stays beside the PTX.
+    // The machine code is kept next to the PTX.
     let machine = match nvdisasm {
         Some(_) => file.with_extension("cubin"),
         None => PathBuf::from("/dev/null"),
@@ -102,7 +102,7 @@ fn assemble(file: &PathBuf, Tools { ptxas, nvdisasm }: &Tools) -> Result<Vec<Ker
     }
 }
 
-/// The machine code in a file, by kernels.
+/// Returns the machine code in a file, by kernel.
 fn disassemble(file: &Path, nvdisasm: &Path) -> Result<BTreeMap<String, Code>, String> {
     let at = |problem: String| format!("{} {}: {problem}", nvdisasm.display(), file.display());
     let output =
@@ -113,7 +113,7 @@ fn disassemble(file: &Path, nvdisasm: &Path) -> Result<BTreeMap<String, Code>, S
     Ok(sass::read(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// A kernel's name without the eight hexadecimal digits that tell apart its variants.
+/// Returns a kernel's name without the eight hexadecimal digits that distinguish its variants.
 fn without_hash(name: &str) -> &str {
     match name.rsplit_once('_') {
         Some((name, hash)) if hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => name,
@@ -126,7 +126,7 @@ fn architecture(ptx: &str) -> Option<&str> {
     line.split([',', ' ']).next()
 }
 
-/// The kernels in the report of `ptxas -v` on one file, which has several lines for each.
+/// Parses the kernels in the report of `ptxas -v` on one file, which has several lines for each.
 fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in said.lines() {
@@ -150,7 +150,7 @@ fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
     kernels
 }
 
-/// From the name of an entry to the next entry: its instructions.
+/// Returns the text from the name of an entry to the next entry: its instructions.
 fn body<'a>(ptx: &'a str, name: &str) -> &'a str {
     let start = ptx.find(&format!(".entry {name}")).unwrap_or(0);
     let rest = &ptx[start..];
@@ -159,14 +159,14 @@ fn body<'a>(ptx: &'a str, name: &str) -> &'a str {
     &rest[..end]
 }
 
-/// The number that stands before `unit`; 0 if there is none.
+/// Returns the number before `unit`; 0 if there is no such number.
 fn number_before(line: &str, unit: &str) -> u32 {
     let before = line.find(unit).map(|at| &line[..at]);
     let word = before.and_then(|before| before.rsplit(' ').next());
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// The most shared memory that launches asked for, by kernel.
+/// Returns the most shared memory that launches requested, by kernel.
 fn shared_at_launch(trace: &Trace) -> BTreeMap<String, u32> {
     let mut most = BTreeMap::new();
     for call in trace.calls().filter(|call| call.name() == "launch") {
@@ -191,7 +191,7 @@ mod tests {
 { wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 ; }
 ";
 
-    /// As ptxas 13.0 says it.
+    /// Output of ptxas 13.0.
     const REPORT: &str = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'product' for 'sm_90a'

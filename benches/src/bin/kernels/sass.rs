@@ -1,18 +1,18 @@
-//! Machine code as `nvdisasm` prints it: the instructions of a kernel's hot loop, and what they take.
+//! Machine code as printed by `nvdisasm`: the instructions of a kernel's hot loop, and their time.
 
 use std::collections::BTreeMap;
 
 /// FLOPs of a product of fragments `m16n8k16` (`HMMA`).
 const FLOPS_OF_HMMA: u32 = 4096;
 
-/// FLOPs of the tensor cores of a quarter of a multiprocessor of sm_90 in a cycle, by the data sheet.
+/// FLOPs of the tensor cores in a quarter of a multiprocessor of sm_90 per cycle, by the data sheet.
 const TENSOR_FLOPS: f64 = 1024.0;
 
-/// The share of it that products of fragments (`mma.sync`) reach, and only those of a warpgroup (`wgmma`)
-/// exceed (Luo et al., arXiv:2402.13499, table of tensor core throughput).
+/// The share of [`TENSOR_FLOPS`] that products of fragments (`mma.sync`) reach, and only those of a warpgroup
+/// (`wgmma`) exceed (Luo et al., arXiv:2402.13499, table of tensor core throughput).
 const HMMA_SHARE: f64 = 0.629;
 
-/// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory in a cycle.
+/// Bytes that a quarter of a multiprocessor moves between registers and L1 or shared memory per cycle.
 const L1_BYTES: f64 = 32.0;
 
 /// Threads of a warp.
@@ -21,14 +21,14 @@ const LANES: f64 = 32.0;
 /// Warps of a warpgroup.
 const WARPS: u32 = 4;
 
-/// Instructions of some code, by what executes them.
+/// Numbers of instructions in some code, by the unit that executes them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mix {
     /// All instructions.
     pub all: u32,
     /// Products on tensor cores, of fragments or of a warpgroup.
     pub tensor: u32,
-    /// FLOPs of products of fragments (`HMMA`), and what a warp has of those of its warpgroup (`HGMMA`).
+    /// FLOPs of products of fragments (`HMMA`), and a warp's share of those of its warpgroup (`HGMMA`).
     pub fragment_flops: u32,
     /// See `fragment_flops`.
     pub warpgroup_flops: u32,
@@ -40,8 +40,8 @@ pub struct Mix {
     pub integer: u32,
     /// Shuffles between threads.
     pub shuffle: u32,
-    /// Bytes that a warp moves to or from L1 and shared memory, and its part of what products of its
-    /// warpgroup read.
+    /// Bytes that a warp moves to or from L1 and shared memory, and its share of the bytes that products of
+    /// its warpgroup read.
     pub l1_bytes: u32,
     /// Bytes that a thread reads from and writes to device memory.
     pub read: u32,
@@ -63,7 +63,7 @@ impl Mix {
                 let [rows, columns, k] = shape(opcode);
                 self.tensor += 1;
                 self.warpgroup_flops += 2 * rows * columns * k / WARPS;
-                // Two bytes of each element that a descriptor says: always those of B.
+                // Two bytes of each element described by a descriptor: always the elements of B.
                 let left = if operands.split(',').nth(1).is_some_and(is_descriptor) { rows } else { 0 };
                 self.l1_bytes += 2 * (left + columns) * k / WARPS;
             }
@@ -86,8 +86,8 @@ impl Mix {
         }
     }
 
-    /// Cycles of a quarter of a multiprocessor that a warp takes at least: of the unit that is busy longest,
-    /// by the rates of CUDA's programming guide for compute capability 9.0. With the name of the unit.
+    /// Returns the minimum cycles of a quarter of a multiprocessor that a warp takes: those of the busiest
+    /// unit, by the rates of CUDA's programming guide for compute capability 9.0, with the name of the unit.
     pub fn cycles(&self) -> (f64, &'static str) {
         let units = [
             (f64::from(self.all), "issue"),
@@ -100,12 +100,12 @@ impl Mix {
         units.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)).unwrap_or((0.0, "issue"))
     }
 
-    /// FLOPs on tensor cores.
+    /// Returns the FLOPs on tensor cores.
     pub fn tensor_flops(&self) -> f64 {
         f64::from(self.fragment_flops) + f64::from(self.warpgroup_flops)
     }
 
-    /// Cycles of the tensor cores of a quarter of a multiprocessor.
+    /// Returns the cycles of the tensor cores of a quarter of a multiprocessor.
     fn tensor_cycles(&self) -> f64 {
         (f64::from(self.fragment_flops) / HMMA_SHARE + f64::from(self.warpgroup_flops)) / TENSOR_FLOPS
     }
@@ -118,18 +118,18 @@ struct Instruction<'a> {
     operands: &'a str,
 }
 
-/// Rows, columns and elements along the sum of `HGMMA.64x128x16.F32.BF16`; zeros for what is none.
+/// Returns the rows, columns and inner elements of `HGMMA.64x128x16.F32.BF16`; zeros for other instructions.
 fn shape(opcode: &str) -> [u32; 3] {
     let sizes = opcode.split('.').nth(1).unwrap_or_default().split('x').map(|size| size.parse().unwrap_or(0));
     sizes.collect::<Vec<_>>().try_into().unwrap_or_default()
 }
 
-/// Whether an operand says where a matrix is in shared memory.
+/// Returns true if an operand describes the location of a matrix in shared memory.
 fn is_descriptor(operand: &str) -> bool {
     operand.trim_start().starts_with("gdesc[")
 }
 
-/// Bytes of a thread by the suffixes of a load or store.
+/// Returns the bytes per thread from the suffixes of a load or store.
 fn width(opcode: &str) -> u32 {
     let of = |suffix: &str| match suffix {
         "128" => Some(16),
@@ -141,7 +141,7 @@ fn width(opcode: &str) -> u32 {
     opcode.split('.').find_map(of).unwrap_or(4)
 }
 
-/// Matrices of 8 rows that `ldmatrix` loads.
+/// Returns the number of matrices of 8 rows that `ldmatrix` loads.
 fn matrices(opcode: &str) -> u32 {
     opcode.rsplit('.').next().and_then(|count| count.parse().ok()).filter(|count| *count <= 4).unwrap_or(1)
 }
@@ -149,14 +149,14 @@ fn matrices(opcode: &str) -> u32 {
 /// The machine code of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Code {
-    /// Every instruction once.
+    /// All instructions, each counted once.
     pub once: Mix,
-    /// The loop with the most FLOPs on tensor cores, or else the most traffic; of two, the shorter one.
-    /// Instructions that only some rounds come to are counted.
+    /// The loop with the most FLOPs on tensor cores, or else the most traffic; of two equal ones, the shorter
+    /// one. Includes instructions that only some iterations reach.
     pub hot_loop: Option<Mix>,
 }
 
-/// The kernels in what `nvdisasm -c` prints, by name.
+/// Parses the output of `nvdisasm -c` into kernels by name.
 pub fn read(text: &str) -> BTreeMap<String, Code> {
     let mut kernels = BTreeMap::new();
     let mut sections = text.split("\n.text.");
@@ -233,12 +233,12 @@ mod tests {
         let hot = code.hot_loop.as_ref().expect("a loop");
         assert_eq!((hot.all, hot.tensor, hot.l1_bytes), (4, 2, 512));
         assert_eq!((hot.fragment_flops, hot.warpgroup_flops), (8192, 0));
-        // Sixteen cycles for four matrices, and less than that for two products.
+        // Sixteen cycles for four matrices, and fewer for two products.
         assert_eq!(hot.cycles(), (16.0, "shared memory"));
     }
 
-    /// As nvdisasm 13 prints what ptxas makes of two products of a warpgroup: both matrices in shared memory,
-    /// one.
+    /// Output of nvdisasm 13 for two products of a warpgroup compiled by ptxas: one with both matrices in
+    /// shared memory, one with one.
     const WARPGROUP: &str = "\
 	.text.ignored
 .text.attention_01234567:
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(hot.warpgroup_flops, 2 * 16 * (2 * 64 * 64 + 64 * 128) / 4);
         assert_eq!((hot.fragment_flops, code.once.fragment_flops), (0, 8192));
         assert_eq!(hot.tensor_flops(), f64::from(hot.warpgroup_flops));
-        // A and B of the first two, B of the last, two bytes an element.
+        // A and B of the first two, B of the last, two bytes per element.
         assert_eq!(hot.l1_bytes, 2 * 16 * (2 * (64 + 64) + 128) / 4);
         // A multiprocessor takes 32 cycles for 64 x 64 x 16, and 64 for the other one; its shared memory
         // takes less.

@@ -5,13 +5,13 @@ use std::fmt::Write;
 
 use crate::ptx::Kernel;
 
-/// For every kernel and architecture the most that any variant of the kernel uses, with tensor cores if all
-/// variants use them, and the number of variants: of dtype, shape or vectorisation.
+/// For every kernel and architecture, the maximum usage of any variant of the kernel, with tensor cores if
+/// all variants use them, and the number of variants: of dtype, shape or vectorisation.
 #[derive(Default)]
 pub struct Table(BTreeMap<(String, String), (Kernel, usize)>);
 
 impl Table {
-    /// Adds a kernel, or a variant of one that is there.
+    /// Adds a kernel, or another variant of a kernel.
     pub fn add(&mut self, kernel: Kernel) {
         let key = (kernel.name.clone(), kernel.architecture.clone());
         let (worst, variants) = self.0.entry(key).or_insert_with(|| (kernel.clone(), 0));
@@ -22,12 +22,12 @@ impl Table {
         worst.tensor_cores &= kernel.tensor_cores;
     }
 
-    /// The kernels with what they use at most, and the numbers of their variants, by name.
+    /// Returns the kernels with their maximum usage, and the numbers of their variants, by name.
     pub fn rows(&self) -> impl Iterator<Item = &(Kernel, usize)> {
         self.0.values()
     }
 
-    /// The table as text.
+    /// Formats the table as text.
     pub fn text(&self) -> String {
         let width = self.rows().map(|(worst, _)| worst.name.len()).max().unwrap_or(0).max(6);
         let mut text = format!(
@@ -49,7 +49,7 @@ impl Table {
         text
     }
 
-    /// As entries of a limits file, one per kernel, with the most of all architectures.
+    /// Formats the table as entries of a limits file, one per kernel, with the maximum of all architectures.
     pub fn entries(&self) -> String {
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
         for (worst, _) in self.rows() {

@@ -1,4 +1,4 @@
-//! How much a save in the background slows steps down.
+//! Measures how much a background save slows steps down.
 
 use std::path::Path;
 use std::thread;
@@ -11,7 +11,7 @@ use kiln_shard::Engine;
 
 use crate::disk;
 
-/// Saves in a round, and as many plain writings.
+/// Number of saves, and of plain writes, in a round.
 const TIMES: u64 = 3;
 
 /// Bytes per call of plain writing.
@@ -20,16 +20,16 @@ const BLOCK: usize = 1 << 20;
 /// Means over a round, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// A step during which nothing is saved.
+    /// Time of a step without a concurrent save.
     pub step: f64,
-    /// The time that steps were held up by a save: beginning it, and copying what the next update
+    /// Time that steps were blocked by a save: for starting it, and for copying data that the next update
     /// changes before it is written.
     pub held: f64,
-    /// The processor time that the writers of all ranks took for a save.
+    /// Processor time of the writers of all ranks for a save.
     pub cpu: f64,
-    /// By how much steps were longer, all together, until a save was complete.
+    /// Total time by which steps were longer until a save was complete.
     pub slowed: f64,
-    /// The same while as many bytes were only written.
+    /// Total time by which steps were longer while the same number of bytes was only written.
     pub plain_slowed: f64,
 }
 
@@ -43,13 +43,13 @@ struct Step {
 /// The steps of one rank.
 pub struct Steps<'a> {
     pub engine: &'a Engine,
-    /// Does the step of a number; returns the seconds that its update took.
+    /// Runs the step with the given number; returns the seconds of its update.
     pub step: &'a dyn Fn(u64) -> Result<f64, TrainError>,
 }
 
 impl Steps<'_> {
-    /// Saves, and as many bytes written to `raw` without anything else, by turns, between steps that
-    /// nothing goes on beside: the machine's own ups and downs are the same before and after.
+    /// Alternates between saves and plain writes of as many bytes to `raw`, between steps without any
+    /// concurrent work, so that fluctuations of the machine's speed affect the steps before and after alike.
     pub fn beside_saves(
         &self,
         first_step: u64,
@@ -67,8 +67,8 @@ impl Steps<'_> {
             self.sum(0.0)?;
             Ok::<_, TrainError>(Step { whole: start.elapsed().as_secs_f64(), update })
         };
-        // Steps until `done`, and one after them, which is the one before the next: how much longer they
-        // were.
+        // Runs steps until `done`, and one more, which is the reference for the next; returns by how much
+        // they were longer.
         let mut before = timed()?;
         let mut until = |done: &mut dyn FnMut() -> Result<bool, TrainError>| {
             let mut steps = vec![timed()?];
@@ -120,8 +120,8 @@ impl Steps<'_> {
     }
 }
 
-/// By how much updates took longer, where they did, and by how much steps were longer in sum, than
-/// the mean of a step before and one after them.
+/// Returns the total time by which updates were longer, where they were, and the total time by which steps
+/// were longer, than the mean of a step before and one after them.
 fn more_than_usual(steps: &[Step], before: Step, after: Step) -> [f64; 2] {
     let update = f64::midpoint(before.update, after.update);
     let whole = f64::midpoint(before.whole, after.whole);

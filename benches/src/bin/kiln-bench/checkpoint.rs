@@ -1,5 +1,5 @@
-//! `kiln-bench checkpoint`: saving and loading against plain writing and reading of as many bytes,
-//! and how much of a save in the background the steps feel.
+//! `kiln-bench checkpoint`: saving and loading compared with plain writing and reading of as many bytes, and
+//! how much background saves slow the steps down.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub struct CheckpointTable {
     pub rounds: usize,
     /// Plain sequential writing of as many bytes, synced.
     pub raw_write_s: f64,
-    /// A save that is waited for.
+    /// A blocking save.
     pub save_s: f64,
     /// `save_s` over `raw_write_s`, median of the ratios within rounds.
     pub save_over_raw: f64,
@@ -76,31 +76,31 @@ pub struct CheckpointTable {
     pub load_over_raw: f64,
     /// Bytes that all ranks together have read, over `bytes`.
     pub read_over_bytes: f64,
-    /// A step that nothing is saved behind.
+    /// A step without a concurrent save.
     pub step_s: f64,
-    /// The time that the steps were held up by a save in the background: beginning it, and copying
-    /// what the next optimizer step changes before it is written.
+    /// The time that the steps were blocked by a background save: for starting it, and for copying data that
+    /// the next optimizer step changes before it is written.
     pub held_s: f64,
     /// `held_s` over `save_s`, median of the ratios within rounds.
     pub held_over_save: f64,
-    /// What the writers of all ranks take of the processors for a save, in seconds of one core.
+    /// Processor time of the writers of all ranks for a save, in seconds of one core.
     pub cpu_s: f64,
-    /// `cpu_s` spread over all cores, over `save_s`, median of the ratios within rounds: by how much
-    /// a save has to lengthen steps that leave no core idle.
+    /// `cpu_s` spread over all cores, over `save_s`, median of the ratios within rounds: the share by which a
+    /// save must lengthen steps that leave no core idle.
     pub cpu_over_save: f64,
-    /// By how much the steps were longer, all together, until the save was complete: held up, and
-    /// slowed down by the work beside them.
+    /// Total time by which the steps were longer until the save was complete: blocked by it, and slowed down
+    /// by its concurrent work.
     pub slowed_s: f64,
     /// `slowed_s` over `save_s`, median of the ratios within rounds.
     pub slowed_over_save: f64,
-    /// By how much the steps were longer, all together, while as many bytes were only written beside
-    /// them, past the system's cache.
+    /// Total time by which the steps were longer while as many bytes were only written concurrently,
+    /// bypassing the system's cache.
     pub plain_slowed_s: f64,
     /// `plain_slowed_s` over `save_s`, median of the ratios within rounds.
     pub plain_slowed_over_save: f64,
 }
 
-/// One round, as rank 0 saw it.
+/// One round, as measured by rank 0.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     raw_write: f64,
@@ -128,7 +128,7 @@ impl CheckpointArgs {
         config.train.ranks = self.ranks;
         let model = checked(&mut config)?;
         check_counts(&[("--rounds", self.rounds)])?;
-        // A new folder, since it is removed with everything in it.
+        // A new folder, since it is removed with all its contents.
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
             .map_err(disk::error("write into", &self.folder))?;
@@ -151,7 +151,7 @@ impl CheckpointArgs {
     }
 }
 
-/// One rank at work.
+/// The measurement on one rank.
 struct Bench<'a> {
     config: &'a Config,
     shape: &'a ModelConfig,
@@ -165,7 +165,7 @@ impl Bench<'_> {
         self.model.engine()
     }
 
-    /// Parameters, bytes, and the rounds.
+    /// Returns the number of parameters, the number of bytes, and the rounds.
     fn rounds(&self, count: usize) -> Result<(usize, u64, Vec<Round>), TrainError> {
         // The first step allocates moments and buffers.
         self.step(1)?;
@@ -189,7 +189,7 @@ impl Bench<'_> {
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();
-        // Writes of earlier rounds are finished first, so that they cost this round nothing.
+        // Writes of earlier rounds are finished first, so that they do not affect this round.
         self.alone(|| disk::forget(self.folder))?;
         let mut saver = Saver::new(options(false), rank);
         round.save = self.together(|| {
@@ -218,7 +218,7 @@ impl Bench<'_> {
         Ok(round)
     }
 
-    /// A step on made-up tokens; returns the seconds that its update took.
+    /// Runs a step on made-up tokens; returns the seconds of its update.
     fn step(&self, number: u64) -> Result<f64, TrainError> {
         Ok(step(self.config, self.model, self.device, None, number)?.update.as_secs_f64())
     }
@@ -238,7 +238,7 @@ impl Bench<'_> {
         SaveContext::new(state)
     }
 
-    /// Does something on rank 0 while the others wait; returns the seconds it took.
+    /// Runs `work` on rank 0 while the others wait; returns the seconds it took.
     fn alone(&self, work: impl FnOnce() -> std::io::Result<()>) -> Result<f64, TrainError> {
         self.together(|| match self.engine().world().rank() {
             0 => work().map_err(disk::error("measure", self.folder)),
@@ -246,7 +246,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Does something on all ranks; returns the seconds until all were done.
+    /// Runs `work` on all ranks; returns the seconds until all were done.
     fn together<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<f64, TrainError>
     where
         TrainError: From<E>,
@@ -287,7 +287,7 @@ fn table(ranks: usize, parameters: usize, bytes: u64, rounds: &[Round]) -> Check
 }
 
 impl CheckpointTable {
-    /// The table for people.
+    /// Formats the table for people.
     pub fn to_text(&self) -> String {
         let gigabytes = self.bytes as f64 / 1e9;
         let line = |what: &str, seconds: f64, more: String| format!("{what:<44} {seconds:>8.3} s  {more}\n");

@@ -1,4 +1,4 @@
-//! Plain sequential writing and reading on the same disk, which checkpoints are compared with.
+//! Plain sequential writing and reading on the same disk, the baseline for checkpoints.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,17 +12,16 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 /// Bytes per call.
 const BLOCK: usize = 4 << 20;
 
-/// Writes `bytes` bytes into one new file, one after the other, and waits until they are on the
-/// disk.
+/// Writes `bytes` bytes sequentially into one new file, and waits until they are on disk.
 pub fn write(path: &Path, bytes: u64) -> io::Result<()> {
     let mut file = File::create(path)?;
     in_blocks(bytes, BLOCK, |block| file.write_all(block))?;
     file.sync_all()
 }
 
-/// Gives `bytes` bytes to `write`, at most `size` at a time.
+/// Passes `bytes` bytes to `write`, at most `size` at a time.
 pub fn in_blocks(bytes: u64, size: usize, mut write: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    // Not all zeros, which some disks do not write at all.
+    // Not all zeros, which some disks do not actually write.
     let block: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
     let mut left = bytes;
     while left > 0 {
@@ -41,8 +40,8 @@ pub fn read(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next
-/// reading is from the disk.
+/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next read
+/// comes from the disk.
 pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
@@ -52,7 +51,7 @@ pub fn forget(path: &Path) -> io::Result<()> {
     Ok(posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
 }
 
-/// Why `path` cannot be measured, for people.
+/// Returns a closure that turns an I/O error into the reason why `path` cannot be measured.
 pub fn error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
     move |source| CheckpointError::Io { operation, path: path.to_owned(), source }.into()
 }

@@ -1,11 +1,11 @@
-//! Why a measurement cannot be made.
+//! Errors of measurements.
 
 use kiln::run::TrainError;
 
 /// A problem with the arguments, the device or the peer.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The configuration, or the steps.
+    /// The configuration is invalid, or a step has failed.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// The program was built without CUDA.
@@ -29,9 +29,9 @@ pub enum BenchError {
     /// `--only` names no row.
     #[error("--only {wanted}: nothing is called so; there are {}", .rows.join(", "))]
     NoRow {
-        /// What was asked for.
+        /// The requested name.
         wanted: String,
-        /// What there is.
+        /// The existing names.
         rows: Vec<String>,
     },
     /// PyTorch does not run on this device.
@@ -42,15 +42,15 @@ pub enum BenchError {
         "--peer-script {script}: there is no such file; run kiln-bench from the root of a clone, or name it"
     )]
     NoScript {
-        /// Where it was looked for.
+        /// The path of the script.
         script: String,
     },
     /// The peer cannot be started, or ended with an error.
     #[error("--peer: `{command}` {problem}")]
     Peer {
-        /// How it was started.
+        /// The command that started it.
         command: String,
-        /// What happened.
+        /// A description of the problem.
         problem: String,
     },
     /// The file of predictions cannot be used.
@@ -58,7 +58,7 @@ pub enum BenchError {
     Predicted {
         /// The file.
         file: String,
-        /// What is wrong with it.
+        /// A description of the problem.
         problem: String,
     },
     /// wgpu has no device.
@@ -68,7 +68,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Whether the arguments are the cause.
+    /// Returns true if the arguments are the cause.
     pub fn is_usage(&self) -> bool {
         match self {
             BenchError::Train(error) => error.is_usage(),

@@ -1,4 +1,4 @@
-//! Training steps on made-up tokens, timed.
+//! Timed training steps on made-up tokens.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,38 +30,38 @@ use crate::process;
 /// Numbers of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
-    /// Steps that are timed.
+    /// Number of timed steps.
     pub timed: usize,
-    /// Steps before them, at least one.
+    /// Number of warm-up steps before them, at least one.
     pub warmup: usize,
 }
 
 /// Measurements of the steps of a configuration. Times are in seconds, those of the slowest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Each step, from its first token until the device has done everything.
+    /// Each step, from its first token until the device has completed all of its work.
     pub steps: Vec<f64>,
-    /// The update in each step, until the device has done it.
+    /// The update in each step, until the device has completed it.
     pub updates: Vec<f64>,
     /// Each step until the host had queued it for the device ([`StepTimes::queued`](kiln::bench::StepTimes)).
     pub queued: Vec<f64>,
-    /// From the start of the process to the end of the first step, where the system knows.
+    /// Time from the start of the process to the end of the first step, if the system reports it.
     pub first_step: Option<f64>,
     /// Number of parameters.
     pub parameters: usize,
     /// FLOPs of a step per token, by [`Decoder::flops_per_token`].
     pub flops_per_token: f64,
-    /// The most bytes of the host that each rank has held, as its allocations were counted.
+    /// The most bytes of host memory that each rank has held, by the counting allocator.
     pub rank_bytes: Vec<u64>,
-    /// The most bytes of the device's memory that the allocator has had for these steps; nothing where
-    /// tensors are in the memory of the host.
+    /// The most bytes of device memory that the allocator has reserved for these steps; `None` if tensors are
+    /// in host memory.
     pub device_bytes: Option<u64>,
-    /// Bytes of it that were in use after the last step.
+    /// Bytes of device memory in use after the last step.
     pub device_used: Option<u64>,
 }
 
 impl Measured {
-    /// What two ranks measured, together: a step is over when it is over on both.
+    /// Combines the measurements of two ranks: a step is over when it is over on both.
     fn and(mut self, other: Measured) -> Measured {
         for (ours, theirs) in [
             (&mut self.steps, other.steps),
@@ -78,8 +78,8 @@ impl Measured {
     }
 }
 
-/// Does the steps of `config` on `device`, with ranks as threads of this process. A rank that communicates alone on
-/// CUDA has NCCL, as a rank of a run of processes does.
+/// Runs the steps of `config` on `device`, with ranks as threads of this process. On CUDA, a rank that
+/// communicates alone uses NCCL, like a rank in a run of several processes.
 pub fn measure(
     config: &Config,
     model: &ModelConfig,
@@ -89,7 +89,7 @@ pub fn measure(
     let ranks = config.train.ranks;
     let optimizer = Optimizers::default().make(&config.optim)?;
     let threads = threads_per_rank(&config.device, ranks);
-    // Memory that earlier work has left in the device's allocator is not counted.
+    // Memory left in the device's allocator by earlier work is not counted.
     let before = reserved(device).unwrap_or(0);
     let body = |world: Arc<dyn Communicator>| -> Result<_, TrainError> {
         let rank = world.rank();
@@ -149,7 +149,7 @@ pub fn sync(device: &Device) -> Result<(), TrainError> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device failed: {error}")))
 }
 
-/// Bytes of its memory that the device's allocator has, used or not.
+/// Returns the bytes of device memory that the allocator holds, used or not.
 fn reserved(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }

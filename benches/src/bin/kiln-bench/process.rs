@@ -1,13 +1,13 @@
-//! The age and the memory of this process, as the system reports them.
+//! The age and the memory of this process, as reported by the system.
 
 use std::fs::read_to_string;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Ticks per second of the times in `/proc`, the same on every architecture that Linux runs on today.
+/// Ticks per second in `/proc`, the same on every architecture that Linux supports today.
 const TICKS: f64 = 100.0;
 
-/// Seconds since the system started this process, to hundredths; `None` where it does not say.
+/// Returns the seconds since the system started this process, to hundredths; `None` if unknown.
 pub fn age() -> Option<f64> {
     let stat = read_to_string("/proc/self/stat").ok()?;
     let started = started(&stat)? / TICKS;
@@ -15,14 +15,14 @@ pub fn age() -> Option<f64> {
     Some(now.tv_sec() as f64 + now.tv_nsec() as f64 * 1e-9 - started)
 }
 
-/// Ticks from the start of the machine to that of the process: field 22 (`proc_pid_stat(5)`). The name
-/// of the program, field 2, may hold spaces and brackets.
+/// Returns the ticks from boot to the start of the process: field 22 (`proc_pid_stat(5)`). The name of the
+/// program, field 2, may contain spaces and brackets.
 fn started(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The most bytes of memory that this process has had; `None` where the system does not say.
+/// Returns the most memory that this process has used, in bytes; `None` if unknown.
 pub fn peak_rss() -> Option<u64> {
     high_water(&read_to_string("/proc/self/status").ok()?)
 }

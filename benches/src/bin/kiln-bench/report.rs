@@ -11,27 +11,26 @@ use serde::Serialize;
 use crate::measure::Measured;
 use crate::process;
 
-/// The report. Its keys are those of the peer (`benches/peers/torch_fsdp.py`) where the peer reports the
-/// same.
+/// The report. Its keys match those of the peer (`benches/peers/torch_fsdp.py`) for values that both report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// `"kiln"`.
     pub system: &'static str,
     /// Kiln's version.
     pub version: &'static str,
-    /// The device, in words.
+    /// A description of the device.
     pub device: String,
     /// The shape of the model.
     pub model: ModelConfig,
     /// Its number of parameters.
     pub parameters: usize,
-    /// How state was sharded over ranks.
+    /// The strategy for sharding state over ranks.
     pub strategy: Strategy,
-    /// What was recomputed in backward.
+    /// The activations recomputed in backward.
     pub recompute: Recompute,
     /// Dtype of computation.
     pub dtype: Precision,
-    /// Ranks, as threads.
+    /// Number of ranks, as threads.
     pub ranks: usize,
     /// Compute threads of each rank.
     pub threads_per_rank: usize,
@@ -41,43 +40,44 @@ pub struct StepReport {
     pub micro_batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Tokens of a step over the median of `step_s`.
+    /// Tokens per second, from the median of `step_s`.
     pub tokens_per_s: f64,
-    /// Seconds of every timed step, of the slowest rank.
+    /// Seconds of every timed step on the slowest rank.
     pub step_s: Vec<f64>,
-    /// Median of the seconds that updates took.
+    /// Median of the seconds of updates.
     pub update_s: f64,
-    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes at
-    /// once, the step.
+    /// Median of the seconds until the host had queued a step for the device; on the CPU, which computes
+    /// immediately, this is the whole step.
     pub queued_s: f64,
     /// Seconds from the start of the process to the end of its first step.
     pub first_step_s: Option<f64>,
     /// FLOP/s of the model, by [`kiln_model::Decoder::flops_per_token`].
     pub model_flops_per_s: f64,
-    /// FLOP/s that the device reaches in matrix products, by `device.peak_tflops`, its data sheet, or a
-    /// product of matrices that is measured after the steps; nothing where none of these is known.
+    /// FLOP/s that the device reaches in matrix products, from `device.peak_tflops`, its data sheet, or a
+    /// matrix product measured after the steps; `None` if none of these is known.
     pub peak_flops_per_s: Option<f64>,
     /// `model_flops_per_s` over `peak_flops_per_s`.
     pub mfu: Option<f64>,
-    /// The most memory that the process has had, all ranks together.
+    /// The most memory that the process has used, for all ranks together.
     pub peak_rss_sum_bytes: Option<u64>,
-    /// The most bytes of the host's memory that each rank has held, as its allocations were counted.
+    /// The most bytes of host memory that each rank has held, by the counting allocator.
     pub peak_rank_bytes: Vec<u64>,
-    /// What the plan says of a rank's memory, on the device if that has its own.
+    /// Planned memory of a rank, on the device if it has its own memory.
     pub planned_rank_bytes: Option<u64>,
-    /// What the plan says of weights and the optimizer's state, which outlive a step.
+    /// Planned memory of the weights and the optimizer's state, which outlive a step.
     pub planned_state_bytes: Option<u64>,
-    /// What the plan says that the device's allocator, with the workspace of products, takes for all that, if
-    /// it has its own.
+    /// Planned memory that the device's allocator reserves for these, including the workspace of matrix
+    /// products, if the device has its own memory.
     pub planned_reserved_bytes: Option<u64>,
-    /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
+    /// The most bytes of device memory reserved for the steps, if the device has its own memory.
     pub peak_reserved_bytes: Option<u64>,
-    /// Bytes of it that weights, moments and whatever else outlives a step took after the last one.
+    /// Bytes of device memory used by weights, moments and other data that outlives a step, after the last
+    /// one.
     pub used_device_bytes: Option<u64>,
 }
 
 impl StepReport {
-    /// The report on `measured` steps of `config` on a device with this `peak`.
+    /// Reports on `measured` steps of `config` on a device with this `peak`.
     pub fn new(
         config: &Config,
         model: ModelConfig,
@@ -89,7 +89,7 @@ impl StepReport {
         let tokens_per_s = tokens / median(measured.steps.clone());
         let model_flops_per_s = measured.flops_per_token * tokens_per_s;
         let ranks = config.train.ranks;
-        // First: it may correct the peak.
+        // Done first, because it may correct the peak.
         let mfu = peak.as_mut().map(|peak| peak.share(model_flops_per_s));
         StepReport {
             system: "kiln",
@@ -123,13 +123,13 @@ impl StepReport {
         }
     }
 
-    /// One line of JSON.
+    /// Formats the report as one line of JSON.
     pub fn to_json(&self) -> String {
         // Numbers and strings only: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The report for people.
+    /// Formats the report for people.
     pub fn to_text(&self) -> String {
         let known = |value: Option<f64>, unit: &str| match value {
             Some(value) => format!("{value:.2} {unit}"),

@@ -1,5 +1,5 @@
-//! `kiln-bench step`: the time of training steps on made-up tokens, in the terms of
-//! `benches/peers/torch_fsdp.py`, so that `benches/compare` can hold the two against each other.
+//! `kiln-bench step`: the time of training steps on made-up tokens, in the format of
+//! `benches/peers/torch_fsdp.py`, so that `benches/compare` can compare the two.
 
 use std::path::PathBuf;
 
@@ -89,7 +89,7 @@ pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
     config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
 }
 
-/// The numbers of steps, which must not be 0.
+/// Checks the numbers of steps, which must not be 0.
 pub fn counted(timed: usize, warmup: usize) -> Result<Steps, TrainError> {
     check_counts(&[("--steps", timed), ("--warmup", warmup)])?;
     Ok(Steps { timed, warmup })

@@ -14,14 +14,14 @@ fn run(options: &PrepareOptions) -> Result<DataInfo, DataError> {
     prepare(options, &mut |_| {})
 }
 
-/// Every checksum of the folder is right.
+/// Checks that every checksum of the folder is right.
 fn assert_whole(folder: &Path) {
     let found = verify(folder, &mut |_, _| {}).unwrap();
     assert!(found.problems.is_empty() && found.unproven.is_empty(), "{found:?}");
     assert_eq!(found.files, 7);
 }
 
-/// The text of a split.
+/// Returns the text of a split.
 fn text(folder: &Path, split: Split) -> String {
     let bytes = fs::read(folder.join(split.file_name())).unwrap();
     let id = |pair: &[u8]| u32::from(u16::from_le_bytes([pair[0], pair[1]]));
@@ -78,7 +78,7 @@ fn a_stop_is_noticed_at_every_stage() {
         let stopped = prepare_unless(&stop, &options, &mut progress);
         assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
         assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
-        // Text that is encoded is kept for the next one.
+        // Encoded text is kept for the next preparation.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(stage));
     }
     run(&options).unwrap();
@@ -86,13 +86,13 @@ fn a_stop_is_noticed_at_every_stage() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// The tokens of the folder are those of a file that has no other documents.
+/// The tokens of the folder are those of a file without the other documents.
 #[test]
 fn a_limit_takes_the_first_documents() {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: usize| format!("{{\"text\": \"{}\"}}\n", "a line ".repeat(number * 7));
     let (all, some) = (folder.path().join("all.jsonl"), folder.path().join("some.jsonl"));
-    // One without text does not count, and what comes behind the limit is not looked at.
+    // An empty document does not count, and documents beyond the limit are not examined.
     let first = "{\"text\": \"\"}\n".to_owned() + &(1..=20).map(line).collect::<String>();
     fs::write(&some, &first).unwrap();
     fs::write(&all, first + &(21..30).map(line).collect::<String>() + "no JSON\n").unwrap();
@@ -139,7 +139,7 @@ fn the_same_options_give_the_same_files() {
     assert_ne!(first.train, prepared("c", 2).train);
 }
 
-/// A `.jsonl` file of these documents.
+/// Returns the content of a `.jsonl` file with these documents.
 fn lines(documents: impl IntoIterator<Item = String>) -> String {
     documents.into_iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n").collect()
 }
@@ -150,7 +150,7 @@ fn ids(folder: &Path, split: Split) -> Vec<u32> {
     bytes.chunks_exact(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]]))).collect()
 }
 
-/// Ids of both splits that are `id`.
+/// Counts the occurrences of `id` in both splits.
 fn count(folder: &Path, id: u32) -> usize {
     let all = [Split::Train, Split::Validation].map(|split| ids(folder, split)).concat();
     all.into_iter().filter(|other| *other == id).count()
@@ -179,7 +179,7 @@ fn documents_stay_whole() {
     assert!(seen == books);
 }
 
-/// A `tokenizer.json` of bytes with more special tokens, of ids from 257, after some changes.
+/// Writes a byte-level `tokenizer.json` with more special tokens, with ids from 257, after some changes.
 fn write_tokenizer(path: &Path, special: &[&str], change: impl FnOnce(&mut serde_json::Value)) {
     let tokenizer = Tokenizer::train_ending_with(std::iter::empty(), 257, special[0]).unwrap();
     tokenizer.save(path).unwrap();
@@ -196,7 +196,7 @@ fn write_tokenizer(path: &Path, special: &[&str], change: impl FnOnce(&mut serde
     fs::write(path, file.to_string()).unwrap();
 }
 
-/// A post-processor that puts a token in front of a text.
+/// Returns a post-processor that puts a token in front of a text.
 fn starting_with(token: &str, id: u32) -> serde_json::Value {
     serde_json::json!({
         "type": "TemplateProcessing",
@@ -206,7 +206,7 @@ fn starting_with(token: &str, id: u32) -> serde_json::Value {
     })
 }
 
-/// A folder with a tokenizer and forty short documents, and options to prepare them.
+/// Returns a folder with a tokenizer and forty short documents, and options to prepare them.
 fn with_tokenizer(
     special: &[&str],
     change: impl FnOnce(&mut serde_json::Value),
@@ -241,7 +241,8 @@ fn documents_start_as_the_post_processor_says_unless_told_otherwise() {
         assert_eq!(count(&options.out, 0), 40);
     }
     assert_eq!(ids(&options.out, Split::Train).last(), Some(&0));
-    // Without a post-processor, there is one by its name, or by that in another file, or none.
+    // Without a post-processor, the token is found by its usual name, or by its name in another file, or not
+    // at all.
     let (folder, options) = with_tokenizer(&["</s>", "<s>", "<|start|>"], |_| {});
     for (bos, expected) in [(None, 0), (Some(true), 40)] {
         run_again(&PrepareOptions { bos, ..options.clone() }, &mut Vec::new()).unwrap();
@@ -290,7 +291,7 @@ fn the_end_of_text_is_the_one_that_is_named() {
     assert_eq!(end(&options).unwrap(), 258);
     write("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#);
     assert_eq!(end(&options).unwrap(), 257);
-    // An id that the tokenizer does not have counts for nothing.
+    // An id that the tokenizer does not have is ignored.
     write("config.json", r#"{"eos_token_id": 1000}"#);
     assert_eq!(end(&options).unwrap(), 257);
     write("config.json", r#"{"eos_token_id": [0, 258]}"#);
@@ -302,7 +303,7 @@ fn the_end_of_text_is_the_one_that_is_named() {
         error.contains("Its special tokens are: <|fin|>") && error.contains("data.end_of_text"),
         "{error}"
     );
-    // A tokenizer that is trained gets the token that was asked for.
+    // A tokenizer that is trained gets the requested token.
     let trained = PrepareOptions {
         tokenizer: TokenizerSource::Train { vocab_size: 300 },
         end_of_text: Some("<|fin|>".to_owned()),
@@ -312,7 +313,7 @@ fn the_end_of_text_is_the_one_that_is_named() {
     assert!(text(&trained.out, Split::Train).ends_with("<|fin|>"));
 }
 
-/// The dropout of a BPE makes its training random, not data.
+/// Dropout makes the training of a BPE random, but must not affect data.
 #[test]
 fn dropout_is_off_and_stays_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -340,7 +341,7 @@ fn dropout_is_off_and_stays_in_the_file() {
 fn text_that_the_tokenizer_does_not_know_is_counted() {
     for (unknown, expected) in [(Some("<unk>"), 40 * 3), (None, 40 * 3)] {
         let (folder, options) = with_tokenizer(&["</s>", "<unk>"], |file| {
-            // Letters, digits and the usual marks alone.
+            // Keeps only letters, digits and the usual punctuation.
             let vocabulary = file["model"]["vocab"].as_object_mut().unwrap();
             vocabulary.retain(|token, _| token.len() > 1 || token.is_ascii());
             vocabulary.retain(|token, _| token.chars().count() > 1 || token.is_ascii() || token == "Ġ");
@@ -358,7 +359,7 @@ fn text_that_the_tokenizer_does_not_know_is_counted() {
     }
 }
 
-/// As in Llama 2 and Mistral: a space is put in front of a text, and of nothing else.
+/// As in Llama 2 and Mistral: a space is added at the start of a text, and nowhere else.
 #[test]
 fn a_long_document_gets_one_space_in_front() {
     let (folder, options) = with_tokenizer(&["</s>", "<s>"], |file| {
@@ -410,7 +411,7 @@ fn json_that_is_read_as_text_is_reported() {
         lines((0..30).map(|number| format!("document {number}"))).trim_end().replace('\n', ",\n")
     );
     fs::write(file("array.json"), array).unwrap();
-    // Settings among sources are what they seem.
+    // Settings files among sources are ordinary text.
     fs::write(file("settings.json"), "{\"key\": [1, 2]}").unwrap();
     fs::write(file("a.txt"), "some text\n".repeat(100)).unwrap();
     let mut remarks = Vec::new();
@@ -442,7 +443,7 @@ fn no_text_of_a_long_document_is_lost_and_stretches_are_closed() {
     assert_eq!(sorted_lines(&(train.clone() + &validation)), sorted_lines(&long));
     let bytes = [&info.train, &info.validation].map(|split| split.text_bytes.unwrap());
     assert_eq!(bytes[0] + bytes[1], long.len() as u64);
-    // Between two ends of text, every stretch is text as it stands in the document.
+    // Between two ends of text, every stretch appears verbatim in the document.
     for stretch in train.split("<|endoftext|>").chain(validation.split("<|endoftext|>")) {
         assert!(long.contains(stretch));
     }

@@ -1,4 +1,4 @@
-//! A prepare that is killed, and the next one.
+//! Killed preparations, and the preparations that resume them.
 
 use super::super::{PrepareOptions, Progress, Remark, TokenizerSource, prepare};
 use super::*;
@@ -8,11 +8,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Tells the process that is killed where to work, and after how many reports it ends.
+/// Variables that give the process to be killed its folder, and the number of reports after which it ends.
 const FOLDER: &str = "KILN_TEST_FOLDER";
 const REPORTS: &str = "KILN_TEST_REPORTS";
 
-/// Documents of some length.
+/// Returns documents of some length.
 fn documents(count: usize) -> String {
     let text = |number: usize| format!("line {number} of a document\n").repeat(number % 90 + 1);
     (0..count).map(|number| format!("{}\n", serde_json::json!({ "text": text(number) }))).collect()
@@ -39,7 +39,7 @@ fn remarks(options: &PrepareOptions) -> Vec<Remark> {
     remarks
 }
 
-/// The files in a folder with their contents.
+/// Returns the files in a folder with their contents.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
     let file = |entry: fs::DirEntry| {
@@ -48,7 +48,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(file).collect()
 }
 
-/// The process that is killed: in the middle of its work, as if by another one.
+/// The process that is killed in the middle of its work, as if by another process.
 #[test]
 #[ignore = "a program for the other tests"]
 fn killed() {
@@ -65,7 +65,7 @@ fn killed() {
     prepare(&options(&folder, "data"), &mut count_down).unwrap();
 }
 
-/// Kills a prepare of `folder/data` after some reports; returns the folder that it leaves.
+/// Kills a preparation of `folder/data` after some reports; returns the folder that it leaves.
 fn kill(folder: &Path, reports: u32) -> PathBuf {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "resume::tests::killed", "--ignored"]);
@@ -75,7 +75,7 @@ fn kill(folder: &Path, reports: u32) -> PathBuf {
     unfinished(folder)
 }
 
-/// The only folder of unfinished work.
+/// Returns the only folder of unfinished work.
 fn unfinished(folder: &Path) -> PathBuf {
     let mut left = files(folder).into_keys().filter(|name| name.starts_with(".data.partial-"));
     let path = folder.join(left.next().expect("a folder"));
@@ -83,7 +83,7 @@ fn unfinished(folder: &Path) -> PathBuf {
     path
 }
 
-/// Reports until a kill, and what becomes of the folder then.
+/// Number of reports until a kill, and a change made to the folder afterwards.
 type Change<'a> = (u32, &'a dyn Fn(&Path));
 
 #[test]
@@ -94,7 +94,7 @@ fn a_prepare_that_was_killed_goes_on_to_the_same_bytes() {
     assert!(remarks(&options(folder, "whole")).is_empty());
     let whole = files(&folder.join("whole"));
     let append = |left: &Path| {
-        // What came behind the last record: half of the next batch.
+        // Data written after the last record: half of the next batch.
         let tokens = fs::read(left.join("train.bin")).unwrap();
         fs::write(left.join("train.bin"), [&tokens[..], b"xyz"].concat()).unwrap();
         fs::write(left.join("..progress.json.kiln-1-0"), "{").unwrap();
@@ -142,7 +142,7 @@ fn work_on_other_text_or_with_other_options_is_kept() {
     }
 }
 
-/// Text that has moved is the same text, and the record of the inputs has its place now.
+/// Text that has moved is the same text, and the record of the inputs gets its new place.
 #[test]
 fn text_that_has_moved_is_gone_on_with() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn text_that_has_moved_is_gone_on_with() {
     assert!(inputs.contains("b.jsonl") && !inputs.contains("a.jsonl"), "{inputs}");
 }
 
-/// A file that cannot be read to its end, as on a disk that fails, costs no work.
+/// A file that cannot be read to its end, as on a failing disk, costs no work.
 #[test]
 fn an_error_of_a_file_keeps_the_work() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,7 +166,7 @@ fn an_error_of_a_file_keeps_the_work() {
     let mut kept = Vec::new();
     let failed = prepare(&options, &mut |progress| match progress {
         Progress::Encoding { .. } => {
-            // A folder in the place of the record: it cannot be written.
+            // A folder in place of the record prevents writing it.
             let path = unfinished(folder);
             let _ = fs::remove_file(path.join(RECORD_FILE));
             let _ = fs::create_dir(path.join(RECORD_FILE));
@@ -179,7 +179,7 @@ fn an_error_of_a_file_keeps_the_work() {
     assert_eq!(kept, [Remark::KeptWork { path: left }]);
 }
 
-/// A prepare of other data beside it leaves the work alone, and says so.
+/// A preparation of other data next to it leaves the work alone, and reports it.
 #[test]
 fn work_on_other_data_is_kept() {
     let folder = tempfile::tempdir().unwrap();

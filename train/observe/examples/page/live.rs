@@ -1,4 +1,4 @@
-//! What processes of made-up runs would say.
+//! Simulated answers of the processes of made-up runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use kiln_observe::status::{Call, Look, ProcessLook, RankLook, State};
 
 const LAYERS: usize = 12;
 
-/// Which look it is.
+/// Number of looks so far.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 
 fn name(folder: &Path) -> &str {
@@ -21,7 +21,7 @@ fn ranks(folder: &Path) -> usize {
     if name(folder).contains("64") { 64 } else { 4 }
 }
 
-/// The made-up run at this moment.
+/// Returns a look at the made-up run at this moment.
 pub fn look_at(folder: &Path) -> Result<Look, String> {
     let (state, text) = match name(folder) {
         "baseline-adamw" => (State::Healthy, "no rank waits for another for longer than usual"),
@@ -98,7 +98,7 @@ fn last_step(folder: &Path) -> Option<u64> {
     serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
 }
 
-/// A made-up step of every rank of the run.
+/// Returns a made-up step of every rank of the run.
 pub fn timelines_at(folder: &Path) -> Result<Vec<StepTimeline>, String> {
     match look_at(folder)?.state.is_over() {
         true => Err("the run has ended, and its processes with it".to_owned()),
@@ -108,7 +108,7 @@ pub fn timelines_at(folder: &Path) -> Result<Vec<StepTimeline>, String> {
     }
 }
 
-/// A rank's thread as it goes through a step.
+/// The progress of a rank's thread through a step.
 struct Walk {
     now: f64,
     spans: Vec<Span>,

@@ -1,4 +1,4 @@
-//! Run folders as a run writes them.
+//! Run folders as a run would write them.
 
 use std::f64::consts::PI;
 use std::fmt::Write as _;
@@ -7,18 +7,18 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A run that is made up.
+/// A made-up run.
 pub struct MadeUp {
     folder: PathBuf,
     pub goes_on: bool,
     done: u64,
     planned: u64,
     settings: Settings,
-    /// When its first step began, in seconds since 1970.
+    /// Start of its first step, in seconds since 1970.
     began: f64,
 }
 
-/// What runs differ in.
+/// The settings in which runs differ.
 #[derive(Clone, Copy)]
 struct Settings {
     lr: f64,
@@ -31,7 +31,7 @@ struct Settings {
     step_s: f64,
 }
 
-/// Makes the runs in `folder` that are not there yet.
+/// Creates those runs in `folder` that do not exist yet.
 pub fn runs(folder: &Path, large_steps: u64) -> io::Result<Vec<MadeUp>> {
     let base = Settings {
         lr: 3e-3,
@@ -71,13 +71,13 @@ pub fn runs(folder: &Path, large_steps: u64) -> io::Result<Vec<MadeUp>> {
     .collect()
 }
 
-/// Steps that were written, since a line of an evaluation follows every 250th.
+/// Counts the steps written, given that an evaluation line follows every 250th.
 fn lines(path: &Path) -> io::Result<u64> {
     let lines = fs::read(path)?.iter().filter(|byte| **byte == b'\n').count() as u64;
     Ok(lines - lines / 251)
 }
 
-/// A number from -1 to 1 that looks random and is always the same for `seed`.
+/// Returns a number from -1 to 1 that looks random but depends only on `seed`.
 fn noise(seed: u64) -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xd1b5_4a32_d192_ed03;
     state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -86,7 +86,8 @@ fn noise(seed: u64) -> f64 {
 }
 
 impl MadeUp {
-    /// Seconds from the beginning to the end of a step. In the middle, nothing went on for half an hour.
+    /// Seconds from the beginning of the run to the end of a step. The run pauses for half an hour in the
+    /// middle.
     fn time_of(&self, step: u64) -> f64 {
         let rest = if step * 5 > self.planned * 2 { 1800.0 } else { 0.0 };
         step as f64 * self.settings.step_s + rest
@@ -167,14 +168,14 @@ impl MadeUp {
         fs::write(self.folder.join("samples.jsonl"), samples)
     }
 
-    /// Does one more step.
+    /// Performs one more step.
     pub fn go_on(&mut self) -> io::Result<()> {
         self.done += 1;
         let mut metrics = OpenOptions::new().append(true).open(self.folder.join("metrics.jsonl"))?;
         metrics.write_all(self.line(self.done).as_bytes())
     }
 
-    /// What the run writes after a step.
+    /// Returns the line that the run writes after a step.
     fn line(&self, step: u64) -> String {
         let Settings { lr, context, ranks, floor, step_s, .. } = self.settings;
         let seed = step * 16 + ranks * 7 + context + (lr * 1e6) as u64;

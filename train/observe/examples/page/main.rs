@@ -1,11 +1,12 @@
-//! Serves the page of made-up runs: three small ones that differ in their configurations, a large one of a million
-//! steps and 64 ranks, and one that was killed in the middle of a line. For work on the page, and for its checks.
+//! Serves the page of made-up runs: three small ones that differ in their configurations, a large one of a
+//! million steps and 64 ranks, and one that was killed in the middle of a line. For work on the page, and for
+//! its checks.
 //!
 //! `cargo run --release -p kiln-observe --example page -- FOLDER [ADDRESS:PORT [STEPS-OF-THE-LARGE-RUN]]`
 //!
-//! With `--report DIR` after FOLDER, it writes the report of the runs that are in the folder, and ends.
+//! With `--report DIR` after FOLDER, it writes the report of the runs in the folder, and exits.
 //!
-//! Runs that are in the folder already are served as they are. Two of them go on while it is served.
+//! Runs that already exist in the folder are served unchanged. Two of them continue while they are served.
 
 mod live;
 mod made_up;
@@ -35,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let large_steps = arguments.next().map_or(Ok(1_000_000), |steps| steps.parse())?;
     let runs = made_up::runs(&folder, large_steps)?;
     let token = std::env::var("KILN_PAGE_TOKEN").ok().map(AccessToken::new).transpose()?;
-    // The runs are made up: what they say to an order is what was ordered.
+    // The runs are made up: they answer an order by repeating it.
     let tell = token.as_ref().map(|_| Arc::new(|_: &Path, line: &str| Ok(format!("told: {line}"))) as Tell);
     let server = serve(ServeOptions {
         address,

@@ -1,4 +1,4 @@
-//! Asks all processes of a run, and puts their answers together.
+//! Asks all processes of a run, and combines their answers.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -14,66 +14,66 @@ use super::message::{Known, ProcessStatus, Reply, Request, Thread};
 use super::socket::{Folder, Owner};
 use super::symbols::Symbols;
 
-/// How long a process may take to answer. With [`PATIENCE_FOR_ALL`], an answer about a run is there within two
-/// seconds, whatever its processes do.
+/// Maximum time for a process to answer. Together with [`PATIENCE_FOR_ALL`], this answers a question about a
+/// run within two seconds, whatever its processes do.
 const PATIENCE: Duration = Duration::from_millis(800);
 
-/// How long rank 0 may take to ask all others.
+/// Maximum time for rank 0 to ask all others.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 
-/// How long a process may take to ask its threads.
+/// Maximum time for a process to ask its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
-/// Limits once the deadline has passed: for each part of a reply, and for the rest of the reply. They leave time for data
-/// that has arrived already, and bound the delay by a process that sends slowly or without end.
+/// Limits once the deadline has passed: for each part of a reply, and for the rest of the reply. They leave
+/// time for data that has already arrived, and limit the delay by a process that sends slowly or endlessly.
 const LAST_LOOK: Duration = Duration::from_millis(2);
 const LAST_LOOKS: Duration = Duration::from_millis(20);
 
-/// Bytes of a reply: a rank takes about 64 KiB.
+/// Maximum size of a reply in bytes: a rank takes about 64 KiB.
 const MOST_REPLY: usize = 32 << 20;
 
-/// Threads of a process that are named, and functions of each.
+/// Maximum number of threads of a process, and of functions of each.
 const MOST_THREADS: usize = 4096;
 const MOST_CALLS: usize = 256;
 
-/// Bytes that are read at a time: the status of a rank, as a rule.
+/// Bytes read at a time: usually the status of a rank.
 const BUFFER: usize = 1 << 16;
 
 /// A connection to a process of a run.
 pub struct Connection {
     stream: BufReader<UnixStream>,
-    /// The most time that a reply may take, from its request to its end.
+    /// Maximum duration of a reply, from its request to its end.
     patience: Duration,
 }
 
 impl Connection {
-    /// Connects to the process `owner`, whose answers may take `patience` each.
+    /// Connects to the process `owner`. Each of its replies may take up to `patience`.
     pub fn open(folder: &Folder, owner: &Owner, patience: Duration) -> io::Result<Self> {
         let stream = folder.connect(owner)?;
         stream.set_write_timeout(Some(patience))?;
         Ok(Connection { stream: BufReader::with_capacity(BUFFER, stream), patience })
     }
 
-    /// Asks, and waits for the reply.
+    /// Sends a request and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         let end = Instant::now() + self.patience;
         self.request(request)?;
         self.receive_until(end)
     }
 
-    /// Asks; [`Connection::receive_until`] has the reply.
+    /// Sends a request; [`Connection::receive_until`] receives the reply.
     fn request(&self, request: &Request) -> io::Result<()> {
-        // Whoever is refused is told so, perhaps before it has asked.
+        // A refusal may arrive before the request has been sent.
         match self.say(request) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Waits for the whole of the next reply, not longer than until `end`; what has come already is taken after it as
-    /// well.
+    /// Waits for the whole of the next reply, but no longer than until `end`. Data that has already arrived
+    /// is read after `end` as well.
     pub(super) fn receive_until(&mut self, end: Instant) -> io::Result<Reply> {
-        // Read after `end`, if others were waited for until then.
+        // The reply may be read after `end`, if other replies were awaited until then.
         let last = end.max(Instant::now()) + LAST_LOOKS;
         self.read(|| {
             let now = Instant::now();
@@ -84,22 +84,22 @@ impl Connection {
         })
     }
 
-    /// Sends something that has no reply of its own.
+    /// Sends a message that has no reply.
     pub(super) fn say(&self, message: &impl Serialize) -> io::Result<()> {
         say(self.stream.get_ref(), message)
     }
 
-    /// What writes to the process, and a connection that reads from it without end.
+    /// Returns a stream that writes to the process, and a connection that reads from it without a time limit.
     pub fn split(self) -> io::Result<(UnixStream, Self)> {
         Ok((self.stream.get_ref().try_clone()?, self))
     }
 
-    /// Waits for the next reply, for as long as it takes.
+    /// Waits for the next reply, however long it takes.
     pub fn receive(&mut self) -> io::Result<Reply> {
         self.read(|| Ok(None))
     }
 
-    /// Reads a reply. `left` is asked before each part of it how long that part may take.
+    /// Reads a reply. Calls `left` before each part to find out how long that part may take.
     fn read(&mut self, left: impl Fn() -> io::Result<Option<Duration>>) -> io::Result<Reply> {
         let wrong = |problem: &str| io::Error::new(ErrorKind::InvalidData, problem.to_owned());
         let mut reply = Vec::new();
@@ -135,23 +135,23 @@ pub fn say(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> 
     stream.write_all(&line)
 }
 
-/// Sends a reply. It is not generic, so that it is compiled with this crate's optimisation: a reply has some hundred
-/// operations of each rank.
+/// Sends a reply. Not generic, so that it is compiled with this crate's optimisation: a reply has several
+/// hundred operations per rank.
 pub fn send_reply(stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     say(stream, reply)
 }
 
-/// What a process says, or what is known of it instead.
+/// The answer of a process, or the reason why there is none.
 #[derive(Debug)]
 pub enum Answer {
     Status(Box<ProcessStatus>),
-    /// A signal or a debugger has stopped it.
+    /// A signal or a debugger has stopped the process.
     Stopped,
-    /// It has ended and left its socket.
+    /// The process has ended and left its socket behind.
     Gone,
-    /// It is there and does not answer, for this reason.
+    /// The process exists and does not answer, for this reason.
     Silent(String),
-    /// It is on another machine.
+    /// The process is on another machine.
     Elsewhere,
 }
 
@@ -160,20 +160,20 @@ pub enum Answer {
 pub struct Process {
     pub owner: Owner,
     pub answer: Answer,
-    /// Its threads, as far as the kernel tells, if they were asked for and it did not answer.
+    /// Its threads as known to the kernel, if requested and if the process did not answer.
     pub threads: Option<Vec<Thread>>,
 }
 
-/// What the processes of a run say.
+/// The answers of the processes of a run.
 #[derive(Debug, Default)]
 pub struct Answers {
     pub processes: Vec<Process>,
-    /// What rank 0 knows of the ranks, if there are some that have no process here.
+    /// Rank 0's knowledge of the ranks, if some have no process here.
     pub all: Option<Vec<Known>>,
 }
 
-/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they have
-/// to ask their threads. Empty if there is none, or none that lives.
+/// Asks all processes that have a socket in the run folder `out`, for at most two seconds, or longer if they
+/// must ask their threads. Returns no processes if there are none, or none that is alive.
 ///
 /// # Errors
 ///
@@ -184,14 +184,14 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
         Err(_) => return Ok(Answers::default()),
     };
-    // All of them look for their answers while the first one's is waited for.
+    // All processes prepare their answers while the first one's is awaited.
     let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
     let end = Instant::now() + patience;
     let asked: Vec<_> =
         folder.owners().into_iter().map(|owner| ask(&folder, owner, stacks, patience)).collect();
     let mut processes: Vec<_> = asked.into_iter().map(|asked| asked.process(stacks, end)).collect();
     if processes.iter().any(|process| matches!(process.answer, Answer::Gone)) {
-        // One that ends as it should takes its files along.
+        // A process that ends normally removes its files.
         let left = folder.owners();
         processes.retain(|process| !matches!(process.answer, Answer::Gone) || left.contains(&process.owner));
     }
@@ -202,7 +202,7 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
     Ok(Answers { processes, all })
 }
 
-/// What rank 0 knows of all ranks, if some have no process here that answers or is known not to.
+/// Asks rank 0 for its knowledge of all ranks, if some ranks have no process on this machine.
 fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     let (first, status) = processes.iter().find_map(|process| match &process.answer {
         Answer::Status(status) if process.owner.ranks.contains(&0) => Some((process, status)),
@@ -220,7 +220,8 @@ fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     }
 }
 
-/// The last step that has ended, of each rank of the run in `out` whose process can be asked from here, by rank.
+/// Returns the last complete step of each rank of the run in `out` whose process can be asked from here, by
+/// rank.
 ///
 /// # Errors
 ///
@@ -241,18 +242,18 @@ pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
             thread::Builder::new().spawn_scoped(scope, ask)
         };
         let asked: Vec<_> = folder.owners().into_iter().filter_map(|owner| ask(owner).ok()).collect();
-        // One that does not answer in time is not in the picture.
+        // A process that does not answer in time is omitted.
         asked.into_iter().filter_map(|thread| thread.join().ok()?.ok()).flatten().collect()
     });
     timelines.sort_by_key(|timeline| timeline.rank);
     Ok(timelines)
 }
 
-/// A process that has been asked, and has not been heard yet.
+/// A process that has been asked and has not been heard yet.
 struct Asked {
     owner: Owner,
     is_gone: Option<bool>,
-    /// Where its reply will come, or what is known of it instead.
+    /// The connection on which its reply will arrive, or the answer that is already known.
     reply: Result<io::Result<Connection>, Answer>,
 }
 
@@ -272,13 +273,13 @@ fn ask(folder: &Folder, owner: Owner, stacks: bool, patience: Duration) -> Asked
 }
 
 impl Asked {
-    /// What it says until `end`.
+    /// Waits for its answer until `end`.
     fn process(self, stacks: bool, end: Instant) -> Process {
         let Asked { owner, is_gone, reply } = self;
         let listen =
             |reply: io::Result<Connection>| match reply.and_then(|mut reply| reply.receive_until(end)) {
                 Ok(Reply::Status(mut status)) => {
-                    // In another container, the number means another process.
+                    // In another container, the number refers to another process.
                     if is_gone == Some(false) {
                         status.threads.iter_mut().for_each(|threads| name(threads, owner.process.pid));
                     }
@@ -298,10 +299,10 @@ impl Asked {
     }
 }
 
-/// Where the functions of a thread begin that all threads have.
+/// The function at which the outer calls begin that all threads have in common.
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
-/// Finds the names of the functions that the threads of process `pid` are in.
+/// Looks up the names of the functions that the threads of process `pid` are in.
 fn name(threads: &mut Vec<Thread>, pid: i32) {
     let mut symbols = Symbols::of(pid);
     threads.truncate(MOST_THREADS);
@@ -313,12 +314,13 @@ fn name(threads: &mut Vec<Thread>, pid: i32) {
         let calls = addresses.map(|address| symbols.name(address));
         thread.calls = calls.collect();
         let begin = thread.calls.iter().position(|call| call.contains(BEGIN));
-        // What the thread was started for may have become a part of it.
+        // The function for which the thread was started may have been inlined.
         thread.calls.truncate(begin.map_or(usize::MAX, |begin| begin.max(1)));
     }
 }
 
-/// Why a process of this machine does not answer: it may have ended or been stopped meanwhile.
+/// Returns the reason why a process of this machine does not answer: it may have ended or been stopped
+/// meanwhile.
 fn silence(owner: &Owner, error: &io::Error) -> Answer {
     if owner.process.is_gone() == Some(true) {
         return Answer::Gone;

@@ -1,26 +1,26 @@
-//! What the machine knows of a process that does not answer.
+//! Information from the kernel about a process that does not answer.
 
 use std::fs;
 
 use super::message::Thread;
 
-/// State of a process of this machine.
+/// State of a process on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// It runs, or sleeps.
+    /// Running or sleeping.
     Running,
-    /// A signal or a debugger has stopped it.
+    /// Stopped by a signal or a debugger.
     Stopped,
-    /// It waits in the kernel, as for a disk, and no signal reaches it.
+    /// Waiting in the kernel, as for a disk; no signal reaches it.
     Stuck,
-    /// There is none.
+    /// No such process.
     Gone,
 }
 
-/// The state of process `pid` of this machine.
+/// Returns the state of process `pid` on this machine.
 pub fn state_of(pid: i32) -> ProcessState {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it, in brackets, may hold anything.
+    // The name before it, in brackets, may contain anything.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     match state {
         None | Some('Z' | 'X' | 'x') => ProcessState::Gone,
@@ -30,8 +30,8 @@ pub fn state_of(pid: i32) -> ProcessState {
     }
 }
 
-/// The threads of process `pid`, and what the kernel says of each: it is all that can be known of a process
-/// that does not answer.
+/// Returns the threads of process `pid` as reported by the kernel, the only source for a process that does
+/// not answer.
 pub fn threads_of(pid: i32) -> Vec<Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut ids: Vec<i32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
@@ -44,7 +44,7 @@ pub fn threads_of(pid: i32) -> Vec<Thread> {
         let stat = read("stat");
         let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
         let mut calls = vec![format!("state {}", state.unwrap_or('?'))];
-        // Both are often not for everybody to read.
+        // Both files are often unreadable for ordinary users.
         calls.extend(
             Some(read("wchan")).filter(|at| !at.is_empty() && at != "0").map(|at| format!("in {at}")),
         );

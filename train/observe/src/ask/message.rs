@@ -1,4 +1,4 @@
-//! What a process of a run is asked, and what it says.
+//! Requests to a process of a run, and its replies.
 
 use std::io;
 
@@ -7,51 +7,51 @@ use serde::{Deserialize, Serialize};
 
 use super::socket::MOST_RANKS;
 
-/// What a process is asked: one line of JSON.
+/// A request to a process: one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// What are your ranks doing?
+    /// Asks what the ranks of this process are doing.
     Status {
-        /// And your threads?
+        /// Includes the threads of the process.
         stacks: bool,
-        /// And the ranks of other processes, as far as you can ask them?
+        /// Includes the ranks of other processes, as far as this process can ask them.
         all: bool,
     },
-    /// What have your ranks done in the last step that has ended?
+    /// Asks for the last complete step of the process's ranks.
     Timeline,
-    /// Give me the prompt of a rank. From here on, every line is a [`Typed`], and every reply a prompt's.
+    /// Requests the prompt of a rank. From then on, every line is a [`Typed`], and every reply a prompt's.
     Attach {
-        /// The rank; whichever is held without.
+        /// The rank; `None` for whichever is held.
         rank: Option<usize>,
     },
 }
 
-/// What a prompt is sent.
+/// A message to a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToPrompt {
-    /// Something to show.
+    /// Text to show.
     Text(String),
-    /// A line is waited for; this comes before it.
+    /// The run waits for a line; this text comes before it.
     Ask(String),
-    /// The run goes on; lines are read at the end of a step.
+    /// The run continues; lines are read at the end of a step.
     Running,
     /// The run is over.
     End,
 }
 
-/// A line that was typed at a prompt.
+/// A line typed at a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Typed {
     pub typed: String,
 }
 
-/// Bytes of a request, and of a line for a prompt.
+/// Maximum size in bytes of a request, and of a line for a prompt.
 pub const MOST_REQUEST: usize = 64 * 1024;
 
 impl Typed {
-    /// `line`, if a process reads as much.
+    /// Wraps `line`.
     ///
     /// # Errors
     ///
@@ -68,22 +68,22 @@ impl Typed {
     }
 }
 
-/// What a process says: one line of JSON.
+/// A reply of a process: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Status(Box<ProcessStatus>),
-    /// Of each of its ranks that has ended a step.
+    /// The last complete step of each of its ranks that has completed one.
     Timeline(Vec<StepTimeline>),
-    /// For the prompt.
+    /// A message to the prompt.
     Prompt(ToPrompt),
-    /// The request is not answered; the reason is for people.
+    /// The request was refused; the reason is for people.
     Refused(String),
 }
 
 impl Reply {
-    /// Returns whether the numbers of ranks are consistent. Readers allocate lists of that length, and compare each rank
-    /// with the others of its groups.
+    /// Returns true if the numbers of ranks are consistent. Readers allocate lists of that length, and
+    /// compare each rank with the others of its groups.
     pub(super) fn is_sound(&self) -> bool {
         let Reply::Status(status) = self else { return true };
         let world_size = status.world_size;
@@ -104,49 +104,49 @@ impl Reply {
     }
 }
 
-/// A process of a run, in its own words.
+/// The status of a process, as it reports it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessStatus {
     pub world_size: usize,
-    /// Optimizer steps of the run.
+    /// Number of optimizer steps of the run.
     pub steps: u64,
     /// Seconds that a rank may wait for the others in one collective; `None` if there is no limit.
     pub deadline_s: Option<f64>,
     pub ranks: Vec<RankStatus>,
-    /// Ranks of the run that somebody holds.
+    /// Ranks of the run that someone holds.
     #[serde(default)]
     pub held: Vec<usize>,
-    /// Where those are held whose prompt this process has, in words.
+    /// The places where ranks are held, as text, for ranks whose prompt this process serves.
     #[serde(default)]
     pub held_at: Vec<String>,
-    /// What is known of all ranks, if that was asked for and this process can ask them.
+    /// Information about all ranks, if requested and if this process can ask them.
     pub all: Option<Vec<Known>>,
-    /// What its threads are in the middle of, if that was asked for.
+    /// The call stacks of its threads, if requested.
     pub threads: Option<Vec<Thread>>,
 }
 
-/// A rank, in the words of its process.
+/// The status of a rank, as its process reports it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RankStatus {
     pub rank: usize,
-    /// The optimizer step that it is in; 0 before the first one.
+    /// The current optimizer step; 0 before the first one.
     pub step: u64,
-    /// The step whose end is in a complete checkpoint; 0 if there is none.
+    /// The last step saved in a complete checkpoint; 0 if there is none.
     pub saved: u64,
-    /// Loss of the last step whose outcome is known; `None` if there is none, or it is not a number.
+    /// Loss of the last step whose outcome is known; `None` if there is none, or if it is NaN.
     pub loss: Option<f64>,
     /// Tokens of all ranks per second in that step.
     pub tokens_per_s: Option<f64>,
-    /// Seconds of the longest step of late.
+    /// Seconds taken by the longest recent step.
     pub longest_step_s: Option<f64>,
-    /// Bytes that the rank holds now; `None` where nobody counts them, as on a GPU.
+    /// Bytes that the rank holds now; `None` where they are not counted, as on a GPU.
     pub bytes: Option<u64>,
-    /// The most bytes that it has held.
+    /// The most bytes that the rank has held.
     pub peak_bytes: Option<u64>,
     pub flight: Flight,
 }
 
-/// What rank 0 has found out of a rank, in a form that can be sent.
+/// Rank 0's knowledge of a rank, in a form that can be sent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Known {
@@ -154,7 +154,7 @@ pub enum Known {
     /// Seconds since its last message.
     Silent(f64),
     Halted,
-    /// The reason.
+    /// The rank is gone, for this reason.
     Gone(String),
 }
 
@@ -180,15 +180,16 @@ impl From<Known> for Witness {
     }
 }
 
-/// A thread, and what it is in the middle of.
+/// A thread and its call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     pub id: i32,
     pub name: String,
-    /// Functions, the innermost one first; or what is known instead. Whoever asks finds them by the addresses.
+    /// Names of functions, innermost first, or other information instead. The client finds names by the
+    /// addresses.
     pub calls: Vec<String>,
     /// Addresses in the functions.
     pub addresses: Vec<u64>,
-    /// Why there are no functions, if there are none.
+    /// The reason why there are no functions, if there are none.
     pub problem: Option<String>,
 }

@@ -1,10 +1,9 @@
-//! Asking the processes of a run that goes on.
+//! Asking the processes of a live run.
 //!
-//! Each process of a run keeps a socket in the run folder (`socket.rs`), and answers whoever asks there. The one who
-//! asks (`client.rs`) puts the answers of all processes together, with what the machine knows of those that do not
-//! answer (`machine.rs`) and the names of functions (`symbols.rs`); or says a line
-//! to the prompt of the run (`tell.rs`). A request is one line of JSON, and so is a reply
-//! (`message.rs`).
+//! Each process of a run keeps a socket in the run folder (`socket.rs`) and answers its clients. The client
+//! (`client.rs`) combines the answers of all processes with information from the machine about those that do
+//! not answer (`machine.rs`) and the names of functions (`symbols.rs`), or sends a line to the prompt of the
+//! run (`tell.rs`). Requests and replies are one line of JSON each (`message.rs`).
 
 mod client;
 mod machine;

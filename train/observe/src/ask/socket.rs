@@ -1,8 +1,8 @@
-//! The sockets of a run, in the folder `debug` of its run folder: one for each process, and beside it a file that
-//! says which process that is.
+//! The sockets of a run, in the folder `debug` of its run folder: one for each process, next to a file that
+//! identifies the process.
 //!
-//! A path of a socket may have 107 bytes, and a run folder may be deeper than that. So the folder is opened, and
-//! its sockets are named by way of `/proc/self/fd`.
+//! The path of a socket may have at most 107 bytes, and a run folder's path may be longer. So the folder is
+//! opened, and its sockets are addressed through `/proc/self/fd`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -19,16 +19,16 @@ use serde::{Deserialize, Serialize};
 use kiln_process::ProcessId;
 use kiln_storage::files;
 
-/// Name of the folder in the run folder.
+/// Name of the folder inside the run folder.
 const FOLDER: &str = "debug";
 
-/// The most ranks of a world. A file or a reply that claims more is not believed.
+/// Maximum number of ranks in a world. A file or a reply that claims more is rejected.
 pub(super) const MOST_RANKS: usize = 1 << 16;
 
-/// Longer files are not of ours.
+/// Maximum file size; longer files were not written by Kiln.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// What the file beside a socket says.
+/// The contents of the file next to a socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub process: ProcessId,
@@ -36,23 +36,23 @@ pub struct Owner {
     pub ranks: Vec<usize>,
 }
 
-/// The folder of the sockets of a run, open: it stays the same one when the run folder is moved.
+/// The open folder of a run's sockets: it stays the same folder even if the run folder is moved.
 #[derive(Debug)]
 pub struct Folder(OwnedFd);
 
-/// The folder of the sockets of the run in `out`.
+/// Returns the path of the socket folder of the run in `out`.
 fn path_of(out: &Path) -> PathBuf {
     out.join(FOLDER)
 }
 
 impl Folder {
-    /// The folder of the run in `out`, which is there.
+    /// Opens the existing folder of the run in `out`.
     pub fn open(out: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Folder(open(path_of(out), flags, Mode::empty())?))
     }
 
-    /// Makes the folder, for this user alone.
+    /// Creates the folder, accessible to this user only.
     pub fn make(out: &Path) -> io::Result<Self> {
         match fs::create_dir(path_of(out)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -63,17 +63,17 @@ impl Folder {
         Ok(folder)
     }
 
-    /// A short path of a file in it.
+    /// Returns a short path to a file in the folder.
     fn path(&self, name: &str) -> PathBuf {
         Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
     }
 
-    /// Listens at the socket of `owner`, in the place of one that an earlier process has left.
+    /// Listens at the socket of `owner`, replacing one that an earlier process left behind.
     pub fn listen(&self, owner: &Owner) -> io::Result<UnixListener> {
         let name = owner.name();
         let _ = self.remove(&format!("{name}.sock"));
         let listener = UnixListener::bind(self.path(&format!("{name}.sock")))?;
-        // First under a name that nobody reads: a file of the right name is whole.
+        // Written under a temporary name first, so that a file with the right name is complete.
         let beside = self.path(&format!(".{name}.json"));
         let mut file = File::create(&beside)?;
         file.write_all(&serde_json::to_vec(owner)?)?;
@@ -81,11 +81,11 @@ impl Folder {
         Ok(listener)
     }
 
-    /// Removes what belongs to `owner`.
+    /// Removes the files of `owner`.
     pub fn remove_of(&self, owner: &Owner) {
         let name = owner.name();
         for name in [format!("{name}.json"), format!("{name}.sock")] {
-            // It is of no use to anybody, and the next start replaces it.
+            // A leftover file is useless, and the next start replaces it.
             let _ = self.remove(&name);
         }
     }
@@ -94,7 +94,7 @@ impl Folder {
         Ok(unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// The processes that have a socket here, by their first rank.
+    /// Returns the processes that have a socket here, ordered by their first rank.
     pub fn owners(&self) -> Vec<Owner> {
         let entries = fs::read_dir(self.path("")).into_iter().flatten().flatten();
         let mut owners: Vec<Owner> = entries
@@ -112,8 +112,8 @@ impl Folder {
         owners
     }
 
-    /// Connects to the process `owner`. Does not wait: a process that takes no connections is an error, and so is one
-    /// of a user who neither owns the folder nor is root.
+    /// Connects to the process `owner` without waiting. Fails if the process accepts no connections, or if
+    /// its user neither owns the folder nor is root.
     pub fn connect(&self, owner: &Owner) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -130,13 +130,13 @@ impl Folder {
 }
 
 impl Owner {
-    /// Name of its files, without their ending.
+    /// Returns the name of its files, without extension.
     fn name(&self) -> String {
         format!("rank_{}", self.ranks.first().copied().unwrap_or_default())
     }
 }
 
-/// Removes the sockets that earlier processes of the run in `out` have left.
+/// Removes sockets left by earlier processes of the run in `out`.
 pub fn clear(out: &Path) {
     let Ok(folder) = Folder::open(out) else { return };
     let entries = fs::read_dir(folder.path("")).into_iter().flatten().flatten();
@@ -147,12 +147,12 @@ pub fn clear(out: &Path) {
     }
 }
 
-/// Removes the folder of sockets if nothing is in it.
+/// Removes the folder of sockets if it is empty.
 pub fn remove_if_empty(out: &Path) {
     let _ = fs::remove_dir(path_of(out));
 }
 
-/// The user at the other end of a connection, if it is neither this process's user nor root.
+/// Returns the user at the other end of a connection, if it is neither this process's user nor root.
 pub fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
     let user = socket_peercred(stream)?.uid;
     Ok((user != geteuid() && !user.is_root()).then(|| user.as_raw()))
@@ -176,7 +176,7 @@ mod tests {
         let mode = fs::metadata(out.join("debug")).unwrap().permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o700);
 
-        // Moved under the run.
+        // The folder is moved while the run continues.
         let moved = root.path().join("moved");
         fs::rename(&out, &moved).unwrap();
         let mut client = Folder::open(&moved).unwrap().connect(&owner).unwrap();
@@ -188,7 +188,7 @@ mod tests {
         client.read_to_string(&mut said).unwrap();
         assert_eq!(said, "here");
 
-        // A process that was killed has left its socket.
+        // A killed process has left its socket.
         drop(listener);
         assert!(folder.connect(&owner).is_err());
         let again = folder.listen(&owner).unwrap();
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(fs::read_dir(moved.join("debug")).unwrap().count(), 0);
     }
 
-    /// Names the socket for the program below.
+    /// Passes the socket to the program below.
     const SOCKET: &str = "KILN_TEST_SOCKET";
 
     #[test]
@@ -245,7 +245,8 @@ mod tests {
         clear(out.path());
         remove_if_empty(out.path());
         assert_eq!(fs::read_dir(out.path().join("debug")).unwrap().count(), 1);
-        // A link is not followed: who may write here could have others' files removed.
+        // Links are not followed: anyone who may write here could otherwise have other people's files
+        // removed.
         let other = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(out.path().join("debug"), other.path().join("debug")).unwrap();
         assert!(Folder::make(other.path()).is_err());

@@ -1,5 +1,5 @@
-//! Names of functions of another process, found in the files that it has mapped: nothing of it is done by that
-//! process, which has work and a limit of memory of its own.
+//! Names of functions of another process, found in the files that it has mapped. That process, which has its
+//! own work and memory limit, does none of this.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,27 +16,27 @@ pub struct Symbols {
     files: HashMap<PathBuf, Option<Functions>>,
 }
 
-/// A part of a file in the memory of the process.
+/// A part of a file mapped into the memory of the process.
 struct Mapping {
     addresses: Range<u64>,
-    /// Where it begins in the file.
+    /// Offset of the mapping in the file.
     offset: u64,
     path: PathBuf,
 }
 
 /// The functions of a program or library.
 struct Functions {
-    /// Parts that are loaded: where they are in the file, and their first address.
+    /// Loaded parts: their ranges in the file, and their first addresses.
     loaded: Vec<(Range<u64>, u64)>,
-    /// By their address, each with its size and name.
+    /// Functions sorted by address, each with its size and name.
     functions: Vec<(u64, u64, String)>,
 }
 
 impl Symbols {
-    /// Those of process `pid` of this machine.
+    /// Reads the mappings of process `pid` on this machine.
     pub fn of(pid: i32) -> Self {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        // A program that was built again since is still there by this name.
+        // A program that has been rebuilt since is still available under this name.
         let program = PathBuf::from(format!("/proc/{pid}/exe"));
         let itself = fs::read_link(&program).unwrap_or_default();
         let mapping = |line: &str| {
@@ -51,7 +51,8 @@ impl Symbols {
         Symbols { mappings: maps.lines().filter_map(mapping).collect(), files: HashMap::new() }
     }
 
-    /// The function at an address; if there is no name for it, the address, and the file that it is in.
+    /// Returns the name of the function at an address; without a name, the address and the file that contains
+    /// it.
     pub fn name(&mut self, address: u64) -> String {
         let Some(mapping) = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address)) else {
             return format!("{address:#x}");
@@ -63,7 +64,7 @@ impl Symbols {
     fn find(&mut self, address: u64) -> Option<String> {
         let mapping = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address))?;
         let place = (address - mapping.addresses.start).checked_add(mapping.offset)?;
-        // Something else may be at the path by now.
+        // Another file may be at the path by now.
         let read = || Functions::read(&files::read(&mapping.path, files::MAX_WHOLE).ok()?);
         let file = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref()?;
         Some(format!("{:#}", demangle(file.at(place)?)))
@@ -84,21 +85,21 @@ impl Functions {
         };
         let mut functions: Vec<_> = file.symbols().filter_map(function).collect();
         if functions.is_empty() {
-            // Those that a library tells others of.
+            // Functions that a library exports.
             functions.extend(file.dynamic_symbols().filter_map(function));
         }
         functions.sort_unstable();
         Some(Functions { loaded, functions })
     }
 
-    /// The name of the function at a place in the file.
+    /// Returns the name of the function at a place in the file.
     fn at(&self, place: u64) -> Option<&str> {
         let (part, first) = self.loaded.iter().find(|(part, _)| part.contains(&place))?;
         let address = (place - part.start).checked_add(*first)?;
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
-        // Between functions that a library tells of are others that it does not. What was written by hand, in
-        // assembler, may have no size.
+        // Between exported functions of a library there are others that are not exported. Functions written
+        // in assembler may have no size.
         (*size == 0 || address - begin < *size).then_some(name)
     }
 }

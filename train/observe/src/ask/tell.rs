@@ -1,4 +1,4 @@
-//! Says one line to the prompt of a run that goes on.
+//! Sends one line to the prompt of a live run.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -8,17 +8,17 @@ use super::client::Connection;
 use super::message::{Reply, Request, ToPrompt, Typed};
 use super::socket::Folder;
 
-/// How long a run may take to say what it makes of a line: it reads lines at the end of a step.
+/// Maximum time for a run to respond to a line: it reads lines at the end of a step.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Says `line` to the prompt of the run in `out`, and returns what the run says to it. One whose step takes long does
-/// it later, and that is what is returned.
+/// Sends `line` to the prompt of the run in `out`, and returns the run's response. If the current step takes
+/// too long, the run will act on the line later, and the returned text says so.
 ///
 /// # Errors
 ///
 /// If no process with rank 0 can be asked from here, a rank is held, or the run is over.
 pub fn tell(out: &Path, line: &str) -> io::Result<String> {
-    // A run that ends takes its sockets along, and one that was killed leaves them.
+    // A run that ends removes its sockets; a killed run leaves them.
     let or_over = |error: io::Error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             io::Error::other("it is over: no process of it is on this machine")
@@ -65,7 +65,7 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let said = || tell(out.path(), "checkpoint").unwrap_err().to_string();
         assert!(said().starts_with("it is over"), "{}", said());
-        // A process that was killed has left its socket.
+        // A killed process has left its socket.
         let folder = Folder::make(out.path()).unwrap();
         drop(folder.listen(&Owner { process: ProcessId::this(), ranks: vec![0] }).unwrap());
         assert!(said().starts_with("it is over"), "{}", said());

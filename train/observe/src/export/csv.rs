@@ -8,13 +8,14 @@ use super::error::ExportError;
 use super::run::runs;
 use crate::line::{Line, Value};
 
-/// The metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, a column for each key, in the order in
-/// which keys first come. A key that a step does not have is an empty cell, and so is what is not a number. With
-/// several runs, the first column is the name of the run's folder, or its path where two have the same name.
+/// Returns the metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, and a column for each
+/// key, in order of first appearance. A key that a step does not have is an empty cell, and so is a value
+/// that is not a number. With several runs, the first column is the name of the run's folder, or its path
+/// where two have the same name.
 ///
 /// # Errors
 ///
-/// If a folder is no run, or has no metrics.
+/// If a folder is not a run, or has no metrics.
 pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
     let runs = runs(folders).collect::<Result<Vec<_>, _>>()?;
     let mut columns: Vec<&str> = vec!["step", "time"];
@@ -35,7 +36,7 @@ pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
     name(&mut text, "run");
     push(&mut text, columns.iter().map(|column| cell(column)));
     for run in &runs {
-        // An evaluation has a line of its own.
+        // An evaluation has its own line.
         for of_step in run.lines.chunk_by(|one, next| one.step == next.step) {
             name(&mut text, &run.name);
             push(&mut text, row(of_step, &places).into_iter());
@@ -44,7 +45,7 @@ pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
     Ok(text)
 }
 
-/// The cells of a step.
+/// Returns the cells of a step.
 fn row<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>> {
     let mut cells = vec![Cow::Borrowed(""); places.len()];
     for Line { step, time, values } in lines {
@@ -72,7 +73,7 @@ fn push<'a>(text: &mut String, cells: impl Iterator<Item = Cow<'a, str>>) {
     text.push('\n');
 }
 
-/// `text` as a cell: in quotes if it has what separates cells.
+/// Formats `text` as a cell, quoted if it contains separators.
 fn cell(text: &str) -> Cow<'_, str> {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")).into(),

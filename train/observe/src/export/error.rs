@@ -1,36 +1,36 @@
-//! Why metrics cannot be exported.
+//! Errors of exporting metrics.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::run::RunError;
 
-/// Metrics that cannot be exported.
+/// The reason why metrics cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Not a run, or it cannot be read.
+    /// The folder is not a run, or cannot be read.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// There is no line of metrics yet.
+    /// There are no lines of metrics yet.
     #[error("{} has no metrics yet: {}", .0.display(), .1)]
     Empty(PathBuf, &'static str),
-    /// What would be written is there.
+    /// The output already exists.
     #[error("{} is there already: remove it, or choose another folder", .0.display())]
     Taken(PathBuf),
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot {doing} {}: {source}; {}", .path.display(), kiln_storage::files::advice(.source))]
     Io {
-        /// What was done with it.
+        /// The attempted operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl ExportError {
-    /// What makes an error of one of the file system while `doing` something with `path`.
+    /// Returns a closure that turns an I/O error into one that names the operation `doing` and `path`.
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ExportError {
         let path = path.to_owned();
         move |source| ExportError::Io { doing, path, source }

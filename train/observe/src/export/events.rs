@@ -1,4 +1,4 @@
-//! Metrics as event files of TensorBoard.
+//! Metrics as TensorBoard event files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use super::folder::fill;
 use super::run::{Exported, runs};
 use crate::tensorboard::{EventWriter, sample_tag};
 
-/// Writes an event file for each of the runs in `folders`, in a folder of the run's name in `out`: a path has a `-`
-/// for each `/`. Returns these folders.
+/// Writes an event file for each of the runs in `folders`, in a folder of the run's name in `out`, where each
+/// `/` of a path becomes a `-`. Returns these folders.
 ///
 /// # Errors
 ///
-/// If a folder is no run or has no metrics, or not everything can be written.
+/// If a folder is not a run or has no metrics, or if not everything can be written.
 pub fn tensorboard(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, ExportError> {
     let of_run = |run: Result<Exported, ExportError>| {
         let run = run?;
@@ -31,7 +31,7 @@ fn write(run: &Exported, folder: &Path) -> io::Result<()> {
     }
     let mut index = 0;
     for (nth, sample) in run.samples.iter().enumerate() {
-        // Several prompts of a step follow each other.
+        // Several prompts of the same step follow each other.
         let is_next = nth > 0 && run.samples[nth - 1].step == sample.step;
         index = if is_next { index + 1 } else { 0 };
         let at = run.lines.partition_point(|line| line.step < sample.step).min(run.lines.len() - 1);

@@ -8,8 +8,8 @@ use kiln_storage::durable::parent_of;
 
 use super::error::ExportError;
 
-/// Creates `folder`, which must not be there yet, and lets `write` fill it. If that fails, the folder is removed:
-/// half an export would look like a whole one.
+/// Creates `folder`, which must not exist yet, and lets `write` fill it. If that fails, the folder is
+/// removed: half an export would look like a whole one.
 pub(super) fn fill(
     folder: PathBuf,
     write: impl FnOnce(&Path) -> io::Result<()>,
@@ -20,7 +20,7 @@ pub(super) fn fill(
         created => created.map_err(ExportError::io("create", &folder))?,
     }
     if let Err(error) = write(&folder) {
-        // Why it could not be written matters more than why it cannot be removed.
+        // The cause of the failed write matters more than that of the failed removal.
         let _ = fs::remove_dir_all(&folder);
         return Err(ExportError::io("write to", &folder)(error));
     }

@@ -1,4 +1,4 @@
-//! Exports metrics of runs as CSV or as event files of TensorBoard. An incomplete last line is left out.
+//! Exports metrics of runs as CSV or as TensorBoard event files. An incomplete last line is omitted.
 
 mod csv;
 mod error;

@@ -1,4 +1,4 @@
-//! A run, as far as it is exported.
+//! The exported data of a run.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -10,17 +10,17 @@ use super::error::ExportError;
 use crate::line::{Line, lines_of};
 use crate::run::{Run, Sample, distinct_names};
 
-/// What is exported of a run.
+/// The exported data of a run.
 pub(super) struct Exported {
-    /// The name of its folder, or its path if another run that is exported has the same.
+    /// The name of its folder, or its path if another exported run has the same name.
     pub(super) name: String,
     /// Its resolved configuration; empty if it cannot be read.
     pub(super) config: Table,
-    /// Its metrics. There is one line at least.
+    /// Its metrics: at least one line.
     pub(super) lines: Vec<Line>,
     /// Texts that it has generated.
     pub(super) samples: Vec<Sample>,
-    /// When each of the lines was written, in seconds since 1970.
+    /// Time at which each line was written, in seconds since 1970.
     times: Vec<f64>,
 }
 
@@ -50,14 +50,14 @@ impl Exported {
         })
     }
 
-    /// The time of the line at `index`, or of the next one that says when it was written.
+    /// Returns the time of the line at `index`, or of the next line that records a time.
     pub(super) fn time(&self, index: usize) -> f64 {
         self.times[index]
     }
 }
 
-/// The time of each line. Lines of older builds do not say when they were written: they have the time of the next one
-/// that does, or else `written`, when the file was written last.
+/// Returns the time of each line. Lines of older builds do not record a time: they get that of the next line
+/// that does, or else `written`, the file's modification time.
 fn times(lines: &[Line], written: f64) -> Vec<f64> {
     let mut next = written;
     let time = |line: &Line| {
@@ -69,7 +69,7 @@ fn times(lines: &[Line], written: f64) -> Vec<f64> {
     times
 }
 
-/// The runs in `folders`, each read when its turn comes.
+/// Returns the runs in `folders`; each is read only when the iterator reaches it.
 pub(super) fn runs(folders: &[PathBuf]) -> impl Iterator<Item = Result<Exported, ExportError>> {
     let names = distinct_names(folders.iter().map(PathBuf::as_path));
     folders.iter().zip(names).map(|(folder, name)| Exported::read(folder, name))

@@ -1,4 +1,4 @@
-//! Exports, read again.
+//! Exports, read back.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,10 +77,10 @@ fn a_line_without_a_time_has_that_of_the_next_one_that_has() {
     assert!(run.time(2) > 5.0, "when the file was written");
 }
 
-/// The folder of the test below, for the process that it starts.
+/// Passes the folder of the test below to the process that it starts.
 const SMALL_DISK: &str = "KILN_TEST_SMALL_DISK";
 
-/// The limit of a process on the size of its files stands for a disk that is full.
+/// A limit on the file size of a process simulates a full disk.
 #[test]
 fn an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder() {
     if let Some(root) = std::env::var_os(SMALL_DISK) {

@@ -1,4 +1,4 @@
-//! The page: one HTML document with all that it needs.
+//! The page: one self-contained HTML document.
 
 use hyper::body::Bytes;
 use serde::Serialize;
@@ -12,7 +12,7 @@ const STYLES: [&str; 3] = [
     include_str!("assets/views.css"),
 ];
 
-/// In the order in which they build on each other.
+/// Scripts in the order of their dependencies.
 const SCRIPTS: [&str; 15] = [
     include_str!("assets/js/dom.js"),
     include_str!("assets/js/format.js"),
@@ -34,20 +34,21 @@ const SCRIPTS: [&str; 15] = [
 const UPLOT: &str = include_str!("assets/uplot/uPlot.iife.min.js");
 const UPLOT_LICENSE: &str = include_str!("assets/uplot/LICENSE");
 
-/// The page of a server. Its one script and one style sheet carry `nonce`: the browser runs no others.
+/// Returns the page of a server. Its one script and one style sheet carry `nonce`: the browser runs no
+/// others.
 pub(super) fn served(nonce: &str) -> Bytes {
     Bytes::from(document(nonce, "", ""))
 }
 
-/// The page as a file that contains the answers to its questions, and is allowed to load nothing.
+/// Returns the page as a file that contains all its data, and is allowed to load nothing.
 ///
-/// The nonce is a hash of the answers: no text among them can name it.
+/// The nonce is a hash of the answers: no text among them can contain it.
 ///
 /// # Errors
 ///
 /// If the answers cannot be written as JSON.
 pub(super) fn inlined(answers: &impl Serialize) -> serde_json::Result<String> {
-    // Nothing in a string of JSON ends the element or begins a comment.
+    // Nothing in a JSON string can then end the element or begin a comment.
     let json = serde_json::to_string(answers)?.replace('<', "\\u003c");
     let nonce: String = Sha256::digest(&json)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     let rule = format!("{}; img-src data:; base-uri 'none'; form-action 'none'", rule(&nonce));
@@ -55,7 +56,8 @@ pub(super) fn inlined(answers: &impl Serialize) -> serde_json::Result<String> {
     Ok(document(&nonce, &head, &format!("<script type=\"application/json\" id=\"report\">{json}</script>\n")))
 }
 
-/// The rule that a page may run the script and use the style sheet with `nonce`, and nothing else.
+/// Returns the content security policy that lets a page run the script and use the style sheet with `nonce`,
+/// and nothing else.
 pub(super) fn rule(nonce: &str) -> String {
     format!("default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'")
 }
@@ -74,7 +76,7 @@ fn document(nonce: &str, head: &str, data: &str) -> String {
     ];
     let mut text = String::with_capacity(FRAME.len() + style.len() + script.len() + data.len() + 4096);
     let mut rest = FRAME;
-    // One pass: parts that were put in are not searched.
+    // A single pass: inserted parts are not searched.
     while let Some(start) = rest.find('@') {
         text.push_str(&rest[..start]);
         rest = &rest[start..];
@@ -96,7 +98,7 @@ fn document(nonce: &str, head: &str, data: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Checks that a page is whole and loads nothing.
+    /// Checks that a page is complete and loads nothing.
     fn check(page: &str, nonce: &str) {
         for mark in ["@NONCE@", "@SCRIPT@", "@STYLE@", "@HEAD@", "@DATA@"] {
             assert!(!page.contains(mark), "{mark}");
@@ -112,7 +114,7 @@ mod tests {
     fn pages_load_nothing() {
         let page = String::from_utf8(served("0123").to_vec()).unwrap();
         check(&page, "0123");
-        // A script that has its own end in it would stop there.
+        // A script that contained its own end tag would stop there.
         assert_eq!(page.matches("</script>").count(), 1);
         assert!(!page.contains("id=\"report\""));
     }

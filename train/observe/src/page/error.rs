@@ -1,32 +1,32 @@
-//! Why a page cannot be served.
+//! Errors of serving a page.
 
 use std::io;
 use std::net::SocketAddr;
 
-/// A page that cannot be served.
+/// The reason why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// The address is taken, or is none of this machine.
+    /// The address is taken, or does not belong to this machine.
     #[error("cannot serve the page at http://{address}: {source}; name another one with --http ADDRESS:PORT")]
     Bind {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Whoever reaches the machine would see the runs.
+    /// Anyone who can reach the machine could see the runs.
     #[error("{address} can be reached from other machines, and needs a token")]
     TokenNeeded {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// Whoever opens the address would end runs.
+    /// Anyone who opens the address could end runs.
     #[error("a page that takes orders needs a token")]
     TokenNeededForOrders,
-    /// Whoever guesses would see the runs, or the token cannot be part of an address.
+    /// The token can be guessed, or cannot be part of an address.
     #[error("a token has 16 or more letters, digits, - and _")]
     WeakToken,
-    /// The system has no thread, no event queue or no random bytes left.
+    /// The system has no threads, event queues or random bytes left.
     #[error("cannot serve the page: {0}")]
     System(#[from] io::Error),
 }

@@ -1,8 +1,8 @@
-//! Who gets an answer.
+//! Decides who gets an answer.
 //!
-//! Three strangers are kept out: someone who reaches the port without the token; a page of another site that the
-//! user's browser has open (`Origin`, `Sec-Fetch-Site`); and such a page whose own name has come to point at this
-//! machine (`Host`).
+//! Keeps out three kinds of strangers: someone who reaches the port without the token; a page of another site
+//! that is open in the user's browser (`Origin`, `Sec-Fetch-Site`); and such a page whose own name now
+//! resolves to this machine (`Host`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderName, ORIGIN};
 
 use super::token::AccessToken;
 
-/// Characters of a `Host` at most.
+/// Maximum number of characters of a `Host`.
 const MOST_HOST: usize = 260;
 
 /// Decides which requests are answered.
@@ -23,36 +23,36 @@ pub(super) struct Guard {
     names: Vec<String>,
 }
 
-/// A request that gets no answer: its status, and why.
+/// The status and reason of a refused request.
 pub(super) type Refusal = (StatusCode, &'static str);
 
-/// A request that gets one.
+/// A request that gets an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Admitted {
-    /// Whether the token came in the address, so that the browser is to remember it.
+    /// True if the token came in the address, so that the browser should remember it.
     pub(super) sets_cookie: bool,
 }
 
 impl Guard {
-    /// A guard for a server at `address`, which is the one that it is bound to. `names` are further names under which
-    /// clients know this machine.
+    /// Creates a guard for a server bound to `address`. `names` are further names under which clients know
+    /// this machine.
     pub(super) fn new(address: SocketAddr, token: Option<AccessToken>, names: &[String]) -> Guard {
         Guard { address, token, names: names.iter().map(|name| name.to_ascii_lowercase()).collect() }
     }
 
-    /// The name of the cookie that stands for the token. Browsers send cookies to all ports of a host, and tunnels to
-    /// two servers may begin at one port: the name tells ours apart.
+    /// Returns the name of the cookie that holds the token. Browsers send cookies to all ports of a host, and
+    /// tunnels to two servers may begin at one port: the name distinguishes the servers.
     fn cookie_name(token: &AccessToken) -> String {
         format!("kiln-{}", token.mark())
     }
 
-    /// The header that lets a browser remember the token.
+    /// Returns the header that lets a browser remember the token.
     pub(super) fn cookie(&self) -> Option<String> {
         let token = self.token.as_ref()?;
         Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", Self::cookie_name(token), token.text()))
     }
 
-    /// Whether a request with these headers and this `?token=` is answered.
+    /// Decides whether a request with these headers and this `?token=` is answered.
     pub(super) fn admit(&self, headers: &HeaderMap, token: Option<&str>) -> Result<Admitted, Refusal> {
         let host = self.host(headers)?;
         is_of_this_site(headers, host)?;
@@ -69,7 +69,7 @@ impl Guard {
         }
     }
 
-    /// The `Host`, if it is this machine: with any port, since a tunnel may begin at another one.
+    /// Returns the `Host`, if it is this machine: with any port, since a tunnel may begin at another one.
     fn host<'a>(&self, headers: &'a HeaderMap) -> Result<&'a str, Refusal> {
         const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this is not the host of that name");
         let mut hosts = headers.get_all(HOST).iter();
@@ -78,7 +78,7 @@ impl Guard {
         let name = name_of(host).ok_or(WRONG)?.to_ascii_lowercase();
         let is_ours = match name.parse::<IpAddr>() {
             Ok(ip) if self.address.ip().is_loopback() => ip.is_loopback(),
-            // Nobody can make a number point elsewhere.
+            // A numeric address cannot be made to point elsewhere.
             Ok(ip) => ip == self.address.ip() || ip.is_loopback() || self.address.ip().is_unspecified(),
             Err(_) => name == "localhost" || self.names.contains(&name),
         };
@@ -93,7 +93,7 @@ fn has_cookie(headers: &HeaderMap, expected: &AccessToken) -> bool {
     pairs.any(|(name, value)| name == ours && expected.is(value))
 }
 
-/// The name or number in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
+/// Returns the name or number in `NAME:PORT`, `1.2.3.4:PORT` or `[::1]:PORT`.
 fn name_of(host: &str) -> Option<&str> {
     if host.len() > MOST_HOST {
         return None;
@@ -105,7 +105,7 @@ fn name_of(host: &str) -> Option<&str> {
     port.is_none_or(|port| port.parse::<u16>().is_ok()).then_some(name)
 }
 
-/// Whether the browser says that no other site has asked.
+/// Checks that, according to the browser, the request does not come from another site.
 fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
     const OTHER: Refusal = (StatusCode::FORBIDDEN, "requests of other sites are not answered");
     if let Some(origin) = headers.get(ORIGIN) {

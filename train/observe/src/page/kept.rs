@@ -1,20 +1,20 @@
-//! Answers that are kept until something changes.
+//! A cache of answers that lasts until something changes.
 
 use std::collections::HashMap;
 
 use hyper::body::Bytes;
 
-/// Bytes that are kept at most, and answers.
+/// Maximum number of cached bytes, and of cached answers.
 const MOST_BYTES: usize = 32 << 20;
 const MOST_ANSWERS: usize = 256;
 
-/// A body with its type.
+/// A content type and a body.
 pub(super) type Answer = (&'static str, Bytes);
 
-/// What answers are made from: the version of the runs, and how many threads have failed.
+/// The version of the data behind the answers: the version of the runs, and the number of failed threads.
 pub(super) type Version = (u64, usize);
 
-/// Answers by what was asked, all made from one version.
+/// Answers by request, all made from one version.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     version: Version,
@@ -23,7 +23,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// The answer to `asked`. All that were made from another version go.
+    /// Returns the answer to `asked`. Drops all answers made from another version.
     pub(super) fn get(&mut self, version: Version, asked: &str) -> Option<Answer> {
         if self.version != version {
             *self = Kept { version, ..Kept::default() };
@@ -31,7 +31,8 @@ impl Kept {
         self.answers.get(asked).cloned()
     }
 
-    /// Keeps an answer, if it was made from what the others were made from. All others go when there is no room.
+    /// Stores an answer, if it was made from the same version as the others. Drops all others when there is
+    /// no room.
     pub(super) fn keep(&mut self, version: Version, asked: String, answer: Answer) {
         let bytes = asked.len() + answer.1.len();
         if self.version != version || bytes > MOST_BYTES || self.answers.contains_key(&asked) {

@@ -1,16 +1,17 @@
-//! Runs in a browser, and for Prometheus: an HTTP server with one page, a small JSON interface and `/metrics`.
+//! Runs in a browser, and for Prometheus: an HTTP server with one page, a small JSON interface and
+//! `/metrics`.
 //!
-//! [`serve`] starts it in threads of its own and comes back at once. Nothing that a client does reaches a run: files
-//! are read and processes are asked at most once a second, however many clients there are, and only while somebody
-//! looks. No request changes a run, unless the server was told to take orders.
+//! [`serve`] starts it in separate threads and returns at once. Nothing that a client does reaches a run:
+//! files are read and processes are asked at most once a second, however many clients there are, and only
+//! while someone looks. No request changes a run, unless the server was started to accept orders.
 //!
 //! From the ground up:
 //!
 //! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
-//! - `refresh.rs`, `watched.rs`: the runs as they were a second ago at most;
-//! - `reduce.rs`, `answers/`: what is said of them, as JSON and in Prometheus' text format;
-//! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence lies beside it;
-//! - `kept.rs`, `routes.rs`, `server.rs`: answers that are kept, requests and orders, connections and their limits.
+//! - `refresh.rs`, `watched.rs`: the runs, at most a second old;
+//! - `reduce.rs`, `answers/`: answers about the runs, as JSON and in Prometheus' text format;
+//! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence is next to it;
+//! - `kept.rs`, `routes.rs`, `server.rs`: cached answers, requests and orders, connections and their limits.
 //!
 //! `snapshot.rs` is the same page as a file, with the answers in it, for reports.
 

@@ -1,14 +1,14 @@
-//! Series that are short enough to be drawn.
+//! Reducing series to a length that can be drawn.
 
 use serde::Serialize;
 
 use crate::run::Series;
 
-/// A series over at most so many stretches of steps: the mean of each, and its smallest and largest value where it has
-/// several. `null` stands for what is not a number.
+/// A series over a limited number of stretches of steps: the mean of each stretch, and its smallest and
+/// largest value if it has several. `null` represents values that are not numbers.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct Reduced {
-    /// Values that the series has, of which these were made.
+    /// Number of original values that these were made from.
     pub(super) total: usize,
     /// The middle step of each stretch, ascending.
     pub(super) steps: Vec<u64>,
@@ -19,8 +19,8 @@ pub(super) struct Reduced {
     pub(super) high: Vec<Option<f64>>,
 }
 
-/// The steps `from` to `to` of a series, in `most` stretches at most: equally long ones, or with `is_log` such as look
-/// equally long on a logarithmic axis of steps.
+/// Reduces the steps `from` to `to` of a series to at most `most` stretches: equally long ones, or with
+/// `is_log` ones that look equally long on a logarithmic axis of steps.
 pub(super) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: bool) -> Reduced {
     let steps = series.steps();
     let first = steps.partition_point(|step| *step < from);
@@ -37,7 +37,7 @@ pub(super) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: b
         true => {
             let (least, largest) = (steps[first].max(1) as f64, steps[end - 1].max(1) as f64);
             let border = least * (largest / least).powf(stretch as f64 / most as f64);
-            // Rounding must not lose the last one.
+            // Rounding must not drop the last one.
             if stretch == most { end } else { steps.partition_point(|step| (*step as f64) <= border) }
         }
     });
@@ -60,13 +60,13 @@ pub(super) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: b
     reduced
 }
 
-/// The value of a series at `step`, or at the last step before that has one.
+/// Returns the value of a series at `step`, or at the last step before it that has one.
 pub(super) fn last_until(series: &Series, step: u64) -> Option<f64> {
     let index = series.steps().partition_point(|known| *known <= step).checked_sub(1)?;
     Some(series.values()[index])
 }
 
-/// A number as it is sent: six digits are more than a screen shows.
+/// Rounds a number for sending: six digits are more than a screen shows.
 fn number(value: f64) -> Option<f64> {
     if !value.is_finite() {
         return None;
@@ -131,7 +131,7 @@ mod tests {
                     assert_eq!(few.low.len(), few.mean.len());
                     assert_eq!(few.mean.last(), Some(&Some(0.5)));
                 }
-                // A stretch of each step where the axis is wide.
+                // Where the axis is wide, each step gets its own stretch.
                 assert_eq!(reduce(series, 0, u64::MAX, 200, true).steps[..3], [1, 2, 3]);
             },
         );

@@ -1,4 +1,4 @@
-//! Work that is done again and again while somebody wants its result, and rests while nobody does.
+//! Work that is repeated while someone wants its result, and pauses otherwise.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// A thread that does its work on request, at most once in a while for all who ask.
+/// A thread that does its work on request, with a minimum pause, once for all clients that ask.
 #[derive(Debug)]
 pub(super) struct Refresher {
     state: Arc<State>,
-    /// Times that the work was done.
+    /// Number of times the work was done.
     done: watch::Receiver<u64>,
 }
 
@@ -25,11 +25,11 @@ struct State {
 struct Wishes {
     is_wanted: bool,
     is_over: bool,
-    /// Whether the thread has ended by a panic.
+    /// True if the thread has ended by a panic.
     has_failed: bool,
-    /// When the work was begun last.
+    /// Time when the work was last begun.
     begun: Option<Instant>,
-    /// When the work was begun that was done last: its result is of then.
+    /// Time when the last completed work was begun: its result is from that moment.
     done: Option<Instant>,
 }
 
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// Notes a panic of the thread that holds it.
+/// Records a panic of the thread that holds it.
 struct Failure(Arc<State>);
 
 impl Drop for Failure {
@@ -57,7 +57,7 @@ impl Drop for Failure {
 }
 
 impl Refresher {
-    /// Starts the thread `name`, which does `work` when it is wanted, with `pause` between two beginnings.
+    /// Starts the thread `name`, which does `work` on request, with at least `pause` between two starts.
     pub(super) fn start(
         name: &str,
         pause: Duration,
@@ -67,7 +67,7 @@ impl Refresher {
         let (sender, done) = watch::channel(0);
         let shared = state.clone();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // Gone before the sender, so that whoever waits for that finds it noted.
+            // Dropped before the sender, so that anyone who waits for the sender finds the panic recorded.
             let _failure = Failure(shared.clone());
             while shared.next(pause) {
                 work();
@@ -78,7 +78,7 @@ impl Refresher {
         Ok(Refresher { state, done })
     }
 
-    /// Lets the work be done, for a client that will come.
+    /// Requests the work for a client that will come.
     pub(super) fn want(&self) {
         self.state.wishes().is_wanted = true;
         self.state.changed.notify_all();
@@ -98,16 +98,16 @@ impl Refresher {
             wishes.is_wanted |= !is_under_way;
         }
         self.state.changed.notify_all();
-        // An error says that the thread is gone: what it did last is all there is.
+        // An error means that the thread is gone: its last result is the only one.
         let _ = tokio::time::timeout(patience, done.changed()).await;
     }
 
-    /// Whether the work is done no more, because it has panicked.
+    /// Returns true if the work is no longer done because it has panicked.
     pub(super) fn has_failed(&self) -> bool {
         self.state.wishes().has_failed
     }
 
-    /// Lets the thread end, after the work that it may be doing.
+    /// Ends the thread, after any work in progress.
     pub(super) fn stop(&self) {
         self.state.wishes().is_over = true;
         self.state.changed.notify_all();
@@ -121,7 +121,7 @@ impl Drop for Refresher {
 }
 
 impl State {
-    /// Waits until the work is to be done. Returns whether it is.
+    /// Waits until the work must be done. Returns false when the thread should end.
     fn next(&self, pause: Duration) -> bool {
         let mut wishes = self.wishes();
         loop {
@@ -170,7 +170,7 @@ mod tests {
             refresher.stop();
             let mut done = refresher.done.clone();
             while done.changed().await.is_ok() {}
-            // Nobody is there any more who could do it, and nobody waits for that.
+            // The thread is gone, so no one waits for it.
             refresher.fresh(Duration::ZERO, long).await;
             assert!(!refresher.has_failed());
         });

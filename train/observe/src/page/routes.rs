@@ -1,4 +1,4 @@
-//! What each address of the server answers.
+//! The answer to each address of the server.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,22 +19,24 @@ use super::refresh::Refresher;
 use super::token::random_hex;
 use super::watched::{Watched, WatchedRun};
 
-/// Answers are no older than this, where the runs can be read and asked as fast.
+/// Maximum age of answers, as long as the runs can be read and asked that fast.
 const AGE: Duration = Duration::from_millis(900);
 
-/// How long a client waits for news of folders, and of processes. After that it gets what is known.
+/// Maximum time that a client waits for news of folders, and of processes. After that it gets the latest
+/// known state.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
 
-/// Characters of an address at most.
+/// Maximum number of characters of an address.
 const MOST_URI: usize = 4096;
 
-/// Points of a curve: what is sent unless the client asks, and at most.
+/// Points of a curve: the default and the maximum.
 const POINTS: (usize, usize) = (800, 5000);
 
-/// Runs or keys of a request at most.
+/// Maximum number of runs or keys in a request.
 const MOST_NAMED: usize = 64;
 
-/// Headers of every answer. Nothing but the page itself may run, frame it, or learn its address.
+/// Headers of every answer. Only the page itself may run, and no other page may frame it or learn its
+/// address.
 const HEADERS: [(&str, &str); 6] = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
@@ -49,7 +51,7 @@ const JSON: &str = "application/json";
 /// A header that an order must have, with any value: no form and no link of another site can send it.
 const ORDER: &str = "x-kiln-control";
 
-/// All that requests are answered from.
+/// The state from which requests are answered.
 pub(super) struct Site {
     pub(super) guard: Guard,
     pub(super) watched: Arc<Watched>,
@@ -57,7 +59,7 @@ pub(super) struct Site {
     pub(super) reader: Refresher,
     /// Asks processes.
     pub(super) asker: Refresher,
-    /// Gives orders to runs, if the server takes them.
+    /// Sends orders to runs, if the server accepts them.
     pub(super) tell: Option<Tell>,
     pub(super) kept: Mutex<Kept>,
 }
@@ -107,7 +109,7 @@ impl Site {
         response
     }
 
-    /// Gives an order to a run, and answers what the run says.
+    /// Sends an order to a run, and answers with the run's response.
     async fn give(&self, order: Order, query: Query, headers: &HeaderMap) -> Response<Full<Bytes>> {
         if !Order::is_meant(headers) {
             return failure(StatusCode::FORBIDDEN, "an order has the header x-kiln-control");
@@ -127,7 +129,7 @@ impl Site {
         }
     }
 
-    /// An answer from what is known of the runs, after that was made fresh.
+    /// Answers from the state of the runs, after refreshing it.
     async fn prepared(self: &Arc<Self>, path: &str, query: Query, asks: bool) -> Response<Full<Bytes>> {
         self.reader.fresh(AGE, PATIENCE[0]).await;
         if path == "/api/timeline" {
@@ -140,7 +142,7 @@ impl Site {
             self.asker.fresh(AGE, PATIENCE[1]).await;
         }
         let (site, path) = (self.clone(), path.to_owned());
-        // Not on the thread that serves all connections: a curve of a million steps takes a while.
+        // Kept off the thread that serves all connections: a curve of a million steps takes a while.
         let answer = tokio::task::spawn_blocking(move || site.kept_or_made(&path, &query)).await;
         match answer {
             Ok(Ok((kind, body))) => response(StatusCode::OK, kind, body),
@@ -161,7 +163,7 @@ impl Site {
         Ok(answer)
     }
 
-    /// What does not work any more, for people.
+    /// Returns descriptions of the parts that no longer work.
     fn failures(&self) -> Vec<String> {
         let threads =
             [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer asked")];
@@ -208,7 +210,7 @@ fn json(answer: &impl Serialize) -> Result<Answer, Failure> {
     Ok((JSON, Bytes::from(body)))
 }
 
-/// The page, with the rule that it may do no more than run its own script and ask this server.
+/// Returns the page, with the policy that it may only run its own script and ask this server.
 fn page() -> Response<Full<Bytes>> {
     let Ok(nonce) = random_hex::<16>() else {
         return failure(StatusCode::INTERNAL_SERVER_ERROR, "the system has no random bytes");
@@ -254,20 +256,20 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
     response
 }
 
-/// Says a line to the prompt of the run in a folder, as `kiln attach` does, and returns what the run says to it.
+/// Sends a line to the prompt of the run in a folder, as `kiln attach` does, and returns the run's response.
 pub type Tell = Arc<dyn Fn(&Path, &str) -> Result<String, String> + Send + Sync>;
 
 /// An order to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Save a checkpoint after this step.
-    Checkpoint,
     /// Save, and end.
+    Checkpoint,
+    /// Returns the order with this address.
     Stop,
 }
 
 impl Order {
-    /// The order that has this address.
+    /// Returns the prompt command for the order.
     fn of(path: &str) -> Option<Order> {
         match path {
             "/api/checkpoint" => Some(Order::Checkpoint),
@@ -284,7 +286,7 @@ impl Order {
         }
     }
 
-    /// Returns whether a request with these headers is an order.
+    /// Returns true if a request with these headers is an order.
     fn is_meant(headers: &HeaderMap) -> bool {
         headers.contains_key(ORDER)
     }
@@ -310,7 +312,8 @@ impl Query {
         self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str())
     }
 
-    /// What is asked of `path`: two queries that differ only in what nobody reads ask the same.
+    /// Returns a key for a request to `path`: queries that differ only in unused parameters have the same
+    /// key.
     fn asked(&self, path: &str) -> String {
         let read: &[&str] = match path {
             "/api/series" => &["run", "key", "over", "from", "to", "points", "log"],
@@ -338,7 +341,7 @@ impl Query {
     }
 }
 
-/// A name or value of a query without its escapes. Bytes that are no text become marks.
+/// Decodes a name or value of a query. Invalid UTF-8 becomes replacement characters.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

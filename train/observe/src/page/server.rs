@@ -1,4 +1,4 @@
-//! Connections, and the bounds that keep clients from costing more than they are worth.
+//! Connections, and the limits that keep clients from being costly.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,33 +26,33 @@ use super::token::AccessToken;
 use super::watched::{TimelinesAt, Watched};
 use crate::status::LookAt;
 
-/// Connections at a time. The oldest one makes room for the next.
+/// Maximum number of simultaneous connections. The oldest one makes room for the next.
 const MOST_CONNECTIONS: usize = 256;
 
-/// Bytes of a request's first line and headers, and headers.
+/// Maximum number of bytes of a request's first line and headers, and of headers.
 const MOST_HEAD: usize = 16 << 10;
 const MOST_HEADERS: usize = 64;
 
-/// Time for a request's headers to come, which includes the time in which a connection is idle.
+/// Time for a request's headers to arrive, including the time in which a connection is idle.
 const HEAD: Duration = Duration::from_secs(10);
 
-/// A connection takes no more requests after this time, and is closed after the same time again, whatever the client
-/// has read by then.
+/// A connection accepts no more requests after this time, and is closed after the same time again, whatever
+/// the client has read by then.
 const LIFE: Duration = Duration::from_secs(30);
 
-/// Folders are read, and processes asked, with this pause at least.
+/// Minimum pause between reads of folders, and between questions to processes.
 const PAUSE: Duration = Duration::from_millis(800);
 
-/// Threads that make answers.
+/// Number of threads that make answers.
 const WORKERS: usize = 2;
 
-/// What is served, and to whom.
+/// Options of a server.
 pub struct ServeOptions {
-    /// Where. With port 0 the system chooses one.
+    /// The address to listen on. With port 0 the system chooses one.
     pub address: SocketAddr,
-    /// Run folders, and folders of run folders. Those that are not there yet may come.
+    /// Run folders, and folders of run folders. They may be created later.
     pub paths: Vec<PathBuf>,
-    /// What clients have to show. An address that other machines reach needs one.
+    /// The token that clients must present. Required for an address that other machines can reach.
     pub token: Option<AccessToken>,
     /// Names under which clients know this machine, besides its own, such as that of a load balancer.
     pub names: Vec<String>,
@@ -60,11 +60,11 @@ pub struct ServeOptions {
     pub look_at: LookAt,
     /// Reads the last step of every rank of a run.
     pub timelines_at: Option<TimelinesAt>,
-    /// Gives orders to a run, for whoever has the token. Without it, no request changes a run.
+    /// Sends orders to a run, for clients that have the token. Without it, no request changes a run.
     pub tell: Option<Tell>,
 }
 
-/// A server that goes on until it is stopped or dropped.
+/// A server that runs until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -74,23 +74,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// The address that it is bound to.
+    /// The address that the server is bound to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What to open in a browser, with the token.
+    /// The URL to open in a browser, with the token.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Ends all connections and gives the address free. Does not wait for processes that are being asked.
+    /// Ends all connections and frees the address. Does not wait for processes that are being asked.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // An error says that the server is gone already.
+        // An error means that the server is already gone.
         let _ = self.stop.take().map(|stop| stop.send(()));
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -102,11 +102,11 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server in threads of its own.
+/// Starts a server in separate threads.
 ///
 /// # Errors
 ///
-/// If the address cannot be had, a token is needed and missing, or the system has no threads.
+/// If the address is unavailable, a required token is missing, or the system has no threads.
 pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     let ServeOptions { address, paths, token, mut names, look_at, timelines_at, tell } = options;
     if !address.ip().is_loopback() && token.is_none() {
@@ -124,7 +124,7 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     names.extend(node.split('.').next().map(str::to_owned));
     let query = token.as_ref().map_or_else(String::new, |token| format!("?token={}", token.text()));
     let host = match address.ip().is_unspecified() && !node.is_empty() {
-        // Nobody can open 0.0.0.0.
+        // 0.0.0.0 cannot be opened.
         true => format!("{node}:{}", address.port()),
         false => address.to_string(),
     };
@@ -152,19 +152,19 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("kiln-page".to_owned()).spawn(move || {
         runtime.spawn(accept(listener, site));
-        // An error says that the server was dropped, which stops it as well.
+        // An error means that the server was dropped, which also stops it.
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
     })?;
     Ok(Server { address, url, stop: Some(stop), thread: Some(thread) })
 }
 
-/// Takes connections until it is dropped.
+/// Accepts connections until it is dropped.
 async fn accept(listener: tokio::net::TcpListener, site: Arc<Site>) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // No descriptors are left: some connection will end.
+            // No file descriptors are left: some connection will end.
             time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -182,7 +182,7 @@ async fn accept(listener: tokio::net::TcpListener, site: Arc<Site>) {
 
 /// Answers the requests of one connection.
 async fn attend(stream: TcpStream, site: Arc<Site>) {
-    // Only the speed of small answers depends on it.
+    // Affects only the speed of small answers.
     let _: io::Result<()> = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let site = site.clone();
@@ -195,7 +195,7 @@ async fn attend(stream: TcpStream, site: Arc<Site>) {
         .max_headers(MOST_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    // Errors are those of the client: nobody else wants to know.
+    // Errors are the client's and concern no one else.
     if time::timeout(LIFE, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
         let _ = time::timeout(LIFE, connection).await;

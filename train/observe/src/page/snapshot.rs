@@ -13,16 +13,16 @@ use super::watched::{TimelinesAt, Watched, WatchedRun};
 use crate::run::Run;
 use crate::status::LookAt;
 
-/// Points of a curve at most.
+/// Maximum number of points of a curve.
 const POINTS: usize = 800;
 
-/// Runs as they are at one moment.
+/// Runs at one moment.
 pub(crate) struct Snapshot {
     watched: Watched,
 }
 
 impl Snapshot {
-    /// The runs that `paths` name, run folders or folders of run folders, and what their processes say.
+    /// Reads the runs that `paths` name, run folders or folders of run folders, and asks their processes.
     pub(crate) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Self {
         let watched = Watched::new(paths, look_at, timelines_at);
         watched.read_folders();
@@ -33,7 +33,8 @@ impl Snapshot {
         Snapshot { watched }
     }
 
-    /// The page of the runs with all its data, made by the version `program`. The same runs make the same page.
+    /// Returns the page of the runs with all its data, made by the version `program`. The same runs make the
+    /// same page.
     ///
     /// # Errors
     ///
@@ -61,7 +62,7 @@ impl Snapshot {
     }
 }
 
-/// The answers about one run.
+/// Returns the answers about one run.
 fn of_run(run: &Arc<WatchedRun>) -> serde_json::Result<Value> {
     Ok(json!({
         "/api/series": to_value(answers::all_series(run, POINTS))?,
@@ -73,7 +74,7 @@ fn of_run(run: &Arc<WatchedRun>) -> serde_json::Result<Value> {
     }))
 }
 
-/// The page of what `kiln bench strategies` has measured.
+/// Returns the page of the measurements of `kiln bench strategies`.
 ///
 /// # Errors
 ///

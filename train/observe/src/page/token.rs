@@ -1,4 +1,4 @@
-//! The secret that a client shows.
+//! The secret that a client presents.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,19 +8,19 @@ use subtle::ConstantTimeEq;
 
 use super::error::PageError;
 
-/// Random bytes of a token.
+/// Number of random bytes of a token.
 const BYTES: usize = 24;
 
-/// Characters of a token at least.
+/// Minimum number of characters of a token.
 const LEAST: usize = 16;
 
-/// A secret that a client shows to see the page. Its text is for the one who starts the server, who gives it to
-/// others as part of an address.
+/// A secret that a client presents to see the page. Its text is for the person who starts the server, who
+/// shares it as part of an address.
 #[derive(Clone)]
 pub struct AccessToken(String);
 
 impl AccessToken {
-    /// A token that nobody can guess.
+    /// Creates a token that cannot be guessed.
     ///
     /// # Errors
     ///
@@ -29,11 +29,11 @@ impl AccessToken {
         random_hex::<BYTES>().map(AccessToken)
     }
 
-    /// A token that someone has chosen, such as one from the environment.
+    /// Creates a token from chosen text, such as the value of an environment variable.
     ///
     /// # Errors
     ///
-    /// If it is short, or has other characters than letters, digits, `-` and `_`.
+    /// If it is short, or has characters other than letters, digits, `-` and `_`.
     pub fn new(text: impl Into<String>) -> Result<AccessToken, PageError> {
         let text = text.into();
         let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
@@ -45,14 +45,14 @@ impl AccessToken {
         &self.0
     }
 
-    /// A short text that tells tokens apart.
+    /// Returns a short text that distinguishes tokens.
     pub(super) fn mark(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.0.hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
 
-    /// Whether `shown` is this token, in a time that does not tell how much of it is right.
+    /// Compares `shown` with this token, in a time that does not reveal how much of it is right.
     pub(super) fn is(&self, shown: &str) -> bool {
         bool::from(self.0.as_bytes().ct_eq(shown.as_bytes()))
     }
@@ -64,7 +64,7 @@ impl fmt::Debug for AccessToken {
     }
 }
 
-/// `N` random bytes in hexadecimal digits.
+/// Returns `N` random bytes in hexadecimal digits.
 pub(super) fn random_hex<const N: usize>() -> io::Result<String> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;

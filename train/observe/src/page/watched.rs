@@ -1,4 +1,4 @@
-//! The runs that are shown, as they were a moment ago.
+//! The state of the shown runs, recently refreshed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,14 @@ use kiln_collectives::StepTimeline;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt};
 
-/// Runs that have ended are asked for their state this seldom.
+/// Interval between questions to runs that have ended.
 const SELDOM: Duration = Duration::from_secs(10);
 
-/// Timelines that nobody has asked for in this time are not read again.
+/// Time after which unused timelines are no longer read.
 const FORGOTTEN: Duration = Duration::from_secs(5);
 
-/// Reads the last complete step of every reachable rank of the run in a folder, or returns the reason for people.
+/// Reads the last complete step of every reachable rank of the run in a folder, or returns the reason for
+/// people.
 pub type TimelinesAt = Arc<dyn Fn(&Path) -> Result<Vec<StepTimeline>, String> + Send + Sync>;
 
 /// The runs that are shown.
@@ -26,26 +27,26 @@ pub(super) struct Watched {
     look_at: LookAt,
     timelines_at: Option<TimelinesAt>,
     runs: RwLock<Vec<Arc<WatchedRun>>>,
-    /// Paths that are no runs, for people.
+    /// Messages about paths that are not runs.
     problems: RwLock<Vec<String>>,
-    /// Goes up whenever anything here has changed.
+    /// Increases with every change.
     version: AtomicU64,
 }
 
 /// A run that is shown.
 pub(super) struct WatchedRun {
-    /// What clients call it: the name of its folder, with a number where two have the same.
+    /// Its name for clients: the name of its folder, with a number where two are the same.
     pub(super) id: String,
     folder: PathBuf,
     run: RwLock<Run>,
     seen: Mutex<Seen>,
 }
 
-/// What its processes have said.
+/// Answers of its processes.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) look: Option<Arc<Look>>,
-    /// Why there is no look.
+    /// The reason why there is no look.
     pub(super) problem: Option<String>,
     pub(super) timelines: Option<Arc<Result<Vec<StepTimeline>, String>>>,
     looked: Option<Instant>,
@@ -53,33 +54,34 @@ pub(super) struct Seen {
 }
 
 impl Watched {
-    /// The runs that `paths` name: run folders and folders of run folders, now or later.
+    /// Watches the runs that `paths` name: run folders and folders of run folders, which may be created
+    /// later.
     pub(super) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Watched {
         let (runs, problems) = Default::default();
         Watched { paths, look_at, timelines_at, runs, problems, version: AtomicU64::new(0) }
     }
 
-    /// A number that tells whether anything has changed.
+    /// Returns a number that changes whenever anything changes.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// All runs.
+    /// Returns all runs.
     pub(super) fn runs(&self) -> Vec<Arc<WatchedRun>> {
         self.runs.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The run that clients call `id`.
+    /// Returns the run with the client name `id`.
     pub(super) fn run(&self, id: &str) -> Option<Arc<WatchedRun>> {
         self.runs().into_iter().find(|run| run.id == id)
     }
 
-    /// What of the paths is no run.
+    /// Returns messages about paths that are not runs.
     pub(super) fn problems(&self) -> Vec<String> {
         self.problems.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads what has been added to the folders.
+    /// Reads the new contents of the folders.
     pub(super) fn read_folders(&self) {
         let mut is_changed = self.find();
         for run in self.runs() {
@@ -90,7 +92,7 @@ impl Watched {
         }
     }
 
-    /// Asks the processes of all runs how they are.
+    /// Asks the processes of all runs for their state.
     pub(super) fn ask_processes(&self) {
         for run in self.runs() {
             run.ask(&self.look_at, self.timelines_at.as_ref());
@@ -98,7 +100,8 @@ impl Watched {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Opens runs that have appeared, and drops those that have gone. Returns whether there are any.
+    /// Opens runs that have appeared, and drops those that have gone. Returns true if there are any such
+    /// changes.
     fn find(&self) -> bool {
         let (mut folders, mut problems) = (Vec::new(), Vec::new());
         for path in &self.paths {
@@ -115,7 +118,7 @@ impl Watched {
         for folder in folders {
             let opened = match known.iter().find(|run| run.folder == folder) {
                 Some(run) => Ok(run.clone()),
-                // The long part, while nobody waits for a lock.
+                // The slow part, done while no one waits for a lock.
                 None => WatchedRun::open(&folder, &known, &ids),
             };
             match opened {
@@ -153,17 +156,18 @@ impl WatchedRun {
         }))
     }
 
-    /// What is in its folder.
+    /// The contents of its folder.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Run> {
         self.run.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What its processes have said.
+    /// The answers of its processes.
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the next question to the processes one for timelines, too. Returns whether there is an answer already.
+    /// Requests timelines with the next question to the processes. Returns true if there already is an
+    /// answer.
     pub(super) fn want_timelines(&self) -> bool {
         let mut seen = self.seen();
         seen.timelines_wanted = Some(Instant::now());

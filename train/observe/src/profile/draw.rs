@@ -1,4 +1,4 @@
-//! A profile as an SVG: areas that lie on each other, over the time of a step.
+//! Draws a profile as an SVG: stacked areas over the time of a step.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ const RIGHT: f64 = 290.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 40.0;
 
-/// Areas that are told apart; the smaller ones are one.
+/// Maximum number of separate areas; the smaller ones are combined.
 const AREAS: usize = 13;
 
-/// Colours of owners that are no activations, from the ground up.
+/// Colours of owners other than activations, from the bottom up.
 const OWNERS: [(&str, &str); 4] = [
     ("weights", "#4477aa"),
     ("optimizer state", "#66ccee"),
@@ -24,7 +24,7 @@ const OWNERS: [(&str, &str); 4] = [
     ("gathered weights", "#228833"),
 ];
 
-/// Colours of modules' activations.
+/// Colours of the activations of modules.
 const MODULES: [&str; 8] =
     ["#ccbb44", "#ee7733", "#cc3311", "#ee99aa", "#997700", "#ddaa33", "#bb5566", "#eecc66"];
 
@@ -34,7 +34,7 @@ const OTHERS: &str = "#999999";
 struct Area {
     name: String,
     colour: &'static str,
-    /// Places of its holders.
+    /// Indices of its holders.
     holders: Vec<usize>,
 }
 
@@ -45,7 +45,7 @@ impl Area {
 }
 
 impl Profile {
-    /// The drawing. Readable on light and on dark ground.
+    /// Returns the drawing, which is readable on light and dark backgrounds.
     pub fn svg(&self) -> String {
         let areas = self.areas();
         let most = self.peak.held.total().max(1) as f64 * 1.05;
@@ -63,7 +63,7 @@ impl Profile {
             self.step
         );
         self.draw_bands(&mut svg, x_of);
-        // From the ground up.
+        // From the bottom up.
         let mut ground = vec![0.0; self.samples.len()];
         for area in &areas {
             let tops: Vec<f64> = self
@@ -74,7 +74,7 @@ impl Profile {
                 .collect();
             let mut path = String::new();
             for (index, (sample, top)) in self.samples.iter().zip(&tops).enumerate() {
-                // Memory is held until it is freed: steps, and no slopes.
+                // Memory is held until it is freed, so the outline has steps instead of slopes.
                 let (x, y) = (x_of(sample.after), y_of(*top));
                 // Writing into a String cannot fail.
                 let _ = match index {
@@ -108,7 +108,7 @@ impl Profile {
         svg
     }
 
-    /// Who is drawn, from the ground up.
+    /// Returns the areas to draw, from the bottom up.
     fn areas(&self) -> Vec<Area> {
         let most = |holder: usize| {
             let held = self.samples.iter().chain([&self.peak.held]);
@@ -147,7 +147,7 @@ impl Profile {
         (0..self.holders.len()).filter(|at| is(&self.holders[*at])).collect()
     }
 
-    /// Phases of the step, behind the areas and above them.
+    /// Draws the phases of the step, behind the areas and above them.
     fn draw_bands(&self, svg: &mut String, x_of: impl Fn(f64) -> f64) {
         for (index, band) in self.bands.iter().enumerate() {
             let (start, end) = (x_of(band.start), x_of(band.end));
@@ -159,7 +159,7 @@ impl Profile {
                 "<rect x=\"{start:.1}\" y=\"28\" width=\"{width:.1}\" height=\"{height}\" fill=\"#808080\" \
                  fill-opacity=\"{opacity}\"><title>{name}</title></rect>"
             );
-            // About as wide as its letters.
+            // About the width of its letters.
             if width > 7.0 * band.activity.len() as f64 {
                 let _ = writeln!(
                     svg,
@@ -183,7 +183,7 @@ impl Profile {
         );
     }
 
-    /// What each area holds at the peak, from the top down.
+    /// Lists the bytes of each area at the peak, from the top down.
     fn draw_legend(&self, svg: &mut String, areas: &[Area]) {
         let left = WIDTH - RIGHT + 20.0;
         let _ = writeln!(svg, "<text x=\"{left}\" y=\"43\">at the peak</text>");
@@ -203,7 +203,7 @@ impl Profile {
     }
 }
 
-/// Lines for bytes, and times below.
+/// Draws lines for bytes, and times below.
 fn draw_axes(svg: &mut String, most: f64, seconds: f64, y_of: impl Fn(f64) -> f64) {
     let (right, ground) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let step = round_step(most / f64::from(1 << 20) / 4.0) * f64::from(1 << 20);
@@ -235,7 +235,7 @@ fn draw_axes(svg: &mut String, most: f64, seconds: f64, y_of: impl Fn(f64) -> f6
     }
 }
 
-/// 1, 2 or 5 times a power of ten, not below `about`.
+/// Returns 1, 2 or 5 times a power of ten, not below `about`.
 fn round_step(about: f64) -> f64 {
     let about = about.max(1e-9);
     let power = 10_f64.powf(about.log10().floor());
@@ -246,15 +246,15 @@ fn round_step(about: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// The name of a module as what it is sorted by: numbers by their value, and what is outside of modules first.
+/// Returns the sort key of a module name: numbers sort by value, and memory outside of modules comes first.
 fn in_order(module: Option<&str>) -> Vec<(Option<u64>, String)> {
     let parts = module.into_iter().flat_map(|module| module.split('.'));
     parts.map(|part| (part.parse().ok(), part.to_owned())).collect()
 }
 
-/// Text between tags.
+/// Escapes text between tags.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;");
-    // What XML cannot have.
+    // Characters that XML does not allow.
     text.chars().filter(|c| !c.is_control()).collect()
 }

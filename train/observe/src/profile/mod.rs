@@ -1,7 +1,7 @@
 //! The memory profile of a step: who held how much when, as a drawing and in words.
 //!
-//! Ranks hand over what they have recorded ([`Recorded`]); [`Profile::of`] makes it small enough to be sent,
-//! [`Profile::svg`] draws it, and its text says what makes the peak.
+//! Ranks provide their recordings ([`Recorded`]); [`Profile::of`] reduces them to a size that can be sent,
+//! [`Profile::svg`] draws the result, and its text explains the peak.
 
 mod draw;
 mod model;

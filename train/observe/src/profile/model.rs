@@ -1,24 +1,24 @@
-//! What a rank has recorded, and what is kept of it.
+//! The recording of a rank, and the profile made from it.
 
 use serde::{Deserialize, Serialize};
 
-/// Whose memory it is.
+/// An owner of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// What it is for, such as `activations` or `gradients`.
+    /// The purpose of the memory, such as `activations` or `gradients`.
     pub owner: String,
-    /// Of activations, the module that they belong to.
+    /// For activations, the module that they belong to.
     pub module: Option<String>,
 }
 
-/// Some memory was allocated or freed.
+/// An allocation or a release of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// Seconds since the step began.
     pub after: f64,
-    /// Place of its holder.
+    /// Index of its holder.
     pub holder: usize,
-    /// By how many bytes the holder has more than before.
+    /// The change of the holder's memory in bytes.
     pub bytes: i64,
 }
 
@@ -31,17 +31,18 @@ pub struct Recorded {
     pub step: u64,
     /// Length of the step in seconds.
     pub seconds: f64,
-    /// Whoever held memory.
+    /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// What each of them held in the beginning, in bytes.
+    /// Bytes of each holder at the beginning of the step.
     pub held: Vec<u64>,
-    /// What happened then, in order.
+    /// The changes during the step, in order.
     pub changes: Vec<Change>,
-    /// Bytes that the rank held at the end by another count.
+    /// Bytes that the rank held at the end, counted independently.
     pub held_at_end: u64,
-    /// Changes that could not be recorded.
+    /// Number of changes that could not be recorded.
     pub missing: usize,
-    /// What the rank did, in order: from when on, in seconds since the step began, the activity, and the module.
+    /// The activities of the rank, in order: the start in seconds since the step began, the activity, and the
+    /// module.
     pub doings: Vec<(f64, String, Option<String>)>,
 }
 
@@ -54,23 +55,23 @@ pub struct Profile {
     pub step: u64,
     /// Length of the step in seconds.
     pub seconds: f64,
-    /// Whoever held memory.
+    /// All holders of memory.
     pub holders: Vec<Holder>,
-    /// Moments, in order. Of those close to each other, the one with most bytes.
+    /// Moments, in order. Among moments close to each other, the one with most bytes.
     pub samples: Vec<Sample>,
-    /// What the rank did.
+    /// The activities of the rank.
     pub bands: Vec<Band>,
     /// The moment with most bytes.
     pub peak: Peak,
-    /// Allocations and releases in the step.
+    /// Number of allocations and releases in the step.
     pub changes: usize,
-    /// Bytes that the rank held at the end, less what all changes come to: zero if every one was recorded.
+    /// Bytes that the rank held at the end, minus the sum of all changes: zero if every change was recorded.
     pub unexplained: i64,
-    /// Changes that could not be recorded.
+    /// Number of changes that could not be recorded.
     pub missing: usize,
 }
 
-/// What a rank held at a moment.
+/// The memory that a rank held at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Seconds since the step began.
@@ -86,24 +87,24 @@ impl Sample {
     }
 }
 
-/// A part of the step.
+/// A phase of the step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Band {
-    /// Such as `forward`.
+    /// The activity, such as `forward`.
     pub activity: String,
-    /// When it began, in seconds since the step began.
+    /// Its start, in seconds since the step began.
     pub start: f64,
-    /// When it ended.
+    /// Its end, in seconds since the step began.
     pub end: f64,
 }
 
-/// The moment at which a rank held most.
+/// The moment at which a rank held most memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peak {
-    /// What it held.
+    /// The memory held.
     pub held: Sample,
-    /// What it was doing.
+    /// The activity at that moment.
     pub activity: String,
-    /// The module that it was in.
+    /// The module at that moment.
     pub module: Option<String>,
 }

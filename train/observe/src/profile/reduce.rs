@@ -1,12 +1,12 @@
-//! A profile of all that was recorded.
+//! Reducing a recording to a profile.
 
 use super::model::{Band, Peak, Profile, Recorded, Sample};
 
-/// Parts of a step of which the moment with most bytes is kept.
+/// Number of parts of a step; of each, the moment with most bytes is kept.
 const PARTS: f64 = 600.0;
 
 impl Profile {
-    /// The profile of what a rank has recorded.
+    /// Returns the profile of a rank's recording.
     pub fn of(recorded: Recorded) -> Profile {
         let Recorded { rank, step, holders, held, changes, held_at_end, missing, doings, .. } = recorded;
         let last = changes.last().map_or(0.0, |change| change.after);
@@ -14,14 +14,14 @@ impl Profile {
         let mut now: Vec<i64> =
             (0..holders.len()).map(|at| held.get(at).map_or(0, |bytes| *bytes as i64)).collect();
         let mut total: i64 = now.iter().sum();
-        // Memory of before the step may be freed by another thread a moment before that is recorded.
+        // Another thread may free memory from before the step slightly before the release is recorded.
         let sample = |after, now: &[i64]| {
             let bytes = now.iter().map(|bytes| u64::try_from(*bytes).unwrap_or(0)).collect();
             Sample { after, bytes }
         };
         let mut samples = vec![sample(0.0, &now)];
         let (mut peak, mut most) = (samples[0].clone(), total);
-        // Of the part of the step that is under way.
+        // These describe the current part of the step.
         let (mut part, mut most_of_part, mut kept) = (0, i64::MIN, None);
         for change in &changes {
             let Some(bytes) = now.get_mut(change.holder) else { continue };
@@ -60,7 +60,7 @@ impl Profile {
     }
 }
 
-/// What the rank did, one after the other.
+/// Converts the activities of the rank to consecutive phases.
 fn bands(doings: &[(f64, String, Option<String>)], seconds: f64) -> Vec<Band> {
     let mut bands: Vec<Band> = Vec::new();
     for (start, activity, _) in doings {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::model::Profile;
 use crate::fresh::write_new;
 
-/// Writes a drawing for each rank and a text for all of them into `folder`. Nothing that is there is replaced. Returns
-/// the text's path.
+/// Writes a drawing for each rank and a text for all of them into `folder`. Existing files are not replaced.
+/// Returns the path of the text.
 ///
 /// # Errors
 ///

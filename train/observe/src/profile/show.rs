@@ -1,10 +1,10 @@
-//! What makes the peak, in words.
+//! Describing the peak in words.
 
 use std::fmt::{self, Display, Formatter};
 
 use super::model::{Peak, Profile};
 
-/// Modules that are named.
+/// Maximum number of modules that are named.
 const MODULES: usize = 6;
 
 pub(super) fn mib(bytes: u64) -> String {
@@ -12,8 +12,8 @@ pub(super) fn mib(bytes: u64) -> String {
 }
 
 impl Display for Profile {
-    /// One line, as in `peak 21.3 MiB in backward of layers.3: activations 11.0 MiB (layers.0 3.1, layers.1 3.1),
-    /// weights 4.0 MiB`.
+    /// Writes one line, as in
+    /// `peak 21.3 MiB in backward of layers.3: activations 11.0 MiB (layers.0 3.1, layers.1 3.1), weights 4.0 MiB`.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Peak { held, activity, module } = &self.peak;
         write!(f, "peak {} in {activity}", mib(held.total()))?;
@@ -35,7 +35,7 @@ impl Display for Profile {
 }
 
 impl Profile {
-    /// Owners and their bytes, the largest first.
+    /// Returns the owners and their bytes, the largest first.
     fn by_owner(&self, bytes: &[u64]) -> Vec<(String, u64)> {
         let mut owners: Vec<(String, u64)> = Vec::new();
         for (holder, bytes) in self.holders.iter().zip(bytes) {
@@ -49,7 +49,7 @@ impl Profile {
         owners
     }
 
-    /// The modules that an owner's bytes belong to, if they belong to any.
+    /// Writes the modules that an owner's bytes belong to, if any.
     fn show_modules(&self, f: &mut Formatter<'_>, owner: &str, bytes: &[u64]) -> fmt::Result {
         let of_owner = self.holders.iter().zip(bytes).filter(|(holder, _)| holder.owner == owner);
         let mut modules: Vec<(&str, u64)> = of_owner

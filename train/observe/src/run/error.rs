@@ -1,12 +1,12 @@
-//! Why a folder cannot be read as a run.
+//! Errors of reading a folder as a run.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A folder that is no run, or cannot be read.
+/// The reason why a folder cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Nothing of a run is there.
+    /// The folder contains no files of a run.
     #[error(
         "{} is not the folder of a run: {why}; name the one that --out has named, or a folder with such folders",
         .path.display()
@@ -14,15 +14,15 @@ pub enum RunError {
     NoRun {
         /// The folder.
         path: PathBuf,
-        /// What is there instead.
+        /// A description of the actual content.
         why: String,
     },
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot read {}: {source}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

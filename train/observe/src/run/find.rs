@@ -1,14 +1,14 @@
-//! Which folders are runs.
+//! Finding run folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::RunError;
 
-/// Files one of which every run folder has. `run.json` is the first that a run writes.
+/// Every run folder has at least one of these files. `run.json` is the first that a run writes.
 const MARKS: [&str; 3] = ["run.json", "metrics.jsonl", "config.toml"];
 
-/// Whether the folder is that of a run.
+/// Returns true if the folder is a run folder.
 pub(super) fn is_run(path: &Path) -> bool {
     MARKS.iter().any(|mark| path.join(mark).is_file())
 }
@@ -16,11 +16,11 @@ pub(super) fn is_run(path: &Path) -> bool {
 /// Folders of a run that only the run itself writes into.
 const OWN_FOLDERS: [&str; 6] = [".kiln", "checkpoints", "crash", "debug", "flight", "logs"];
 
-/// Endings of the files that a run keeps in its folder.
+/// Extensions of the files that a run keeps in its folder.
 const OWN_ENDINGS: [&str; 3] = ["json", "jsonl", "toml"];
 
-/// The run folder that the file at `path` belongs to, or would belong to: the run writes such a file itself. Links are
-/// followed, also to where nothing is yet. `None` for any other file, in a run folder or elsewhere.
+/// Returns the run folder whose run writes, or would write, the file at `path` itself. Follows links, even to
+/// places that do not exist yet. `None` for any other file, in a run folder or elsewhere.
 pub fn run_of_file(path: &Path) -> Option<PathBuf> {
     let mut place = path.to_owned();
     // As many links as the system follows.
@@ -41,7 +41,8 @@ pub fn run_of_file(path: &Path) -> Option<PathBuf> {
     Some(own?.parent()?.to_owned())
 }
 
-/// The run folders that `paths` name: each is one, or a folder of some. In the order of their names, each once.
+/// Returns the run folders that `paths` name: each path is a run folder, or a folder that contains some.
+/// Sorted by name, without duplicates.
 ///
 /// # Errors
 ///

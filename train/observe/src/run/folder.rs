@@ -1,4 +1,4 @@
-//! A run folder, read as it grows.
+//! A run folder, read while it grows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::metrics::Metrics;
 use super::tail::{Change, Tail};
 use crate::config::flatten;
 
-/// Longer files are no configurations.
+/// Maximum size of a configuration file.
 const MOST_CONFIG: u64 = 1 << 20;
 
 /// Text that a run has generated: a line of `samples.jsonl`.
@@ -21,22 +21,22 @@ const MOST_CONFIG: u64 = 1 << 20;
 pub struct Sample {
     /// Optimizer step after which it was generated.
     pub step: u64,
-    /// What it begins with.
+    /// The prompt.
     pub prompt: String,
-    /// What the model went on with.
+    /// The model's continuation.
     pub text: String,
 }
 
-/// Something that happened to a run: a line of `events.jsonl`.
+/// An event of a run: a line of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in seconds since 1970 (UTC).
+    /// Time in seconds since 1970 (UTC).
     pub time: f64,
-    /// The optimizer step that was done last.
+    /// The last completed optimizer step.
     pub step: u64,
-    /// What: `start`, `resume`, `checkpoint`, `skipped`, `stop`, `end` or `failure`.
+    /// The kind of event: `start`, `resume`, `checkpoint`, `skipped`, `stop`, `end` or `failure`.
     pub kind: String,
-    /// The same for people.
+    /// A description for people.
     pub text: String,
 }
 
@@ -49,7 +49,7 @@ pub struct Run {
     metrics: Metrics,
     samples: Vec<Sample>,
     events: Vec<Event>,
-    /// Lines that were none.
+    /// Number of invalid lines.
     passed_over: u64,
     /// Files that could not be read, with the reason.
     unread: BTreeMap<PathBuf, String>,
@@ -68,7 +68,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// If there is no run. What cannot be read of a run is told by [`Run::problems`].
+    /// If there is no run. [`Run::problems`] lists what cannot be read of a run.
     pub fn open(folder: &Path) -> Result<Run, RunError> {
         if !is_run(folder) {
             let why = if folder.exists() { "it has no run.json" } else { "it is not there" };
@@ -94,7 +94,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Reads what has been added since. Returns whether there is anything new.
+    /// Reads content added since the last call. Returns true if there is anything new.
     pub fn refresh(&mut self) -> bool {
         let Run { metrics, samples, events, passed_over, unread, files, .. } = self;
         let (metrics, samples, events) = (&mut *metrics, &mut *samples, &mut *events);
@@ -146,7 +146,7 @@ impl Run {
         }
     }
 
-    /// The folder, as it was named.
+    /// The folder, as the caller named it.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -161,27 +161,27 @@ impl Run {
         &self.config
     }
 
-    /// Optimizer steps of the run, by its configuration.
+    /// Number of optimizer steps of the run, from its configuration.
     pub fn steps(&self) -> Option<u64> {
         self.config.get("train.steps")?.parse().ok()
     }
 
-    /// The numbers of its metrics.
+    /// The numbers in its metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Texts that it has generated, in the order in which it did.
+    /// Texts that it has generated, in order.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// What has happened to it, in order.
+    /// Its events, in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// What of the folder could not be read, in sentences for people.
+    /// Describes the parts of the folder that could not be read, in sentences for people.
     pub fn problems(&self) -> Vec<String> {
         let unread = self.unread.iter().map(|(path, why)| format!("{}: {why}", path.display()));
         let mut problems: Vec<String> = unread.collect();
@@ -200,7 +200,7 @@ impl Run {
     }
 }
 
-/// The name of the folder. `.` and `..` have none of their own.
+/// Returns the name of the folder, even for `.` and `..`.
 fn name_of(folder: &Path) -> String {
     let whole = whole(folder);
     whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
@@ -210,7 +210,8 @@ fn whole(folder: &Path) -> PathBuf {
     folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
 }
 
-/// A name for each of the runs in `folders`: that of its folder, or its path where two have the same.
+/// Returns a name for each of the runs in `folders`: that of its folder, or its path where two have the same
+/// name.
 pub(crate) fn distinct_names<'a>(folders: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
     let folders: Vec<_> = folders.into_iter().map(|folder| (folder, name_of(folder))).collect();
     let distinct = |(folder, name): &(&Path, String)| {

@@ -22,17 +22,17 @@ impl Metrics {
         self.places.get(key).map(|place| &self.series[*place].1)
     }
 
-    /// Every key with its series, in the order in which keys first came.
+    /// Returns every key with its series, in order of first appearance.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Series)> {
         self.series.iter().map(|(key, series)| (key.as_str(), series))
     }
 
-    /// The last step of any line.
+    /// Returns the last step of any line.
     pub fn last_step(&self) -> Option<u64> {
         self.series.iter().filter_map(|(_, series)| series.steps().last().copied()).max()
     }
 
-    /// Adds a line. Returns whether it was one: an object with a `step`.
+    /// Adds a line. Returns false if it is not an object with a `step`.
     pub(super) fn add(&mut self, line: &[u8]) -> bool {
         let Ok(Line { step: Some(step), numbers }) = serde_json::from_slice(line) else { return false };
         // Lines mostly have the keys of the line before, in the same order.
@@ -48,7 +48,7 @@ impl Metrics {
         true
     }
 
-    /// Where the series of `key` is, which begins if there is none.
+    /// Returns the index of the series of `key`, creating the series if necessary.
     fn place_of(&mut self, key: Cow<'_, str>) -> usize {
         if let Some(place) = self.places.get(key.as_ref()) {
             return *place;
@@ -59,13 +59,14 @@ impl Metrics {
     }
 }
 
-/// A line of metrics: its step, and all else that is a number.
+/// A line of metrics: its step, and all its other numbers.
 struct Line<'a> {
     step: Option<u64>,
     numbers: Vec<(Cow<'a, str>, f64)>,
 }
 
-/// A value of a line: a number, or `null`, which stands for one that is NaN or infinite. Anything else is `None`.
+/// A value of a line: a number, or `null`, which represents NaN or an infinite number. Anything else is
+/// `None`.
 struct Value(Option<f64>);
 
 impl<'de> Deserialize<'de> for Value {

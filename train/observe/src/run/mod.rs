@@ -1,7 +1,7 @@
-//! What is in a run folder, for whoever draws it: configuration, metrics, samples, events.
+//! The contents of a run folder, for programs that show them: configuration, metrics, samples, events.
 //!
-//! A folder is read as far as it goes: a line that is not whole yet, or that some other build has written, is passed
-//! over and counted. Nothing here waits for the run, locks anything or writes.
+//! A folder is read as far as possible: lines that are incomplete, or that another build has written, are
+//! skipped and counted. This module never waits for the run, locks anything or writes.
 
 mod error;
 mod find;

@@ -1,6 +1,6 @@
 //! The values of one quantity over the steps of a run.
 
-/// Values over steps, which ascend. A value that is not a number is kept as NaN.
+/// Values over ascending steps. A value that is not a number is stored as NaN.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
     steps: Vec<u64>,
@@ -8,8 +8,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Adds a value. Values of this step and later ones go: a run that went on from an earlier checkpoint has
-    /// written them again.
+    /// Adds a value. Drops values of this step and later ones: a run that resumed from an earlier checkpoint
+    /// has written them again.
     pub(super) fn push(&mut self, step: u64, value: f64) {
         if self.steps.last().is_some_and(|last| *last >= step) {
             let stay = self.steps.partition_point(|known| *known < step);
@@ -20,7 +20,7 @@ impl Series {
         self.values.push(value);
     }
 
-    /// Steps, ascending.
+    /// The steps, ascending.
     pub fn steps(&self) -> &[u64] {
         &self.steps
     }
@@ -35,8 +35,8 @@ impl Series {
         self.steps.last().copied().zip(self.values.last().copied())
     }
 
-    /// By how much the value grows per step of late: the median over the last `most` pairs of neighbours, which a pause
-    /// does not change. Of times in seconds it is the pace.
+    /// Returns the recent growth of the value per step: the median over the last `most` pairs of neighbours,
+    /// which a pause does not change. For times in seconds, this is the pace.
     pub fn growth(&self, most: usize) -> Option<f64> {
         let from = self.steps.len().saturating_sub(most.saturating_add(1));
         let pairs = self.steps[from..].windows(2).zip(self.values[from..].windows(2));

@@ -1,4 +1,4 @@
-//! A file that grows by lines, read as it grows.
+//! A file of lines, read while it grows.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -10,20 +10,20 @@ use kiln_storage::{LineReader, files};
 #[derive(Clone, Debug)]
 pub(super) struct Tail {
     path: PathBuf,
-    /// The file that was read: another one may have taken its place.
+    /// Inode of the file that was read: another file may have replaced it.
     inode: Option<u64>,
-    /// Bytes of the whole lines that were read.
+    /// Number of bytes of complete lines read.
     read: u64,
 }
 
-/// What has become of a file since it was read last.
+/// The change of a file since it was last read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing.
+    /// No change.
     None,
-    /// There are more lines.
+    /// New lines were added.
     Grown,
-    /// It is another file, or shorter than before: what was read of it is void, and it was read from its start.
+    /// The file was replaced or truncated: earlier lines are void, and it was read again from its start.
     Replaced,
 }
 
@@ -36,13 +36,13 @@ impl Tail {
         &self.path
     }
 
-    /// Whether the file was there when it was read.
+    /// Returns true if the file existed when it was last read.
     pub(super) fn has_been_read(&self) -> bool {
         self.inode.is_some()
     }
 
-    /// Hands the lines that have been added since the last call to `line`, after `void` if what was read before is
-    /// void. A line without an end stays for the next call. A file that is not there has no lines.
+    /// Passes the lines added since the last call to `line`; calls `void` first if the earlier lines are
+    /// void. A line without an end is kept for the next call. A missing file has no lines.
     pub(super) fn read(&mut self, mut void: impl FnMut(), mut line: impl FnMut(&[u8])) -> io::Result<Change> {
         let mut file = match files::open(&self.path) {
             Ok(file) => file,
@@ -101,7 +101,7 @@ mod tests {
         fs::write(&beside, "a longer file\nin its place\n").unwrap();
         fs::rename(&beside, &path).unwrap();
         assert_eq!(lines(&mut tail).0, Change::Replaced);
-        // A line that never ends, in a file without blocks: what comes before it stays read.
+        // An endless line in a sparse file: the lines before it remain read.
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(1 << 38).unwrap();
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A look at a run, in a form for people and programs.
+//! The state of a run, in a form for people and programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ pub struct Look {
     /// The run folder.
     pub run: String,
     pub state: State,
-    /// What there is to say about the state.
+    /// A description of the state.
     pub text: String,
     /// World ranks to look at first.
     pub culprits: Vec<usize>,
-    /// The step that the foremost rank is in, or the last that was logged.
+    /// The step of the foremost rank, or the last step that was logged.
     pub step: Option<u64>,
     pub steps: Option<u64>,
     /// The step of the newest checkpoint.
@@ -36,20 +36,20 @@ pub struct Look {
 #[derive(Debug, Default, Serialize)]
 pub struct RankLook {
     pub rank: usize,
-    /// Why it says nothing, if it does not.
+    /// The reason why nothing is known about the rank; `None` if it has answered.
     pub silent: Option<String>,
     pub step: Option<u64>,
     pub activity: Option<Activity>,
-    /// The first collective that it is in.
+    /// The pending collective that was called first.
     pub pending: Option<Call>,
-    /// The collective that it has called last.
+    /// The collective that it called last.
     pub last: Option<Call>,
     pub waits_for: Vec<usize>,
     pub bytes: Option<u64>,
     pub peak_bytes: Option<u64>,
 }
 
-/// A collective as a rank has called it.
+/// A collective, as called by a rank.
 #[derive(Debug, Serialize)]
 pub struct Call {
     pub group: String,
@@ -71,13 +71,13 @@ pub struct ProcessLook {
     pub threads: Option<Vec<Thread>>,
 }
 
-/// The run in the folder `run`, as its processes say.
+/// Combines the answers of the processes of the run in the folder `run`.
 pub fn look(run: String, answers: Answers) -> Look {
     let Answers { processes, all } = answers;
     let statuses = || processes.iter().filter_map(|process| status_of(&process.answer));
     let first = statuses().next();
     let (steps, deadline_s) = first.map_or((None, None), |status| (Some(status.steps), status.deadline_s));
-    // Where no process answers, the ranks that have a socket are all that is known.
+    // If no process answers, only the ranks that have a socket are known.
     let named: BTreeSet<usize> =
         processes.iter().flat_map(|process| process.owner.ranks.iter().copied()).collect();
     let world_size = first.map_or(named.last().map_or(0, |last| last + 1), |status| status.world_size);
@@ -127,7 +127,7 @@ pub fn look(run: String, answers: Answers) -> Look {
         .filter_map(|rank| rank.longest_step_s)
         .fold(None, |most: Option<f64>, step| Some(most.map_or(step, |most| most.max(step))));
     let Opinion { state, text, culprits } = match held(statuses()) {
-        // Whoever waits for ranks that are held waits for a person. A process that is gone is trouble all the same.
+        // Ranks that wait for held ranks wait for a person. A process that is gone still means trouble.
         Some(text) if opinion(&seen, longest, deadline_s).state != State::Trouble => Opinion {
             state: State::Held,
             text: format!("{text}; look into it with: kiln attach {run}"),
@@ -160,7 +160,7 @@ pub fn look(run: String, answers: Answers) -> Look {
     }
 }
 
-/// Which ranks somebody holds, and where, in words.
+/// Describes which ranks are held, and where.
 fn held<'a>(statuses: impl Iterator<Item = &'a ProcessStatus>) -> Option<String> {
     let (mut ranks, mut places) = (BTreeSet::new(), Vec::new());
     for status in statuses {
@@ -230,7 +230,7 @@ fn rank_look(rank: usize, seen: &Seen, told: Option<&&RankStatus>, witnesses: &[
     }
 }
 
-/// The collective that a rank has been in for the longest time.
+/// Returns the collective that a rank has been in for the longest time.
 fn pending(flight: &Flight) -> Option<Call> {
     let first = |group: &'_ kiln_collectives::GroupFlight| {
         let pending = group.pending.first()?;
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
     use crate::ask::Owner;
 
-    /// A process with these ranks, which answers nothing.
+    /// Returns a process with these ranks, which does not answer.
     fn silent(ranks: Vec<usize>) -> Process {
         let owner = Owner { process: ProcessId::this(), ranks };
         Process { owner, answer: Answer::Silent("it says nothing in time".to_owned()), threads: None }

@@ -1,5 +1,5 @@
-//! A run at one moment: what is made of the answers of all its processes (`look.rs`), whether something is wrong
-//! (`opinion.rs`), and the text of it (`show.rs`).
+//! A run at one moment: the combined answers of all its processes (`look.rs`), the assessment of its health
+//! (`opinion.rs`), and its description (`show.rs`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,6 @@ pub use look::{Call, Look, ProcessLook, RankLook, look};
 pub use opinion::{State, ranks_of};
 pub use show::text;
 
-/// Looks at the run in a folder at this moment, or says why that is not possible, for people. Whoever has the folder's
-/// locks and checkpoints hands it in: this crate knows neither.
+/// Returns the current state of the run in a folder, or the reason why that is impossible, for people. The
+/// caller, which knows the folder's locks and checkpoints, provides it: this crate knows neither.
 pub type LookAt = Arc<dyn Fn(&Path) -> Result<Look, String> + Send + Sync>;

@@ -1,4 +1,4 @@
-//! Whether something is wrong with a run that goes on.
+//! Assessing whether something is wrong with a live run.
 
 use std::fmt;
 
@@ -7,47 +7,47 @@ use serde::Serialize;
 
 use kiln_process::words::in_ranges;
 
-/// Waits of less than this are nothing to talk about, in seconds.
+/// Waits shorter than this, in seconds, are ignored.
 const SHORT: f64 = 1.0;
 
-/// A wait is longer than usual if it is this many times the longest step of late.
+/// A wait is longer than usual if it is this many times the longest recent step.
 const STEPS: f64 = 3.0;
 
-/// What a rank does outside of steps may take this long, in seconds, and so may its first step.
+/// Maximum seconds for a rank's activity outside of steps, and for its first step.
 const OUTSIDE: f64 = 30.0;
 
-/// A suspicion comes before this share of the deadline at the latest.
+/// A suspicion is raised before this share of the deadline at the latest.
 const SHARE_OF_DEADLINE: f64 = 0.5;
 
 /// The activity of a rank before its first step.
 const START: &str = "start";
 
-/// What ranks do in a step.
+/// Activities of ranks in a step.
 const IN_A_STEP: [&str; 4] = ["data loading", "forward", "backward", "optimizer"];
 
-/// How a run is.
+/// The health of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It goes on.
+    /// The run is progressing.
     Healthy,
-    /// Somebody holds ranks of it, to look into them.
+    /// Someone holds ranks of the run, to debug them.
     Held,
-    /// It goes on, and waits for one rank most of the time.
+    /// The run is progressing, but waits for one rank most of the time.
     Slow,
-    /// A rank has been waited for longer than usual.
+    /// A rank has been awaited for longer than usual.
     Suspicion,
     /// A process is stopped, gone or does not answer.
     Trouble,
-    /// It has begun, and no rank has said anything yet; or it is about to end.
+    /// The run has begun, and no rank has reported yet; or it is about to end.
     Starting,
-    /// All of its steps are done.
+    /// All steps are done.
     Finished,
-    /// It was ended before its last step, and can go on from there.
+    /// The run was ended before its last step, and can be resumed.
     Stopped,
-    /// It has ended with an error.
+    /// The run has ended with an error.
     Failed,
-    /// It was killed.
+    /// The run was killed.
     Dead,
 }
 
@@ -69,27 +69,27 @@ impl fmt::Display for State {
 }
 
 impl State {
-    /// Whether there is nothing more to see.
+    /// Returns true if the run has ended.
     pub fn is_over(self) -> bool {
         matches!(self, State::Finished | State::Stopped | State::Failed | State::Dead)
     }
 
-    /// Whether somebody should look after it.
+    /// Returns true if someone should look into the run.
     pub fn is_bad(self) -> bool {
         matches!(self, State::Suspicion | State::Trouble | State::Failed | State::Dead)
     }
 }
 
-/// What is known of a rank.
+/// Information about a rank.
 #[derive(Debug)]
 pub enum Seen {
     Witness(Witness),
-    /// Nothing, for this reason; it may be well.
+    /// Nothing is known, for this reason; the rank may be well.
     Unknown(String),
 }
 
 impl Seen {
-    /// The witness of a rank for comparisons with others. Of an unknown rank nothing can be said.
+    /// Returns the witness of a rank for comparisons with others. An unknown rank counts as gone.
     pub fn witness(&self) -> Witness {
         match self {
             Seen::Witness(witness) => witness.clone(),
@@ -98,7 +98,7 @@ impl Seen {
     }
 }
 
-/// What there is to say about a run.
+/// The assessment of a run.
 #[derive(Debug, PartialEq)]
 pub struct Opinion {
     pub state: State,
@@ -107,8 +107,8 @@ pub struct Opinion {
     pub culprits: Vec<usize>,
 }
 
-/// Compares the ranks; `seen` has all of them. `longest_step_s` is the longest step of late, `deadline_s` the time
-/// after which a wait ends the run.
+/// Compares the ranks; `seen` has all of them. `longest_step_s` is the longest recent step, `deadline_s` the
+/// time after which a wait ends the run.
 pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f64>) -> Opinion {
     let unknown: Vec<usize> =
         (0..seen.len()).filter(|rank| matches!(seen[*rank], Seen::Unknown(_))).collect();
@@ -122,7 +122,7 @@ pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f6
         _ => String::new(),
     };
     if let Some(first) = seen.iter().position(is_in_trouble) {
-        // Ranks that are not seen from here may be well, and the verdict counts them as gone.
+        // Ranks that cannot be seen from here may be well, and the verdict counts them as gone.
         let (text, culprits) = match (unknown.is_empty(), &witnesses[first]) {
             (false, Witness::Gone { reason }) => (format!("rank {first} {reason}"), vec![first]),
             (false, _) => (format!("rank {first} is stopped or does not answer"), vec![first]),
@@ -171,7 +171,8 @@ pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f6
     }
 }
 
-/// The opinion on ranks that have been starting for too long, if there are some. No other rank need wait for them.
+/// Returns the opinion on ranks that have been starting for too long, if any. It does not require that other
+/// ranks wait for them.
 fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Opinion> {
     let patience = deadline_s.map_or(OUTSIDE, |deadline| OUTSIDE.min(SHARE_OF_DEADLINE * deadline));
     let seconds_of = |witness: &Witness| match witness {
@@ -192,7 +193,7 @@ fn is_well(witness: &Witness) -> bool {
     matches!(witness, Witness::Answered(_))
 }
 
-/// The length of a wait from which on it is longer than usual, in seconds.
+/// Returns the length of a wait, in seconds, above which it is longer than usual.
 fn patience(
     witnesses: &[Witness],
     culprits: &[usize],
@@ -201,7 +202,7 @@ fn patience(
 ) -> f64 {
     let is_in_a_step = |rank: &usize| match witnesses.get(*rank) {
         Some(Witness::Answered(flight)) => IN_A_STEP.contains(&flight.activity.name.as_str()),
-        // Unknown: the ranks that wait for it are in a step.
+        // Unknown, so the ranks that wait for it are in a step.
         _ => true,
     };
     let usual = longest_step_s.map(|longest| SHORT.max(STEPS * longest));
@@ -213,7 +214,7 @@ fn patience(
     deadline_s.map_or(patience, |deadline| patience.min(SHARE_OF_DEADLINE * deadline))
 }
 
-/// Such as `rank 1` or `ranks 0, 2-3`.
+/// Formats ranks, as in `rank 1` or `ranks 0, 2-3`.
 pub fn ranks_of(ranks: &[usize]) -> String {
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, in_ranges(ranks))
 }
@@ -224,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Rank 0 has waited for so many seconds for rank 1, which is in `activity`.
+    /// Returns ranks where rank 0 has waited for `seconds` for rank 1, which is in `activity`.
     fn ranks(seconds: f64, activity: &str) -> Vec<Seen> {
         let group = LocalGroup::new(2);
         let _work = group[0].barrier(Label::new("step", Phase::Other));
@@ -242,7 +243,7 @@ mod tests {
             state
         };
         for (seconds, activity, longest, deadline, expected) in [
-            // Three of the longest steps, and a second.
+            // Three times the longest step, and more than a second.
             (0.9, "backward", Some(0.1), None, State::Healthy),
             (1.1, "backward", Some(0.1), None, State::Suspicion),
             (5.0, "forward", Some(2.0), None, State::Healthy),

@@ -1,23 +1,23 @@
-//! A look at a run as text of 80 columns.
+//! Formats the state of a run as text of 80 columns.
 
 use super::look::{Look, ProcessLook, RankLook};
 use crate::ask::Thread;
 use kiln_process::words::size;
 use kiln_process::words::{in_ranges, number_of};
 
-/// Columns of a line.
+/// Number of columns of a line.
 const WIDTH: usize = 80;
 
-/// Functions of a thread that are shown, from the innermost one.
+/// Maximum number of functions shown for a thread, from the innermost one.
 const MOST_CALLS: usize = 24;
 
-/// The text of a look.
+/// Formats the state of a run.
 pub fn text(look: &Look) -> String {
     let mut lines = wrapped(&headline(look), "", "  ");
     if !look.ranks.is_empty() {
         lines.push(row(["rank", "step", "doing", "for", "memory", "waits for"]));
     }
-    // Ranks that say nothing for the same reason share a line.
+    // Ranks that are silent for the same reason share a line.
     let is_same = |a: &RankLook, b: &RankLook| a.silent.is_some() && a.silent == b.silent;
     lines.extend(look.ranks.chunk_by(is_same).map(rank));
     lines.extend(wrapped(&format!("{}: {}", look.state, look.text), "", "  "));
@@ -52,7 +52,7 @@ fn headline(look: &Look) -> String {
     format!("run {}: {}", look.run, parts.join(", "))
 }
 
-/// Such as `41,200`.
+/// Formats a number with separators, as in `41,200`.
 fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
@@ -65,7 +65,7 @@ fn thousands(number: f64) -> String {
     text
 }
 
-/// The line of one rank, or of several that are silent.
+/// Formats the line of one rank, or of several that are silent.
 fn rank(looks: &[RankLook]) -> String {
     let [look, ..] = looks else { return String::new() };
     let number = in_ranges(&looks.iter().map(|look| look.rank).collect::<Vec<_>>());
@@ -99,7 +99,7 @@ fn row([rank, step, doing, seconds, memory, waits]: [&str; 6]) -> String {
     fit(line.trim_end(), WIDTH)
 }
 
-/// `text` cut to `width` characters.
+/// Cuts `text` to `width` characters.
 fn fit(text: &str, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width - 1).chain(['…']).collect(),
@@ -107,7 +107,7 @@ fn fit(text: &str, width: usize) -> String {
     }
 }
 
-/// `text` in lines of 80 columns: the first begins with `first`, the others with `indent`.
+/// Wraps `text` to 80 columns: the first line begins with `first`, the others with `indent`.
 fn wrapped(text: &str, first: &str, indent: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = first.to_owned();
@@ -138,7 +138,7 @@ fn threads(process: &ProcessLook) -> Vec<String> {
     {
         lines.extend(wrapped(&format!("({problem})"), "", ""));
     }
-    // Threads that wait for the same are shown together.
+    // Threads that wait for the same thing are shown together.
     let mut shown: Vec<(&Thread, Vec<String>)> = Vec::new();
     for thread in threads {
         let name = format!("{} ({})", thread.name, thread.id);

@@ -1,4 +1,4 @@
-//! The event files of a run that goes on, written beside it.
+//! The event files of a live run, written in the background.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -13,31 +13,31 @@ use super::event::{Histogram, now};
 use super::writer::{EventWriter, has_events};
 use crate::line::Line;
 
-/// Events that may wait for the disk. More are left out.
+/// Maximum number of events that wait for the disk. Further events are dropped.
 const MOST_WAITING: usize = 4096;
 
-/// How long the end of a run waits for the disk.
+/// Maximum time that the end of a run waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a run shows in TensorBoard.
+/// Options of a run's TensorBoard output.
 #[derive(Clone, Debug)]
 pub struct TensorBoardOptions {
     /// Folder of the event files.
     pub folder: PathBuf,
-    /// The run's `metrics.jsonl`, in which there are the lines of the steps that are done. They are shown as well
-    /// if there is no event file yet.
+    /// The run's `metrics.jsonl`, with the lines of the completed steps. They are also shown if there is no
+    /// event file yet.
     pub metrics: PathBuf,
     /// The configuration, as TOML.
     pub config: String,
-    /// Steps that are done.
+    /// Number of completed steps.
     pub done: u64,
 }
 
-/// Writes what a run shows in TensorBoard, on a thread of its own: a disk that is slow or full holds nothing up,
-/// and ends nothing.
+/// Writes a run's TensorBoard output on a separate thread: a slow or full disk neither blocks nor ends the
+/// run.
 ///
-/// The event file is begun with the first thing that is shown. What files of earlier starts have of steps that are
-/// not done is void then, so that curves go on where the run does.
+/// The event file is created with the first event. Events in the files of earlier starts that belong to steps
+/// not yet done are then void, so that curves continue where the run resumes.
 pub struct TensorBoard {
     sender: Option<SyncSender<Entry>>,
     ended: Receiver<()>,
@@ -52,9 +52,9 @@ enum Entry {
 }
 
 impl TensorBoard {
-    /// Starts the thread. `None` if the system has none for it, which is told in the log.
+    /// Starts the thread. `None` if the system cannot create it, which is logged.
     pub fn start(options: TensorBoardOptions) -> Option<Self> {
-        // Lines that come now are told to the thread.
+        // Lines that arrive from now on are sent to the thread.
         let length = std::fs::metadata(&options.metrics).map_or(0, |file| file.len());
         let (sender, entries) = mpsc::sync_channel(MOST_WAITING);
         let (end, ended) = mpsc::channel();
@@ -78,7 +78,7 @@ impl TensorBoard {
         self.send(Entry::Line(line.to_owned()));
     }
 
-    /// Shows a text of `step`, as it is.
+    /// Shows a text of `step`, verbatim.
     pub fn text(&mut self, step: u64, tag: &str, text: &str) {
         self.send(Entry::Text { time: now(), step, tag: tag.to_owned(), text: text.to_owned() });
     }
@@ -105,7 +105,7 @@ impl Drop for TensorBoard {
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the disk takes too long: TensorBoard's files lack the last events");
         } else if let Some(thread) = self.thread.take() {
-            // It has told of its end; a panic has been told as well.
+            // The thread has reported its end; a panic has been reported as well.
             let _ = thread.join();
         }
         if self.left_out > 0 {
@@ -114,13 +114,13 @@ impl Drop for TensorBoard {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Board {
     options: TensorBoardOptions,
-    /// Bytes of `metrics.jsonl` when the run began.
+    /// Size of `metrics.jsonl` in bytes when the run began.
     length: u64,
     file: Option<EventWriter>,
-    /// Entries that came while no file could be created.
+    /// Number of entries that arrived while no file could be created.
     lost: u64,
 }
 
@@ -147,13 +147,13 @@ impl Board {
         }
     }
 
-    /// Begins the event file, if there is none yet.
+    /// Creates the event file, if there is none yet.
     fn begin(&mut self) {
         if self.file.is_some() {
             return;
         }
         let folder = &self.options.folder;
-        // Without any line, nothing in this folder leads to where the run is.
+        // Without any line, this folder has no history of the run.
         let first = if self.length == 0 { 0 } else { self.options.done + 1 };
         let created = has_events(folder).and_then(|has| Ok((has, EventWriter::create(folder, first)?)));
         match created {
@@ -176,7 +176,7 @@ impl Board {
         }
     }
 
-    /// Writes the lines that were there when the run began.
+    /// Writes the lines that existed when the run began.
     fn catch_up(&self, file: &mut EventWriter) {
         let read = || -> std::io::Result<()> {
             let metrics = files::open(&self.options.metrics)?;

@@ -1,4 +1,4 @@
-//! What is shown, as events.
+//! Converting data to TensorBoard events.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use super::proto::{
 use super::tags::scalars;
 use crate::line::Line;
 
-/// How often values lie between limits.
+/// The number of values in each bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
     /// The lowest value.
@@ -26,11 +26,11 @@ pub struct Histogram {
     pub sum_squares: f64,
     /// Upper limits of the buckets, ascending.
     pub limits: Vec<f64>,
-    /// Values in each bucket, which begins where the one before it ends.
+    /// Number of values in each bucket, which begins where the one before it ends.
     pub counts: Vec<f64>,
 }
 
-/// The version of event files, and of what a START in them means.
+/// The version of event files, which also defines the meaning of a START in them.
 const FILE_VERSION: &str = "brain.Event:2";
 
 /// The tag under which the plugin `hparams` looks for settings.
@@ -41,37 +41,38 @@ pub fn sample_tag(index: usize) -> String {
     format!("samples/{index}")
 }
 
-/// Seconds since 1970, now.
+/// Returns the current time in seconds since 1970.
 pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// The first event of a file.
+/// Returns the first event of a file.
 pub(super) fn version(time: f64) -> Event {
     Event { wall_time: time, step: 0, what: Some(What::FileVersion(FILE_VERSION.to_owned())) }
 }
 
-/// Says that events of `step` and later ones, in files before this one, are void.
+/// Returns an event that makes events of `step` and later ones, in files before this one, void.
 pub(super) fn start(time: f64, step: u64) -> Event {
     let log = SessionLog { status: SessionStatus::Start.into() };
     Event { wall_time: time, step: step_of(step), what: Some(What::SessionLog(log)) }
 }
 
-/// The numbers of a line of metrics, which was written at `time` if it does not say when. `None` if it has none.
+/// Returns the numbers of a line of metrics; `time` is used if the line does not record when it was written.
+/// `None` if it has no numbers.
 pub(super) fn metrics(line: &Line, time: f64) -> Option<Event> {
     let value = |(tag, value): (std::borrow::Cow<'_, str>, f64)| SummaryValue {
         tag: tag.into_owned(),
         metadata: None,
-        // TensorBoard has no scalars of more bits.
+        // TensorBoard has no wider scalars.
         value: Some(Value::Simple(value as f32)),
     };
     let values: Vec<_> = scalars(line).into_iter().map(value).collect();
     (!values.is_empty()).then(|| summary(line.time.unwrap_or(time), line.step, values))
 }
 
-/// A text, shown as it is.
+/// Returns a text that is shown verbatim.
 pub(super) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
-    // TensorBoard takes texts for Markdown, in which indented lines are shown as they are.
+    // TensorBoard interprets texts as Markdown, in which indented lines are shown verbatim.
     let lines: Vec<_> = text.split('\n').map(|line| format!("    {line}")).collect();
     let tensor = TensorProto {
         dtype: DT_STRING,
@@ -81,13 +82,13 @@ pub(super) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
     summary(time, step, vec![tensor_value(tag, "text", Vec::new(), tensor)])
 }
 
-/// A histogram. Empty buckets at its ends are left out.
+/// Returns a histogram. Empty buckets at its ends are omitted.
 pub(super) fn histogram(time: f64, step: u64, tag: &str, histogram: &Histogram) -> Event {
     let Histogram { min, max, sum, sum_squares, ref limits, ref counts } = *histogram;
     let has_values = |count: &f64| *count > 0.0;
     let first = counts.iter().position(has_values).unwrap_or(0);
     let end = counts.iter().rposition(has_values).map_or(0, |last| last + 1);
-    // An empty bucket in front has the limit that the first one begins at.
+    // An empty bucket in front provides the lower limit of the first one.
     let (first, end) = (first.saturating_sub(1), end.min(limits.len()));
     let proto = HistogramProto {
         min,
@@ -102,7 +103,7 @@ pub(super) fn histogram(time: f64, step: u64, tag: &str, histogram: &Histogram) 
     summary(time, step, vec![value])
 }
 
-/// The settings of a run, for the plugin `hparams`.
+/// Returns the settings of a run, for the plugin `hparams`.
 pub(super) fn settings(time: f64, settings: Vec<(String, Setting)>) -> Event {
     let kind = |value: Setting| match value {
         Setting::Integer(number) => Kind::Number(number as f64),
@@ -115,7 +116,7 @@ pub(super) fn settings(time: f64, settings: Vec<(String, Setting)>) -> Event {
         settings.into_iter().map(|(key, value)| (key, AnyValue { kind: Some(kind(value)) })).collect();
     let info = SessionStartInfo { hparams, start_time_secs: time };
     let data = HParamsPluginData { version: 0, session_start_info: Some(info) };
-    // What counts is in the metadata.
+    // The metadata holds the relevant content.
     let nothing = TensorProto {
         dtype: DT_FLOAT,
         tensor_shape: Some(TensorShape { dim: vec![Dimension { size: 0 }] }),

@@ -1,7 +1,7 @@
-//! The messages of TensorBoard that are written: those of `tensorflow/core/util/event.proto`,
-//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`, `tensorflow/tsl/protobuf/histogram.proto`,
-//! `tensorboard/plugins/hparams/plugin_data.proto` and `google/protobuf/struct.proto`, with the fields that are
-//! needed here.
+//! The TensorBoard messages that are written: those of `tensorflow/core/util/event.proto`,
+//! `tensorflow/core/framework/{summary,tensor,tensor_shape}.proto`,
+//! `tensorflow/tsl/protobuf/histogram.proto`, `tensorboard/plugins/hparams/plugin_data.proto` and
+//! `google/protobuf/struct.proto`, with the fields that are needed here.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub(super) struct SessionLog {
 #[repr(i32)]
 pub(super) enum SessionStatus {
     Unspecified = 0,
-    /// Events of this step and later ones that were read before are void.
+    /// Makes events of this step and later ones that were read before void.
     Start = 1,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct HistogramProto {
     /// Upper limit of each bucket.
     #[prost(double, repeated, tag = "6")]
     pub(super) bucket_limit: Vec<f64>,
-    /// Values of each bucket.
+    /// Number of values in each bucket.
     #[prost(double, repeated, tag = "7")]
     pub(super) bucket: Vec<f64>,
 }
@@ -105,7 +105,7 @@ pub(super) struct HistogramProto {
 /// `dtype` of a tensor of f32.
 pub(super) const DT_FLOAT: i32 = 1;
 
-/// `dtype` of a tensor of texts.
+/// `dtype` of a tensor of strings.
 pub(super) const DT_STRING: i32 = 7;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -130,7 +130,7 @@ pub(super) struct Dimension {
     pub(super) size: i64,
 }
 
-/// What the plugin `hparams` keeps of a run.
+/// The data that the plugin `hparams` keeps about a run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct HParamsPluginData {
     #[prost(int32, tag = "1")]

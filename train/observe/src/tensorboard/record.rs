@@ -1,23 +1,23 @@
-//! The framing of TensorFlow's record files, which event files are:
+//! The framing of TensorFlow's record files, the format of event files:
 //! <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
-/// Bytes of a record before its data: the length and its checksum.
+/// Size of a record's header in bytes: the length and its checksum.
 pub(super) const HEADER: usize = 12;
 
-/// Bytes of a record after its data: their checksum.
+/// Size of a record's trailer in bytes: the checksum of the data.
 pub(super) const TRAILER: usize = 4;
 
-/// The length of the data, as the header of a record has it; `None` if it is no header.
+/// Returns the length of the data from the header of a record; `None` if the header is invalid.
 pub(super) fn length(header: &[u8]) -> Option<u64> {
     let (length, crc) = header.split_first_chunk::<8>()?;
     let is_header = u32::from_le_bytes(crc.try_into().ok()?) == masked_crc(length);
     is_header.then_some(u64::from_le_bytes(*length))
 }
 
-/// `data` as one record: its length, the masked CRC-32C of the length, the data, and their masked CRC-32C, all
-/// little-endian.
+/// Frames `data` as one record: its length, the masked CRC-32C of the length, the data, and their masked
+/// CRC-32C, all little-endian.
 pub(super) fn framed(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -28,15 +28,15 @@ pub(super) fn framed(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// CRC-32C of `data`, rotated and shifted: files of records often have other checksums in their data, and the
-/// CRC of data that has its own CRC in it is no good.
+/// Returns the CRC-32C of `data`, rotated and shifted: the data of record files often contains other
+/// checksums, and the CRC of data that contains its own CRC is useless.
 fn masked_crc(data: &[u8]) -> u32 {
     // The checksum has 32 bits.
     let crc = checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The data of the records in `bytes`; what is behind the last whole one is left over.
+/// Returns the data of the records in `bytes`, and the bytes after the last complete record.
 #[cfg(test)]
 pub(super) fn read(mut bytes: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     let mut records = Vec::new();
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn records_have_the_bytes_of_the_format() {
-        // As TensorBoard's own `RecordWriter` writes b"abc".
+        // Written by TensorBoard's own `RecordWriter` for b"abc".
         let golden = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
         assert_eq!(framed(b"abc"), golden);
         let bytes = [framed(b"abc"), framed(b""), framed(b"d")[..12].to_vec()].concat();

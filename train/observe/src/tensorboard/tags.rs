@@ -1,5 +1,5 @@
-//! What the values of `metrics.jsonl` are called in TensorBoard: as in torchtitan, so that runs of both can be
-//! laid over each other.
+//! TensorBoard tags for the values of `metrics.jsonl`: the same as in torchtitan, so that runs of both can be
+//! overlaid.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use crate::line::Line;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Keys of `metrics.jsonl`, the tag of each, and what its value is multiplied with.
+/// Keys of `metrics.jsonl`, each with its tag and a factor for its value.
 const TAGS: [(&str, &str, f64); 13] = [
     ("loss", "loss_metrics/global_avg_loss", 1.0),
     ("tokens_per_s", "throughput(tps)", 1.0),
@@ -24,10 +24,10 @@ const TAGS: [(&str, &str, f64); 13] = [
     ("tokens", "n_tokens_seen", 1.0),
 ];
 
-/// Seconds that are shown as a share of the step's, too, and the tag of that.
+/// Keys in seconds that are also shown as a share of the step's time, each with the tag of the share.
 const SHARES: [(&str, &str); 2] = [("data_s", "time_metrics/data_loading(%)"), ("wait_s", "comm/exposed(%)")];
 
-/// The scalars of a line: tags and values. A key that the line does not have makes none.
+/// Returns the scalars of a line: tags and values. Keys missing in the line are omitted.
 pub(super) fn scalars(line: &Line) -> Vec<(Cow<'_, str>, f64)> {
     let mut scalars: Vec<(Cow<'_, str>, f64)> = Vec::with_capacity(line.values.len() + SHARES.len());
     for (key, value) in line.numbers() {

@@ -91,15 +91,15 @@ fn a_run_that_goes_on_from_an_earlier_step_goes_on_in_its_curves() {
     let of_loss = events(&folder).into_iter().filter(|event| event.wall_time == 100.5).count();
     assert_eq!(of_loss, 3, "the time of a line is that of its event, and a void event is cut off");
 
-    // Also to whoever minds no START.
+    // Void even for readers that ignore START.
     let of_step =
         |step| move |event: &&Event| event.step == step && matches!(event.what, Some(What::Summary(_)));
     assert_eq!(events(&folder).iter().filter(of_step(3)).count(), 2);
 
-    // Nothing to show: nothing is written.
+    // Without anything to show, nothing is written.
     show(options(run.path(), 3), &[]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
-    // A run that begins anew.
+    // A run that starts from the beginning.
     fs::write(run.path().join("metrics.jsonl"), "").unwrap();
     show(options(run.path(), 0), &[&line(1, 4.0)]);
     assert_eq!(curves(&folder).into_values().collect::<Vec<_>>(), [[(1, 4.0)]]);

@@ -26,7 +26,7 @@ const MOST_RECORD: u64 = 1 << 30;
 /// Writes an event file. An event that cannot be written leaves no part of itself; the log reports it.
 pub struct EventWriter {
     records: Records,
-    /// Records that no other may come before, until they are written.
+    /// Records that must come before all others, until they are written.
     first: Vec<u8>,
 }
 
@@ -71,7 +71,7 @@ impl EventWriter {
         self.write(&event::settings(time, flatten(config)));
     }
 
-    /// Ends the file.
+    /// Closes the file.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl EventWriter {
     }
 }
 
-/// Whether there are event files in `folder`.
+/// Returns true if there are event files in `folder`.
 pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
     Ok(!event_files(folder)?.is_empty())
 }
@@ -106,7 +106,7 @@ fn next_file(folder: &Path, existing: &[(u64, PathBuf)]) -> PathBuf {
     folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0{SUFFIX}", std::process::id()))
 }
 
-/// The event files in `folder`, each with the time in its name.
+/// Returns the event files in `folder`, each with the time in its name.
 fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,4 +1,4 @@
-//! A trace of what the ranks have recorded.
+//! Builds a trace from the recordings of the ranks.
 
 use std::collections::BTreeMap;
 
@@ -8,44 +8,44 @@ use serde::{Deserialize, Serialize};
 use super::align::{CallTimes, Offset, RankClock, offsets};
 use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 
-/// The steps that one rank has recorded, as ranks send it to rank 0.
+/// The recorded steps of one rank, in the form in which ranks send them to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordedRank {
     /// The groups that the rank belongs to, each with the world ranks of its members.
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in order; not empty.
     pub steps: Vec<RecordedStep>,
-    /// What the rank's GPU did, in the order of its beginnings.
+    /// The activities of the rank's GPU, ordered by start.
     #[serde(default)]
     pub gpu: Vec<GpuActivity>,
 }
 
-/// What a GPU did for a while: a kernel, a copy or a fill.
+/// An activity of a GPU: a kernel, a copy or a fill.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuActivity {
     /// The kernel's name, or the kind of copy.
     pub name: String,
     /// Number of the stream.
     pub stream: u32,
-    /// Bytes that were copied or filled.
+    /// Number of bytes copied or filled.
     pub bytes: Option<u64>,
-    /// When it began, in seconds on the machine's monotonic clock.
+    /// The start, in seconds on the machine's monotonic clock.
     pub start: f64,
-    /// When it ended.
+    /// The end, on the same clock.
     pub end: f64,
 }
 
 /// A step that a rank has recorded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordedStep {
-    /// What the rank did.
+    /// The activities of the rank.
     pub timeline: StepTimeline,
     /// See [`StepTrace::recorder`].
     pub sums: BTreeMap<String, u64>,
 }
 
 impl Trace {
-    /// The trace of `ranks`, on the clock of the first one's machine. A rank without steps is left out.
+    /// Builds the trace of `ranks`, on the clock of the first one's machine. A rank without steps is omitted.
     pub fn of_ranks(ranks: &[RecordedRank]) -> Trace {
         let ranks: Vec<_> = ranks.iter().filter(|rank| !rank.steps.is_empty()).collect();
         let clocks: Vec<_> = ranks.iter().map(|rank| clock_of(rank)).collect();
@@ -66,7 +66,7 @@ impl Trace {
     }
 }
 
-/// What a rank's collectives say of its clock.
+/// Collects the data about a rank's clock from its collectives.
 fn clock_of(rank: &RecordedRank) -> RankClock<'_> {
     let mut calls = BTreeMap::new();
     for RecordedStep { timeline, .. } in &rank.steps {
@@ -89,7 +89,7 @@ fn clock_of(rank: &RecordedRank) -> RankClock<'_> {
 }
 
 fn nanoseconds(seconds: f64) -> u64 {
-    // Negative ones and those that are not numbers become 0.
+    // Negative values and NaN become 0.
     (seconds * 1e9).round() as u64
 }
 

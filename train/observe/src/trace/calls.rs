@@ -1,10 +1,10 @@
-//! The same collective on all ranks of its group.
+//! Finding the same collective on all ranks of its group.
 
 use std::collections::HashMap;
 
 use super::model::{CollectiveTrace, RankTrace, Trace};
 
-/// The members of a group, its name, and the number of an operation there.
+/// The members of a group, its name, and the number of an operation in it.
 type Key<'a> = (&'a [usize], &'a str, u64);
 
 /// The collectives of a trace, by group and number.
@@ -26,7 +26,8 @@ impl<'a> Calls<'a> {
         Calls { by_key }
     }
 
-    /// Operation `sequence` of the group that `rank` calls `group`, on all ranks that have recorded it.
+    /// Returns operation `sequence` of the group that `rank` calls `group`, on all ranks that have recorded
+    /// it.
     pub(super) fn get(
         &self,
         rank: &'a RankTrace,
@@ -37,7 +38,7 @@ impl<'a> Calls<'a> {
         self.by_key.get(&(ranks, group, sequence)).map_or(&[], Vec::as_slice)
     }
 
-    /// The rank that issued the operation last, and when.
+    /// Returns the rank that issued the operation last, and the time.
     pub(super) fn last(
         &self,
         rank: &'a RankTrace,

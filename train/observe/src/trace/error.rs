@@ -1,19 +1,19 @@
-//! Why a file cannot be read as a trace.
+//! Errors of reading and writing traces.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A trace file that cannot be read, or written.
+/// The reason why a trace file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file system refuses.
+    /// A file operation failed.
     #[error("cannot {doing} {}: {source}", .path.display())]
     Io {
-        /// What was tried: read or write.
+        /// The attempted operation: read or write.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The file is not in Perfetto's format.
@@ -21,10 +21,10 @@ pub enum TraceError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the problem.
         why: String,
     },
-    /// It is a trace of something else, or there is nothing in it.
+    /// The file is a trace of another program, or is empty.
     #[error(
         "{} has no step of a run of Kiln; `kiln train --trace steps=10-12` writes a trace that has",
         .path.display()

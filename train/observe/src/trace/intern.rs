@@ -1,4 +1,4 @@
-//! Names and texts that a trace has once, and numbers that stand for them.
+//! Interned names and texts: each is stored once in a trace and represented by a number.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ pub(super) struct Names {
     categories: HashMap<String, u64>,
     annotations: HashMap<String, u64>,
     texts: HashMap<String, u64>,
-    /// Those that were used for the first time since the last [`Names::take_new`].
+    /// Names used for the first time since the last [`Names::take_new`].
     new: InternedData,
 }
 
-/// The number of `name`, and whether it is new. Zero stands for nothing.
+/// Returns the number of `name`, and whether it is new. Zero represents no name.
 fn number(known: &mut HashMap<String, u64>, name: &str) -> (u64, bool) {
     match known.get(name) {
         Some(number) => (*number, false),
@@ -57,7 +57,7 @@ impl Names {
         iid
     }
 
-    /// The names that are new, for the packet that uses them first; `None` if there are none.
+    /// Takes the new names, for the packet that uses them first; `None` if there are none.
     pub(super) fn take_new(&mut self) -> Option<InternedData> {
         let new = std::mem::take(&mut self.new);
         (new != InternedData::default()).then_some(new)

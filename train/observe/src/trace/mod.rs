@@ -1,7 +1,9 @@
-//! Traces: a few steps of all ranks in a file for [Perfetto](https://ui.perfetto.dev), and what such a file tells.
+//! Traces: a few steps of all ranks in a file for [Perfetto](https://ui.perfetto.dev), and summaries of such
+//! files.
 //!
-//! Ranks hand over what they have recorded ([`RecordedRank`]); [`Trace::of_ranks`] puts it on one clock,
-//! [`Trace::write`] makes a file of it, [`Trace::open`] reads it back, and [`Summary`] says where the time went.
+//! Ranks provide their recordings ([`RecordedRank`]); [`Trace::of_ranks`] puts them on one clock,
+//! [`Trace::write`] writes a file, [`Trace::open`] reads it back, and [`Summary`] reports where the time
+//! went.
 
 mod align;
 mod assemble;

@@ -1,4 +1,4 @@
-//! What a trace holds, whether it is about to be written or was read: steps of all ranks on one clock.
+//! The contents of a trace, to be written or read back: steps of all ranks on one clock.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +16,18 @@ pub struct RankTrace {
     pub rank: usize,
     /// Machine that the rank runs on.
     pub node: String,
-    /// By how much the rank's times may be off those of rank 0: zero on the same machine, and `None` if nothing tells.
+    /// Error bound of the rank's times relative to rank 0: zero on the same machine, and `None` if unknown.
     pub clock_error: Option<u64>,
     /// The groups that the rank belongs to, each with the world ranks of its members.
     pub groups: BTreeMap<String, Vec<usize>>,
     /// The steps, in ascending order.
     pub steps: Vec<StepTrace>,
-    /// What its GPU did, in the order of its beginnings. It may lag behind the steps.
+    /// The activities of its GPU, ordered by start. They may lag behind the steps.
     pub gpu: Vec<GpuTrace>,
 }
 
 impl RankTrace {
-    /// The step of this number, if it is there.
+    /// Returns the step with this number, if it exists.
     pub fn step(&self, number: u64) -> Option<&StepTrace> {
         self.steps.iter().find(|step| step.step == number)
     }
@@ -38,61 +38,62 @@ impl RankTrace {
 pub struct StepTrace {
     /// The optimizer step.
     pub step: u64,
-    /// When it began.
+    /// Its beginning.
     pub start: u64,
-    /// When it ended.
+    /// Its end.
     pub end: u64,
-    /// What the rank's thread did, in order.
+    /// The activities of the rank's thread, in order.
     pub spans: Vec<SpanTrace>,
-    /// The collectives that were issued in the step, in the order of their start.
+    /// The collectives issued in the step, ordered by start.
     pub collectives: Vec<CollectiveTrace>,
-    /// Sums that the rank's recorder has kept by itself, by name: what those of the trace are held against.
+    /// Sums kept by the rank's recorder independently, by name; the trace's own sums are checked against
+    /// them.
     pub recorder: BTreeMap<String, u64>,
 }
 
-/// What a rank's thread did for a while.
+/// An activity of a rank's thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanTrace {
-    /// Such as `forward`.
+    /// The kind of activity, such as `forward`.
     pub activity: String,
-    /// The module that it was in.
+    /// The module during the activity.
     pub unit: Option<String>,
-    /// The collective that it waited for, by group and number.
+    /// The collective that the thread waited for, by group and number.
     pub waits_for: Option<(String, u64)>,
-    /// When it began.
+    /// The start.
     pub start: u64,
-    /// When it ended.
+    /// The end.
     pub end: u64,
     /// Bytes that the rank held at the end, where they are counted.
     pub bytes: Option<u64>,
 }
 
 impl SpanTrace {
-    /// How long it took, in nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 }
 
-/// What a GPU did for a while.
+/// An activity of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuTrace {
     /// The kernel's name, or the kind of copy.
     pub name: String,
     /// Number of the stream.
     pub stream: u32,
-    /// Bytes that were copied or filled.
+    /// Number of bytes copied or filled.
     pub bytes: Option<u64>,
-    /// When it began.
+    /// The start.
     pub start: u64,
-    /// When it ended.
+    /// The end.
     pub end: u64,
 }
 
 /// A collective of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveTrace {
-    /// Such as `all_gather`.
+    /// The kind of operation, such as `all_gather`.
     pub operation: String,
     /// The part of the model that it is for, such as `layers.3`.
     pub scope: String,
@@ -100,7 +101,7 @@ pub struct CollectiveTrace {
     pub phase: String,
     /// Name of the group.
     pub group: String,
-    /// Number of the operation in its group, the same on every rank of it.
+    /// Number of the operation in its group, the same on every rank of the group.
     pub sequence: u64,
     /// Element type.
     pub dtype: String,
@@ -108,30 +109,30 @@ pub struct CollectiveTrace {
     pub bytes: u64,
     /// Bytes that the rank would send on a ring.
     pub bytes_sent: u64,
-    /// When the rank's thread issued it.
+    /// The time at which the rank's thread issued it.
     pub enqueued: u64,
-    /// When it reached the head of its group's queue.
+    /// The time at which it reached the head of its group's queue.
     pub started: u64,
-    /// When it ended. The end of the step if it had not ended when the trace was taken.
+    /// The end; that of the step if it had not ended when the trace was taken.
     pub finished: u64,
-    /// Whether it had ended by then.
+    /// True if it had ended when the trace was taken.
     pub is_finished: bool,
 }
 
 impl CollectiveTrace {
-    /// How long it ran, in nanoseconds, waiting for other ranks included.
+    /// Returns how long it ran in nanoseconds, including the wait for other ranks.
     pub fn duration(&self) -> u64 {
         self.finished.saturating_sub(self.started)
     }
 
-    /// Bytes per second that the rank sent, in units of 10⁹; zero if nothing was sent.
+    /// Returns the bytes per second that the rank sent, in units of 10⁹; zero if nothing was sent.
     pub fn bandwidth(&self) -> f64 {
         // Bytes per nanosecond.
         self.bytes_sent as f64 / self.duration().max(1) as f64
     }
 }
 
-/// The track of a rank that a slice of its thread is on.
+/// The track for a slice of a rank's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ThreadTrack {
     Compute,
@@ -144,7 +145,7 @@ impl ThreadTrack {
     pub(super) const ALL: [ThreadTrack; 4] =
         [ThreadTrack::Compute, ThreadTrack::Waits, ThreadTrack::Data, ThreadTrack::Checkpoint];
 
-    /// The track of what a rank does when it does not wait.
+    /// Returns the track of a rank's activities other than waits.
     pub(super) fn of_activity(activity: &str) -> ThreadTrack {
         match activity {
             "data loading" => ThreadTrack::Data,

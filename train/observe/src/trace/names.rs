@@ -10,12 +10,12 @@ pub(super) mod category {
     pub(in super::super) const GPU: &str = "gpu";
 }
 
-/// Annotations of slices. Times are in microseconds, as Perfetto's pages show them.
+/// Annotations of slices. Times are in microseconds, as Perfetto's UI shows them.
 pub(super) mod note {
     pub(in super::super) const STEP: &str = "step";
     pub(in super::super) const NODE: &str = "machine";
     pub(in super::super) const CLOCK_ERROR: &str = "clock_error_us";
-    /// Before the name of a sum of the recorder.
+    /// Prefix of the names of the recorder's sums.
     pub(in super::super) const RECORDER: &str = "recorder.";
     pub(in super::super) const GROUP: &str = "group";
     pub(in super::super) const RANKS: &str = "ranks";
@@ -36,18 +36,18 @@ pub(super) mod note {
     pub(in super::super) const UNFINISHED: &str = "unfinished";
 }
 
-/// What the process of a rank is called, as in `rank 3 (node7)`.
+/// Returns the name of a rank's process, as in `rank 3 (node7)`.
 pub(super) fn process(rank: usize, node: &str) -> String {
     format!("rank {rank} ({node})")
 }
 
-/// The rank and the machine of a process.
+/// Parses the rank and the machine from the name of a process.
 pub(super) fn rank_of(process: &str) -> Option<(usize, &str)> {
     let (rank, node) = process.strip_prefix("rank ")?.split_once(" (")?;
     Some((rank.parse().ok()?, node.strip_suffix(')')?))
 }
 
-/// Ranks in few characters, as in `0-3,8`.
+/// Formats ranks compactly, as in `0-3,8`.
 pub(super) fn ranks(ranks: &[usize]) -> String {
     let mut text = String::new();
     let mut rest = ranks;
@@ -63,10 +63,10 @@ pub(super) fn ranks(ranks: &[usize]) -> String {
     text
 }
 
-/// The most ranks that a group of a trace may have.
+/// Maximum number of ranks in a group of a trace.
 const MOST_RANKS: usize = 1 << 20;
 
-/// The ranks that [`ranks`] has written.
+/// Parses ranks written by [`ranks`].
 pub(super) fn parse_ranks(text: &str) -> Option<Vec<usize>> {
     let mut ranks = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {

@@ -1,7 +1,7 @@
-//! The messages of Perfetto's trace format, with those of their fields that Kiln writes and reads.
+//! The messages of Perfetto's trace format, with the fields that Kiln writes and reads.
 //!
-//! Names and numbers of fields are those of `protos/perfetto/trace/perfetto_trace.proto` in Perfetto's repository,
-//! which only ever adds fields. Whatever else a file has is skipped.
+//! Names and numbers of fields are those of `protos/perfetto/trace/perfetto_trace.proto` in Perfetto's
+//! repository, which only ever adds fields. Other fields of a file are skipped.
 
 use prost::Message;
 
@@ -12,9 +12,9 @@ pub(super) struct Trace {
     pub(super) packet: Vec<TracePacket>,
 }
 
-/// [`TracePacket::sequence_flags`]: names that were interned before do not count any more.
+/// [`TracePacket::sequence_flags`]: previously interned names are no longer valid.
 pub(super) const INCREMENTAL_STATE_CLEARED: u32 = 1;
-/// [`TracePacket::sequence_flags`]: the packet uses names that packets before it have interned.
+/// [`TracePacket::sequence_flags`]: the packet uses names interned by earlier packets.
 pub(super) const NEEDS_INCREMENTAL_STATE: u32 = 2;
 
 /// One entry of a trace.
@@ -23,7 +23,7 @@ pub(super) struct TracePacket {
     /// Nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub(super) timestamp: Option<u64>,
-    /// Who wrote the packet. Names are interned per writer.
+    /// The writer of the packet. Names are interned per writer.
     #[prost(uint32, optional, tag = "10")]
     pub(super) trusted_packet_sequence_id: Option<u32>,
     #[prost(message, optional, tag = "11")]
@@ -36,7 +36,7 @@ pub(super) struct TracePacket {
     pub(super) track_descriptor: Option<TrackDescriptor>,
 }
 
-/// What a track is.
+/// The description of a track.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TrackDescriptor {
     #[prost(uint64, optional, tag = "1")]
@@ -55,7 +55,7 @@ pub(super) struct TrackDescriptor {
     pub(super) child_ordering: Option<i32>,
     #[prost(int32, optional, tag = "12")]
     pub(super) sibling_order_rank: Option<i32>,
-    /// For whoever looks at the track.
+    /// An explanation for people who look at the track.
     #[prost(string, optional, tag = "14")]
     pub(super) description: Option<String>,
 }
@@ -69,7 +69,7 @@ pub(super) enum ChildTracksOrdering {
     Explicit = 3,
 }
 
-/// What makes a track that of a process.
+/// Makes a track that of a process.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ProcessDescriptor {
     #[prost(int32, optional, tag = "1")]
@@ -81,7 +81,7 @@ pub(super) struct ProcessDescriptor {
     pub(super) process_name: Option<String>,
 }
 
-/// What makes a track that of a thread.
+/// Makes a track that of a thread.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ThreadDescriptor {
     #[prost(int32, optional, tag = "1")]
@@ -95,7 +95,7 @@ pub(super) struct ThreadDescriptor {
     pub(super) thread_name: Option<String>,
 }
 
-/// What makes a track that of a counter.
+/// Makes a track that of a counter.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CounterDescriptor {
     #[prost(enumeration = "CounterUnit", optional, tag = "3")]
@@ -125,10 +125,10 @@ pub(super) struct TrackEvent {
     pub(super) track_uuid: Option<u64>,
     #[prost(int64, optional, tag = "30")]
     pub(super) counter_value: Option<i64>,
-    /// Arrows that begin here or go on from here.
+    /// Arrows that begin at this event or continue from it.
     #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub(super) flow_ids: Vec<u64>,
-    /// Arrows that end here.
+    /// Arrows that end at this event.
     #[prost(fixed64, repeated, packed = "false", tag = "48")]
     pub(super) terminating_flow_ids: Vec<u64>,
 }
@@ -142,7 +142,7 @@ pub(super) enum EventType {
     Counter = 4,
 }
 
-/// A value with a name at an event.
+/// A named value at an event.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DebugAnnotation {
     #[prost(uint64, optional, tag = "1")]
@@ -162,7 +162,7 @@ pub(super) enum Value {
     Text(u64),
 }
 
-/// Names, each with the number that stands for it from here on.
+/// Names, each with the number that represents it from here on.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct InternedData {
     #[prost(message, repeated, tag = "1")]

@@ -1,6 +1,6 @@
-//! A trace file that Kiln has written, read back.
+//! Reading back a trace file that Kiln has written.
 //!
-//! Tracks and slices of others are skipped.
+//! Tracks and slices of other programs are skipped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, T
 use super::names::{self, category, note};
 use super::proto::{self, EventType, InternedName, TracePacket, TrackDescriptor, TrackEvent, Value};
 
-/// Bytes of the largest file that is read.
+/// Maximum size of a file in bytes.
 const MOST_BYTES: u64 = 1 << 31;
 
 impl Trace {
@@ -35,7 +35,7 @@ impl Trace {
     }
 }
 
-/// A slice as it is in the file.
+/// A slice as stored in the file.
 struct Slice {
     track: u64,
     name: String,
@@ -66,7 +66,7 @@ impl Slice {
         }
     }
 
-    /// Nanoseconds that are written as microseconds.
+    /// Returns nanoseconds from a value stored in microseconds.
     fn nanoseconds(&self, name: &str) -> Option<u64> {
         match self.notes.get(name)? {
             Noted::Number(micros) => Some((micros * 1e3).round() as u64),
@@ -75,7 +75,7 @@ impl Slice {
     }
 }
 
-/// Names by writer and number.
+/// Interned names by writer and number.
 #[derive(Default)]
 struct Interned {
     events: HashMap<u64, String>,
@@ -95,7 +95,7 @@ struct Reader {
     /// Slices that have begun on a track and not ended.
     open: HashMap<u64, Vec<Slice>>,
     slices: Vec<Slice>,
-    /// By track: times and values.
+    /// Times and values of counters, by track.
     counters: HashMap<u64, Vec<(u64, u64)>>,
 }
 
@@ -154,7 +154,7 @@ impl Reader {
                 }
                 Ok(EventType::SliceEnd) => {
                     if let Some(slice) = self.open.get_mut(&track).and_then(Vec::pop) {
-                        // A file of others may have an end that lies before the beginning.
+                        // A file of another program may have an end before the beginning.
                         self.slices.push(Slice { end: time.max(slice.start), ..slice });
                     }
                 }
@@ -190,7 +190,7 @@ fn begun(names: &Interned, track: u64, time: u64, event: &TrackEvent) -> Slice {
     }
 }
 
-/// What the tracks of one rank have.
+/// The contents of the tracks of one rank.
 #[derive(Default)]
 struct OfRank {
     node: String,
@@ -237,7 +237,7 @@ fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace
         for phase in phases.within(step.start, step.end) {
             step.spans.extend(spans_of(phase, &units, &waits, &memory));
         }
-        // Phases overlap only in a file of others.
+        // Phases overlap only in files of other programs.
         step.spans.sort_by_key(|span| span.start);
     }
     for slice in of(category::COLLECTIVE) {
@@ -246,7 +246,7 @@ fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace
         if let Some(ranks) = ranks {
             trace.groups.entry(collective.group.clone()).or_insert(ranks);
         }
-        // Of the step in which it was issued; it may run on into the next one.
+        // Belongs to the step in which it was issued; it may extend into the next one.
         let after = trace.steps.partition_point(|step| step.start <= collective.enqueued);
         if let Some(step) = after.checked_sub(1).and_then(|at| trace.steps.get_mut(at)) {
             step.collectives.push(collective);
@@ -259,7 +259,7 @@ fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace
     trace
 }
 
-/// Slices in the order of their beginnings.
+/// Slices ordered by start.
 struct Times(Vec<Slice>);
 
 impl Times {
@@ -267,14 +267,14 @@ impl Times {
         Times(slices)
     }
 
-    /// Those that begin from `start` on and before `end`.
+    /// Returns the slices that begin in `start..end`.
     fn within(&self, start: u64, end: u64) -> &[Slice] {
         let at = |time| self.0.partition_point(|slice| slice.start < time);
         &self.0[at(start)..at(end).max(at(start))]
     }
 }
 
-/// The spans of a phase: modules, waits, and the time between them.
+/// Returns the spans of a phase: modules, waits, and the time between them.
 fn spans_of(phase: &Slice, units: &Times, waits: &Times, memory: &BTreeMap<u64, u64>) -> Vec<SpanTrace> {
     let inner = |times: &'_ Times| -> Vec<SpanTrace> {
         times.within(phase.start, phase.end).iter().map(|slice| span(phase, slice)).collect()

@@ -7,8 +7,8 @@ use prost::Message;
 use super::proto::{self, EventType};
 use super::*;
 
-/// Two ranks on two machines whose clocks are apart, in microseconds since the first step began. Rank 1 takes longer
-/// for the forward pass of `layers.1`, and rank 0 waits for it.
+/// Returns two ranks on two machines whose clocks differ, with times in microseconds since the first step
+/// began. Rank 1 takes longer for the forward pass of `layers.1`, and rank 0 waits for it.
 fn recorded(ahead: f64) -> Vec<RecordedRank> {
     [0, 1]
         .map(|rank| RecordedRank {
@@ -19,7 +19,7 @@ fn recorded(ahead: f64) -> Vec<RecordedRank> {
         .to_vec()
 }
 
-/// Kernels on two streams; the clocks of two that follow each other are read a little off.
+/// Returns kernels on two streams; the clock readings of two consecutive ones are slightly inconsistent.
 fn recorded_gpu(begun: f64) -> Vec<GpuActivity> {
     let activity = |name: &str, stream, bytes, start: f64, end: f64| GpuActivity {
         name: name.to_owned(),
@@ -78,7 +78,7 @@ fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
         ],
         records: vec![
             record(Operation::AllGather, "layers.0", Phase::Forward, 0, [60.0, 70.0, 158.0]),
-            // Rank 0 begins to wait before the operation has come to the head of the queue.
+            // Rank 0 begins to wait before the operation has reached the head of the queue.
             record(Operation::AllReduce, "loss", Phase::Loss, 1, [300.0 + slow, 310.0 + slow, 449.0]),
         ],
     };
@@ -99,7 +99,7 @@ fn a_trace_is_read_as_it_was_written() {
     std::fs::write(&path, written(&trace)).unwrap();
     let mut expected = trace.clone();
     for rank in &mut expected.ranks {
-        // A stream does one after the other.
+        // A stream runs one activity after the other.
         rank.gpu[2].start = rank.gpu[0].end;
     }
     assert_eq!(Trace::open(&path).unwrap(), expected);
@@ -113,7 +113,7 @@ fn ranks_of_machines_with_other_clocks_stand_beside_each_other() {
     let apart = starts(&far)[1].abs_diff(starts(&far)[0]);
     assert!(apart < 10_000, "{apart} ns");
     let error = far.ranks[1].clock_error.unwrap();
-    // The narrowest round trip is that of the all-reduce: rank 0 came 100 us before rank 1.
+    // The narrowest round trip is that of the all-reduce: rank 0 arrived 100 us before rank 1.
     assert!(apart <= error && error < 140_000, "{apart} {error}");
 }
 
@@ -134,7 +134,7 @@ fn slices_nest_and_arrows_connect() {
         let Some(event) = packet.track_event else { continue };
         let (track, time) = (event.track_uuid.unwrap(), packet.timestamp.unwrap());
         assert!(tracks.contains_key(&track));
-        // In order, so that a slice ends within the one that it has begun in.
+        // In order, so that a slice ends within the one in which it began.
         assert!(last.insert(track, time).is_none_or(|before| before <= time));
         let kind = EventType::try_from(event.r#type.unwrap()).unwrap();
         let open = open.entry(track).or_default();
@@ -196,7 +196,7 @@ fn a_summary_names_the_rank_that_others_wait_for() {
     let [first, second] = &step.ranks[..] else { panic!("two ranks") };
     assert_eq!((us(first.exposed_s), us(second.exposed_s)), (210, 110));
     assert_eq!((us(first.data_s), us(first.computing_s)), (50, 640));
-    // Of 88 + 139 us of communication.
+    // Out of 88 + 139 us of communication.
     assert!((first.overlap.unwrap() - (1.0 - 210.0 / 227.0)).abs() < 1e-3, "{first:?}");
     assert_eq!(step.exposed[0].place, "backward");
     assert_eq!((us(step.exposed[0].mean_s), us(step.exposed[0].most_s)), (100, 150));
@@ -211,7 +211,7 @@ fn the_critical_path_goes_through_the_rank_that_came_last() {
     let summary = Summary::of(&Trace::of_ranks(&recorded(0.0)));
     let path = &summary.steps[0].critical_path;
     let total: f64 = path.iter().map(|part| part.seconds).sum();
-    // Rank 0's clock is a little off, so that of its parts may be missing.
+    // Rank 0's clock is slightly off, so some of its parts may be missing.
     assert!((total - summary.steps[0].seconds).abs() < 1e-5, "{total} {path:?}");
     let part = |what: &str| path.iter().find(|part| part.what == what).unwrap();
     assert_eq!(part("forward of layers.1").rank, 1);
@@ -232,7 +232,7 @@ fn a_summary_has_80_columns() {
         assert!(line.chars().count() <= 80, "{line}");
     }
     assert!(text.contains("slowest rank: 1 on a-machine"), "{text}");
-    // 50 of 300 us: the gather goes on when the copy has ended.
+    // 50 of 300 us: the gather continues after the copy has ended.
     assert!(text.contains("0         0.300 ms      100.0 %       16.7 %"), "{text}");
     assert!(
         text.contains("ncclDevKernel_AllGather_RING_LL                     2      0.500 ms  50.0 %"),

@@ -1,10 +1,10 @@
-//! A trace as a file for Perfetto.
+//! Writing a trace as a file for Perfetto.
 //!
-//! A rank is a process with these tracks: `compute` has slices for steps, in them for phases, and in those for
-//! modules; `waits` what the rank's thread waited for; `data` and `checkpoint` the phases of these names; one track for
-//! each communication group its collectives, one for each stream of its GPU what that did, and `memory` the bytes that
-//! the rank held. The slice of a module ends where
-//! its thread waits and goes on in another one, so that what `compute` shows was computed.
+//! A rank is a process with these tracks: `compute` with nested slices for steps, phases and modules; `waits`
+//! with the waits of the rank's thread; `data` and `checkpoint` with the phases of these names; one track for
+//! each communication group with its collectives, one for each stream of its GPU with its activities, and
+//! `memory` with the bytes that the rank held. The slice of a module ends where its thread waits, and another
+//! one continues it, so that `compute` shows only computation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -24,12 +24,12 @@ use super::proto::{
 use crate::fresh::write_new;
 
 impl Trace {
-    /// Writes the trace into a file that was not there before: `path`, or one beside it with a number in its name.
-    /// Returns which.
+    /// Writes the trace to a new file: `path`, or a path next to it with a number in its name. Returns the
+    /// path used.
     ///
     /// # Errors
     ///
-    /// If the file system refuses.
+    /// If a file operation fails.
     pub fn save(&self, path: &Path) -> Result<PathBuf, TraceError> {
         let mut content = Vec::new();
         let written = self.write(&mut content).and_then(|()| write_new(path, &content));
@@ -55,7 +55,7 @@ impl Trace {
             }
             packets.write_gpu(rank);
             for packet in packets.packets {
-                // Files that were written one after the other are one file.
+                // Concatenated files form one file.
                 out.write_all(&proto::Trace { packet: vec![packet] }.encode_to_vec())?;
             }
         }
@@ -66,14 +66,15 @@ impl Trace {
 /// Arrows from collectives to the waits for them, in one step.
 #[derive(Default)]
 struct Arrows {
-    /// By place in the step's collectives: the arrows that leave there.
+    /// The arrows that leave each collective, by its index in the step.
     of_collective: HashMap<usize, Vec<u64>>,
-    /// By place in the step's spans: the arrow that arrives there, and whether it does so at the span's beginning.
+    /// The arrow that arrives at each span, by its index in the step, and whether it arrives at the span's
+    /// beginning.
     of_wait: HashMap<usize, (u64, bool)>,
 }
 
 impl Arrows {
-    /// Those of a rank, by step. `flows` is the number of the last one before them.
+    /// Returns the arrows of a rank, by step. `flows` is the number of the last arrow before them.
     fn of(rank: &RankTrace, flows: &mut u64) -> Vec<Self> {
         let mut all: Vec<Arrows> = rank.steps.iter().map(|_| Arrows::default()).collect();
         let mut places = HashMap::new();
@@ -88,8 +89,8 @@ impl Arrows {
                 let Some((from, place, collective)) = key.and_then(|key| places.get(&key)) else { continue };
                 *flows += 1;
                 all[*from].of_collective.entry(*place).or_default().push(*flows);
-                // An arrow must not arrive before it has left: a wait may begin before its collective has come to
-                // the head of the queue. It does not end before.
+                // An arrow must not arrive before it has left: a wait may begin before its collective has
+                // reached the head of the queue. It does not end before.
                 let at_start = span.start >= collective.started;
                 all[at].of_wait.insert(index, (*flows, at_start));
             }
@@ -117,26 +118,26 @@ struct Packets {
     id: u32,
     names: Names,
     packets: Vec<TracePacket>,
-    /// By group: when the last slice of each of its tracks ends.
+    /// For each group, the end of the last slice on each of its tracks.
     lanes: Vec<(String, Vec<u64>)>,
 }
 
 /// Tracks of a rank after those of its thread.
 const MEMORY: u64 = 8;
 const GROUPS: u64 = 16;
-/// Numbers for the tracks of one group.
+/// Number of track ids per group.
 const LANES: u64 = 1 << 12;
-/// Those of streams come behind all groups.
+/// First track id of streams, after all groups.
 const STREAMS: u64 = 1 << 23;
 
 impl Packets {
     fn new(rank: usize) -> Self {
-        // Zero stands for nobody.
+        // Zero is reserved.
         let id = u32::try_from(rank).unwrap_or(u32::MAX).saturating_add(1);
         Packets { id, names: Names::default(), packets: Vec::new(), lanes: Vec::new() }
     }
 
-    /// Numbers of tracks are those of the rank's process and a place in it.
+    /// Returns a track id, composed of the rank's process and a place in it.
     fn track(&self, place: u64) -> u64 {
         u64::from(self.id) << 24 | place
     }
@@ -163,7 +164,7 @@ impl Packets {
         self.push(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
 
-    /// Says which tracks the rank has, but for those of groups.
+    /// Describes the rank's tracks, except those of groups.
     fn describe(&mut self, rank: &RankTrace) {
         let pid = i32::try_from(self.id).unwrap_or(i32::MAX);
         self.describe_track(TrackDescriptor {
@@ -202,7 +203,7 @@ impl Packets {
         });
     }
 
-    /// A beginning or end on `track`.
+    /// Writes a beginning, an end or a value at `time`.
     fn event(&mut self, time: u64, event: TrackEvent) {
         self.push(TracePacket { timestamp: Some(time), track_event: Some(event), ..TracePacket::default() });
     }
@@ -248,7 +249,7 @@ impl Packets {
         self.event(time, event);
     }
 
-    /// A step of the rank's thread: phases, modules and waits.
+    /// Writes a step of the rank's thread: phases, modules and waits.
     fn write_thread(&mut self, rank: &RankTrace, step: &StepTrace, calls: &Calls<'_>, arrows: &Arrows) {
         let compute = self.thread_track(ThreadTrack::Compute);
         let mut notes = vec![(note::STEP, Note::Count(step.step)), (note::NODE, Note::Text(&rank.node))];
@@ -346,8 +347,8 @@ impl Packets {
         }
     }
 
-    /// The track for a collective. Those of a group follow each other on one track; where they overlap, as on GPUs,
-    /// the group has several of the same name, which Perfetto shows as one.
+    /// Returns the track for a collective. Collectives of a group share one track; where they overlap, as on
+    /// GPUs, the group has several tracks of the same name, which Perfetto shows as one.
     fn lane(&mut self, rank: &RankTrace, collective: &CollectiveTrace) -> u64 {
         let group = collective.group.as_str();
         let place = self.lanes.iter().position(|(known, _)| known == group).unwrap_or_else(|| {
@@ -370,7 +371,7 @@ impl Packets {
         uuid
     }
 
-    /// What the GPU did, a track for each stream.
+    /// Writes the activities of the GPU, with a track for each stream.
     fn write_gpu(&mut self, rank: &RankTrace) {
         let mut streams: BTreeMap<u32, u64> = BTreeMap::new();
         for activity in &rank.gpu {
@@ -380,7 +381,7 @@ impl Packets {
                 self.describe_child(track, &format!("GPU stream {}", activity.stream), 1100 + place, None);
                 0
             });
-            // What a stream does comes one after the other, but clocks are read a little off.
+            // A stream runs one activity after the other, but clock readings are slightly inconsistent.
             let start = activity.start.max(*until);
             *until = activity.end.max(start);
             let mut notes = vec![(note::STREAM, Note::Count(u64::from(activity.stream)))];

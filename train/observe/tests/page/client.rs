@@ -1,4 +1,4 @@
-//! A client that says what it is told to, byte by byte, and a run to look at.
+//! A client that sends exactly the given bytes, and a run to look at.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use kiln_observe::page::{AccessToken, ServeOptions, Server, serve};
 use serde_json::Value;
 
-/// What a server has said.
+/// The response of a server.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -26,11 +26,11 @@ impl Answer {
     }
 }
 
-/// The answer to a request of these bytes. A connection that was closed without one has status 0.
+/// Sends these bytes and returns the answer. A connection closed without an answer has status 0.
 pub fn ask(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(("127.0.0.1", address.port())).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // A server that refuses early does not read all of it.
+    // A server that refuses early does not read the whole request.
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -40,7 +40,7 @@ pub fn ask(address: SocketAddr, request: &str) -> Answer {
     Answer { status, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// The answer to a `GET` with further header lines.
+/// Returns the answer to a `GET` with further header lines.
 pub fn get_with(address: SocketAddr, path: &str, headers: &str) -> Answer {
     ask(address, &format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"))
 }
@@ -76,7 +76,7 @@ pub fn serve_runs(paths: Vec<PathBuf>, token: Option<AccessToken>) -> Server {
     serve(options(paths, token)).unwrap()
 }
 
-/// Writes a run of so many steps.
+/// Writes a run of `steps` steps.
 pub fn write_run(root: &Path, name: &str, steps: u64) -> PathBuf {
     let folder = root.join(name);
     fs::create_dir(&folder).unwrap();

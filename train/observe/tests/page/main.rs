@@ -1,4 +1,4 @@
-//! The page's server, as its clients see it.
+//! The page's server, from the view of its clients.
 
 mod client;
 mod strangers;
@@ -33,7 +33,7 @@ fn runs_are_told_as_they_grow() {
     let mut metrics = fs::OpenOptions::new().append(true).open(folder.join("metrics.jsonl")).unwrap();
     metrics.write_all(b"{\"step\":4,\"loss\":0.25}\n").unwrap();
     write_run(root.path(), "two", 1);
-    // The folders are read again after a while: whoever asks until then gets what is known.
+    // The folders are only read again after a while; until then clients get the last known state.
     let mut asked = std::iter::repeat_with(|| runs_of(&server));
     let grown = asked.find(|runs| runs.as_array().unwrap().len() == 2).unwrap();
     assert_eq!((grown[0]["step"].as_u64(), grown[1]["id"].as_str()), (Some(4), Some("two")));
@@ -101,7 +101,7 @@ fn clients_that_do_not_go_on_hold_nobody_up() {
         let mut stream = connect();
         let host = format!("Host: {}\r\n", server.address());
         let text = match number % 3 {
-            // Nothing, half a request, and one whose answers are never read.
+            // No bytes, half a request, and a request whose answers are never read.
             0 => String::new(),
             1 => format!("GET / HTTP/1.1\r\n{host}X-Slow: "),
             _ => format!("GET / HTTP/1.1\r\n{host}\r\n").repeat(40),
@@ -123,7 +123,7 @@ fn processes_that_do_not_answer_hold_nobody_up() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let look_at = move |_: &Path| -> Result<Look, String> {
-        // Until the test is over.
+        // Blocks until the test is over.
         let _ = held.lock().unwrap().recv();
         Err("nobody can be asked".to_owned())
     };
@@ -270,7 +270,7 @@ fn orders_are_given_to_the_run_that_they_name() {
     ] {
         assert_eq!(post(path, &headers).status, status, "{path} {headers}");
     }
-    // A link, such as one that a browser opens before it is clicked, gives no order.
+    // A link, such as one that a browser prefetches, gives no order.
     assert_eq!(client::get_with(address, "/api/stop?run=one", &ours).status, 405);
     assert!(told.try_recv().is_err());
 

@@ -1,9 +1,9 @@
-//! Those who get nothing.
+//! Requests that are refused.
 
 use super::client::{ask, get, get_with, serve_runs, write_run};
 use kiln_observe::page::AccessToken;
 
-/// What only those may see who are let in.
+/// A text that only admitted clients may see.
 const SECRET: &str = "the-name-of-a-run";
 
 const PATHS: [&str; 6] = [
@@ -59,7 +59,7 @@ fn nobody_without_the_token_gets_anything() {
 fn no_other_site_gets_anything() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
-    // With the token and without: a browser that has the cookie sends it along.
+    // With and without the token: a browser that has the cookie sends it along.
     for token in [None, Some(AccessToken::random().unwrap())] {
         let bearer = token
             .as_ref()

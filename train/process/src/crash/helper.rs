@@ -1,5 +1,6 @@
-//! A thread that waits for a crash, and then does what the handler of a signal cannot: it names the calls and asks
-//! for the flight recorder. The crashed thread waits for it, but not for ever: it may hold a lock that this needs.
+//! A thread that waits for a crash, and then does what a signal handler cannot: it names the calls and
+//! requests the flight recorder. The crashed thread waits for it, but not forever: it may hold a lock that
+//! the helper needs.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -19,16 +20,16 @@ use super::words::TEXT;
 /// The name of the thread.
 const NAME: &str = "kiln-crash";
 
-/// The flight recorder of the rank.
+/// File name of the rank's flight recorder.
 const FLIGHT: &str = "flight.json";
 
-/// Between two looks at whether the thread is done.
+/// Interval between checks whether the thread is done.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What wakes the thread; negative before there is one.
+/// Descriptor that wakes the thread; negative before the thread exists.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
-/// How often the thread was asked, and up to which time it has answered.
+/// Number of requests to the thread, and of the last one it has answered.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicU64 = AtomicU64::new(0);
 
@@ -39,20 +40,20 @@ pub(super) fn start() {
         report::prepare();
         // SAFETY: has no preconditions.
         let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        // Without it, reports have addresses in place of names, and no flight recorder.
+        // Without it, reports have addresses instead of names, and no flight recorder.
         if wake >= 0 && thread::Builder::new().name(NAME.to_owned()).spawn(move || serve(wake)).is_ok() {
             WAKE.store(wake, Ordering::Relaxed);
         }
     });
 }
 
-/// Whether the calling thread is this one.
+/// Returns true if the calling thread is the helper.
 pub(super) fn is_here() -> bool {
     thread::current().name() == Some(NAME)
 }
 
-/// Lets the thread finish the report, and waits for that, but no longer than `limit`. May be called in the handler of
-/// a signal.
+/// Lets the thread finish the report, and waits for it, but no longer than `limit`. May be called in a signal
+/// handler.
 pub(super) fn ask(limit: Duration) {
     let wake = WAKE.load(Ordering::Relaxed);
     if wake < 0 {
@@ -60,7 +61,7 @@ pub(super) fn ask(limit: Duration) {
     }
     let asked = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
     let one = 1u64.to_ne_bytes();
-    // SAFETY: the bytes live as long as the call, and nobody closes the descriptor.
+    // SAFETY: the bytes outlive the call, and no one closes the descriptor.
     unsafe { libc::write(wake, one.as_ptr().cast(), one.len()) };
     for _ in 0..limit.as_millis() / LOOK.as_millis() {
         if DONE.load(Ordering::Acquire) >= asked {
@@ -73,7 +74,7 @@ pub(super) fn ask(limit: Duration) {
 fn serve(wake: i32) {
     let mut count = [0u8; 8];
     loop {
-        // SAFETY: the buffer is as long as is said, and nobody closes the descriptor.
+        // SAFETY: the buffer has the given length, and no one closes the descriptor.
         if unsafe { libc::read(wake, count.as_mut_ptr().cast(), count.len()) } < 0 {
             continue;
         }
@@ -90,7 +91,7 @@ fn finish() {
         let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
         (PathBuf::from(OsStr::from_bytes(report.folder())), report.take())
     };
-    // Where that cannot be written, nothing can be done.
+    // If it cannot be written, nothing can be done.
     if !frames.is_empty() {
         let _ = append(&folder, &names_of(&frames, is_at_fault));
     }
@@ -99,7 +100,7 @@ fn finish() {
     }
 }
 
-/// Adds `text` to that of the crash in `folder`.
+/// Appends `text` to the report of the crash in `folder`.
 pub(super) fn append(folder: &Path, text: &str) -> std::io::Result<()> {
     OpenOptions::new().append(true).open(folder.join(TEXT))?.write_all(text.as_bytes())
 }
@@ -107,7 +108,7 @@ pub(super) fn append(folder: &Path, text: &str) -> std::io::Result<()> {
 fn names_of(frames: &[usize], is_at_fault: bool) -> String {
     let mut text = String::from("\nbacktrace, the innermost call first:\n");
     for (index, address) in frames.iter().enumerate() {
-        // What a call returns to may belong to the next function.
+        // A return address may belong to the next function.
         let within = if index == 0 && is_at_fault { *address } else { address.saturating_sub(1) };
         let mut is_named = false;
         backtrace::resolve(within as *mut _, |symbol| {

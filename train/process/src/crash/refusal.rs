@@ -1,10 +1,11 @@
-//! Memory that the system has refused, and the threads that must not ask for more: those that report a crash.
+//! Memory that the system has refused, and the threads that must not ask for more because they are reporting
+//! a crash.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of the allocation that has failed last, and the time of that in seconds since 1970; 0 before the first.
+/// Size of the last failed allocation in bytes, and its time in seconds since 1970; 0 before the first.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 static AT: AtomicU64 = AtomicU64::new(0);
 
@@ -17,7 +18,7 @@ thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread reports a crash for as long as this lives.
+/// Marks the calling thread as reporting a crash, for as long as this lives.
 pub(super) struct Reporting(bool);
 
 impl Reporting {
@@ -37,13 +38,13 @@ impl Drop for Reporting {
     }
 }
 
-/// Notes that an allocation of `bytes` has failed.
+/// Records that an allocation of `bytes` has failed.
 pub(super) fn note(bytes: usize) {
     BYTES.store(bytes, Ordering::Relaxed);
     AT.store(now(), Ordering::Relaxed);
 }
 
-/// Bytes of an allocation that has just failed.
+/// Returns the size of an allocation that has just failed.
 pub(super) fn failed_lately() -> Option<usize> {
     let at = AT.load(Ordering::Relaxed);
     (at > 0 && now().saturating_sub(at) <= FOLLOWS).then(|| BYTES.load(Ordering::Relaxed))

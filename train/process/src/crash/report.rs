@@ -1,5 +1,5 @@
-//! What a crash leaves in the run folder, as far as the handler of a signal can write it: nothing here allocates
-//! or waits for a lock.
+//! The part of a crash report in the run folder that a signal handler can write: nothing here allocates or
+//! waits for a lock.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Write};
@@ -12,31 +12,31 @@ use crate::clock;
 use crate::facts;
 use crate::position::{self, Position};
 
-/// Bytes of a path, at most.
+/// Maximum length of a path in bytes.
 const PATH: usize = libc::PATH_MAX as usize + 256;
 
-/// Calls of a thread that are kept, at most, the innermost first.
+/// Maximum number of recorded calls of a thread, innermost first.
 const FRAMES: usize = 128;
 
-/// Folders of one rank, at most.
+/// Maximum number of folders of one rank.
 const MOST: u64 = 1000;
 
-/// Where the program lies in memory: its first address, the one behind it, and the one from which addresses in its file
-/// count, which is 0 if it is linked for a fixed address.
+/// The location of the program in memory: its first address, the address after its end, and the base of
+/// addresses in its file, which is 0 if it is linked for a fixed address.
 static PROGRAM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// The crash that is being written.
 pub(super) static REPORT: Mutex<Report> = Mutex::new(Report::new());
 
-/// What is written of a crash, and where.
+/// The contents of a crash report, and its place.
 pub(super) struct Report {
     folder: Text<PATH>,
     text: Text<4096>,
     frames: [usize; FRAMES],
     count: usize,
-    /// Whether the first frame is where the fault was, and not where a call returns to.
+    /// True if the first frame is the place of the fault, rather than a return address.
     is_at_fault: bool,
-    /// The rank, if it is known which one it was.
+    /// The rank, if known.
     position: Option<Arc<Position>>,
 }
 
@@ -52,8 +52,8 @@ impl Report {
         }
     }
 
-    /// Begins the report of a crash of a thread of `rank`: makes its folder, and writes what is known at once.
-    /// Adds the lines `more`. Returns `false` if there is no such folder, as without a run.
+    /// Begins the report of a crash of a thread of `rank`: creates its folder, and writes the facts available
+    /// at once. Adds the lines `more`. Returns `false` if there is no such folder, as outside of a run.
     pub(super) fn begin(&mut self, rank: Option<usize>, what: fmt::Arguments<'_>, more: &[u8]) -> bool {
         let position = position::of(rank);
         self.count = 0;
@@ -62,13 +62,13 @@ impl Report {
             std::mem::forget(place);
             is_made
         });
-        // Nothing is dropped that the handler of a signal would have to free.
+        // Dropping it could make the signal handler free memory.
         std::mem::forget(std::mem::replace(&mut self.position, position));
         if !made {
             return false;
         }
         self.text.truncate(0);
-        // The only error is that there is no more room.
+        // The only possible error is lack of room.
         let _ = self.write_header(rank, what);
         self.append(TEXT);
         if !more.is_empty() {
@@ -89,17 +89,17 @@ impl Report {
         self.folder.bytes()
     }
 
-    /// Hands over the calls of the thread, whether the first of them is where the fault was, and the rank.
+    /// Takes the calls of the thread, whether the first of them is the place of the fault, and the rank.
     pub(super) fn take(&mut self) -> (Vec<usize>, bool, Option<Arc<Position>>) {
         let frames = self.frames[..self.count].to_vec();
         self.count = 0;
         (frames, self.is_at_fault, self.position.take())
     }
 
-    /// Adds the calls that the calling thread is in, from the one at the address `fault` outwards, if that is
-    /// one of them.
+    /// Records the calls of the calling thread, from the one at the address `fault` outwards, if that is one
+    /// of them.
     pub(super) fn add_frames(&mut self, fault: usize) {
-        // First what needs no unwinding, which a stack that was overwritten may end.
+        // First the part that needs no unwinding: an overwritten stack may abort the unwinding.
         (self.frames[0], self.count, self.is_at_fault) = (fault, usize::from(fault != 0), fault != 0);
         self.text.truncate(0);
         let _ = self.text.write_str("\naddresses of the calls, the innermost first:\n");
@@ -110,17 +110,17 @@ impl Report {
         let (frames, mut count, mut is_found) = (&mut self.frames, 0, false);
         let next = |frame: &backtrace::Frame| {
             let address = frame.ip() as usize;
-            // Before it come the handler's own calls.
+            // Earlier calls are the handler's own.
             if fault != 0 && address == fault && !is_found {
                 (count, is_found) = (0, true);
             }
             frames[count] = address;
-            // The outermost has no address to return to.
+            // The outermost call has no return address.
             count += usize::from(address != 0);
             count < FRAMES
         };
-        // SAFETY: only what resolves names must not run at the same time on several threads; this asks for
-        // addresses alone.
+        // SAFETY: only resolving names must not run on several threads at the same time; this requests only
+        // addresses.
         unsafe { backtrace::trace_unsynchronized(next) };
         (self.count, self.is_at_fault) = (count, is_found);
         for index in usize::from(is_found)..count {
@@ -140,12 +140,12 @@ impl Report {
         self.text.write_str("\n")
     }
 
-    /// Makes the folder of a crash in the run of `place`. A rank has one folder per life; a number sets apart
-    /// those of earlier lives.
+    /// Creates the folder of a crash in the run of `place`. A rank has one folder per life; a number
+    /// distinguishes it from those of earlier lives.
     fn make_folder(&mut self, place: &Position, is_known: bool) -> bool {
         self.folder.truncate(0);
         self.folder.push(&place.crashes);
-        // It may be there, and what else is wrong shows below.
+        // It may already exist; any other problem shows below.
         let _ = self.make();
         let named = match is_known {
             true => write!(self.folder, "/rank_{}", place.rank),
@@ -174,12 +174,12 @@ impl Report {
         false
     }
 
-    /// Makes `folder`.
+    /// Creates `folder`.
     fn make(&mut self) -> Result<(), c_int> {
         // SAFETY: the path ends with a zero.
         match unsafe { libc::mkdir(self.folder.as_c_string(), 0o777) } {
             0 => Ok(()),
-            // SAFETY: there always is such a number.
+            // SAFETY: every thread has an error number.
             _ => Err(unsafe { *libc::__errno_location() }),
         }
     }
@@ -208,14 +208,14 @@ impl Report {
         writeln!(text, "\nversion  {}", facts::version())
     }
 
-    /// Writes the samples that the rank was working on, for machines.
+    /// Writes the samples that the rank was working on, in machine-readable form.
     fn write_batch(&mut self) -> fmt::Result {
         let position = self.position.as_ref().ok_or(fmt::Error)?;
         let batch = position.micro_batch().ok_or(fmt::Error)?;
         words::write_batch(&mut self.text, position.rank, position.step(), batch)
     }
 
-    /// Adds the text to a file of the folder.
+    /// Appends the text to a file of the folder.
     fn append(&mut self, name: &str) {
         let descriptor = self.open(name, libc::O_APPEND);
         write_and_close(descriptor, self.text.bytes());
@@ -258,27 +258,28 @@ fn write_place<const N: usize>(text: &mut Text<N>, position: &Position) -> fmt::
     words::write_samples(text, position.micro_batch())
 }
 
-/// Writes to a file that was opened, if it was.
+/// Writes to a descriptor and closes it; does nothing if it is negative.
 fn write_and_close(descriptor: c_int, mut bytes: &[u8]) {
     if descriptor < 0 {
         return;
     }
     while !bytes.is_empty() {
-        // SAFETY: the bytes live as long as the call. Where they cannot be written, nothing can be done.
+        // SAFETY: the bytes outlive the call. If they cannot be written, nothing can be done.
         let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
         match usize::try_from(written) {
             Ok(written) if written > 0 => bytes = &bytes[written..],
             _ => break,
         }
     }
-    // SAFETY: it was opened for this, and nobody else has it.
+    // SAFETY: it was opened for this, and no one else has it.
     unsafe { libc::close(descriptor) };
 }
 
-/// Finds out where the program lies in memory, and lets the system load what unwinding needs. Not for handlers.
+/// Finds the location of the program in memory, and lets the system load what unwinding needs. Not for
+/// handlers.
 pub(super) fn prepare() {
     extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
-        // SAFETY: the system hands over a valid structure, with as many headers as it says.
+        // SAFETY: the system passes a valid structure, with as many headers as it states.
         let (info, headers) = unsafe {
             let info = &*info;
             (info, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
@@ -289,10 +290,10 @@ pub(super) fn prepare() {
         // Addresses fit into a usize.
         let addresses = [first, end, 0].map(|address| (info.dlpi_addr + address) as usize);
         PROGRAM.iter().zip(addresses).for_each(|(place, address)| place.store(address, Ordering::Relaxed));
-        // The first one is the program, and no more is asked for.
+        // The first entry is the program; no others are needed.
         1
     }
-    // SAFETY: `first` has the signature that is asked for and keeps nothing.
+    // SAFETY: `first` has the required signature and keeps nothing.
     unsafe { libc::dl_iterate_phdr(Some(first), std::ptr::null_mut()) };
     backtrace::trace(|_| false);
 }

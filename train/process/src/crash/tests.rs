@@ -21,14 +21,14 @@ fn facts() -> Facts {
     }
 }
 
-/// Not a test of its own: those below start it as a program.
+/// Not a test by itself: the tests below start it as a program.
 #[test]
 #[ignore = "a program for another test"]
 fn crashes() {
     let (Some(way), Some(out)) = (std::env::var_os(WAY), std::env::var_os(OUT)) else { return };
     crate::begin(facts()).unwrap();
     if way == "hook" {
-        // As the symbols of a backtrace that find no memory.
+        // As when looking up the symbols of a backtrace finds no memory.
         panic::set_hook(Box::new(|_| allocation_failed(77)));
     }
     crate::keep_crashes(facts());
@@ -67,7 +67,7 @@ fn crashes() {
     }
 }
 
-/// What the program says and how it ends.
+/// Returns how the program ends, and its output.
 fn crash(way: &str, out: &Path) -> (Option<c_int>, String) {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", "crash::tests::crashes", "--ignored", "--nocapture"]);
@@ -124,7 +124,7 @@ fn a_failed_allocation_ends_the_process_with_who_holds_how_much() {
         assert_eq!(text.contains("backtrace"), way == "refused", "{way}: {text}");
         assert!(said.contains("after an allocation of 77 bytes failed on rank 3, step 17"), "{way}: {said}");
     }
-    // A caller that does without its memory is no reason for what happens later.
+    // A handled allocation failure does not explain later errors.
     let out = tempfile::tempdir().unwrap();
     let (_, said) = crash("old", out.path());
     let text = fs::read_to_string(out.path().join("crash/rank_3/crash.txt")).unwrap();
@@ -141,7 +141,7 @@ fn a_stack_that_overflows_is_told_as_rust_does() {
     assert!(!said.contains("kiln: SIGABRT"), "the first signal is the cause: {said}");
 }
 
-/// The first is the cause; the second may tell more.
+/// The first panic is the cause; the second may add information.
 #[test]
 fn later_panics_of_a_life_are_added() {
     let out = tempfile::tempdir().unwrap();

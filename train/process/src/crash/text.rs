@@ -1,9 +1,9 @@
-//! Text in memory that was set aside, for handlers of signals, which may not allocate.
+//! Text in preallocated memory, for signal handlers, which may not allocate.
 
 use std::ffi::c_char;
 use std::fmt;
 
-/// Up to `N - 1` bytes. What is beyond is left out.
+/// Up to `N - 1` bytes. Further bytes are dropped.
 pub(super) struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -18,12 +18,12 @@ impl<const N: usize> Text<N> {
         self.len
     }
 
-    /// Leaves the first `len` bytes.
+    /// Keeps only the first `len` bytes.
     pub(super) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Adds as many of `bytes` as there is room for; whether there was room for all.
+    /// Appends as many of `bytes` as there is room for; returns true if there was room for all.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         // Room for a last byte.
         let room = N - 1 - self.len;
@@ -37,19 +37,19 @@ impl<const N: usize> Text<N> {
         &self.bytes[..self.len]
     }
 
-    /// The text and `last` behind it, for which there always is room.
+    /// Returns the text followed by `last`, for which there is always room.
     pub(super) fn ended_by(&mut self, last: u8) -> &[u8] {
         self.bytes[self.len] = last;
         &self.bytes[..=self.len]
     }
 
-    /// Ends the text with a line break, in the place of its last byte if there is no room.
+    /// Ends the text with a line break, replacing its last byte if there is no room.
     pub(super) fn ended_by_line(&mut self) {
         self.truncate(N - 2);
         self.push(b"\n");
     }
 
-    /// The text as the system takes it.
+    /// Returns the text as a C string.
     pub(super) fn as_c_string(&mut self) -> *const c_char {
         self.ended_by(0).as_ptr().cast()
     }

@@ -1,29 +1,29 @@
-//! The words of a report that a rank and its launcher both write.
+//! The wording of a report that both a rank and its launcher write.
 
 use std::fmt::{self, Write};
 
-/// The text of a crash, for people.
+/// Name of the file with the text of a crash, for people.
 pub const TEXT: &str = "crash.txt";
 
-/// The samples that a rank was working on.
+/// Name of the file with the samples that a rank was working on.
 pub const BATCH: &str = "batch.json";
 
 /// Writes the lines that name rank and step; step 0 is before the first one.
 ///
 /// # Errors
 ///
-/// If `out` takes no more.
+/// If `out` accepts no more.
 pub fn write_step(out: &mut dyn Write, rank: usize, step: u64) -> fmt::Result {
     let note = if step == 0 { ", before the first one of this start" } else { "" };
     writeln!(out, "rank     {rank}\nstep     {step}{note}")
 }
 
-/// Writes the line with the samples: of a micro-batch its number in the step, its first sample in the global order,
-/// and the number of its samples.
+/// Writes the line with the samples of a micro-batch: its number in the step, its first sample in the global
+/// order, and the number of its samples.
 ///
 /// # Errors
 ///
-/// If `out` takes no more.
+/// If `out` accepts no more.
 pub fn write_samples(out: &mut dyn Write, micro_batch: Option<(u64, u64, u64)>) -> fmt::Result {
     match micro_batch {
         None => writeln!(out, "batch    none was fetched yet"),
@@ -37,11 +37,11 @@ pub fn write_samples(out: &mut dyn Write, micro_batch: Option<(u64, u64, u64)>) 
     }
 }
 
-/// Writes the same for machines.
+/// Writes the same information in machine-readable form.
 ///
 /// # Errors
 ///
-/// If `out` takes no more.
+/// If `out` accepts no more.
 pub fn write_batch(
     out: &mut dyn Write,
     rank: usize,

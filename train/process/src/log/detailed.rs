@@ -1,4 +1,4 @@
-//! Lines of a log that is looked at closely: each begins with the time, the machine, and where its rank is.
+//! Lines of a detailed log: each begins with the time, the machine, and the position of its rank.
 
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
@@ -12,14 +12,15 @@ use crate::clock;
 use crate::facts;
 use crate::position::{self, Position};
 
-/// Levels of which a terminal that shows what a job does need not hear, as lines have them.
+/// Levels, as they appear in lines, that a terminal showing the progress of a job can omit.
 const QUIET: [&str; 3] = ["INFO", "DEBUG", "TRACE"];
 
-/// Words in front of the level: time, machine, rank, step, phase, unit.
+/// Number of words before the level: time, machine, rank, step, phase, unit.
 const WORDS: usize = 6;
 
-/// Writes lines such as `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward unit=layers.0 DEBUG
-/// kiln::run: a step begins`; what is not known is `-`.
+/// Writes lines such as
+/// `2026-11-24T18:03:59.042Z host=node7 rank=1 step=3 phase=backward unit=layers.0 DEBUG kiln::run: a step begins`;
+/// unknown values are `-`.
 pub(super) struct Detailed;
 
 impl<S, N> FormatEvent<S, N> for Detailed
@@ -52,14 +53,14 @@ fn write_place(out: &mut dyn Write, position: Option<&Position>, rank: Option<us
         };
     };
     write!(out, " rank={} step={}", position.rank, position.step())?;
-    // One word each.
+    // Each value must be one word.
     write!(out, " phase={} unit=", position.phase().replace(' ', "_"))?;
     let mut unit = String::new();
     position.write_unit(&mut unit)?;
     out.write_str(if unit.is_empty() { "-" } else { &unit })
 }
 
-/// The rank that a launcher has given to this process, before a thread works for it.
+/// Returns the rank that a launcher has given to this process, before a thread works for it.
 fn rank_of_process() -> &'static str {
     static RANK: OnceLock<String> = OnceLock::new();
     RANK.get_or_init(|| {
@@ -68,10 +69,10 @@ fn rank_of_process() -> &'static str {
     })
 }
 
-/// Whether a line of a rank's standard error is one of its log that only tells details: below `warn`.
+/// Returns true if a line of a rank's standard error is a log line below `warn`.
 pub fn is_detail(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
-    // As lines are that have no place.
+    // The format of lines without a position.
     let plain = line.trim_start().split(' ').next();
     let mut words = line.split(' ');
     let is_placed = words.next().is_some_and(|time| time.ends_with('Z') && time.len() == 24)

@@ -1,4 +1,4 @@
-//! A line at the bottom of the terminal that is drawn over and over, without ever waiting for the terminal.
+//! A line at the bottom of the terminal that is redrawn repeatedly, without ever waiting for the terminal.
 
 use std::io::{self, IsTerminal};
 use std::mem;
@@ -9,37 +9,37 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use super::silence::is_silent;
 use super::streams::{ORDER, STDERR, STDOUT};
 
-/// Columns and rows where the terminal does not tell.
+/// Columns and rows if the terminal does not report them.
 const SIZE: (u16, u16) = (80, 24);
 
-/// Frames of a bar per second, at most.
+/// Maximum number of frames of a bar per second.
 const FRAME_RATE: u8 = 20;
 
-/// What terminals are called that cannot move their cursor.
+/// The value of `TERM` for terminals that cannot move their cursor.
 const DUMB: &str = "dumb";
 
 /// The bar that is on the terminal. There is one at a time.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
-    // A value that is replaced as a whole.
+    // The value is replaced as a whole.
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A line at the bottom of the terminal, on standard error. Lines of [`say`](super::say) and
-/// [`complain`](super::complain) appear above it. It is taken away when this is dropped.
+/// [`complain`](super::complain) appear above it. Dropping it removes the line.
 #[derive(Debug)]
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// A bar, if somebody watches: both streams are terminals that can draw one, and nobody wants silence.
+    /// Creates a bar if someone watches: both streams are terminals that can draw one, and silence is off.
     pub fn watched() -> Option<Self> {
         Self::is_watched().then(|| {
-            // From here on, all lines go the way of the bar.
+            // From here on, all lines go through the bar.
             STDOUT.let_go_first(ORDER);
             let target = ProgressDrawTarget::term_like_with_hz(Box::new(Screen::default()), FRAME_RATE);
             let bar = ProgressBar::with_draw_target(None, target);
-            // The template is a constant that parses; the default style would do as well.
+            // The template is a constant that parses; the default style would also do.
             let style = ProgressStyle::with_template("{msg}");
             let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             *shown() = Some(bar.clone());
@@ -47,18 +47,18 @@ impl Bar {
         })
     }
 
-    /// Whether there would be a bar.
+    /// Returns true if a bar would be shown.
     pub(super) fn is_watched() -> bool {
         let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == DUMB);
         !is_silent() && !is_dumb && io::stdout().is_terminal() && io::stderr().is_terminal()
     }
 
-    /// Draws `line`, which has no more than [`Bar::width`] columns, unless a frame was drawn a moment ago.
+    /// Draws `line`, which has at most [`Bar::width`] columns, unless a frame was drawn a moment ago.
     pub fn draw(&self, line: String) {
         self.0.set_message(line);
     }
 
-    /// Columns that there are.
+    /// Returns the number of available columns.
     pub fn width(&self) -> usize {
         usize::from(size().0)
     }
@@ -71,14 +71,14 @@ impl Drop for Bar {
     }
 }
 
-/// Whether there is a bar.
+/// Returns true if a bar is shown.
 pub(super) fn is_shown() -> bool {
     shown().is_some()
 }
 
 /// Calls `write` while no bar is drawn.
 pub(super) fn hidden_while(write: impl FnOnce()) {
-    // Drawing does not wait for whoever wants to know whether there is a bar.
+    // The lock is released first: other threads can check for a bar during the drawing.
     let bar = shown().clone();
     match bar {
         Some(bar) => bar.suspend(write),
@@ -86,14 +86,14 @@ pub(super) fn hidden_while(write: impl FnOnce()) {
     }
 }
 
-/// `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
+/// Draws `done` of `of` as a bar of `columns` columns; an empty one if `of` is 0.
 pub fn gauge(done: u64, of: u64, columns: usize) -> String {
     let share = if of == 0 { 0.0 } else { done.min(of) as f64 / of as f64 };
     let full = (share * columns as f64) as usize;
     "\u{2588}".repeat(full) + &"\u{2591}".repeat(columns - full)
 }
 
-/// Draws whole frames. Frames are left out while the terminal takes nothing.
+/// Draws whole frames. Frames are skipped while the terminal accepts nothing.
 #[derive(Debug, Default)]
 struct Screen {
     frame: Mutex<String>,
@@ -161,15 +161,15 @@ impl TermLike for Screen {
     }
 }
 
-/// Columns of the terminal that lines are shown on; 80 where there is none.
+/// Returns the columns of the terminal that lines are shown on; 80 without a terminal.
 pub fn columns() -> usize {
     size().0.into()
 }
 
-/// Columns and rows of the terminal.
+/// Returns the columns and rows of the terminal.
 fn size() -> (u16, u16) {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the call writes at most one `winsize`, and fails where there is no terminal.
+    // SAFETY: the call writes at most one `winsize`, and fails without a terminal.
     let status = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
     match status {
         0 if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col, size.ws_row),

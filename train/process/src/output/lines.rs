@@ -20,8 +20,9 @@ pub fn complain(text: &str) {
     put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
 }
 
-/// `text` without what a terminal would obey: names come from files of others. Control characters other than
-/// the end of a line and the tab are spelled out as in JSON, `\u001b`, which stays JSON that way.
+/// Replaces characters in `text` that a terminal would interpret: names come from other people's files.
+/// Control characters other than the end of a line and the tab are escaped as in JSON, `\u001b`, so that JSON
+/// remains valid.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_obeyed) {
@@ -34,8 +35,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Writes behind what waits for the other stream. While there is a bar, all lines go to its stream, in front of it:
-/// both streams are the same terminal then, and the order stays.
+/// Writes after the lines that wait for the other stream. While there is a bar, all lines go to its stream,
+/// above it: both streams are then the same terminal, and the order is preserved.
 pub(super) fn put(stream: &Stream, other: &Stream, bytes: &[u8]) {
     if bar::is_shown() {
         return bar::hidden_while(|| STDERR.put(bytes));

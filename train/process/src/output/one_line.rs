@@ -1,11 +1,11 @@
-//! A text of any length as one line of a log.
+//! Shortens text of any length to one line of a log.
 
 use unicode_width::UnicodeWidthChar;
 
 use super::printable;
 
-/// `text` on one line of at most `columns` columns, [`printable`]: stretches of white space become a space, and an
-/// ellipsis stands for what is left out.
+/// Returns `text` on one line of at most `columns` columns, [`printable`]: runs of white space become a
+/// space, and an ellipsis replaces the omitted part.
 pub fn one_line(text: &str, columns: usize) -> String {
     let mut line = String::new();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! How far a long piece of work is, for people: a line that changes on a terminal, and one every few seconds
+//! Progress of long work, for people: a line that changes on a terminal, and a line every few seconds
 //! elsewhere.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,20 +10,20 @@ use crate::meter::Meter;
 use crate::repeat::Repeat;
 use crate::words::size;
 
-/// Time between two lines where there is no terminal.
+/// Time between two lines without a terminal.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Time between two frames on a terminal, so that the clock goes on while nothing is heard.
+/// Time between two frames on a terminal, so that the clock advances between reports.
 const FRAME: Duration = Duration::from_millis(200);
 
 /// Columns of the gauge on a terminal.
 const GAUGE: usize = 24;
 
-/// What is being done now, until this is dropped.
+/// Shows the current work until it is dropped.
 #[derive(Debug)]
 pub struct ProgressLine {
     work: Arc<Mutex<Work>>,
-    /// `None` where the system has no thread left: nothing depends on what is said.
+    /// `None` if the system has no thread left: nothing depends on the display.
     _repeat: Option<Repeat>,
 }
 
@@ -32,22 +32,22 @@ pub struct ProgressLine {
 struct Work {
     what: String,
     done: u64,
-    /// 0 if it is not known.
+    /// 0 if unknown.
     of: u64,
 }
 
 impl ProgressLine {
-    /// Work of the kind `topic`, with which lines begin where there is no terminal. Work that is done sooner
-    /// than that leaves no line.
+    /// Starts work of the kind `topic`; without a terminal, its lines begin with `topic`. Work that ends
+    /// before the first line is due prints none.
     pub fn start(topic: &str, what: &str) -> Self {
         let work = Arc::new(Mutex::new(Work { what: what.to_owned(), done: 0, of: 0 }));
         let seen = work.clone();
-        // Whoever works does not wait for a reader.
+        // Work does not wait for a reader.
         let look = move || seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ProgressLine { work, _repeat: repeat(topic, look) }
     }
 
-    /// Work whose bytes `meter` counts.
+    /// Shows work whose bytes `meter` counts.
     pub fn of_bytes(topic: &str, meter: Arc<Meter>) -> Self {
         let look = move || {
             let (done, of) = meter.read();
@@ -57,8 +57,8 @@ impl ProgressLine {
         ProgressLine { work: Arc::new(Mutex::new(look())), _repeat: repeat(topic, look) }
     }
 
-    /// Work whose bytes `meter` counts, in a command whose output has a purpose: nothing is said where there is no
-    /// terminal.
+    /// Shows work whose bytes `meter` counts, in a command whose output has a purpose: shows nothing without
+    /// a terminal.
     pub fn on_terminal(topic: &str, meter: Arc<Meter>) -> Self {
         if Bar::is_watched() {
             return Self::of_bytes(topic, meter);
@@ -67,14 +67,14 @@ impl ProgressLine {
         ProgressLine { work: Arc::new(Mutex::new(work)), _repeat: None }
     }
 
-    /// From now on `what` is being done, of which `done` of `of` is done; `of` is 0 if that is not known.
+    /// Sets the current work to `what`, of which `done` of `of` is done; `of` is 0 if unknown.
     pub fn set(&self, what: String, done: u64, of: u64) {
-        // Any text may be said.
+        // Any text may be shown.
         *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Work { what, done, of };
     }
 }
 
-/// Tells what `look` finds, again and again.
+/// Shows the result of `look` repeatedly.
 fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repeat> {
     let (topic, start) = (topic.to_owned(), Instant::now());
     match Bar::watched() {
@@ -95,7 +95,7 @@ fn repeat(topic: &str, look: impl Fn() -> Work + Send + 'static) -> Option<Repea
     .ok()
 }
 
-/// Says what `text` gives after every `pause`.
+/// Passes the result of `text` to `say` after every `pause`.
 fn every(
     pause: Duration,
     text: impl Fn() -> String + Send + 'static,
@@ -108,12 +108,12 @@ fn every(
     })
 }
 
-/// The line where there is no terminal.
+/// Returns the line without a terminal.
 fn told(topic: &str, work: &Work, elapsed: Duration) -> String {
     format!("{topic}: {} ({} s so far)", work.what, elapsed.as_secs())
 }
 
-/// The line on a terminal of `columns` columns. Names in it come from files of others.
+/// Returns the line on a terminal of `columns` columns. Names in it come from other people's files.
 fn frame(topic: &str, work: &Work, elapsed: Duration, columns: usize) -> String {
     let text = format!("{topic}: {} | {} s", work.what, elapsed.as_secs());
     let text = printable(&text);

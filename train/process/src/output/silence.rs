@@ -1,17 +1,17 @@
-//! Whether anything is said at all.
+//! Suppressing all output.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many want silence.
+/// Number of live [`Silence`] guards.
 static SILENT: AtomicUsize = AtomicUsize::new(0);
 
-/// While a value of this type lives, [`say`](super::say) says nothing, and there is no bar: for runs that are part of a
-/// command with something else to say. Errors and warnings are told.
+/// While a value of this type lives, [`say`](super::say) writes nothing, and there is no bar: for runs that
+/// are part of a command with different output. Errors and warnings are still shown.
 #[derive(Debug)]
 #[must_use]
 pub struct Silence(());
 
-/// Nothing is said from now on.
+/// Suppresses output from now on.
 pub fn silence() -> Silence {
     SILENT.fetch_add(1, Ordering::Relaxed);
     Silence(())
@@ -23,7 +23,7 @@ impl Drop for Silence {
     }
 }
 
-/// Whether anyone wants silence.
+/// Returns true if output is suppressed.
 pub(super) fn is_silent() -> bool {
     SILENT.load(Ordering::Relaxed) > 0
 }

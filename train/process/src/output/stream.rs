@@ -1,4 +1,4 @@
-//! One output for people: what waits to be written, and what could not be written.
+//! An output for people: its waiting lines, and a count of lost ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,19 +11,19 @@ use std::time::Duration;
 use crate::words::number_of;
 use rustix::io::Errno;
 
-/// Bytes that may wait. A single text may be longer.
+/// Maximum number of waiting bytes. A single text may be longer.
 const ROOM: usize = 1 << 20;
 
-/// Bytes that may wait where another frame of a progress bar is drawn.
+/// Maximum number of waiting bytes at which another frame of a progress bar is drawn.
 const FRAMES: usize = 4096;
 
-/// Bytes that are written at once: a pipe takes as many in one piece, and a slow reader is seen to read.
+/// Bytes written at once: a pipe takes them in one piece, and a slow reader is seen to read.
 const PIECE: usize = 4096;
 
 type WriteSome = fn(&[u8]) -> Result<usize, Errno>;
 
-/// An output. Lines are written by whoever has them, or, while somebody holds the stream, wait in a queue
-/// for a thread that writes them.
+/// An output. Lines are written by the calling thread, or, while the stream is held, wait in a queue for a
+/// thread that writes them.
 pub(super) struct Stream {
     name: &'static str,
     write: WriteSome,
@@ -33,17 +33,17 @@ pub(super) struct Stream {
     changed: Condvar,
     /// Bytes in the queue and being written by its thread. Changed only with the queue locked.
     waiting: AtomicUsize,
-    /// Writes that took something.
+    /// Number of writes that were accepted, at least in part.
     moved: AtomicU64,
-    /// Whether a line was ever lost.
+    /// True if a line was ever lost.
     has_lost: AtomicBool,
 }
 
-/// What could not be written since the last notice.
+/// Losses since the last notice.
 struct Lost {
     lines: u64,
     bytes: u64,
-    /// Whether the last line that was written is incomplete.
+    /// True if the last written line is incomplete.
     torn: bool,
     reason: Option<Errno>,
 }
@@ -61,16 +61,16 @@ impl Lost {
 /// Texts for the thread that writes.
 struct Queue {
     texts: VecDeque<Vec<u8>>,
-    /// Lines among the bytes that wait.
+    /// Number of lines among the waiting bytes.
     lines: u64,
-    /// Whether the last text ends within a line.
+    /// True if the last text ends within a line.
     torn: bool,
-    /// What found no room.
+    /// Texts that found no room.
     lost: Lost,
-    /// How many want that nothing blocks.
+    /// Number of live guards that keep output from blocking.
     holders: usize,
     has_thread: bool,
-    /// How long somebody has waited in vain, and `moved` at that time.
+    /// Longest wait that was in vain, and the value of `moved` at that time.
     given_up: Option<(Duration, u64)>,
 }
 
@@ -97,7 +97,7 @@ impl Stream {
         }
     }
 
-    /// From now on, nobody waits for the reader. Without a thread for that, everybody does as before.
+    /// Stops waiting for the reader. If no thread can be started for that, writing blocks as before.
     pub(super) fn hold(&'static self) {
         let mut queue = self.queue();
         queue.holders += 1;
@@ -107,12 +107,12 @@ impl Stream {
         }
     }
 
-    /// Takes back one [`Stream::hold`].
+    /// Undoes one [`Stream::hold`].
     pub(super) fn release(&self) {
         self.queue().holders -= 1;
     }
 
-    /// Bytes that wait to be written. May be called in a signal handler.
+    /// Returns the number of waiting bytes. May be called in a signal handler.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
@@ -134,13 +134,13 @@ impl Stream {
         }
     }
 
-    /// Whether a line was ever lost. A reader that went away has lost none.
+    /// Returns true if a line was ever lost. Lines for a reader that has gone away do not count.
     pub(super) fn has_lost(&self) -> bool {
         self.has_lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing waits to be written, but no longer than `patience` while nothing moves. Returns
-    /// whether everything is written.
+    /// Waits until all waiting bytes are written, but no longer than `patience` without progress. Returns
+    /// true if everything is written.
     pub(super) fn drain(&self, patience: Duration) -> bool {
         if self.waiting() == 0 {
             return true;
@@ -165,7 +165,7 @@ impl Stream {
         true
     }
 
-    /// Lets what waits be written before a line of another stream, unless the reader is behind. Never
+    /// Lets waiting lines be written before a line of another stream, unless the reader is behind. Never
     /// waits for longer than `limit`.
     pub(super) fn let_go_first(&self, limit: Duration) {
         if !(1..=PIECE).contains(&self.waiting()) {
@@ -185,7 +185,7 @@ impl Stream {
         }
     }
 
-    /// Waits as [`Stream::drain`] does. Returns in words what could not be written even now.
+    /// Waits as [`Stream::drain`] does. Returns a message about lines that could not be written even now.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         let mut is_drained = self.drain(patience);
         if is_drained {
@@ -197,7 +197,7 @@ impl Stream {
             }
         }
         if !is_drained {
-            // The thread holds `self.lost`, and may do so for ever.
+            // The thread holds `self.lost`, possibly forever.
             let mut queue = self.queue();
             let mut lost = mem::replace(&mut queue.lost, Lost::NOTHING);
             lost.add(queue.lines, self.waiting(), Some(Errno::AGAIN));
@@ -212,7 +212,7 @@ impl Stream {
         Some(text)
     }
 
-    /// Writes what is in the queue, for ever.
+    /// Writes the contents of the queue, forever.
     fn serve(&self) {
         let mut queue = self.queue();
         loop {
@@ -229,10 +229,10 @@ impl Stream {
         }
     }
 
-    /// Puts a text into the queue, or counts its lines.
+    /// Adds a text to the queue, or counts its lines as lost.
     fn push(&self, mut queue: MutexGuard<'_, Queue>, bytes: &[u8]) {
         let waiting = self.waiting();
-        // With so much room that the next line will not be the next to be lost.
+        // There is enough room that the next line will not be lost again.
         if queue.lost.lines > 0 && waiting <= ROOM / 2 {
             self.push_notice(&mut queue);
         }
@@ -259,13 +259,13 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// Writes to the reader, who may keep this thread waiting. Counts the lines that the system refuses.
+    /// Writes to the reader, which may block this thread. Counts the lines that the system refuses.
     fn write_or_count(&self, bytes: &[u8]) {
         let mut lost = self.lost();
         let (written, reason) = match lost.lines > 0 && !self.tell(&mut lost) {
             true => (0, lost.reason),
             false => match self.write_all(bytes) {
-                // A reader that went away (`| head`) does not want to know.
+                // A reader that has gone away (`| head`) needs no notice.
                 Ok(()) | Err((_, Errno::PIPE)) => return,
                 Err((written, reason)) => (written, Some(reason)),
             },
@@ -275,7 +275,7 @@ impl Stream {
         lost.torn |= written > 0;
     }
 
-    /// Writes how much was lost; returns whether that worked.
+    /// Writes a notice about the losses; returns true if that worked.
     fn tell(&self, lost: &mut Lost) -> bool {
         let start = if lost.torn { "\n" } else { "" };
         let text = format!("{start}kiln: {}\n", self.notice(lost));
@@ -301,7 +301,7 @@ impl Stream {
         format!("{lines} ({bytes}) could not be written to {}{reason}", self.name)
     }
 
-    /// The error comes with the number of bytes before it.
+    /// Writes `bytes`. An error includes the number of bytes written before it.
     fn write_all(&self, bytes: &[u8]) -> Result<(), (usize, Errno)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -313,7 +313,7 @@ impl Stream {
                     self.moved.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(Errno::INTR) => {}
-                // A process without this stream.
+                // The process does not have this stream.
                 Err(Errno::BADF) => return Ok(()),
                 Err(reason) => return Err((written, reason)),
             }
@@ -322,7 +322,7 @@ impl Stream {
     }
 
     fn lost(&self) -> MutexGuard<'_, Lost> {
-        // Counters are whole at any moment.
+        // Counters are always consistent.
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -340,7 +340,7 @@ fn lines_of(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Bytes for which there is room.
+    /// Number of bytes for which there is room.
     static ROOM: AtomicUsize = AtomicUsize::new(0);
     static WRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
@@ -364,7 +364,7 @@ mod tests {
         let written = String::from_utf8(WRITTEN.lock().unwrap().clone()).unwrap();
         let notice = "kiln: 2 lines (18 bytes) could not be written to the test: No space left on \
                       device (os error 28)";
-        // Four bytes of the first attempt at a notice, which the second one starts anew.
+        // Four bytes of the first attempt at a notice; the second attempt starts again.
         assert_eq!(written, format!("kiln\n{notice}\nhere\nhere too\n"));
     }
 
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(stream.lost().lines, 0);
     }
 
-    /// Held while the reader of the next test takes nothing.
+    /// Held while the reader of the next test reads nothing.
     static GATE: Mutex<()> = Mutex::new(());
     static READ: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static SLOW: Stream = Stream::new("the test", |bytes| {
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(last, [notice, "here"]);
         drop(read);
         SLOW.release();
-        // Whoever writes then waits again, and loses nothing.
+        // Writers then wait again, and lose nothing.
         let large = vec![b'\n'; 3 << 20];
         SLOW.put(&large);
         assert!(READ.lock().unwrap().ends_with(&large));

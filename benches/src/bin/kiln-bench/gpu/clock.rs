@@ -8,30 +8,31 @@ use kiln::run::TrainError;
 
 use crate::measure::sync;
 
-/// Seconds that a sample of calls is to take, so that waiting for the device does not count.
+/// Target duration of a sample of calls in seconds, long enough that waiting for the device is negligible.
 const SAMPLE: f64 = 0.02;
 
-/// Calls in a sample, at most.
+/// Maximum number of calls in a sample.
 const MOST: usize = 200;
 
-/// Samples; their median counts.
+/// Number of samples, whose median counts.
 const SAMPLES: usize = 5;
 
-/// Backward passes in a sample: each needs a forward pass that stays in memory until then.
+/// Number of backward passes in a sample: each needs a forward pass whose results stay in memory until then.
 const TAPES: usize = 8;
 
-/// Times calls on a device. Between two waits for it there are many calls, of which the host is ahead.
+/// Times calls on a device. Many calls are queued between two waits for the device, so that the host stays
+/// ahead.
 pub(super) struct Clock {
-    /// Without autodiff.
+    /// The device, without autodiff.
     pub(super) device: Device,
-    /// Whether two calls will do.
+    /// True if two calls are enough.
     pub(super) quick: bool,
 }
 
 impl Clock {
-    /// Median seconds of a call.
+    /// Returns the median seconds of a call.
     pub(super) fn time(&self, mut call: impl FnMut()) -> Result<f64, TrainError> {
-        // Kernels are compiled, and memory is found.
+        // Compiles kernels and allocates memory.
         call();
         call();
         let once = self.sample(1, &mut call)?;
@@ -43,7 +44,7 @@ impl Clock {
         Ok(median(samples?))
     }
 
-    /// Seconds per call of some calls.
+    /// Returns the seconds per call, measured over `calls` calls.
     fn sample(&self, calls: usize, call: &mut impl FnMut()) -> Result<f64, TrainError> {
         sync(&self.device)?;
         let start = Instant::now();
@@ -52,8 +53,8 @@ impl Clock {
         Ok(start.elapsed().as_secs_f64() / calls as f64)
     }
 
-    /// Median seconds of the backward pass of `forward`, whose inputs are tracked. Backward starts from
-    /// ones, and the time that these take is not counted.
+    /// Returns the median seconds of the backward pass of `forward`, whose inputs are tracked. Backward
+    /// starts from ones, whose creation is not counted.
     pub(super) fn time_backward<const D: usize>(
         &self,
         forward: impl Fn() -> Tensor<D>,
@@ -76,7 +77,7 @@ impl Clock {
         }
         let ones = self.time(|| drop(self.ones(shape, dtype)))?;
         let whole = median(samples);
-        // On a device that is too fast or too busy to tell, nothing is taken off.
+        // On a device that is too fast or too busy for this difference, nothing is subtracted.
         Ok(if ones < whole { whole - ones } else { whole })
     }
 
@@ -88,7 +89,7 @@ impl Clock {
         if self.quick { 1 } else { SAMPLES }
     }
 
-    /// Gives memory back that nothing uses any more, so that what follows has all of it.
+    /// Releases unused memory, so that the following work can use all of it.
     pub(super) fn release(&self) {
         self.device.memory_cleanup();
     }

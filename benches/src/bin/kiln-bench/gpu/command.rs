@@ -1,4 +1,4 @@
-//! The command `kiln-bench gpu`: which rows are measured, and in which order.
+//! The command `kiln-bench gpu`: selects the rows to measure, and their order.
 
 use std::path::PathBuf;
 
@@ -74,33 +74,33 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// The meaning of `--dtype`.
+/// Parses the value of `--dtype`.
 fn precision_of(name: &str) -> Precision {
     if name == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
-/// Groups of rows, as `--only` knows them.
+/// Groups of rows that `--only` accepts.
 const KERNELS: &str = "kernels";
 const STEPS: &str = "steps";
 
-/// Whether `wanted`, a value of `--only`, names the row `name` of a group.
+/// Returns true if `wanted`, a value of `--only`, names the row `name` of a group.
 fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     let starts_so = |start: &str| name.starts_with(start);
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)
 }
 
-/// The results, and whether they reach the bars.
+/// The results, and whether they meet the bars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     /// The results as text or JSON.
     pub text: String,
-    /// Whether nothing failed and every bar that was asked for is reached.
+    /// True if nothing failed and every requested bar is met.
     pub passed: bool,
 }
 
 impl GpuArgs {
-    /// Measures, and returns the results. A row that fails is reported as failed, and the others are measured
-    /// all the same.
+    /// Measures, and returns the results. A row that fails is reported as failed, and the others are still
+    /// measured.
     pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
         let precision = self.precision();
@@ -142,7 +142,7 @@ impl GpuArgs {
         Ok(Said { text, passed: table.failures.is_empty() })
     }
 
-    /// The shapes and rows to measure.
+    /// Returns the shapes and rows to measure.
     fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), BenchError> {
         check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {
@@ -175,7 +175,7 @@ impl GpuArgs {
         Ok((shapes, rows.into_iter().filter(|row| self.wants(&row.name, STEPS)).collect()))
     }
 
-    /// Whether the row `name` of a group is to be measured.
+    /// Returns true if the row `name` of a group should be measured.
     fn wants(&self, name: &str, group: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| is_called(name, group, wanted))
     }

@@ -1,4 +1,4 @@
-//! The device that is measured.
+//! The device to measure.
 
 use burn::tensor::Device;
 use clap::ValueEnum;
@@ -20,7 +20,7 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// What a configuration calls it, which has no word for steps on wgpu.
+    /// Returns its name in a configuration, which has none for steps on wgpu.
     pub(super) fn backend(self) -> Result<Backend, BenchError> {
         match self {
             DeviceName::Cuda if !cfg!(feature = "cuda") => Err(BenchError::NoCuda),
@@ -31,17 +31,17 @@ impl DeviceName {
     }
 }
 
-/// The device at work.
+/// The selected device.
 pub(super) struct Chosen {
     pub(super) device: Device,
-    /// In words.
+    /// A description of the device.
     pub(super) name: String,
-    /// Where FLOP/s of the device are known: those of a dtype.
+    /// The resolved device, where FLOP/s by dtype are known.
     selected: Option<ResolvedDevice>,
 }
 
 impl Chosen {
-    /// The device of that name, for work in `precision`.
+    /// Opens the device with that name, for work in `precision`.
     pub(super) fn new(name: DeviceName, precision: Precision) -> Result<Chosen, BenchError> {
         #[cfg(feature = "wgpu")]
         if name == DeviceName::Wgpu {
@@ -63,12 +63,12 @@ impl Chosen {
         Ok(check_memory(config, model, &decoder, &optimizer, selected, None)?)
     }
 
-    /// Makes sure that steps of `config` use no kernel that is wrong on this device, as every run does.
+    /// Checks that steps of `config` use no kernel that is wrong on this device, as every run does.
     pub(super) fn check_kernels(&self, config: &Config, model: &ModelConfig) -> Result<(), TrainError> {
         self.selected.as_ref().map_or(Ok(()), |selected| bench::check_kernels(config, model, selected))
     }
 
-    /// FLOP/s that the device could reach in products of matrices, where that is known.
+    /// Returns the FLOP/s that the device could reach in matrix products, if known.
     pub(super) fn peak(&self, precision: Precision) -> Result<Option<Peak>, TrainError> {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.selected

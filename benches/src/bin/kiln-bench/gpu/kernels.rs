@@ -1,4 +1,4 @@
-//! The operations, with the least bytes that each moves or FLOPs that it computes.
+//! The operations, with the minimum bytes that each moves or FLOPs that it computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,14 +40,15 @@ pub(super) const NAMES: [&str; 17] = [
     "update",
 ];
 
-/// Values of tensors repeat after so many.
+/// Number of values after which tensors repeat.
 const PATTERN: usize = 1 << 16;
 
-/// Bytes that AdamW, the gradient's norm and clipping move for a parameter, all in f32: the gradient
-/// twice, since the norm is needed first; weight and both moments read and written.
+/// Bytes that AdamW, the gradient's norm and clipping move per parameter, all in f32: the gradient is read
+/// twice, since the norm is needed first; weight and both moments are read and written.
 const UPDATE_BYTES: f64 = 4.0 * (2.0 + 2.0 * 3.0);
 
-/// Bytes per second that a plain kernel moves: reads and writes of one that adds 1 to every element.
+/// Returns the bytes per second that a plain kernel moves: reads and writes of one that adds 1 to every
+/// element.
 pub(super) fn copy_rate(clock: &Clock) -> Result<f64, TrainError> {
     let len = if clock.quick { 1 << 16 } else { 1 << 26 };
     let x = Tensor::<1>::ones([len], &clock.device);
@@ -62,11 +63,12 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The rows that are wanted, in the order of [`NAMES`], and what became of those that failed.
+    /// Measures the wanted rows, in the order of [`NAMES`]; returns them with the reasons for those that
+    /// failed.
     pub(super) fn run(&self, wanted: &dyn Fn(&str) -> bool) -> (Vec<KernelRow>, Vec<String>) {
         let (mut rows, mut failures) = (Vec::new(), Vec::new());
         for name in NAMES.into_iter().filter(|name| wanted(name)) {
-            // A device that cannot do something panics; that is to cost one row.
+            // An unsupported operation panics; this should cost only one row.
             let timed = catch_unwind(AssertUnwindSafe(|| self.row(name)));
             match timed {
                 Ok(Ok(None)) => {}
@@ -83,7 +85,7 @@ impl Bench<'_> {
         (rows, failures)
     }
 
-    /// Seconds and work of one operation; nothing if it does not exist for these shapes.
+    /// Returns the seconds and work of one operation; `None` if it does not exist for these shapes.
     fn row(&self, name: &str) -> Result<Option<(f64, Work)>, TrainError> {
         let Shapes { model, batch, seq, .. } = self.shapes;
         let (d, ff, vocab) = (model.d_model, model.d_ff, model.vocab_size);
@@ -138,7 +140,7 @@ impl Bench<'_> {
                 let op = |(q, k, v): &(Tensor<4>, Tensor<4>, Tensor<4>)| {
                     ops::causal_attention(q.clone(), k.clone(), v.clone(), None)
                 };
-                // Two products forward; backward five, one of which computes the scores again.
+                // Two products forward; five backward, one of which recomputes the scores.
                 let products = if name == "attention" { 2.0 } else { 5.0 };
                 (self.pass(name, inputs, op)?, Work::Flops(products * scores))
             }
@@ -170,7 +172,7 @@ impl Bench<'_> {
         Ok(Some(timed))
     }
 
-    /// Seconds of an operation, or of its backward pass if that is what `name` says.
+    /// Returns the seconds of an operation, or of its backward pass if `name` is that of one.
     fn pass<I, const D: usize>(
         &self,
         name: &str,
@@ -185,8 +187,8 @@ impl Bench<'_> {
         self.clock.time(|| drop(op(&inputs)))
     }
 
-    /// The weights of a block, from their masters to the dtype of computation: what a gather is on one
-    /// rank. In f32 there is nothing to do.
+    /// Casts the weights of a block from their masters to the compute dtype: the equivalent of a gather on
+    /// one rank. In f32 there is nothing to do.
     fn cast(&self) -> Result<Option<(f64, Work)>, TrainError> {
         if self.shapes.precision == Precision::F32 {
             return Ok(None);
@@ -213,7 +215,7 @@ impl Bench<'_> {
         Ok(Some((timed[0].0, Work::Bytes(bytes))))
     }
 
-    /// The update of a model of one block: norm, clipping, AdamW.
+    /// Updates a model of one block: norm, clipping, AdamW.
     fn update(&self) -> Result<(f64, Work), TrainError> {
         let mut config = Config::default();
         config.train.global_batch = 1;
@@ -229,7 +231,7 @@ impl Bench<'_> {
         Ok((median(measured.updates), work))
     }
 
-    /// Normal values, tracked if the device has autodiff.
+    /// Returns normal values, tracked if the device has autodiff.
     fn values<const D: usize>(&self, shape: [usize; D], device: &Device) -> Tensor<D> {
         let len = shape.iter().product();
         let pattern = Key::new(len as u64).normal_vec(PATTERN.min(len), 1.0);
@@ -239,7 +241,7 @@ impl Bench<'_> {
         if device.is_autodiff() { tensor.require_grad() } else { tensor }
     }
 
-    /// Token ids.
+    /// Returns token ids.
     fn ids(&self, shape: [usize; 2]) -> Tensor<2, Int> {
         let (key, vocab) = (Key::new(1), self.shapes.model.vocab_size as u64);
         let ids = (0..(shape[0] * shape[1]) as u64).map(|i| (key.at(i) % vocab) as i32).collect();

@@ -1,10 +1,10 @@
-//! `kiln-bench gpu`: every kernel against what the device could do, and whole steps, beside PyTorch's in
-//! the same run if there is one.
+//! `kiln-bench gpu`: compares every kernel with the limits of the device, and whole steps with those of
+//! PyTorch in the same run, if available.
 //!
-//! `clock` times what a `device` does; `shapes` are the sizes of the operations, `kernels` the operations
-//! with what they have to move or compute, `table` the figures for people and programs; `steps` are the
-//! end-to-end rows, `peer` runs PyTorch, and `predicted` reads what was predicted for them. `command` puts
-//! them in their order.
+//! `clock` times work on a `device`; `shapes` are the sizes of the operations, `kernels` the operations with
+//! the bytes or FLOPs that they require, `table` the figures for people and programs; `steps` are the
+//! end-to-end rows, `peer` runs PyTorch, and `predicted` reads the predictions for them. `command` defines
+//! their order.
 
 mod clock;
 mod command;

@@ -1,4 +1,4 @@
-//! PyTorch, run as a program of its own by turns with Kiln.
+//! PyTorch, run as a separate program, alternating with Kiln.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,18 +16,18 @@ use crate::measure::Steps;
 pub(super) struct Peer {
     python: PathBuf,
     script: PathBuf,
-    /// On a GPU; else on the CPU.
+    /// True if it runs on a GPU; otherwise it runs on the CPU.
     cuda: bool,
-    /// Without `torch.compile`, which is used on GPUs only.
+    /// True if it runs without `torch.compile`, which is used on GPUs only.
     eager: bool,
 }
 
 impl Peer {
-    /// A peer that can be started.
+    /// Creates a peer that can be started.
     ///
     /// # Errors
     ///
-    /// If the script is not there.
+    /// If the script does not exist.
     pub(super) fn new(python: PathBuf, script: PathBuf, cuda: bool, eager: bool) -> Result<Peer, BenchError> {
         if !script.is_file() {
             return Err(BenchError::NoScript { script: script.display().to_string() });
@@ -40,8 +40,8 @@ impl Peer {
         BenchError::Peer { command, problem }
     }
 
-    /// Seconds of operations, by the names that Kiln has for them. Nothing for shapes that are of no
-    /// preset, which the script does not know.
+    /// Returns the seconds of operations, by their names in Kiln. `None` for shapes that belong to no preset,
+    /// which the script does not know.
     pub(super) fn kernels(&self, shapes: &Shapes, quick: bool) -> Result<BTreeMap<String, f64>, BenchError> {
         let Some(preset) = shapes.preset else { return Ok(BTreeMap::new()) };
         let mut words = vec!["--kernels".to_owned()];
@@ -55,7 +55,7 @@ impl Peer {
             .map_err(|error| self.failed(format!("says something else than expected: {error}")))
     }
 
-    /// Its report on the steps of `config`; nothing if the model is of no preset, or changes one.
+    /// Returns its report on the steps of `config`; `None` if the model is not an unchanged preset.
     pub(super) fn steps(&self, config: &Config, count: Steps) -> Result<Option<Value>, BenchError> {
         let Some(words) = words_for(config, count) else { return Ok(None) };
         let report = self.run(words)?;
@@ -81,7 +81,7 @@ impl Peer {
             let words = words.join(" ");
             return Err(self.failed(format!("with {words}: {}; see above", output.status)));
         }
-        // One line of JSON; libraries may say something before it.
+        // One line of JSON; libraries may print something before it.
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().last().unwrap_or_default();
         serde_json::from_str(line)
@@ -98,7 +98,7 @@ fn dtype(precision: Precision) -> [String; 2] {
     ["--dtype".to_owned(), name.to_owned()]
 }
 
-/// The preset that the model of `config` is, if it is one as it stands.
+/// Returns the preset that the model of `config` is, if it is an unchanged one.
 pub(super) fn preset_of(config: &Config) -> Option<String> {
     let preset = config.model.preset.clone()?;
     let vocabulary = kiln_model::ModelConfig::preset(&preset)?.vocab_size;
@@ -110,7 +110,7 @@ pub(super) fn preset_of(config: &Config) -> Option<String> {
     (config.model == plain).then_some(preset)
 }
 
-/// The script's arguments for the steps of `config`, if it knows the model.
+/// Returns the script's arguments for the steps of `config`, if it knows the model.
 fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
     let preset = preset_of(config)?;
     let mode = match (config.shard.strategy, config.shard.reshard) {

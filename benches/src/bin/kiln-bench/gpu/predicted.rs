@@ -1,4 +1,4 @@
-//! What `benches/predict.sh` has said of steps before anybody ran them, to stand beside what is measured.
+//! Predictions of steps by `benches/predict.sh`, shown next to the measurements.
 
 use std::fs;
 use std::path::Path;
@@ -13,29 +13,29 @@ use crate::error::BenchError;
 /// The predicted step of a preset.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictedStep {
-    /// The GPU that it is predicted for.
+    /// The GPU of the prediction.
     pub gpu: String,
     /// The preset.
     pub preset: String,
     /// Tokens of the step.
     pub tokens: usize,
-    /// Kernels and products of matrices that the host launches.
+    /// Number of kernels and matrix products that the host launches.
     pub launches: f64,
-    /// The time by the rates of the data sheet.
+    /// Time at the data sheet's rates.
     pub least_ms: f64,
-    /// The time by what such kernels reach elsewhere.
+    /// Time at the rates that such kernels reach elsewhere.
     pub expected_ms: f64,
-    /// MFU in percent by both times.
+    /// MFU in percent by the time at the data sheet's rates.
     pub most_mfu: f64,
     /// MFU in percent by the expected time.
     pub expected_mfu: f64,
 }
 
-/// The columns that are read, by their heads.
+/// The columns to read, by their headings.
 const COLUMNS: [&str; 7] =
     ["preset", "tokens", "launches", "at least, ms", "MFU, at most", "expected, ms", "expected MFU"];
 
-/// Reads the table of presets in `file`, which `benches/predict.sh` has printed.
+/// Reads the table of presets in `file`, printed by `benches/predict.sh`.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ fn parse(text: &str) -> Result<Vec<PredictedStep>, String> {
             expected_mfu: number(6)?,
         })
     };
-    // Below the heads there is a line of dashes.
+    // A line of dashes follows the headings.
     lines
         .skip(1)
         .take_while(|cells| !cells.is_empty())
@@ -82,15 +82,15 @@ fn parse(text: &str) -> Result<Vec<PredictedStep>, String> {
         .collect()
 }
 
-/// The cells of a row of a table in Markdown; none of another line.
+/// Returns the cells of a row of a Markdown table; none for other lines.
 fn cells(line: &str) -> Vec<&str> {
     let row = line.trim().strip_prefix('|').and_then(|row| row.strip_suffix('|'));
     row.map_or_else(Vec::new, |row| row.split('|').map(str::trim).collect())
 }
 
 impl PredictedStep {
-    /// Whether it is a step of `config`: predicted are steps of whole presets in bf16 on one rank, in one
-    /// micro-batch, that keep all activations and state on the GPU.
+    /// Returns true if the prediction is for a step of `config`. Predictions cover steps of unchanged presets
+    /// in bf16 on one rank, in one micro-batch, that keep all activations and state on the GPU.
     pub(super) fn is_of(&self, config: &Config) -> bool {
         preset_of(config).is_some_and(|preset| preset == self.preset)
             && config.train.global_batch * config.data.seq_len == self.tokens
@@ -146,7 +146,7 @@ mod tests {
         assert!(said(&TABLE.replace("1388", "many")).contains("many"));
     }
 
-    /// `benches/gpu.sh` chooses one of the predictions in the repository by the name of the GPU.
+    /// `benches/gpu.sh` selects one of the predictions in the repository by the name of the GPU.
     #[test]
     fn predictions_of_both_gpus_are_read() {
         let reports = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/reports"));

@@ -1,4 +1,4 @@
-//! Sizes of the operations that are timed.
+//! Sizes of the timed operations.
 
 use burn::tensor::DType;
 use kiln::config::{ModelSection, Precision};
@@ -7,11 +7,11 @@ use kiln_model::ModelConfig;
 /// The sizes of a decoder's operations for one micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shapes {
-    /// The preset that the sizes are of, if the peer is to know them.
+    /// The preset with these sizes, if the peer should know them.
     pub(super) preset: Option<&'static str>,
     /// The model; its number of blocks does not matter.
     pub(super) model: ModelConfig,
-    /// Sequences.
+    /// Number of sequences.
     pub(super) batch: usize,
     /// Tokens per sequence.
     pub(super) seq: usize,
@@ -20,8 +20,8 @@ pub(super) struct Shapes {
 }
 
 impl Shapes {
-    /// The shapes of a whole run: preset 1b in `precision`, where it is bf16 preset 10m in f32 as well;
-    /// or tiny ones, if it is to be quick.
+    /// Returns the shapes of a whole run: preset 1b in `precision`, and, if that is bf16, preset 10m in f32
+    /// as well; tiny shapes for a quick run.
     pub(super) fn all(precision: Precision, quick: bool) -> Vec<Shapes> {
         if quick {
             let (batch, seq) = (1, 32);
@@ -40,7 +40,7 @@ impl Shapes {
         Some(Shapes { preset: Some(name), model, batch, seq, precision })
     }
 
-    /// burn's name of the dtype.
+    /// Returns the dtype in burn.
     pub(super) fn dtype(&self) -> DType {
         match self.precision {
             Precision::F32 => DType::F32,
@@ -49,17 +49,17 @@ impl Shapes {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(super) fn size(&self) -> f64 {
         self.dtype().size() as f64
     }
 
-    /// Tokens of the micro-batch.
+    /// Returns the number of tokens in the micro-batch.
     pub(super) fn rows(&self) -> usize {
         self.batch * self.seq
     }
 
-    /// The name of the shapes in tables.
+    /// Returns the name of the shapes in tables.
     pub(super) fn name(&self) -> String {
         let dtype = self.precision;
         let model = self.preset.unwrap_or("tiny");
@@ -67,7 +67,7 @@ impl Shapes {
     }
 }
 
-/// A model that any device has time for.
+/// Returns a model small enough for any device.
 pub(super) fn tiny() -> ModelSection {
     ModelSection {
         vocab_size: Some(300),

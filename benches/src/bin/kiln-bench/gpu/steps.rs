@@ -1,4 +1,4 @@
-//! Whole steps on one rank, in Kiln and in PyTorch by turns.
+//! Whole steps on one rank, alternating between Kiln and PyTorch.
 
 use kiln::config::{Backend, Config, Precision};
 use kiln::device::Peak;
@@ -21,7 +21,7 @@ use crate::step::checked;
 pub(super) struct Row {
     /// Its name in tables and for `--only`.
     pub(super) name: String,
-    /// On one rank.
+    /// The configuration, for one rank.
     pub(super) config: Config,
     /// The shape of its model.
     pub(super) model: ModelConfig,
@@ -31,8 +31,8 @@ pub(super) struct Row {
 const PRESETS: [(&str, usize, usize); 3] = [("90m", 32, 512), ("300m", 16, 1024), ("1b", 8, 2048)];
 
 impl Row {
-    /// The rows of a whole run: three presets, with all activations kept and with blocks recomputed; or
-    /// a tiny model, if it is to be quick.
+    /// Returns the rows of a whole run: three presets, with all activations kept and with blocks recomputed;
+    /// or a tiny model for a quick run.
     pub(super) fn all(precision: Precision, quick: bool, backend: Backend) -> Result<Vec<Row>, TrainError> {
         let models = match quick {
             true => vec![("tiny", 2, 32)],
@@ -62,7 +62,7 @@ impl Row {
     }
 }
 
-/// The device, the peer that takes turns with Kiln, how often they do, and what was predicted.
+/// The device, the peer that alternates with Kiln, the number of turns, and the predictions.
 pub(super) struct EndToEnd<'a> {
     pub(super) chosen: &'a Chosen,
     pub(super) peer: Option<&'a Peer>,
@@ -95,7 +95,7 @@ impl EndToEnd<'_> {
         self.chosen.check_memory(config, model)?;
         self.chosen.check_kernels(config, model)?;
         let measured = measure(config, model, &self.chosen.device, count)?;
-        // The peer is to find the memory free.
+        // Frees memory for the peer.
         self.chosen.device.memory_cleanup();
         let peak = match config.device.peak_tflops {
             Some(peak) => Some(Peak::given(peak * 1e12)),

@@ -6,13 +6,13 @@ use serde::Serialize;
 use super::predicted::PredictedStep;
 use crate::report::StepReport;
 
-/// The least work of an operation.
+/// The minimum work of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
     /// Bytes to read and write.
     Bytes(f64),
-    /// Floating-point operations of its products of matrices.
+    /// Floating-point operations of its matrix products.
     Flops(f64),
 }
 
@@ -25,17 +25,17 @@ pub struct KernelRow {
     pub shapes: String,
     /// Median seconds of a call.
     pub seconds: f64,
-    /// The least that a call has to do.
+    /// The minimum work of a call.
     pub work: Work,
-    /// Work per second over what the device reaches: a plain kernel's bytes per second, or the FLOP/s of
-    /// its data sheet. Nothing where the latter are not known.
+    /// Work per second relative to the device's rate: a plain kernel's bytes per second, or the FLOP/s of its
+    /// data sheet. `None` if the latter are unknown.
     pub share: Option<f64>,
-    /// Seconds of the same in PyTorch.
+    /// Seconds of the same operation in PyTorch.
     pub peer_s: Option<f64>,
 }
 
 impl KernelRow {
-    /// The row with its share of what the device reaches.
+    /// Adds the share of the device's rate to the row.
     pub(super) fn held_against(mut self, bytes_per_s: f64, flops_per_s: Option<f64>) -> Self {
         let (work, most) = match self.work {
             Work::Bytes(bytes) => (bytes, Some(bytes_per_s)),
@@ -77,18 +77,18 @@ const HEAD: [&str; 12] = [
     "speed",
 ];
 
-/// Steps of one configuration, in Kiln and in its peer by turns.
+/// Steps of one configuration, alternating between Kiln and its peer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepPair {
     /// Its name.
     pub name: String,
-    /// What was predicted before anybody ran them.
+    /// The prediction, if there is one.
     pub predicted: Option<PredictedStep>,
-    /// Kiln's turns.
+    /// The reports of Kiln's turns.
     pub kiln: Vec<StepReport>,
-    /// The peer's turns, as it reports them.
+    /// The reports of the peer's turns.
     pub peer: Vec<serde_json::Value>,
-    /// Why a turn could not be taken; the figures are those of the turns before.
+    /// The reason why a turn failed; the figures are those of the turns before.
     pub failure: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl StepPair {
         some_median(self.peer.iter().filter_map(|report| report[key].as_f64()).collect())
     }
 
-    /// Kiln's tokens per second over the peer's, median over the pairs.
+    /// Returns Kiln's tokens per second over the peer's, median over the pairs.
     pub fn speed(&self) -> Option<f64> {
         let pairs = self.kiln.iter().zip(&self.peer);
         let ratio = |(ours, theirs): (&StepReport, &serde_json::Value)| {
@@ -110,19 +110,19 @@ impl StepPair {
         some_median(pairs.filter_map(ratio).collect())
     }
 
-    /// Kiln's reserved memory over the peer's.
+    /// Returns Kiln's reserved memory over the peer's.
     pub fn memory(&self) -> Option<f64> {
         let ours = self.kiln_median(|report| report.peak_reserved_bytes.map(|bytes| bytes as f64));
         Some(ours? / self.peer_median("peak_reserved_bytes")?)
     }
 
-    /// Microseconds that the host takes for a launch at most, where it is known how many there are.
+    /// Returns the maximum microseconds that the host takes per launch, if the number of launches is known.
     fn host_us_per_launch(&self) -> Option<f64> {
         let launches = self.predicted.as_ref()?.launches;
         Some(1e6 * self.kiln_median(|report| Some(report.queued_s))? / launches)
     }
 
-    /// What is told of Kiln's turns so far, in case that there is no table of them.
+    /// Describes Kiln's turns so far, in case the table is never printed.
     pub(super) fn told(&self) -> String {
         let line = self.line();
         let cells = HEAD.iter().zip(&line).skip(1).filter(|(_, cell)| **cell != unknown());
@@ -160,7 +160,7 @@ impl StepPair {
 pub struct GpuTable {
     /// Kiln's version.
     pub version: &'static str,
-    /// The device, in words.
+    /// A description of the device.
     pub device: String,
     /// Bytes per second that a plain kernel moves; 0 if no operations were timed.
     pub copy_bytes_per_s: f64,
@@ -168,7 +168,7 @@ pub struct GpuTable {
     pub kernels: Vec<KernelRow>,
     /// Whole steps.
     pub steps: Vec<StepPair>,
-    /// Rows that failed, and bars that were not reached.
+    /// Rows that failed, and bars that were not met.
     pub failures: Vec<String>,
 }
 
@@ -185,7 +185,7 @@ impl GpuTable {
     }
 
     /// Adds the rows of steps that failed, and those that are slower than the peer, hold more memory, or stay
-    /// below `least_mfu` (of preset 1b, in percent). A row passes no bar for which it has no figure.
+    /// below `least_mfu` (of preset 1b, in percent). A row without a figure for a bar fails it.
     pub(super) fn judge(&mut self, against_peer: bool, least_mfu: Option<f64>) {
         let mut failures = Vec::new();
         for row in &self.steps {
@@ -218,13 +218,13 @@ impl GpuTable {
         self.failures.extend(failures);
     }
 
-    /// The figures as JSON, in one line.
+    /// Formats the figures as JSON, on one line.
     pub fn to_json(&self) -> String {
         // Numbers and strings only: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Tables in Markdown.
+    /// Formats the figures as Markdown tables.
     pub fn to_text(&self) -> String {
         let mut text = format!("{}\n", self.device);
         if !self.kernels.is_empty() {
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(flops.held_against(1e12, Some(1e14)).share, Some(0.1));
     }
 
-    /// A pair with steps of `seconds`, and `reserved` bytes.
+    /// Returns a pair with steps of `seconds`, and `reserved` bytes.
     fn pair(name: &str, seconds: f64, reserved: u64, peer: serde_json::Value) -> StepPair {
         let mut config = Config::default();
         config.model.preset = Some("10m".to_owned());
@@ -347,14 +347,14 @@ mod tests {
         });
         let with = row.line();
         assert_eq!((&*with[2], &*with[4]), ("86.7, at least 71.9", "39.7 %, at most 47.9 %"));
-        // 4 ms of the host for 1000 launches.
+        // 4 ms of host time for 1000 launches.
         assert_eq!((&*with[5], &*with[6]), ("4.0", "4.0"));
         let mut table = GpuTable::new("a GPU".to_owned());
         table.steps = vec![row];
         assert!(table.to_text().contains("predicted for h100, before anybody ran it"), "{}", table.to_text());
     }
 
-    /// What is said against a table in which nothing has failed so far.
+    /// Returns the failures that are added to a table without failures.
     fn judged(table: &mut GpuTable, peer: bool, least_mfu: Option<f64>) -> Vec<String> {
         table.failures.clear();
         table.judge(peer, least_mfu);
@@ -375,7 +375,7 @@ mod tests {
         // Slower, larger, and no 1b.
         assert_eq!(judged(&mut table, true, Some(1e-6)).len(), 3);
         assert_eq!(judged(&mut table, false, None), Vec::<String>::new());
-        // What was not measured has reached no bar.
+        // A missing measurement meets no bar.
         table.steps = vec![pair("90m", 1.0, 1, serde_json::Value::Null)];
         assert_eq!(judged(&mut table, true, None).len(), 2);
         table.steps[0].failure = Some("no memory".to_owned());

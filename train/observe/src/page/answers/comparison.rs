@@ -1,5 +1,5 @@
-//! Runs next to each other: `/api/comparison`. Final numbers, speeds without the warm-up, builds and devices, whether
-//! losses are the same, and what is missing.
+//! A comparison of runs: `/api/comparison`. Final numbers, speeds without the warm-up, builds and devices,
+//! whether losses are the same, and missing data.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,21 +15,21 @@ use super::super::watched::WatchedRun;
 use super::summary::ACTIVITIES;
 use crate::run::{Metrics, Run, Series};
 
-/// Speeds leave out this part of the logged steps of a run, at its start; one step at least.
+/// Fraction (1/n) of a run's logged steps, at its start, that speeds exclude; at least one step.
 const WARM_UP: usize = 10;
 
-/// Longer files of the known names were not written by a run.
+/// Maximum size of the known files; longer files were not written by a run.
 const MOST: u64 = 1 << 20;
-/// A manifest names every weight of a model.
+/// Maximum size of a manifest, which names every weight of a model.
 const MOST_MANIFEST: u64 = 64 << 20;
 /// The version of `run.json` that this build reads.
 const FORMAT: u64 = 1;
 const CHECKPOINT: &str = "fsdp_cpt";
 
-/// Keys of the configuration that place the work and do not change what is computed.
+/// Configuration keys that place the work and do not change what is computed.
 const PLACEMENT: [&str; 6] =
     ["shard.", "train.ranks", "train.micro_batch", "comm.", "device.", "checkpoint."];
-/// Keys of the configuration that only observe a run.
+/// Configuration keys that only observe a run.
 const REPORTING: [&str; 3] = ["log.", "sample.", "eval."];
 
 #[derive(Serialize)]
@@ -38,13 +38,13 @@ struct Answer {
     /// True if the runs spread their state over ranks differently. If so, speeds and losses are compared with
     /// those of the first run.
     is_spread: bool,
-    /// Keys besides those by which the runs differ, if they are spread: losses need not be the same.
+    /// Other keys in which the runs differ, if they are spread differently: losses may then differ.
     other_keys: Vec<String>,
     /// Properties in which the runs differ, so that speeds and bits need not agree.
     differences: Vec<&'static str>,
 }
 
-/// A run of the comparison. A value is `None` if it was not recorded.
+/// A run in the comparison. A value is `None` if it was not recorded.
 #[derive(Serialize)]
 struct Compared {
     id: String,
@@ -126,7 +126,7 @@ impl Spread {
     }
 }
 
-/// The runs next to each other, compared with the first.
+/// Compares the runs with the first.
 pub(in super::super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serialize {
     let runs: Vec<_> = watched.iter().map(|one| one.read()).collect();
     let mut compared: Vec<_> = watched.iter().zip(&runs).map(|(one, run)| compared(&one.id, run)).collect();
@@ -158,7 +158,7 @@ pub(in super::super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serializ
     }
 }
 
-/// Keys whose values differ among the runs that have a configuration.
+/// Returns the keys whose values differ among the runs that have a configuration.
 fn differing_keys<R: std::ops::Deref<Target = Run>>(runs: &[R]) -> Vec<String> {
     let configs: Vec<_> = runs.iter().map(|run| run.config()).filter(|config| !config.is_empty()).collect();
     let mut keys: Vec<&String> = configs.iter().flat_map(|config| config.keys()).collect();
@@ -220,7 +220,7 @@ fn compared(id: &str, run: &Run) -> Compared {
 }
 
 impl Compared {
-    /// Adds what the files next to the metrics say.
+    /// Adds the facts recorded in the files next to the metrics.
     fn read_facts(&mut self, run: &Run) {
         let folder = run.folder();
         let (identity, problem) = json(&folder.join("run.json"), MOST);
@@ -250,7 +250,7 @@ impl Compared {
         }
     }
 
-    /// Adds what was not recorded.
+    /// Adds notes on missing data.
     fn note_gaps(&mut self, run: &Run) {
         let metrics = run.metrics();
         let mut note = |text: &str| self.missing.push(text.to_owned());
@@ -286,13 +286,13 @@ impl Compared {
     }
 }
 
-/// The finite values of a series, with their steps.
+/// Returns the finite values of a series, with their steps.
 fn finite(series: &Series) -> Vec<(u64, f64)> {
     let values = series.steps().iter().copied().zip(series.values().iter().copied());
     values.filter(|(_, value)| value.is_finite()).collect()
 }
 
-/// The values of a series after the warm-up.
+/// Returns the values of a series after the warm-up.
 fn steady(series: &Series) -> &[f64] {
     match series.values() {
         values @ ([] | [_]) => values,
@@ -306,14 +306,14 @@ fn mean(metrics: &Metrics, key: &str) -> Option<f64> {
     (!finite.is_empty()).then(|| finite.iter().sum::<f64>() / finite.len() as f64)
 }
 
-/// Mean seconds of a step by activity: they add up to the mean of the step.
+/// Returns the mean seconds of a step by activity, which add up to the mean of the step.
 fn spent(metrics: &Metrics) -> Option<Vec<(&'static str, f64)>> {
     let means = ACTIVITIES.map(|(name, key)| (name, mean(metrics, key)));
     let is_recorded = means.iter().any(|(_, mean)| mean.is_some());
     is_recorded.then(|| means.into_iter().map(|(name, mean)| (name, mean.unwrap_or(0.0))).collect())
 }
 
-/// The object in a file, or the reason why it cannot be read.
+/// Returns the object in a file, or the reason why it cannot be read.
 fn json(path: &Path, most: u64) -> (Value, Option<String>) {
     let read = files::read(path, most).map_err(|error| match error.kind() {
         ErrorKind::NotFound => "the file is missing".to_owned(),
@@ -326,7 +326,7 @@ fn json(path: &Path, most: u64) -> (Value, Option<String>) {
     }
 }
 
-/// The mesh of so many ranks. That of hybrids without a `shard.shard_size` depends on the machines.
+/// Describes the mesh of `ranks` ranks. For hybrids without a `shard.shard_size`, it depends on the machines.
 fn mesh(run: &Run, ranks: u64) -> Option<String> {
     let shard = match run.config().get("shard.strategy")?.as_str() {
         "FULL_SHARD" | "SHARD_GRAD_OP" => ranks,
@@ -337,7 +337,7 @@ fn mesh(run: &Run, ranks: u64) -> Option<String> {
     is_whole.then(|| format!("replicate {} × shard {shard}", ranks / shard))
 }
 
-/// Steps of the complete checkpoints in `folder`, ascending.
+/// Returns the steps of the complete checkpoints in `folder`, ascending.
 fn checkpoints(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let step = |entry: fs::DirEntry| {
@@ -349,7 +349,7 @@ fn checkpoints(folder: &Path) -> Vec<u64> {
     steps
 }
 
-/// Files with steps that a run has taken and gone back from.
+/// Returns the files with steps that were superseded when the run went back to an earlier step.
 fn superseded(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());

@@ -12,13 +12,13 @@ use crate::run::{Event, Sample, Series};
 /// The requested part of a run's numbers.
 #[derive(Debug)]
 pub(in super::super) struct SeriesQuery {
-    /// Such as `loss`.
+    /// Keys of the requested numbers, such as `loss`.
     pub(in super::super) keys: Vec<String>,
-    /// The axis of the curves: a key such as `tokens` or `time`. Steps without one.
+    /// The axis of the curves: a key such as `tokens` or `time`. `None` for steps.
     pub(in super::super) over: Option<String>,
     /// The first and the last step.
     pub(in super::super) steps: (u64, u64),
-    /// Points of each curve at most.
+    /// Maximum number of points of each curve.
     pub(in super::super) points: usize,
     /// True if the axis of steps is logarithmic.
     pub(in super::super) is_log: bool,
@@ -35,7 +35,7 @@ struct Curves {
 struct Curve {
     #[serde(flatten)]
     reduced: Reduced,
-    /// The place of each step on the axis.
+    /// The position of each step on the axis.
     #[serde(skip_serializing_if = "Option::is_none")]
     over: Option<Vec<Option<f64>>>,
 }
@@ -55,7 +55,7 @@ pub(in super::super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> imp
     Curves { run: watched.id.clone(), last_step: run.metrics().last_step(), series }
 }
 
-/// All curves of a run. Those of the same steps share an axis.
+/// All curves of a run. Curves with the same steps share an axis.
 #[derive(Default, Serialize)]
 struct AllCurves {
     last_step: Option<u64>,
@@ -63,7 +63,7 @@ struct AllCurves {
     series: BTreeMap<String, OnAxis>,
 }
 
-/// Steps, and where they lie on the other axes.
+/// Steps, and their positions on the other axes.
 #[derive(Serialize)]
 struct Axis {
     steps: Vec<u64>,
@@ -82,7 +82,7 @@ struct OnAxis {
     high: Vec<Option<f64>>,
 }
 
-/// All curves of a run, of at most `points` points each, for a page that cannot ask for more.
+/// Returns all curves of a run, with at most `points` points each, for a page that cannot ask for more.
 pub(in super::super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize {
     let run = watched.read();
     let metrics = run.metrics();
@@ -143,10 +143,10 @@ pub(in super::super) fn config(watched: &[Arc<WatchedRun>]) -> impl Serialize {
     Configs { runs: watched.iter().map(|run| run.id.clone()).collect(), keys }
 }
 
-/// Texts and events that are sent at most: the last ones.
+/// Maximum number of texts and events sent: the last ones.
 const MOST: usize = 500;
 
-/// Characters of a text that are sent at most.
+/// Maximum number of characters of a text that are sent.
 const MOST_CHARACTERS: usize = 8000;
 
 #[derive(Serialize)]

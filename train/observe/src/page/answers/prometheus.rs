@@ -10,7 +10,8 @@ use super::summary::{ACTIVITIES, summary};
 use crate::run::Metrics;
 use crate::status::{Look, RankLook, State};
 
-/// The last values of a run's metrics: name and meaning here, the key there, and the factor to the unit of the name.
+/// The last values of a run's metrics: their name and meaning here, their key there, and the factor to the
+/// unit of the name.
 const VALUES: [(&str, &str, &str, f64); 11] = [
     ("kiln_loss", "Training loss of the last logged step, in nats per token.", "loss", 1.0),
     ("kiln_validation_loss", "Loss of the last evaluation, in nats per token.", "val_loss", 1.0),

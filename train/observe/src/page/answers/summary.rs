@@ -1,4 +1,4 @@
-//! Every run in short: `/api/runs`.
+//! A short summary of every run: `/api/runs`.
 
 use serde::Serialize;
 
@@ -6,10 +6,10 @@ use super::super::watched::{Watched, WatchedRun};
 use crate::run::{Metrics, Run};
 use crate::status::State;
 
-/// Logged steps whose mean or median stands for a time that varies.
+/// Number of logged steps whose mean or median represents a varying time.
 const RECENT: usize = 20;
 
-/// What a step's time is spent on, with the metric that tells.
+/// Activities of a step, and the metrics that record their time.
 pub(super) const ACTIVITIES: [(&str, &str); 6] = [
     ("data", "data_s"),
     ("forward", "forward_s"),
@@ -24,30 +24,30 @@ struct All {
     /// Seconds since 1970 on this machine's clock.
     now: f64,
     runs: Vec<Summary>,
-    /// Whether the server takes orders for them.
+    /// True if the server accepts orders for them.
     orders: bool,
     problems: Vec<String>,
 }
 
-/// A run in short.
+/// A summary of a run.
 #[derive(Serialize)]
 pub(super) struct Summary {
     id: String,
     folder: String,
-    /// `None` while nobody has looked, or if nobody can.
+    /// `None` if no one has looked yet, or if no one can.
     pub(super) state: Option<State>,
     is_bad: bool,
     is_over: bool,
-    /// The state in words, or why it is not known.
+    /// A description of the state, or the reason why it is unknown.
     text: String,
     culprits: Vec<usize>,
     ranks: usize,
-    /// The last step that is known to be done.
+    /// The last step known to be done.
     pub(super) step: Option<u64>,
     pub(super) steps: Option<u64>,
     /// The step of the newest checkpoint.
     pub(super) saved: Option<u64>,
-    /// The last value of each metric of a step that the page has a card for.
+    /// The last value of each metric that has a card on the page.
     loss: Option<f64>,
     val_loss: Option<f64>,
     best_val_loss: Option<f64>,
@@ -57,20 +57,20 @@ pub(super) struct Summary {
     tflops: Option<f64>,
     peak_bytes: Option<f64>,
     step_s: Option<f64>,
-    /// Seconds until its last step is done, if it goes on as of late.
+    /// Estimated seconds until its last step is done, at its recent pace.
     eta_s: Option<f64>,
-    /// When its first and its last line were written, in seconds since 1970.
+    /// Times at which its first and last lines were written, in seconds since 1970.
     began: Option<f64>,
     changed: Option<f64>,
-    /// Seconds of a step of late by what they went into.
+    /// Recent seconds of a step by activity.
     spent: Vec<(&'static str, f64)>,
     samples: usize,
     events: usize,
     problems: Vec<String>,
 }
 
-/// All runs in short, at the time `now` in seconds since 1970. `failures` are the parts of the server that do not work,
-/// `orders` is whether it takes them.
+/// Summarises all runs at the time `now`, in seconds since 1970. `failures` lists the parts of the server
+/// that have failed; `orders` is true if it accepts orders.
 pub(in super::super) fn runs(
     watched: &Watched,
     now: f64,
@@ -81,7 +81,7 @@ pub(in super::super) fn runs(
     All { now, runs, orders, problems: [failures, watched.problems()].concat() }
 }
 
-/// A run in short.
+/// Summarises a run.
 pub(super) fn summary(watched: &WatchedRun) -> Summary {
     let run = watched.read();
     let metrics = run.metrics();
@@ -101,7 +101,7 @@ pub(super) fn summary(watched: &WatchedRun) -> Summary {
         (None, None) => "its processes are being asked".to_owned(),
     };
     let saved = look.as_ref().and_then(|look| look.saved).or_else(|| last_checkpoint(&run));
-    // Ranks that live tell the step that they are in, which is not done yet.
+    // Live ranks report their current step, which is not done yet.
     let ended = look.as_ref().filter(|_| is_over).and_then(|look| look.step);
     let step = logged.max(saved).max(ended);
     let steps = look.as_ref().and_then(|look| look.steps).or(run.steps());
@@ -143,7 +143,7 @@ fn last_checkpoint(run: &Run) -> Option<u64> {
     run.events().iter().rev().find(|event| event.kind == "checkpoint").map(|event| event.step)
 }
 
-/// The mean of the last values.
+/// Returns the mean of the last values.
 pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
     let values = metrics.get(key)?.values();
     let recent = values[values.len().saturating_sub(RECENT)..].iter().filter(|value| value.is_finite());
@@ -151,7 +151,8 @@ pub(super) fn recent_mean(metrics: &Metrics, key: &str) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Seconds until the last step, by the clock of the last lines, or by the length of the last steps.
+/// Estimates the seconds until the last step, from the times of the last lines or from the length of the last
+/// steps.
 fn remaining(metrics: &Metrics, step: Option<u64>, steps: Option<u64>) -> Option<f64> {
     let todo = steps?.saturating_sub(step?) as f64;
     let by_clock = metrics.get("time").and_then(|time| time.growth(RECENT)).filter(|pace| *pace > 0.0);

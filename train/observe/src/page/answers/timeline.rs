@@ -1,7 +1,7 @@
-//! The last step that most ranks have told of: `/api/timeline`.
+//! The last step that most ranks have reported: `/api/timeline`.
 //!
-//! Names are sent once, and times as whole microseconds since the step began on the first rank: a step of 64 ranks has
-//! some ten thousand spans.
+//! Names are sent once, and times as whole microseconds since the step began on the first rank: a step of 64
+//! ranks has some ten thousand spans.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -15,10 +15,10 @@ use super::super::watched::WatchedRun;
 #[derive(Default, Serialize)]
 struct Answer {
     run: String,
-    /// Why there is no timeline.
+    /// The reason why there is no timeline.
     problem: Option<String>,
     step: Option<u64>,
-    /// Which ranks are left out, in a sentence.
+    /// A sentence that names the omitted ranks.
     note: Option<String>,
     /// Microseconds from the first beginning to the last end.
     length: u64,
@@ -32,10 +32,10 @@ struct Rank {
     node: String,
     start: u64,
     end: u64,
-    /// Activity and module (indices of names; -1 for none), start, end, bytes held at the end, and what it waited for
-    /// (an index of names; -1 if it did not wait).
+    /// Activity and module (indices of names; -1 for none), start, end, bytes held at the end, and the
+    /// collective it waited for (an index of names; -1 if it did not wait).
     spans: Vec<(usize, isize, u64, u64, u64, isize)>,
-    /// Operation, module and phase (indices of names), start, end, bytes that were sent.
+    /// Operation, module and phase (indices of names), start, end, bytes sent.
     calls: Vec<(usize, usize, usize, u64, u64, u64)>,
 }
 
@@ -61,7 +61,8 @@ impl Names {
     }
 }
 
-/// The last whole step that most ranks of a run have told of. Ranks that told of another one are left out.
+/// Returns the last complete step that most ranks of a run have reported. Ranks that reported another step
+/// are omitted.
 pub(in super::super) fn timeline(watched: &WatchedRun) -> impl Serialize {
     let timelines = watched.seen().timelines.clone();
     let run = watched.id.clone();
@@ -82,7 +83,7 @@ fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     let step = common_step(timelines);
     let (shown, others): (Vec<_>, Vec<_>) = timelines.iter().partition(|one| Some(one.step) == step);
     let note = (!others.is_empty()).then(|| left_out(&others));
-    // Clocks of machines have nothing in common: on each, the first rank begins at 0.
+    // Clocks of different machines are unrelated: on each machine, the first rank begins at 0.
     let mut zeros: HashMap<&str, f64> = HashMap::new();
     for timeline in &shown {
         let begin = timeline.created + timeline.start;
@@ -106,8 +107,8 @@ fn answer(run: String, timelines: &[StepTimeline]) -> Answer {
     }
 }
 
-/// The step that most ranks have told of; of two that are as frequent, the lower one. Ranks are asked one after another,
-/// so that some are further on.
+/// Returns the step that most ranks have reported; of two equally common steps, the lower one. Ranks are
+/// asked one after another, so some are ahead.
 fn common_step(timelines: &[StepTimeline]) -> Option<u64> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     timelines.iter().for_each(|timeline| *counts.entry(timeline.step).or_default() += 1);
@@ -152,7 +153,7 @@ fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
     Rank { rank: timeline.rank, node: timeline.node.clone(), start, end, spans, calls }
 }
 
-/// The collective that a span waited for, in words.
+/// Describes the collective that a span waited for.
 fn awaited(span: &Span, records: &HashMap<(&str, u64), &Record>) -> Option<String> {
     let (group, sequence) = span.waits_for.as_ref()?;
     Some(match records.get(&(group.as_str(), *sequence)) {
@@ -177,7 +178,7 @@ mod tests {
             &[timeline(0, 8, 20.5), timeline(2, 7, 20.25), timeline(1, 7, 20.0), timeline(3, 9, 21.0)],
         );
         let ranks: Vec<_> = told.ranks.iter().map(|rank| (rank.rank, rank.start, rank.end)).collect();
-        // Rank 0 began a later step: it does not move where the others begin.
+        // Rank 0 began a later step: it does not shift the beginnings of the others.
         assert_eq!(ranks, [(1, 0, 500_000), (2, 250_000, 750_000)]);
         assert_eq!((told.step, told.length), (Some(7), 750_000));
         assert_eq!(told.note.unwrap(), "2 ranks were in another step when asked, and left out");

@@ -1,4 +1,5 @@
-//! What the GPUs of a trace did. GPUs lag behind the threads that give them work, so this is about all steps together.
+//! A summary of the GPUs in a trace. GPUs lag behind the threads that give them work, so this covers all
+//! steps together.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +8,16 @@ use serde::Serialize;
 use super::part::seconds;
 use crate::trace::model::{GpuTrace, RankTrace};
 
-/// What one GPU did.
+/// The summary of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuSummary {
-    /// The rank that has it.
+    /// The rank that uses it.
     pub rank: usize,
-    /// From its first beginning to its last end, in seconds.
+    /// Seconds from its first start to its last end.
     pub seconds: f64,
-    /// In which it did anything.
+    /// Seconds in which it was busy.
     pub busy_s: f64,
-    /// In which it did nothing but communicate: kernels of NCCL that no other kernel and no copy hid.
+    /// Seconds in which it only communicated: NCCL kernels that no other kernel and no copy overlapped.
     pub exposed_s: f64,
 }
 
@@ -25,18 +26,18 @@ pub struct GpuSummary {
 pub struct KernelSummary {
     /// Its name.
     pub name: String,
-    /// How often it ran.
+    /// Number of calls.
     pub calls: u64,
-    /// For how long, in seconds.
+    /// Total duration in seconds.
     pub seconds: f64,
 }
 
-/// Whether it moves data between ranks.
+/// Returns true if the activity moves data between ranks.
 fn is_communication(activity: &GpuTrace) -> bool {
     activity.name.starts_with("nccl")
 }
 
-/// The GPU of a rank; `None` if nothing is known of one.
+/// Summarises the GPU of a rank; `None` if none was recorded.
 pub(super) fn of_rank(rank: &RankTrace) -> Option<GpuSummary> {
     let start = rank.gpu.iter().map(|activity| activity.start).min()?;
     let end = rank.gpu.iter().map(|activity| activity.end).max()?;
@@ -50,7 +51,7 @@ pub(super) fn of_rank(rank: &RankTrace) -> Option<GpuSummary> {
     })
 }
 
-/// Kernels and copies of all ranks, those that took longest first.
+/// Returns the kernels and copies of all ranks, those with the longest total time first.
 pub(super) fn kernels(ranks: &[RankTrace]) -> Vec<KernelSummary> {
     let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for activity in ranks.iter().flat_map(|rank| &rank.gpu) {
@@ -68,7 +69,7 @@ pub(super) fn kernels(ranks: &[RankTrace]) -> Vec<KernelSummary> {
     sums.into_iter().map(kernel).collect()
 }
 
-/// Nanoseconds in which at least one of them went on.
+/// Returns the nanoseconds during which at least one activity ran.
 fn covered<'a>(activities: impl Iterator<Item = &'a GpuTrace>) -> u64 {
     let mut times: Vec<_> = activities.map(|activity| (activity.start, activity.end)).collect();
     times.sort_unstable();

@@ -1,4 +1,4 @@
-//! What a trace tells: where the time of each of its steps went.
+//! A summary of a trace: where the time of each of its steps went.
 
 mod gpu;
 mod part;
@@ -15,43 +15,44 @@ use part::{RankStep, seconds};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
 
-/// Where the time of the steps of a trace went.
+/// Breakdown of the time of a trace's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Machines, in the order of ranks.
+    /// Machines, ordered by rank.
     pub machines: Vec<String>,
-    /// How far the clock of a machine may be off that of rank 0's, in seconds: the worst one. Zero on one machine,
-    /// and `None` if that of some rank is not known.
+    /// Error bound of the machines' clocks relative to that of rank 0's machine, in seconds: the largest one.
+    /// Zero on one machine, and `None` if that of some rank is unknown.
     pub clock_error_s: Option<f64>,
     /// The steps that every rank has recorded, in order.
     pub steps: Vec<StepSummary>,
     /// The GPUs, where they were recorded.
     pub gpus: Vec<GpuSummary>,
-    /// What the GPUs did, what took longest first.
+    /// The activities of the GPUs, those with the longest total time first.
     pub kernels: Vec<KernelSummary>,
 }
 
-/// Where the time of one step went.
+/// Breakdown of the time of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepSummary {
     /// The optimizer step.
     pub step: u64,
-    /// From its beginning on the first rank to its end on the last one, in seconds.
+    /// Seconds from its beginning on the first rank to its end on the last one.
     pub seconds: f64,
-    /// What the step could not have ended without, the longest first. The parts add up to the step.
+    /// The chain of activities that determined the length of the step, the longest first. The parts add up to
+    /// the step.
     pub critical_path: Vec<PathPart>,
-    /// Each rank.
+    /// The summary of each rank.
     pub ranks: Vec<RankSummary>,
-    /// Exposed communication by where ranks waited, the longest first.
+    /// Exposed communication by the place where ranks waited, the longest first.
     pub exposed: Vec<UnitWait>,
-    /// The rank that took longest for its own work, if it stands out.
+    /// The rank whose own work took longest, if it stands out.
     pub slowest: Option<Slowest>,
     /// Collectives by kind.
     pub operations: Vec<OperationSummary>,
 }
 
 impl Summary {
-    /// That of `trace`.
+    /// Summarises `trace`.
     pub fn of(trace: &Trace) -> Self {
         let calls = Calls::of(trace);
         let mut machines: Vec<String> = Vec::new();

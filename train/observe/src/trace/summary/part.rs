@@ -1,4 +1,4 @@
-//! A step of one rank, and how its parts are told.
+//! A step of one rank, and descriptions of its parts.
 
 use crate::trace::model::{RankTrace, StepTrace};
 
@@ -9,12 +9,12 @@ pub(super) struct RankStep<'a> {
     pub(super) step: &'a StepTrace,
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-/// A part of a step in words, as in `backward of layers.3`.
+/// Describes a part of a step, as in `backward of layers.3`.
 pub(super) fn place(activity: &str, unit: Option<&str>) -> String {
     unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
 }

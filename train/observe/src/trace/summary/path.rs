@@ -1,9 +1,9 @@
 //! The critical path of a step: the chain of work and communication that ends last.
 //!
-//! It is found from its end. The rank whose step ends last did something until then; what it did began at some time,
-//! and what it did before that ended then. Where it waited for a collective, another rank may have come to it later: then
-//! the path goes on there, with what that rank did until it came. What lies between the arrival of the last rank and
-//! the end of a wait is communication.
+//! It is traced backwards from its end, starting on the rank whose step ends last. The activity that ended
+//! then began at some time, at which the rank's previous activity ended. If the rank waited for a collective,
+//! another rank may have issued it later: the path then continues on that rank, with its activity up to that
+//! time. The time between the arrival of the last rank and the end of a wait is communication.
 
 use std::collections::HashMap;
 
@@ -16,18 +16,18 @@ use crate::trace::model::{RankTrace, SpanTrace, Trace};
 /// A part of the critical path of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathPart {
-    /// The rank that was at work, or that waited for the communication.
+    /// The rank that was working, or waiting for the communication.
     pub rank: usize,
-    /// What it did, as in `backward of layers.3` or `all_gather layers.3`.
+    /// The activity, as in `backward of layers.3` or `all_gather layers.3`.
     pub what: String,
-    /// Whether it is communication.
+    /// True if the part is communication.
     pub is_communication: bool,
     /// Its share of the step, in seconds.
     pub seconds: f64,
 }
 
-/// The parts of the critical path of a step that `all` ranks have recorded and that the first of them has begun at
-/// `start`, the longest first.
+/// Returns the parts of the critical path of a step recorded by `all` ranks, the longest first. The first
+/// rank began the step at `start`.
 pub(super) fn critical_path(
     trace: &Trace,
     all: &[RankStep<'_>],
@@ -52,7 +52,7 @@ pub(super) fn critical_path(
             }),
         }
     };
-    // Every turn goes back in time.
+    // Every iteration goes back in time.
     while let Some(span) = spans.get(&rank.rank).and_then(|spans| spans.before(now)) {
         let begun = span.start;
         let Some((group, sequence)) = &span.waits_for else {
@@ -80,7 +80,7 @@ pub(super) fn critical_path(
         }
     }
     if now > start {
-        // The rank on which the path begins was late, or did something that was not recorded.
+        // The rank on which the path begins was late, or its activity was not recorded.
         let begun = spans.get(&rank.rank).map_or(start, |spans| spans.start);
         add(rank, "not recorded".to_owned(), false, now.saturating_sub(begun));
         add(rank, "late start".to_owned(), false, begun.min(now).saturating_sub(start));
@@ -97,7 +97,7 @@ struct Spans<'a> {
 }
 
 impl<'a> Spans<'a> {
-    /// What the rank did just before `time`, unless that was before the step.
+    /// Returns the activity just before `time`, unless it was before the step.
     fn before(&self, time: u64) -> Option<&'a SpanTrace> {
         let after = self.spans.partition_point(|span| span.start < time);
         let span = self.spans.get(after.checked_sub(1)?)?;

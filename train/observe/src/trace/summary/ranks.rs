@@ -1,4 +1,4 @@
-//! The ranks of a step beside each other, and their collectives by kind.
+//! A comparison of the ranks of a step, and their collectives by kind.
 
 use std::collections::BTreeMap;
 
@@ -8,39 +8,39 @@ use super::part::{RankStep, place, seconds};
 use crate::trace::calls::Calls;
 use crate::trace::model::{SpanTrace, ThreadTrack};
 
-/// Where the time of a step went on one rank, in seconds.
+/// Breakdown of the time of a step on one rank, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankSummary {
     /// Rank in the world.
     pub rank: usize,
     /// Its machine.
     pub machine: String,
-    /// How much later than the first rank it began the step.
+    /// Delay of the beginning of its step after that of the first rank.
     pub late_s: f64,
-    /// The step.
+    /// Length of the step.
     pub step_s: f64,
-    /// Work of its thread but for data and checkpoints.
+    /// Work of its thread, except for data and checkpoints.
     pub computing_s: f64,
-    /// Loading data.
+    /// Time for loading data.
     pub data_s: f64,
-    /// Saving a checkpoint.
+    /// Time for saving a checkpoint.
     pub checkpoint_s: f64,
-    /// Waiting for collectives: exposed communication.
+    /// Time spent waiting for collectives: exposed communication.
     pub exposed_s: f64,
-    /// Time in which a collective was under way, other ranks' lateness included.
+    /// Time in which a collective was running, including the lateness of other ranks.
     pub communicating_s: f64,
-    /// The share of that in which the rank's thread did not wait; `None` without communication.
+    /// The share of `communicating_s` in which the rank's thread did not wait; `None` without communication.
     pub overlap: Option<f64>,
 }
 
-/// How long ranks waited in one place of a step.
+/// Time that ranks waited in one place of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UnitWait {
-    /// Where, as in `backward of layers.3`.
+    /// The place, as in `backward of layers.3`.
     pub place: String,
     /// Mean over the ranks.
     pub mean_s: f64,
-    /// The rank that waited longest there.
+    /// Wait of the rank that waited longest there.
     pub most_s: f64,
 }
 
@@ -51,35 +51,35 @@ pub struct Slowest {
     pub rank: usize,
     /// Its machine.
     pub machine: String,
-    /// How much longer its own work took than the median of the other ranks', a late start included.
+    /// Time by which its own work, including a late start, exceeded the median of the other ranks.
     pub excess_s: f64,
-    /// What took longer, the largest difference first.
+    /// The kinds of work that took longer, the largest difference first.
     pub reasons: Vec<WorkDifference>,
 }
 
 /// Work that took longer on one rank than on the others.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkDifference {
-    /// As in `backward of layers.3`, `data loading` or `late start`.
+    /// The work, as in `backward of layers.3`, `data loading` or `late start`.
     pub what: String,
-    /// On that rank.
+    /// Its time on that rank.
     pub seconds: f64,
-    /// The median of the others.
+    /// The median of the other ranks.
     pub others_s: f64,
 }
 
 /// The collectives of one kind in a step, of all ranks together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationSummary {
-    /// Such as `all_gather`.
+    /// The kind of operation, such as `all_gather`.
     pub operation: String,
     /// Number of calls.
     pub calls: u64,
     /// Bytes that ranks would send on a ring.
     pub bytes_sent: u64,
-    /// Time under way, from when the last rank had come.
+    /// Time from the arrival of the last rank to the end.
     pub moving_s: f64,
-    /// Time that ranks which came earlier were under way before that.
+    /// Time that earlier ranks spent in the operation before the last rank arrived.
     pub late_s: f64,
     /// Time in the queue behind other collectives of the group.
     pub queued_s: f64,
@@ -87,17 +87,17 @@ pub struct OperationSummary {
     pub gb_per_s: Option<f64>,
 }
 
-/// Parts of a difference that are not worth a word.
+/// Share below which a difference is not worth reporting.
 const MINOR: f64 = 0.02;
 
-/// Reasons that are named.
+/// Maximum number of reasons.
 const REASONS: usize = 4;
 
 fn is_work(span: &&SpanTrace) -> bool {
     span.waits_for.is_none()
 }
 
-/// A rank in a step that the first rank has begun at `start`.
+/// Summarises a rank in a step that the first rank began at `start`.
 pub(super) fn of_rank(of: RankStep<'_>, start: u64) -> RankSummary {
     let step = of.step;
     let worked = |track: ThreadTrack| {
@@ -123,7 +123,7 @@ pub(super) fn of_rank(of: RankStep<'_>, start: u64) -> RankSummary {
     }
 }
 
-/// Time that is in any of the intervals.
+/// Returns the time covered by any of the intervals.
 fn union(mut times: Vec<(u64, u64)>) -> u64 {
     times.sort_unstable();
     let (mut all, mut until) = (0, 0);
@@ -134,7 +134,7 @@ fn union(mut times: Vec<(u64, u64)>) -> u64 {
     all
 }
 
-/// Where the ranks waited, the longest first.
+/// Returns the places where the ranks waited, the longest first.
 pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
     let mut by_place: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (index, of) in all.iter().enumerate() {
@@ -153,9 +153,9 @@ pub(super) fn exposed(all: &[RankStep<'_>]) -> Vec<UnitWait> {
     waits
 }
 
-/// The rank whose own work took longest, if it took noticeably longer than that of the others.
+/// Returns the rank whose own work took longest, if it took noticeably longer than that of the others.
 pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
-    // What each rank took for what; lateness is work that was done before the step.
+    // Time of each rank by kind of work; lateness is work that was done before the step.
     let work: Vec<BTreeMap<String, u64>> = all
         .iter()
         .map(|of| {
@@ -188,7 +188,7 @@ pub(super) fn slowest(all: &[RankStep<'_>], start: u64) -> Option<Slowest> {
     Some(Slowest { rank: rank.rank, machine: rank.node.clone(), excess_s: excess, reasons })
 }
 
-/// The median in seconds; of an even number, the mean of the two in the middle.
+/// Returns the median in seconds; for an even number of values, the mean of the two in the middle.
 fn median(nanoseconds: impl Iterator<Item = u64>) -> Option<f64> {
     let mut all: Vec<u64> = nanoseconds.collect();
     all.sort_unstable();
@@ -197,7 +197,7 @@ fn median(nanoseconds: impl Iterator<Item = u64>) -> Option<f64> {
     Some((seconds(*upper) + seconds(lower)) / 2.0)
 }
 
-/// The collectives of a step by kind, the one that took longest first.
+/// Returns the collectives of a step by kind, those with the longest time first.
 pub(super) fn operations(all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<OperationSummary> {
     let mut by_operation: BTreeMap<&str, OperationSummary> = BTreeMap::new();
     for of in all {

@@ -1,4 +1,4 @@
-//! A summary as text of 80 columns.
+//! Formats a summary as text of 80 columns.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -7,13 +7,13 @@ use super::{
     UnitWait,
 };
 
-/// Parts of the critical path, and places of waits, that are shown.
+/// Maximum number of parts of the critical path, and of places of waits, that are shown.
 const SHOWN: usize = 6;
 
-/// Kernels that are shown.
+/// Maximum number of kernels shown.
 const MOST_KERNELS: usize = 12;
 
-/// Ranks that are shown in full.
+/// Maximum number of ranks shown in full.
 const MOST_RANKS: usize = 16;
 
 fn ms(seconds: f64) -> String {
@@ -166,13 +166,13 @@ impl StepSummary {
     }
 }
 
-/// So many more of something.
+/// Formats the number of omitted entries.
 fn more(count: usize, what: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} more {what}{plural}")
 }
 
-/// At most `width` characters of `text`.
+/// Returns at most `width` characters of `text`.
 fn cut(text: &str, width: usize) -> String {
     match text.char_indices().nth(width) {
         None => text.to_owned(),

@@ -1,16 +1,16 @@
 // Curves of one quantity, of one run or several, drawn by uPlot.
 
-/** Distances of marks on an axis of bytes. */
+/** Spacings of the marks on an axis of bytes. */
 const BYTE_MARKS = Array.from({ length: 40 }, (_, i) => 2 ** (i + 8));
 
-/** How the horizontal axis is named, and what it shows: the key of the metric, and how a place on it is written. */
+/** Horizontal axes: the name, the key of the metric, and the format of a position. */
 const AXES = {
   step: { name: "Step", over: undefined, format: format.count, tick: format.short },
   tokens: { name: "Tokens", over: "tokens", format: format.short, tick: format.short },
   time: { name: "Time since the start", over: "time", format: format.duration, tick: format.duration },
 };
 
-/** Each value as a mean of those before it, which weigh less the older they are. */
+/** Smooths values: each becomes a mean of the values up to it, in which older ones weigh less. */
 function smoothed(values, weight) {
   if (!weight) return values;
   let sum = 0, total = 0;
@@ -22,7 +22,7 @@ function smoothed(values, weight) {
   });
 }
 
-/** The places of a curve's points on the axis. Times count from when the run `began`. */
+/** The positions of a curve's points on the axis. Times are relative to the run's start (`began`). */
 function places(curve, axis, began) {
   if (axis === "step" || !curve.over) return curve.steps;
   if (axis !== "time") return curve.over;
@@ -72,7 +72,7 @@ class Chart {
     if (this.alternative.open) this.writeTable();
   }
 
-  /** The columns that uPlot draws. Of each curve: smallest and largest values, means, and smoothed means. */
+  /** The columns that uPlot draws: smallest and largest values, means, and smoothed means of each curve. */
   data() {
     const { axis, smoothing, isLogX } = this.options;
     const tables = this.curves.map(({ data, began }) => {
@@ -115,7 +115,7 @@ class Chart {
       const { left, width } = plot.select;
       if (width > 4 && this.options.onzoom) this.options.onzoom(this.stepAt(plot.posToVal(left, "x")), this.stepAt(plot.posToVal(left + width, "x")));
     };
-    // A logarithmic axis of a narrow range would have no label but its ends.
+    // On a logarithmic axis with a narrow range, only the ends would have labels.
     const ticks = (values, write) => values.map((value) => (value === null ? "" : write(value)));
     this.plot = new uPlot({
       width: Math.max(200, this.area.clientWidth), height, series, bands, padding: [10, 14, 0, 0],
@@ -130,7 +130,7 @@ class Chart {
     }, data, this.area);
   }
 
-  /** The step of the first curve that is nearest to a place on the axis. */
+  /** The step of the first curve nearest to a position on the axis. */
   stepAt(x) {
     let best = null, distance = Infinity;
     for (const { data, began } of this.curves) {
@@ -146,13 +146,13 @@ class Chart {
     if (this.plot && width > 0 && Math.abs(this.plot.width - width) > 1) this.plot.setSize({ width, height: this.options.height });
   }
 
-  /** Writes the values at the cursor into the legend, or else the last ones. */
+  /** Shows the values at the cursor in the legend, or else the last ones. */
   showValues(index) {
     const { format: write, axis } = this.options;
     const place = this.plot && index !== null && index !== undefined ? this.plot.data[0][index] : null;
     const entries = this.curves.map((curve, i) => {
       const column = this.plot?.data[this.means[i]] ?? [];
-      // Between its points (undefined), a run has the value before; after its end none. What is not finite is null.
+      // Between points (undefined), a run keeps the previous value; after its end it has none. Null: not finite.
       const last = column.findLastIndex((value) => value !== undefined);
       let at = place === null ? last : index > last ? -1 : index;
       while (at >= 0 && column[at] === undefined) at -= 1;

@@ -1,6 +1,6 @@
-// Orders to a run, where the server takes them.
+// Orders to a run, if the server accepts them.
 
-/** Buttons for the run whose details are shown, and what the run says to them. */
+/** Buttons for the run whose details are shown, and the run's responses. */
 function controls() {
   const buttons = h("p", { class: "buttons" });
   const said = h("p", { class: "quiet", role: "status" });

@@ -1,6 +1,6 @@
-// Any number of a run over its steps, of several runs at once.
+// Any metric over the steps, for several runs at once.
 
-/** What is drawn at first, and what else there may be. */
+/** The metrics drawn initially, and other possible ones. */
 const FIRST = ["loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s", "wait_s", "peak_bytes", "answer_loss"];
 
 const curveOptions = {

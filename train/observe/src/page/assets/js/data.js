@@ -1,22 +1,22 @@
-// What the page knows, and how it learns of news.
+// The page's data, and how it is updated.
 
 const POLL = 1000;
-/** Runs that are compared at first: a report is about those that its author named. */
+/** Runs compared initially: a report compares those that its author named. */
 const MOST_COMPARED = report ? Infinity : 6;
 
 const state = {
   now: 0,
   runs: [],
-  /** Whether the server takes orders for runs. */
+  /** True if the server accepts orders for runs. */
   orders: false,
   problems: [],
-  /** Names of the runs that are compared, and of the one whose details are shown. */
+  /** Names of the compared runs, and of the run whose details are shown. */
   compared: new Set(memory.get("compared", [])),
   detail: memory.get("detail", ""),
   hasChosen: memory.get("compared", []).length > 0,
 };
 
-/** An answer of the server, or of the report. `how` is for requests that are no simple GET. */
+/** Fetches an answer from the server, or from the report. `how`: options for requests other than a simple GET. */
 async function ask(path, query = {}, how = {}) {
   if (report) return inReport(path, query);
   const search = new URLSearchParams();
@@ -31,7 +31,7 @@ async function ask(path, query = {}, how = {}) {
   return answer.json();
 }
 
-/** An answer that is in the report. It may be about more runs than were asked for. */
+/** Returns an answer from the report. It may cover more runs than requested. */
 function inReport(path, query) {
   const answer = report.answers[path] ?? report.runs[query.run][path];
   if (path !== "/api/series") return answer;
@@ -47,10 +47,10 @@ function inReport(path, query) {
   return { run: query.run, last_step: answer.last_step, series };
 }
 
-/** Dash patterns of curves: as many runs of one colour look different. */
+/** Dash patterns of curves: they distinguish as many runs of the same colour. */
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 
-/** The look of a run's curves and its key in legends: it stays the same while the list of runs does. */
+/** The style of a run's curves and its key in legends: constant while the list of runs is unchanged. */
 function lookOf(id) {
   const index = Math.max(0, state.runs.findIndex((run) => run.id === id)), dash = Math.floor(index / 8) % DASHES.length;
   return { color: color(`--run-${(index % 8) + 1}`), dash: DASHES[dash], key: dash ? `key dash-${dash}` : "key" };
@@ -62,10 +62,10 @@ const keyOf = ({ color, key }) => h("span", { class: key, style: { "--key": colo
 const detailRun = () => state.runs.find((run) => run.id === state.detail);
 const comparedRuns = () => state.runs.filter((run) => state.compared.has(run.id));
 
-/** What changes when a run writes or is asked. */
+/** A value that changes whenever a run writes or is asked. */
 const stampOf = (run) => [run.step, run.changed, run.loss, run.val_loss, run.samples, run.events].join(" ");
 
-/** Curves of a run. Those of a run without news are not asked for again. */
+/** Curves of a run. They are fetched again only if the run has changed. */
 const curves = new Map();
 async function seriesOf(run, query) {
   const name = run.id + JSON.stringify(query);
@@ -78,9 +78,9 @@ async function seriesOf(run, query) {
   return answer;
 }
 
-/** Chooses what is shown at first, and lets go of what is gone. */
+/** Chooses the initially shown runs, and drops runs that no longer exist. */
 function settleChoice() {
-  // A server that has just begun has not read its folders yet: the choice stays.
+  // A server that has just started has not read its folders yet: keep the choice.
   if (!state.runs.length) return;
   const ids = new Set(state.runs.map((run) => run.id));
   const had = state.compared.size;
@@ -98,7 +98,7 @@ function keepChoice() {
   memory.set("detail", state.detail);
 }
 
-/** Asks for the runs again and again (a report once), and calls `tell` with each answer, or with why there is none. */
+/** Polls the runs (once in a report), and calls `tell` with each answer, or with the reason for its absence. */
 function poll(tell) {
   const turn = async () => {
     try {
@@ -109,7 +109,7 @@ function poll(tell) {
     } catch (error) {
       await tell(error);
     }
-    // Nobody sees a page in the background.
+    // A page in the background is not visible.
     if (!report) setTimeout(turn, document.hidden ? 5 * POLL : POLL);
   };
   turn();

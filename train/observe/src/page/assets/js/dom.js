@@ -1,4 +1,4 @@
-// Elements, made in one expression. Text is always set as text: nothing of a run is read as HTML.
+// Creates elements in one expression. Text is always set as text: data of a run is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,19 +22,19 @@ function append(element, children) {
   }
 }
 
-/** Puts other children into an element. */
+/** Replaces the children of an element. */
 function fill(element, ...children) {
   element.replaceChildren();
   append(element, children);
   return element;
 }
 
-/** Sets a text only if it is another one: screen readers read what changes. */
+/** Sets a text only if it differs: screen readers announce changes. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A small drawing of a line through `values`; for the eye only. */
+/** A small line chart of `values`, hidden from screen readers. */
 function sparkline(values, color) {
   const numbers = values.filter((value) => value !== null && Number.isFinite(value));
   const svg = document.createElementNS(SVG, "svg");
@@ -54,12 +54,12 @@ function sparkline(values, color) {
   return svg;
 }
 
-/** A value of a colour of the style sheet, such as `--line`. */
+/** The value of a colour in the style sheet, such as `--line`. */
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Calls `run` when the calls of it have paused. */
+/** Debounces `run`: calls it once further calls have paused. */
 function debounced(run, pause = 150) {
   let timer = 0;
   return (...values) => {
@@ -68,10 +68,10 @@ function debounced(run, pause = 150) {
   };
 }
 
-/** The data of a report, which asks no server. */
+/** The data of a report, which uses no server. */
 const report = JSON.parse(document.getElementById("report")?.textContent ?? "null");
 
-/** Choices of the reader that the browser keeps. It may refuse, and keeps none for a report. */
+/** The user's choices, stored by the browser. It may refuse, and stores none for a report. */
 const memory = {
   get(key, otherwise) {
     if (report) return otherwise;
@@ -87,7 +87,7 @@ const memory = {
     try {
       localStorage.setItem(`kiln.${key}`, JSON.stringify(value));
     } catch {
-      // Nothing is kept then.
+      // Nothing is stored then.
     }
   },
 };

@@ -1,7 +1,7 @@
-// Numbers as people read them. What is not known is a dash.
+// Formats numbers for people. Unknown values are a dash.
 
 const NONE = "–";
-/** A text of the server as a sentence. */
+/** Formats a text of the server as a sentence. */
 const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".") : "");
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
@@ -40,7 +40,7 @@ const format = {
     if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
     return format.duration(value);
   },
-  /** TFLOP/s as a speed that can be read, such as 12.3 GFLOP/s. */
+  /** Formats TFLOP/s for people, such as 12.3 GFLOP/s. */
   flops: (tflops) => (!known(tflops) ? NONE : tflops < 1 ? `${(1000 * tflops).toFixed(1)} GFLOP/s` : `${tflops.toFixed(1)} TFLOP/s`),
   /** Such as 3 h 20 min. */
   duration(value) {
@@ -57,7 +57,7 @@ const format = {
   microseconds: (value) => format.seconds(value / 1e6),
 };
 
-/** What is known of a metric: its name for people, and how its values are written. */
+/** The description of a metric: its name for people, and the format of its values. */
 const METRICS = {
   loss: { name: "Training loss", format: format.loss, tick: format.number },
   val_loss: { name: "Validation loss", format: format.loss, tick: format.number },

@@ -1,4 +1,4 @@
-// Which view is shown, and what all views have in common.
+// Selects the view, and holds the parts common to all views.
 
 const VIEWS = {
   overview: ["Overview", overview], curves: ["Curves", curvesView], ranks: ["Ranks", ranksView], timeline: ["Timeline", timelineView],
@@ -19,7 +19,7 @@ if (report) {
 const byId = (id) => document.getElementById(id);
 let view = null, viewName = "", isUpdating = false, isStale = false, pickerShape = "";
 
-/** The colours that are shown, by name. */
+/** The current colours, by name. */
 function theme() {
   const chosen = memory.get("theme", "");
   return chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -31,7 +31,7 @@ function setTheme() {
   changed();
 }
 
-/** Shows the view that the address names. */
+/** Shows the view named in the address. */
 function route() {
   if (location.hash && !location.hash.startsWith("#/")) return;
   const name = location.hash.slice(2);
@@ -51,7 +51,7 @@ function route() {
   changed();
 }
 
-/** Brings the view up to date. While it is at work, one more time is enough. */
+/** Updates the view. Requests during an update cause a single further update. */
 async function changed() {
   showPicker();
   if (!view || (!report && !state.runs.length && !state.problems.length)) return;
@@ -76,7 +76,7 @@ function chooseDetail(id) {
   changed();
 }
 
-/** The runs that are compared, and the one whose details are shown. */
+/** The compared runs, and the run whose details are shown. */
 function showPicker() {
   const shape = JSON.stringify([state.runs.map((run) => [run.id, run.state]), [...state.compared], state.detail, theme()]);
   if (shape === pickerShape) return;
@@ -103,7 +103,7 @@ function showConnection(error) {
   else setText(at, error ? `No answer: ${error.message}` : `${plural(state.runs.length, "run")}, ${live} live`);
 }
 
-// The token stays out of the history: the browser has a cookie by now.
+// Keep the token out of the history: the browser already has a cookie.
 if (location.search && !report) history.replaceState(null, "", location.pathname + location.hash);
 
 fill(byId("views"), Object.entries(VIEWS).map(([key, [name]]) => h("a", { href: `#/${key}` }, name)));

@@ -1,4 +1,4 @@
-// What every rank holds over the phases of the last step.
+// Memory of every rank over the phases of the last step.
 
 function memoryView() {
   const note = h("p", { class: "quiet" });

@@ -1,4 +1,4 @@
-// A run at a glance, and all runs beside each other.
+// A run at a glance, and all runs next to each other.
 
 const SPENT = {
   data: ["Data", "--data"], forward: ["Forward", "--forward"], backward: ["Backward", "--backward"],
@@ -92,7 +92,7 @@ function cardsOf(run, series) {
   ];
 }
 
-/** What a step's time goes into, as one bar with its parts. */
+/** The breakdown of a step's time, as one bar with its parts. */
 function spentBar(spent) {
   const total = spent.reduce((sum, [, seconds]) => sum + Math.max(0, seconds), 0);
   if (!total) return h("p", { class: "quiet" }, "What it goes into was not written.");
@@ -104,7 +104,7 @@ function spentBar(spent) {
   ];
 }
 
-/** A bar made of parts, for the eye only. The rest of `total` stays empty. */
+/** A bar made of parts, hidden from screen readers. The rest of `total` stays empty. */
 const stack = (parts, total) => h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, seconds]) =>
   h("span", { style: { "flex-grow": String(seconds / total), background: `var(${SPENT[name][1]})` } })));
 

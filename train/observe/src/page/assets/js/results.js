@@ -1,6 +1,6 @@
-// Final numbers of the compared runs, how they were computed, and what is not known of them.
+// Final numbers of the compared runs, how they were computed, and missing data.
 
-/** Steps of a value as people read them. A value that is `null` was recorded and is not finite. */
+/** Formats a value with its step. A value of `null` was recorded and is not finite. */
 const valueAt = (at) => (at ? [at.value === null ? "not finite" : format.loss(at.value), h("small", null, ` step ${format.count(at.step)}`)] : NONE);
 
 /** A median with its quartiles, or a range. */
@@ -12,7 +12,7 @@ const texts = (name, value, more) => ({ name, cell: (row) => value(row) ?? NONE,
 const runColumn = { name: "Run", cell: (row) => h("span", { class: "named" }, keyOf(lookOf(row.id)), row.id), value: (row) => row.id };
 const fourDigits = (value) => (known(value) ? Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }) : NONE);
 
-/** Columns of ways to train: `of` has the largest speed, memory and bytes of all rows, for bars. */
+/** Columns of training strategies: `of` has the largest speed, memory and bytes of all rows, for bars. */
 function strategyColumns(of) {
   const bar = (name, key, write, value = (row) => row[key]) => numbers(name, (row) => (known(value(row)) ? meter(write(value(row)), value(row) / of[key]) : NONE), value);
   return [
@@ -97,7 +97,7 @@ function resultsView() {
 
   async function update() {
     const run = comparedRuns().map(({ id }) => id), name = JSON.stringify([run, theme()]);
-    // Medians over all steps are not worth finding anew every second.
+    // Medians over all steps are not worth recomputing every second.
     if (name === asked && (report || performance.now() - when < 10_000)) return;
     answer = run.length ? await ask("/api/comparison", { run }) : { runs: [], differences: [], other_keys: [] };
     [asked, when] = [name, performance.now()];
@@ -122,7 +122,7 @@ function resultsView() {
   return { root, update };
 }
 
-/** What `kiln bench strategies` has measured. */
+/** The measurements of `kiln bench strategies`. */
 function strategiesView() {
   const measured = report.answers["/api/strategies"];
   const rows = measured.rows.map((row) => ({ ...row, speed: row.tokens_per_s, tokens_per_s: { lower: row.tokens_per_s_range[0], upper: row.tokens_per_s_range[1] }, relative: row.relative_speed, waits: row.wait_share }));

@@ -1,8 +1,8 @@
-// Tables whose rows can be sorted by a click or a key on the head of a column.
+// Tables whose rows can be sorted by clicking a column heading, or by keyboard.
 
 /**
  * A table. `columns` have `name`, `cell(row)` and, for sorting, `value(row)`; `isNumber` aligns to the right.
- * The order that the reader has chosen stays when the rows change.
+ * The order chosen by the user is kept when the rows change.
  */
 class Table {
   constructor(caption, columns, options = {}) {
@@ -38,7 +38,7 @@ class Table {
     const value = this.columns[this.sorted]?.value;
     const shown = value ? [...rows].sort((a, b) => compare(value(a), value(b), this.isDown)) : rows;
     const kept = [...this.body.children];
-    // Rows are changed in place, so that the reader's place in the table stays.
+    // Rows are changed in place, so that the user's position in the table is kept.
     shown.forEach((row, place) => {
       const line = kept[place] ?? this.body.appendChild(h("tr", null, this.columns.map((column, i) =>
         h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: [column.isNumber && "number", column.class].filter(Boolean).join(" ") }))));
@@ -73,7 +73,7 @@ function grid(caption, corner, rows, columns, cell, kind = {}) {
     h("tbody", null, down.map((row) => h("tr", null, h("th", { scope: "row" }, row.head()), across.map((column) => h("td", { class: number }, at(row, column))))))));
 }
 
-/** Numbers by size, texts by letters, and what is not known last in both directions. */
+/** Sorts numbers by size and texts alphabetically, with unknown values last in both directions. */
 function compare(a, b, isDown) {
   const isNone = (value) => value === null || value === undefined || Number.isNaN(value);
   if (isNone(a) || isNone(b)) return isNone(a) - isNone(b);

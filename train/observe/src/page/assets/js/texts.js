@@ -1,4 +1,4 @@
-// What a run has generated, and what has happened to it.
+// The texts that a run has generated, and its events.
 
 function samplesView() {
   const select = h("select", { onchange: () => show() });

@@ -1,4 +1,4 @@
-// The last step that most ranks have told of, drawn to scale.
+// The last step that most ranks have reported, drawn to scale.
 
 const OPERATIONS = { all_gather: "--gather", reduce_scatter: "--reduce", all_reduce: "--reduce" };
 
@@ -97,7 +97,7 @@ function timelineView() {
     draw();
   }
 
-  /** The span at a place of the canvas. */
+  /** The span at a position on the canvas. */
   function find(x, y) {
     const { top, row, gap } = layout(), time = scale().time(x), index = Math.floor((y - top) / row);
     const rank = data?.ranks[index];
@@ -151,7 +151,7 @@ function timelineView() {
 
   async function update() {
     const run = detailRun();
-    // A step that someone looks at closely stays, unless another run is chosen.
+    // A step that the user is inspecting is kept, unless another run is chosen.
     if (!run || (data?.run === run.id && (range || document.activeElement === canvas))) return void draw();
     const answer = await ask("/api/timeline", { run: run.id });
     drawn.hidden = Boolean(answer.problem);
@@ -169,7 +169,7 @@ function timelineView() {
   return { root, update, remove: () => resized.disconnect() };
 }
 
-/** Microseconds of a rank by what it did. */
+/** Microseconds of a rank by activity. */
 function sumsOf(rank, names) {
   const sums = {};
   for (const [activity, , start, end, , waits] of rank.spans) {
