@@ -1,4 +1,5 @@
-//! `kiln explain`: the catalogue of errors. Its pages are `docs/errors.md`, which is part of the program.
+//! `kiln explain`: the catalogue of errors. Its pages are `docs/errors.md`, which is compiled into the
+//! program.
 
 mod classes;
 mod page;
@@ -8,13 +9,13 @@ use clap::Args;
 pub(crate) use classes::Explained;
 use page::Page;
 
-/// The catalogue; a link to `docs/errors.md`, so that the crate has it by itself.
+/// The catalogue. The file is a link to `docs/errors.md`, so that the crate contains it.
 const DOCUMENT: &str = include_str!("errors.md");
 
-/// What the parts of a page begin with.
+/// Words that begin the parts of a page.
 const PARTS: [&str; 3] = ["Cause", "Check", "Mend"];
 
-/// Columns of a terminal that text is wrapped to.
+/// Width to which text is wrapped, in terminal columns.
 const WIDTH: usize = 80;
 
 /// Arguments of `kiln explain`.
@@ -26,7 +27,7 @@ pub(crate) struct ExplainArgs {
 }
 
 impl ExplainArgs {
-    /// The page of the name, or the list of all.
+    /// Returns the requested page, or the list of all pages.
     pub(crate) fn run(self) -> String {
         let Some(page) = self.name else { return list() };
         let name = page.name();
@@ -34,20 +35,20 @@ impl ExplainArgs {
     }
 }
 
-/// What the command line says below the message of `error`, if there is a page about it.
+/// The line below the message of `error` that names its page, if there is one.
 pub(crate) fn more(error: &impl Explained) -> Option<String> {
     error.page().map(|page| format!("more: kiln explain {}", page.name()))
 }
 
-/// A page as it stands in the document.
+/// A page as written in the document.
 struct Section {
     name: &'static str,
     summary: &'static str,
-    /// Cause, check and mend.
+    /// The text with its parts: cause, check and fix.
     body: &'static str,
 }
 
-/// The pages, in the order of the document.
+/// All pages in the order of the document.
 fn sections() -> impl Iterator<Item = Section> {
     DOCUMENT.split("\n## ").skip(1).map(|section| {
         let (name, rest) = section.split_once("\n\n").unwrap_or((section, ""));
@@ -65,18 +66,18 @@ fn list() -> String {
 }
 
 impl Section {
-    /// The page for a terminal.
+    /// The page as text for a terminal.
     fn show(&self) -> String {
         let mut paragraphs = vec![wrapped(&format!("{}: {}", self.name, self.summary))];
         paragraphs.extend(self.body.trim_end().split("\n\n").map(|paragraph| {
-            // Commands stay as they are.
+            // Commands stay unchanged.
             if paragraph.starts_with("    ") { paragraph.to_owned() } else { wrapped(&plain(paragraph)) }
         }));
         paragraphs.join("\n\n")
     }
 }
 
-/// A paragraph without the marks of Markdown: of a link stays what it is called.
+/// Removes Markdown markup from a paragraph; a link keeps its text only.
 fn plain(paragraph: &str) -> String {
     let mut text = paragraph.replace('\n', " ");
     for part in PARTS {
@@ -92,7 +93,7 @@ fn plain(paragraph: &str) -> String {
     text
 }
 
-/// A paragraph in lines of at most [`WIDTH`] columns, as far as its words allow.
+/// Wraps a paragraph to [`WIDTH`] columns, as far as its words allow.
 fn wrapped(paragraph: &str) -> String {
     let mut lines = vec![String::new()];
     for word in paragraph.split_whitespace() {
@@ -114,7 +115,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The commands of Kiln in the document: whether it stands on a line of its own, and its words.
+    /// The Kiln commands in the document: whether each is on its own line, and its words.
     pub(crate) fn commands() -> Vec<(bool, Vec<&'static str>)> {
         let of_kiln = |is_line| {
             move |text: &'static str| {
@@ -134,7 +135,7 @@ pub(crate) mod tests {
         let classes: Vec<_> = Page::value_variants().iter().map(|page| page.name()).collect();
         let pages: Vec<_> = sections().map(|section| section.name).collect();
         assert_eq!(classes, pages);
-        // A page to which no error leads is of no use.
+        // Every page must belong to an error.
         let source = include_str!("classes.rs");
         let is_used = |page: &&Page| {
             let name = format!("Page::{page:?}");
@@ -186,7 +187,7 @@ pub(crate) mod tests {
         let open = TrainError::from(FolderError::io("open", Path::new("a"))(files));
         assert_eq!(page(open).as_deref(), Some("more: kiln explain system-limit"));
         assert_eq!(page(TrainError::Stopped), None);
-        // What a loop of one's own hands on is still what it was.
+        // An error that your own loop passes on keeps its page.
         let inner = ShardError::PlanMismatch { ranks: vec![1] };
         let mine = MetricError { name: "mine".to_owned(), source: Box::new(inner) };
         let own = TrainError::Loop(Box::new(mine));
