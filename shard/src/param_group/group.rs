@@ -35,7 +35,7 @@ pub(crate) struct ParamGroup {
 /// The parameter groups of one module, or those that are done with together.
 pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 
-/// How a parameter group is used.
+/// The role of a parameter group in its model.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupOptions {
     /// Place in the forward order.
@@ -221,7 +221,7 @@ impl ParamGroup {
                 let buffer = self.context.wait(work).unwrap_or_else(|| self.zeros());
                 self.gathered(buffer, counted)
             }
-            // Only after a failure: the pass goes on with zeros until it is checked.
+            // Only after a failure: the pass continues with zeros until it is checked.
             Weights::Sharded => self.gathered(self.zeros(), Counted::default()),
         };
         state.weights = Weights::Unsharded(weights.clone());
@@ -306,7 +306,7 @@ impl ParamGroup {
         }
     }
 
-    /// Whether the weights are freed between forward and backward.
+    /// Returns `true` if the weights are freed between forward and backward.
     pub(crate) fn reshards_after_forward(&self) -> bool {
         self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
     }
