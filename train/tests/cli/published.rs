@@ -51,8 +51,8 @@ impl Shape {
         let pass = |[forward, backward]: [usize; 2], [fused_forward, fused_backward]: [usize; 2]| {
             2 * forward + backward - (3 * fused_forward / 2 + fused_backward)
         };
-        // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; of the weight's product
-        // both sides and a sum; of the root's product the same; the mean's; three for the square; a sum; to bf16.
+        // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; both sides of the
+        // weight's product and a sum; the same for the root's product; the mean's; three for the square; a sum; to bf16.
         let norm = pass([6 + 8 + 4 + 8 + 8 + 6, 6 + 8 + 16 + 8 + 16 + 8 + 28 + 12 + 6], [4, 6]);
         // To f32, a product, to bf16, and the same backward.
         let rotation = pass([6 + 8 + 6, 6 + 8 + 6], [4, 4]);
