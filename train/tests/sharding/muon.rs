@@ -9,8 +9,7 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_close, assert_withi
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// f32 compared with f64 through five iterations whose polynomial is steep near zero, with updates as large as
-/// AdamW's.
+/// f32 compared with f64 through five iterations whose polynomial is steep near zero, with large updates.
 const TOLERANCE: f64 = 1e-4;
 
 fn muon() -> Muon {
