@@ -136,7 +136,8 @@ pub enum Fault {
         what: &'static str,
         other: Option<Other>,
     },
-    /// A product whose registers were used in a line, or 0 if unknown, without a fence since.
+    /// A product without a fence since the use of its registers in this line, or without any fence if the
+    /// line is 0.
     Unfenced {
         line: u32,
     },
