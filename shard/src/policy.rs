@@ -91,14 +91,14 @@ pub struct Policy {
     pub compute_dtype: DType,
     /// Dtype in which gradients are summed over ranks. Accumulation is always f32.
     pub reduce_dtype: DType,
-    /// Whether master weights and the optimizer's slots are in host memory although a GPU computes
+    /// `true` if master weights and the optimizer's slots are in host memory although a GPU computes
     /// (ZeRO-Offload, Ren et al., 2021). The GPU keeps a copy of this rank's weights in the compute dtype.
     /// Reduced gradients move to the host during backward, and the host performs the update. No effect if the
     /// host computes.
     pub offload: bool,
     /// Maximum time to wait for the other ranks in one collective.
     pub timeout: Duration,
-    /// Whether a single rank calls its communicator to gather and reduce, as one of many would, if the
+    /// `true` if a single rank calls its communicator to gather and reduce, as one of many would, if the
     /// strategy shards. A single rank has nothing to gather, so this only costs time. It is for profiling, and
     /// for tests of the order of gathers, reductions and computation. No effect on several ranks.
     pub communicate_alone: bool,

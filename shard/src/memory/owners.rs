@@ -77,7 +77,7 @@ static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 /// The function of [`on_failure`].
 static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
-/// Whether a thread is reporting that memory is exhausted.
+/// Set while a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
 /// Minimum bytes of an allocation that waits while another thread reports that memory is exhausted.

@@ -42,11 +42,11 @@ pub(crate) struct GroupOptions {
     pub(crate) position: usize,
     /// Places of all groups of its module, which are needed and done at the same time.
     pub(crate) module: Range<usize>,
-    /// Whether the strategy may free the weights between forward and backward.
+    /// Set if the strategy may free the weights between forward and backward.
     pub(crate) reshard_after_forward: bool,
-    /// Whether backward reads the weights' values.
+    /// Set if backward reads the weights' values.
     pub(crate) unshard_in_backward: bool,
-    /// Whether any of its parameters has initial values, rather than being loaded later.
+    /// Set if any of its parameters has initial values instead of being loaded later.
     pub(crate) is_initialised: bool,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Neighbours {
 /// One use of a parameter group in a forward pass.
 #[derive(Debug, Default)]
 pub(crate) struct Use {
-    /// Whether a gradient of this use has arrived.
+    /// Set once a gradient of this use has arrived.
     has_gradient: AtomicBool,
 }
 

@@ -30,7 +30,7 @@ const LISTED: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Measured {
     ranks: [usize; 2],
-    /// Whether both ranks are on one machine.
+    /// Set if both ranks are on one machine.
     is_local: bool,
     latency_s: f64,
     bytes_per_s: f64,

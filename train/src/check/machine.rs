@@ -28,7 +28,7 @@ pub(super) struct Setup {
     pub(super) out: Option<(PathBuf, PathBuf)>,
     /// The checkpoint to resume from.
     pub(super) resume: Option<PathBuf>,
-    /// Whether the ranks could connect, as far as this process can determine.
+    /// Set if the ranks could connect, as far as this process can determine.
     pub(super) meets: bool,
 }
 

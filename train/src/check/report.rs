@@ -180,7 +180,7 @@ struct Row<'a> {
 pub(super) struct Report {
     /// For each process, its first rank and its results.
     pub(super) ranks: Vec<(usize, Checks)>,
-    /// Whether ranks are processes, so that lines name them.
+    /// Set if ranks are processes, so that lines name them.
     pub(super) processes: bool,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Shrunk {
     loss: Option<TokenLoss>,
     registry: Registry,
     device: Device,
-    /// Whether the model is narrower than the run's.
+    /// Set if the model is narrower than the run's.
     narrow: bool,
     /// Largest relative difference between a step and the same step after a load.
     tolerance: f64,

@@ -21,9 +21,9 @@ const MOST_TRACED: u64 = 200;
 /// Debugging options that are set when a run starts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DebugOptions {
-    /// Where the run stops.
+    /// Breakpoints at which the run stops.
     pub breakpoints: Vec<Breakpoint>,
-    /// Whether a held run may open the prompt, `kiln attach` of this program, on its terminal.
+    /// Set if a held run may open the prompt, `kiln attach` of this program, on its terminal.
     pub has_prompt: bool,
     /// The tensors to hash.
     pub hash: Option<HashOptions>,

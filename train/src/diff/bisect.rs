@@ -97,7 +97,7 @@ struct Bisection<'a> {
     registry: &'a Registry,
     steps: u64,
     known: Vec<StepHashes>,
-    /// Whether any difference in bits counts, because no larger difference was found.
+    /// Set if any difference in bits counts, because no larger difference was found.
     is_strict: bool,
     trials: Vec<Trial>,
 }

@@ -103,7 +103,7 @@ pub(crate) struct Size {
 pub(crate) struct Judge {
     /// Set if both compute in bf16 or f16.
     is_half: bool,
-    /// Whether any difference in bits counts.
+    /// Set if any difference in bits counts.
     is_strict: bool,
     /// Number of places compared.
     pub(crate) seen: usize,

@@ -30,7 +30,7 @@ pub(crate) struct Report {
     pub(crate) compared: Vec<String>,
     /// The keys that differ.
     pub(crate) keys: Vec<KeyDifference>,
-    /// Whether there is a difference without a size, such as a key, or a tensor that only one of them has.
+    /// Set if there is a difference without a size, such as a key, or a tensor that only one of them has.
     #[serde(skip)]
     pub(crate) is_of_another_kind: bool,
 }

@@ -15,7 +15,7 @@ pub struct Diagnosis {
     /// Findings about place, network, ports, machine and GPUs, and kernels, by title. The network is present
     /// only if there are other machines to connect to, and kernels only if requested.
     pub(super) sections: [(&'static str, Option<Section>); 6],
-    /// Whether training could start as far as the doctor can determine; if not, the configuration is wrong.
+    /// `true` if training could start as far as the doctor can determine; otherwise the configuration is wrong.
     pub healthy: bool,
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn is_loopback(master: &Master) -> bool {
 /// The place of a process, from flags and variables alone.
 struct Standing<'a> {
     place: Section,
-    /// Where it connects to others, and whether the master is to run on this machine.
+    /// The meeting point of the ranks, and whether the master is to run on this machine.
     meeting_point: Option<(&'a Master, bool)>,
     /// Number of ranks on this machine.
     ranks: usize,

@@ -80,11 +80,11 @@ pub struct Fault {
     pub phase: FaultPhase,
     /// The optimizer step.
     pub step: u64,
-    /// Whether it occurs again in every later step: `STEP+`.
+    /// Set if it occurs again in every later step: `STEP+`.
     pub onwards: bool,
     /// The rank.
     pub rank: usize,
-    /// Whether it occurs again when the job is restarted: `KIND!`.
+    /// Set if it occurs again when the job is restarted: `KIND!`.
     pub every_life: bool,
 }
 

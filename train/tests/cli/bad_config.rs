@@ -144,7 +144,7 @@ fn overrides_are_checked_like_the_file() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Where a string is expected, numbers, booleans and dates are accepted as strings, so users need not quote
+/// Numbers, booleans and dates are accepted where a string is expected, so users need not quote
 /// for both the shell and TOML.
 #[test]
 fn texts_need_no_quotes_whatever_they_look_like() {

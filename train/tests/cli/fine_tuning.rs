@@ -1,4 +1,4 @@
-//! What a run keeps of the model that it starts from: chat template, end tokens and context, so that a resume
+//! The parts of its base model that a run keeps: chat template, end tokens and context, so that a resume
 //! needs nothing else.
 
 use serde_json::{Value as Json, json};

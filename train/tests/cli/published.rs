@@ -52,7 +52,8 @@ impl Shape {
             2 * forward + backward - (3 * fused_forward / 2 + fused_backward)
         };
         // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; both sides of the
-        // weight's product and a sum; the same for the root's product; the mean's; three for the square; a sum; to bf16.
+        // weight's product and a sum; the same for the root's product; the mean's; three for the square; a sum;
+        // to bf16.
         let norm = pass([6 + 8 + 4 + 8 + 8 + 6, 6 + 8 + 16 + 8 + 16 + 8 + 28 + 12 + 6], [4, 6]);
         // To f32, a product, to bf16, and the same backward.
         let rotation = pass([6 + 8 + 6, 6 + 8 + 6], [4, 4]);
@@ -97,7 +98,7 @@ struct Run {
     batch: [usize; 3],
     /// Published tokens per second and GPU.
     tokens_per_s: f64,
-    /// Whether operations between products read and write memory one by one, as [`Shape::unfused_bytes`]
+    /// Set if operations between products read and write memory one by one, as [`Shape::unfused_bytes`]
     /// assumes.
     eager: bool,
     /// The reason if the plan is not within [`SPEED`].

@@ -17,7 +17,7 @@ use crate::support::{Rank, Run, TOLERANCE, block};
 #[derive(Module, Debug)]
 struct Telling {
     block: AnyLayer,
-    /// Whether ranks record different values. A block does not know its rank, only that its first value is
+    /// Set if ranks record different values. A block does not know its rank, only that its first value is
     /// small.
     #[module(skip)]
     is_partial: bool,

@@ -1,6 +1,6 @@
 //! The registers of a warp: each register has the values of 32 lanes in a row.
 
-/// Number of lanes of a warp, and the mask of all of them.
+/// Number of lanes of a warp, and the mask of all lanes.
 pub const LANES: usize = 32;
 pub const ALL: u32 = u32::MAX;
 

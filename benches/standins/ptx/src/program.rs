@@ -135,7 +135,7 @@ pub struct Access {
     /// Number of consecutive elements, as in `.v4`.
     pub count: u8,
     pub offset: i32,
-    /// Whether the address is in a 64-bit register.
+    /// Set if the address is in a 64-bit register.
     pub wide: bool,
 }
 
@@ -287,7 +287,7 @@ pub struct Instr {
     pub operands: u8,
     pub first: u32,
     pub line: u32,
-    /// Whether the kernel's `watches` or `product_uses` contain it.
+    /// Set if the kernel's `watches` or `product_uses` contain it.
     pub watched: bool,
 }
 

@@ -16,7 +16,7 @@ pub struct Party {
     pub warp: u32,
     /// Number of barriers that the block has reached.
     pub barriers: u32,
-    /// Whether reads are checked: see [`Checks::Strict`](crate::Checks::Strict).
+    /// Set if reads are checked: see [`Checks::Strict`](crate::Checks::Strict).
     pub strict: bool,
 }
 

@@ -27,7 +27,7 @@ pub enum HashedKind {
 pub struct HashOptions {
     /// The optimizer steps, from 1.
     pub steps: RangeInclusive<u64>,
-    /// Whether a module has one hash per kind instead of one per tensor, which makes smaller files.
+    /// Set if a module has one hash per kind instead of one per tensor, which makes smaller files.
     pub by_unit: bool,
     /// Kinds of tensors. Tokens, loss and norm are always included.
     pub kinds: Vec<HashedKind>,

@@ -142,7 +142,7 @@ pub struct StepHashes {
     pub step: u64,
     /// Number of ranks that took the step.
     pub ranks: usize,
-    /// Whether a module has one hash per kind instead of one per tensor.
+    /// Set if a module has one hash per kind instead of one per tensor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_unit: bool,
     /// The tensors of the step.

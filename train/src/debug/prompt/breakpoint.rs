@@ -16,7 +16,7 @@ pub struct Breakpoint {
     pub step: Option<u64>,
     /// The rank to stop; all ranks if `None`.
     pub rank: Option<usize>,
-    /// What the other ranks do meanwhile.
+    /// The behaviour of the other ranks meanwhile.
     pub others: Others,
 }
 
@@ -48,7 +48,7 @@ pub enum Trigger {
     Number {
         /// The number to compare.
         number: Number,
-        /// Whether to stop above the value instead of below it.
+        /// Set to stop above the value instead of below it.
         above: bool,
         /// The value to compare with.
         than: f64,

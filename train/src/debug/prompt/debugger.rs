@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::metrics::StepMetrics;
 use crate::run::{Controls, MicroBatch, Moment, Observer};
 
-/// Whether this build supports breakpoints in the code of layers.
+/// `true` if this build supports breakpoints in the code of layers.
 pub const BREAKPOINTS_IN_CODE: bool = cfg!(feature = "breakpoints");
 
 /// Holds a run in the code of a layer, where `$tensor` can be looked at; evaluates to the tensor. All ranks
@@ -75,7 +75,7 @@ pub(crate) struct Debugger {
     pub(super) out: PathBuf,
     /// The steps and places of the run.
     pub(super) reach: Reach,
-    /// Whether the prompt may be opened on the terminal of the run.
+    /// Set if the prompt may be opened on the terminal of the run.
     pub(super) has_prompt: bool,
     pub(super) rank: usize,
     /// Breakpoints by number, the same on all ranks.
@@ -86,9 +86,9 @@ pub(crate) struct Debugger {
     reached: BTreeSet<usize>,
     /// The number of the next breakpoint.
     pub(super) next_number: usize,
-    /// Where all ranks are held next, apart from breakpoints.
+    /// The next place at which all ranks are held, apart from breakpoints.
     pub(super) going: Going,
-    /// Where this rank alone is held next.
+    /// The next place at which this rank alone is held.
     pub(super) alone: Going,
     /// The rank to look at.
     pub(super) focus: usize,
@@ -104,7 +104,7 @@ pub(crate) struct Debugger {
     pub(super) last_line: String,
 }
 
-/// Where a rank is held next, apart from breakpoints.
+/// The next place at which a rank is held, apart from breakpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Going {
     /// Nowhere.
@@ -114,7 +114,7 @@ pub(super) enum Going {
     ToNext,
     /// At the next point that is at most this deep.
     Over(usize),
-    /// Where the pass leaves the place of this point.
+    /// At the point where the pass leaves the place of this one.
     ToEndOf(Point),
 }
 
@@ -132,7 +132,7 @@ impl Going {
 /// Why a rank is held.
 struct Reason {
     text: String,
-    /// Whether the other ranks continue.
+    /// Set if the other ranks continue.
     alone: bool,
     /// The rank to look at first.
     focus: Option<usize>,

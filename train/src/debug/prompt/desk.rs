@@ -22,7 +22,7 @@ struct State {
     held: BTreeMap<usize, Held>,
     /// Lines for each rank, in order of arrival.
     lines: BTreeMap<usize, VecDeque<String>>,
-    /// Whether prompts can connect.
+    /// Set while prompts can connect.
     is_open: bool,
     is_over: bool,
 }
@@ -36,7 +36,7 @@ struct Prompt {
 
 #[derive(Debug)]
 struct Held {
-    /// Where the rank is held.
+    /// The place at which the rank is held.
     place: String,
     ask: String,
 }

@@ -46,7 +46,7 @@ pub(super) struct View<'a> {
     pub(super) engine: &'a Engine,
     pub(super) point: &'a Point,
     pub(super) tensor: Option<&'a Shown>,
-    /// Whether the other ranks continue.
+    /// Set if the other ranks continue.
     pub(super) alone: bool,
 }
 

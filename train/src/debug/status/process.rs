@@ -25,7 +25,7 @@ pub(crate) struct About {
     pub(crate) steps: u64,
     /// Longest time a rank may wait for the others in one collective.
     pub(crate) deadline: Duration,
-    /// Whether the ranks compute on GPUs, whose memory is counted elsewhere.
+    /// Set if the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
     /// The prompts of this process.
     pub(crate) desk: Arc<Desk>,

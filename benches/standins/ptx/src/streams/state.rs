@@ -47,7 +47,7 @@ pub struct Stream {
     pub done: u32,
     /// The operations before the next operation.
     pub clock: Clock,
-    /// Whether this stream and the default stream wait for each other.
+    /// Set if this stream and the default stream wait for each other.
     pub blocking: bool,
     /// Set if no further operation will be issued.
     pub ends: bool,
@@ -62,7 +62,7 @@ pub struct Settings {
     pub seed: u64,
     /// Number of operations that a stream accepts before the host must wait.
     pub queue: usize,
-    /// Whether a problem is only reported, without being an error.
+    /// Set if a problem is only reported, without being an error.
     pub goes_on: bool,
 }
 

@@ -30,7 +30,7 @@ pub enum WarpgroupOp {
 pub struct ProductUse {
     pub reads: Vec<u16>,
     pub writes: Vec<u16>,
-    /// Whether it copies a register.
+    /// Set if it copies a register.
     pub is_move: bool,
 }
 

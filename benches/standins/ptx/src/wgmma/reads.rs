@@ -35,7 +35,7 @@ struct Flight {
 pub struct Reader {
     pub warp: u32,
     pub line: u32,
-    /// Whether the product has not been waited for.
+    /// Set if the product has not been waited for.
     pub flying: bool,
 }
 

@@ -17,8 +17,8 @@ fn planted(body: &str) -> String {
     text(1, ".shared .align 16 .b8 tile[1024];", &format!("{START}{body}"))
 }
 
-/// The fault of `body`, which has to be in the line that ends in `// here`; without the lines that end in `//
-/// bug`, or with what stands behind `// mended:`, the kernel has none.
+/// The fault of `body`, which must be in the line that ends in `// here`. The kernel has no fault without the
+/// lines that end in `// bug`, or with the text after `// mended:` instead.
 #[track_caller]
 fn found(body: &str) -> Error {
     let memory = DeviceMemory::default();

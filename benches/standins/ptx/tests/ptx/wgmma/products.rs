@@ -9,7 +9,7 @@ struct Case {
     /// A in shared memory, or in registers if `None`.
     a: Option<Tile>,
     b: Tile,
-    /// Whether D starts with values that are added to.
+    /// Set if D starts with values that are added to.
     adds: bool,
 }
 
