@@ -4,8 +4,8 @@
 //! every part of a step: `cargo test --release -p kiln --test faults -- --ignored matrix`. Sixteen crashes of
 //! each kind, and the files they leave: `… -- --ignored sixteen`. 200 random kills: `… -- --ignored soak`.
 //! 100 kills while a checkpoint is written: `… -- --ignored kills`. Full and read-only disks (needs mount
-//! namespaces): `… -- --ignored disk`. Two machines made of network namespaces (needs root and iproute2): `…
-//! -- --ignored netns`. 256 ranks on one machine: `… -- --ignored many`. None of it links burn.
+//! namespaces): `… -- --ignored disk`. Two machines made of network namespaces (needs root and iproute2):
+//! `… -- --ignored netns`. 256 ranks on one machine: `… -- --ignored many`. None of it links burn.
 
 mod crash;
 mod crash_folder;

@@ -24,8 +24,7 @@ pub enum WarpgroupOp {
     Product(WarpgroupProduct),
 }
 
-/// The effect of an instruction on registers of `wgmma` products and on their copies, which are counted from
-/// 0.
+/// The effect of an instruction on registers of `wgmma` products and on their copies, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProductUse {
     pub reads: Vec<u16>,
