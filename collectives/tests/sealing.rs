@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// The machine of rank 0, as it says to the rendezvous, which tells all ranks.
+/// The name of rank 0's machine, which rank 0 sends to the rendezvous and the rendezvous to all ranks.
 const NODE: &str = "the machine of rank 0";
 
 /// Modifies bytes that a rank is about to receive from the rendezvous after its handshake.

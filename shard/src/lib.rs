@@ -8,10 +8,10 @@
 //!
 //! From the ground up; no module uses one that is further down in this list:
 //!
-//! - [`mesh`], [`layout`], [`policy`]: the arrangement of ranks, which parameter lies where, and what the
-//!   user decides;
+//! - [`mesh`], [`layout`], [`policy`]: the arrangement of ranks, the place of each parameter, and the user's
+//!   decisions;
 //! - [`memory`]: bytes counted per rank;
-//! - `buffers`: the elements of flat buffers, on the host or on a GPU; what is told of the elements of a tensor;
+//! - `buffers`: the elements of flat buffers, on the host or on a GPU; summaries of the elements of a tensor;
 //! - `comm`: communicators and what groups share; gradients on their way over the ranks;
 //! - `param_group`: the life of one parameter group;
 //! - `tape`: operations on burn's autodiff tape; [`ShardedModule`]: a module whose weights come and go;

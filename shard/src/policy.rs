@@ -1,4 +1,4 @@
-//! What the user decides about sharding, resolved.
+//! The user's decisions about sharding, resolved.
 
 use std::fmt;
 use std::time::Duration;
@@ -79,11 +79,11 @@ impl fmt::Display for Recompute {
 /// The resolved sharding policy of a run; equal on every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// How state is spread.
+    /// The sharding strategy.
     pub strategy: Strategy,
     /// When weights are freed after forward.
     pub reshard: Reshard,
-    /// What runs again in backward.
+    /// The parts of a model that are computed again in backward.
     pub recompute: Recompute,
     /// The form in which gradients of micro-batches add up.
     pub accumulate: Accumulate,
@@ -91,16 +91,16 @@ pub struct Policy {
     pub compute_dtype: DType,
     /// Dtype in which gradients are summed over ranks. Accumulation is always f32.
     pub reduce_dtype: DType,
-    /// Whether master weights and the optimizer's slots are in the memory of the host although a GPU
-    /// computes. It keeps a copy of this rank's weights in the compute dtype; reduced gradients go to the
-    /// host during backward, which updates (ZeRO-Offload, Ren et al., 2021). Without effect where the host
-    /// computes.
+    /// `true` if master weights and the optimizer's slots are in host memory although a GPU computes
+    /// (ZeRO-Offload, Ren et al., 2021). The GPU keeps a copy of this rank's weights in the compute dtype.
+    /// Reduced gradients move to the host during backward, and the host performs the update. No effect if the
+    /// host computes.
     pub offload: bool,
-    /// How long to wait for the other ranks in one collective before giving up.
+    /// Maximum time to wait for the other ranks in one collective.
     pub timeout: Duration,
-    /// Whether a single rank gathers and reduces like one of many, through its communicator, where the
-    /// strategy shards. It has nothing to gather, so this only costs time: for profiling, and for tests
-    /// of the order of gathers, reductions and computation. Without effect on more ranks.
+    /// `true` if a single rank calls its communicator to gather and reduce, as one of many would, if the
+    /// strategy shards. A single rank has nothing to gather, so this only costs time. It is for profiling, and
+    /// for tests of the order of gathers, reductions and computation. No effect on several ranks.
     pub communicate_alone: bool,
 }
 
@@ -121,7 +121,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether the shard group of `world_size` ranks has one rank that communicates nevertheless.
+    /// Returns `true` if `world_size` is one and that rank communicates nevertheless.
     pub fn shards_alone(&self, world_size: usize) -> bool {
         self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
     }
@@ -132,7 +132,7 @@ impl Policy {
         last || (communicates && self.accumulate == Accumulate::Sharded)
     }
 
-    /// Whether a module is resharded after its forward. `by_default` is the module's own
+    /// Returns `true` if a module is resharded after its forward. `by_default` is the module's own
     /// [`ShardOptions::reshard_after_forward`](crate::ShardOptions::reshard_after_forward).
     pub fn reshards_after_forward(&self, by_default: bool) -> bool {
         match self.reshard {
@@ -142,11 +142,11 @@ impl Policy {
         }
     }
 
-    /// Whether a rank keeps its shard in the compute dtype beside the f32 masters from step to step. It does
-    /// so on a GPU, in two cases: where masters are offloaded, and where the rank `holds_copy`, that is,
-    /// gathers from no other rank, and the whole weights stay from forward to backward: then the shard in the
-    /// compute dtype is the whole weights. Elsewhere masters are cast for every gather, and the result of the
-    /// cast is freed with it: a shard beside the gathered weights would take 2 bytes for each of its
+    /// Returns `true` if a rank keeps its shard in the compute dtype from step to step, in addition to the f32
+    /// masters. This happens on a GPU in two cases. First, if masters are offloaded. Second, if the rank
+    /// `holds_copy`, that is, gathers from no other rank, and the whole weights stay from forward to backward:
+    /// then the shard in the compute dtype is the whole weights. Otherwise masters are cast for every gather,
+    /// and the result of the cast is freed with it: an additional shard would take 2 bytes for each of its
     /// elements. `by_default` as in [`reshards_after_forward`](Policy::reshards_after_forward).
     pub fn keeps_compute_shard(&self, on_host: bool, holds_copy: bool, by_default: bool) -> bool {
         let stays = self.compute_dtype != DType::F32 && !self.reshards_after_forward(by_default);

@@ -150,7 +150,7 @@ impl Arrivals {
     }
 }
 
-/// How a process joins a world.
+/// Options of a process that joins a world.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
     /// This process's rank.

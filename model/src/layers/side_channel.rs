@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::RouterSums;
 
-/// What a layer has handed over.
+/// The kind of a value that a layer has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RecordKind {
     /// A loss of [`Context::add_loss`](super::Context::add_loss), with its weight.

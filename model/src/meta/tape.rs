@@ -116,7 +116,7 @@ impl<'a> MetaTape<'a> {
         self.undescribed.borrow_mut().insert(layer);
     }
 
-    /// Who holds what.
+    /// The bytes held, by owner.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }

@@ -24,8 +24,8 @@ fn config(kv_heads: usize) -> ModelConfig {
     }
 }
 
-/// Returns models with windows of an odd length in all blocks, in every other block, and with a window longer
-/// than any text.
+/// Returns models with windows of an odd length in every block or in every other block, and with a window
+/// longer than any text.
 fn windowed() -> [ModelConfig; 4] {
     let windowed = |window, pattern: Option<&str>| ModelConfig {
         window: Some(window),

@@ -1,5 +1,5 @@
-//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each has to be told by name, with its line,
-//! or by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
+//! Bugs planted into the kernels of Kiln, as NVRTC compiles them: each must be reported by name, with its line,
+//! or found by the test that compares with a reference. The kernels are executed by the stand-in for NVIDIA's
 //! driver, which puts the bugs into them: `benches/standins/execute.sh planted`.
 
 use std::env;
@@ -97,7 +97,7 @@ struct Bug {
     test: &'static str,
     /// Prefix of the kernel's name.
     kernel: &'static str,
-    /// Which of the lines that have the text: see `Plant` in `benches/standins/ptx/src/plant.rs`.
+    /// Selects one of the lines that contain the text: see `Plant` in `benches/standins/ptx/src/plant.rs`.
     which: &'static str,
     find: &'static str,
     put: &'static str,

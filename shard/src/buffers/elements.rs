@@ -100,7 +100,7 @@ pub(crate) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     }
 }
 
-/// Lets `fill` write elements `range` of `buffer` (f32). It must write all of them.
+/// Lets `fill` write elements `range` of `buffer` (f32). It must write every element.
 pub(crate) fn write<E: From<BufferError>>(
     buffer: &mut Buffer,
     range: Range<usize>,

@@ -3,8 +3,8 @@
 //! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s without asking where they
 //! are. `host` works on the host's memory, `cube` on a GPU's; `elements` chooses between the two.
 //!
-//! Also here, for those who look into runs and compare them: what is told of the elements of a tensor (`histogram`,
-//! `statistics`, `sums`), and how far two tensors are apart (`difference`).
+//! Also contains functions for inspecting and comparing runs: summaries of a tensor's elements (`histogram`,
+//! `statistics`, `sums`), and the distance between two tensors (`difference`).
 
 #[cfg(feature = "cube")]
 pub(crate) mod cube;

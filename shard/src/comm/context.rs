@@ -1,4 +1,4 @@
-//! What all parameter groups of one rank share: communicators, policy, gather buffers, the time spent
+//! State that all parameter groups of one rank share: communicators, policy, gather buffers, the time spent
 //! waiting, and the first error. FSDP2 calls it `FSDPCommContext`.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,14 +43,14 @@ pub(crate) struct CommContext {
     pub(crate) shard: Option<Arc<dyn Communicator>>,
     /// Ranks that hold the same shard; `None` when there is one copy only.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
-    /// Where weights are, and what computes with them; set by the first module.
+    /// Placement of the weights, and the device that computes with them; set by the first module.
     placement: OnceLock<(Placement, Device)>,
     pub(crate) pool: Arc<BufferPool>,
     spin_wait: SpinWait,
     pub(crate) unsharded: Arc<UnshardedCount>,
     /// True during the backward of the last micro-batch of a step.
     last_micro_batch: AtomicBool,
-    /// How far the current forward pass has come; a module that is used a second time lies behind.
+    /// Progress of the current forward pass. A module that is used a second time has an earlier position.
     pub(crate) forward_position: AtomicUsize,
     error: Mutex<Option<ShardError>>,
     pinned: Mutex<Vec<String>>,
@@ -93,12 +93,12 @@ impl CommContext {
         })
     }
 
-    /// Where gathered weights and gradients are. What ranks only tell each other is on the host.
+    /// Placement of gathered weights and gradients. Messages between ranks are on the host.
     pub(crate) fn placement(&self) -> &Placement {
         self.placement.get().map_or(&Placement::Host, |(placement, _)| placement)
     }
 
-    /// What computes on master weights, reduced gradients and optimizer state; without autodiff.
+    /// The device that computes on master weights, reduced gradients and optimizer state; without autodiff.
     pub(crate) fn state_device(&self) -> Device {
         match self.placement.get() {
             Some((_, device)) if !self.policy.offload => device.clone(),
@@ -106,12 +106,12 @@ impl CommContext {
         }
     }
 
-    /// Where master weights, reduced gradients and optimizer state are.
+    /// Placement of master weights, reduced gradients and optimizer state.
     pub(crate) fn state_placement(&self) -> &Placement {
         if self.policy.offload { &Placement::Host } else { self.placement() }
     }
 
-    /// Whether master weights and optimizer state are on the host although a GPU computes.
+    /// Returns `true` if master weights and optimizer state are on the host although a GPU computes.
     pub(crate) fn offloads(&self) -> bool {
         self.policy.offload && !self.placement().is_host()
     }
@@ -135,8 +135,8 @@ impl CommContext {
         }
     }
 
-    /// Waits for a collective. On failure the error is kept, the other ranks are told, and `None`
-    /// is returned; the caller goes on with zeros until the step is checked.
+    /// Waits for a collective. On failure, keeps the error, notifies the other ranks and returns `None`; the
+    /// caller continues with zeros until the step is checked.
     pub(crate) fn wait(&self, work: Work) -> Option<Buffer> {
         let site = work.site().map(|site| (Arc::clone(&site.group), site.sequence, Instant::now()));
         let result = work.wait(self.policy.timeout);

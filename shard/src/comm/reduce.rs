@@ -33,7 +33,7 @@ pub(crate) struct Reducer {
 #[derive(Clone)]
 pub(crate) struct Reduction(Arc<Mutex<Stage>>);
 
-/// How far a gradient has come.
+/// The progress of a reduction.
 enum Stage {
     /// Summed over the ranks that share one copy of the model, to be added to the sum of `earlier` micro-batches.
     Scattering { work: Work, input: Arc<Buffer>, label: Label, earlier: Option<Buffer> },

@@ -51,7 +51,7 @@ impl MemoryOwner {
 /// threads that work for no rank, such as those that prepare a run.
 pub(super) const NO_RANK: usize = MAX_RANKS;
 
-/// Modules that are told apart; those beyond share the last place.
+/// Number of modules that are counted separately; further modules share the last place.
 const PLACES: usize = 160;
 const OWNERS: usize = MemoryOwner::ALL.len();
 /// Maximum number of entries that [`holders`] returns.
@@ -77,7 +77,7 @@ static RESIDENT_LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static EXHAUSTED: OnceLock<fn(&str)> = OnceLock::new();
 /// The function of [`on_failure`].
 static FAILURE: OnceLock<fn(usize)> = OnceLock::new();
-/// Whether a thread is reporting that memory is exhausted.
+/// Set while a thread is reporting that memory is exhausted.
 static IS_REPORTING: AtomicBool = AtomicBool::new(false);
 
 /// Minimum bytes of an allocation that waits while another thread reports that memory is exhausted.
@@ -162,7 +162,7 @@ pub(super) fn check_failure(block: *mut u8, size: usize) -> *mut u8 {
     block
 }
 
-/// What `rank` holds for every owner, and of activations for every module.
+/// Collects the bytes that `rank` holds for every owner, with activations split by module.
 pub(super) fn holders(rank: usize, held: &mut Vec<(Tag, usize)>) {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let others: usize = BY_OWNER[rank][1..].iter().map(read).sum();

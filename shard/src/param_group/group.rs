@@ -35,18 +35,18 @@ pub(crate) struct ParamGroup {
 /// The parameter groups of one module, or those that are done with together.
 pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
 
-/// How a parameter group is used.
+/// The role of a parameter group in its model.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupOptions {
     /// Place in the forward order.
     pub(crate) position: usize,
     /// Places of all groups of its module, which are needed and done at the same time.
     pub(crate) module: Range<usize>,
-    /// Whether the strategy may free the weights between forward and backward.
+    /// Set if the strategy may free the weights between forward and backward.
     pub(crate) reshard_after_forward: bool,
-    /// Whether backward reads the weights' values.
+    /// Set if backward reads the weights' values.
     pub(crate) unshard_in_backward: bool,
-    /// Whether any of its parameters has initial values, rather than being loaded later.
+    /// Set if any of its parameters has initial values instead of being loaded later.
     pub(crate) is_initialised: bool,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Neighbours {
 /// One use of a parameter group in a forward pass.
 #[derive(Debug, Default)]
 pub(crate) struct Use {
-    /// Whether a gradient of this use has arrived.
+    /// Set once a gradient of this use has arrived.
     has_gradient: AtomicBool,
 }
 
@@ -221,7 +221,7 @@ impl ParamGroup {
                 let buffer = self.context.wait(work).unwrap_or_else(|| self.zeros());
                 self.gathered(buffer, counted)
             }
-            // Only after a failure: the pass goes on with zeros until it is checked.
+            // Only after a failure: the pass continues with zeros until it is checked.
             Weights::Sharded => self.gathered(self.zeros(), Counted::default()),
         };
         state.weights = Weights::Unsharded(weights.clone());
@@ -306,7 +306,7 @@ impl ParamGroup {
         }
     }
 
-    /// Whether the weights are freed between forward and backward.
+    /// Returns `true` if the weights are freed between forward and backward.
     pub(crate) fn reshards_after_forward(&self) -> bool {
         self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
     }

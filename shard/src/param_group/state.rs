@@ -1,4 +1,4 @@
-//! What a parameter group has in memory.
+//! The values that a parameter group has in memory.
 
 use std::sync::{Arc, Weak};
 
@@ -9,7 +9,7 @@ use crate::comm::Reduction;
 use crate::error::ShardError;
 use crate::memory::{MemoryOwner, owned_by};
 
-/// Which of the values that are kept for each element of a parameter.
+/// A kind of value that is kept for each element of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateKind<'a> {
     /// The f32 master weight.
@@ -39,7 +39,7 @@ pub(crate) struct GroupState {
     pub(crate) snapshot: Weak<()>,
 }
 
-/// Whether the whole weights are in memory.
+/// The whole weights, if they are in memory.
 // One per parameter group: the difference in size does not matter.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
@@ -49,11 +49,11 @@ pub(super) enum Weights {
         work: Work,
         counted: Counted,
     },
-    /// They are; the last view and this reference keep them alive.
+    /// In memory; the last view and this reference keep them alive.
     Unsharded(FlatWeights),
 }
 
-/// Where the gradient of a step is.
+/// The gradient of a step, by its progress.
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
@@ -68,8 +68,7 @@ pub(crate) enum Gradient {
     Partial(Buffer),
     /// f32, of this rank's shard, of the whole step.
     Reduced(Buffer),
-    /// The optimizer step has taken it, or it was lost in a failure; there is none until the next step
-    /// begins.
+    /// Taken by the optimizer step, or lost in a failure. There is no gradient until the next step begins.
     Taken,
 }
 
@@ -121,7 +120,7 @@ impl GroupState {
         }
     }
 
-    /// The values as they are now: whoever holds them keeps them from being changed in place.
+    /// The current values. While the returned reference exists, they are not changed in place.
     pub(crate) fn values(&self, kind: StateKind<'_>) -> Option<Arc<Buffer>> {
         match kind {
             StateKind::Weight => Some(self.master.clone()),
@@ -132,7 +131,7 @@ impl GroupState {
         }
     }
 
-    /// The values for writing. A slot is made, of zeros, if there is none; a gradient cannot be.
+    /// The values for writing. Creates a missing slot with zeros; a missing gradient is an error.
     /// `group` and `parameter` are names for errors.
     pub(crate) fn values_mut(
         &mut self,
@@ -159,12 +158,12 @@ impl GroupState {
         make_mut(values, &self.snapshot, group)
     }
 
-    /// Weights and the slots `names`, in this order, for changing in place. Slots are made, of zeros, if
-    /// there are none. `group` is a name for errors.
+    /// Weights and the slots `names`, in this order, for changing in place. Creates missing slots with zeros.
+    /// `group` is a name for errors.
     pub(crate) fn shard_mut(&mut self, names: &[&str], group: &str) -> Result<ShardMut<'_>, ShardError> {
         for (index, name) in names.iter().enumerate() {
             let found = self.slot(name);
-            // The optimizer's order from now on, also where a checkpoint has made them.
+            // From now on in the optimizer's order, even if a checkpoint has created them.
             self.slots.swap(index, found);
         }
         let snapshot = &self.snapshot;
@@ -175,7 +174,7 @@ impl GroupState {
         Ok(ShardMut { weights, compute, slots: slots.collect::<Result<_, _>>()? })
     }
 
-    /// The index of the slot `name`, which is made, of zeros, if there is none.
+    /// Returns the index of the slot `name`; creates it with zeros if it is missing.
     pub(crate) fn slot(&mut self, name: &str) -> usize {
         if let Some(index) = self.slots.iter().position(|slot| *slot.name == *name) {
             return index;

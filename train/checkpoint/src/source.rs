@@ -23,7 +23,7 @@ use crate::{Architecture, Checkpoint, CheckpointError};
 /// Tokens of a sequence for an evaluation of a model that Kiln has not trained, at most.
 const USUAL_SEQ_LEN: usize = 2048;
 
-/// What is told while weights are read.
+/// The text of the progress bar while weights are read.
 const LOADING: &str = "loading the weights";
 
 /// A model on disk.

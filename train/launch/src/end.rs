@@ -1,4 +1,4 @@
-//! How ranks ended.
+//! The ends of ranks.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ pub(super) struct End {
     pub(super) absent: Vec<usize>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
-    /// The file with all of them.
+    /// The file with all lines.
     pub(super) stderr: PathBuf,
 }
 
@@ -71,8 +71,8 @@ impl End {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
-    /// Returns whether it reports that it, or a rank that it has met, was told to stop before there was
-    /// anything to save.
+    /// Returns whether the rank reports that it, or a rank that it has met, received a stop request before
+    /// there was anything to save.
     pub(super) fn was_stopped(&self) -> bool {
         self.words.iter().any(|(word, _)| *word == Word::Stopped)
     }

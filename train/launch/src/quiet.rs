@@ -10,7 +10,7 @@ const BEGIN: usize = 512;
 pub(super) struct Quiet {
     /// The beginning of a line that is not yet known to be shown or omitted.
     begin: Vec<u8>,
-    /// Whether the current line is shown, once that is known.
+    /// `Some(true)` if the current line is shown, `None` while that is unknown.
     is_shown: Option<bool>,
 }
 

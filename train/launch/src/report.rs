@@ -39,7 +39,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     show_stderr(cause);
     for end in others {
         let why = match end.told {
-            // The rank that is named first was told to end as well, so nothing sets these apart.
+            // The launcher also ended the rank that is named first, so these are no different.
             true if cause.told => first,
             true => "told to end by the launcher",
             false => "failed after it",

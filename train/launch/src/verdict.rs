@@ -28,7 +28,7 @@ impl Verdict {
         let is_usage = |end: &End| end.code == Some(USAGE.into());
         let says = |end: &&End| !end.told && (is_usage(end) || !end.is_consequence());
         let mut own = failed().filter(says).peekable();
-        // A rank that was told to stop does not meet the others, which fail because of that.
+        // A rank that received a stop request does not meet the others, which fail because of that.
         let stopped = ends.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), ends.signal) {

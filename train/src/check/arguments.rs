@@ -1,4 +1,4 @@
-//! The arguments of `kiln check`, which are those of `kiln train` where they decide what is looked at.
+//! Arguments of `kiln check`: those of `kiln train` that affect the checks.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub(crate) struct CheckArgs {
 }
 
 impl CheckArgs {
-    /// Whether any of these is looked at.
+    /// Returns `true` if any of these stages is to be checked.
     pub(super) fn wants(&self, stages: &[Stage]) -> bool {
         self.stage.is_empty() || stages.iter().any(|stage| self.stage.contains(stage))
     }

@@ -1,5 +1,5 @@
-//! The stage `comm`: what processes have to have in common. Arguments, clocks, data, folders and devices are
-//! compared; every link of the ring of ranks is measured.
+//! The stage `comm`: agreement between processes. Compares arguments, clocks, data, folders and devices, and
+//! measures every link of the ring of ranks.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -24,25 +24,25 @@ use crate::world::{self, Ranks, World};
 
 const COMM: Stage = Stage::Comm;
 
-/// Rounds in which clocks are compared; the quickest counts.
+/// Number of rounds in which clocks are compared; the quickest round counts.
 const ROUNDS: usize = 8;
 
-/// Seconds by which clocks may differ without a word, and at all. Nothing in a run goes by the clocks of two
-/// machines, but whoever reads their logs side by side does.
+/// Clock differences, in seconds, above which the check warns and fails. A run does not depend on the clocks,
+/// but comparing logs of two machines does.
 const CLOCK: [f64; 2] = [1.0, 30.0];
 
-/// How long a file may take until it is seen on another machine. Nobody has asked for its name before, so no
-/// cache says that it is not there.
+/// Longest time until a new file must be visible on another machine. Its name was never looked up before, so
+/// no cache holds its absence.
 const SEEN: Duration = Duration::from_secs(2);
 
-/// Between two looks for it.
+/// Interval between attempts to see the file.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Bytes at three places of a token file by which copies are told apart.
+/// Number of bytes read at each of three places of a token file to distinguish copies.
 const SAMPLE: usize = 1 << 16;
 
-/// Compares this rank with the others. `ahead` is by how many seconds its clock is to be wrong, for a drill.
-/// Collective: every rank calls it, whatever it has found before.
+/// Compares this rank with the others. `ahead` is an error in seconds to add to its clock, for a drill.
+/// Collective: every rank calls it, whatever its earlier checks found.
 pub(super) fn examine(
     setup: &Setup,
     world: &dyn Communicator,
@@ -81,13 +81,13 @@ pub(super) fn examine(
     )?;
     for (what, folder) in [
         ("checkpoint", setup.resume.clone()),
-        // A resume does not read it.
+        // A resumed run does not read it.
         ("init.from", config.init_from().filter(|_| setup.resume.is_none()).map(Path::to_owned)),
     ] {
         let differ = "what this rank would start from is not what rank 0 would";
         let mend = "put the checkpoint on a file system that all machines share, or copy it to all of them";
         let told = folder.as_deref().map_or_else(String::new, checkpoint_print);
-        // Said only where there is something to say.
+        // Reported only if at least one rank has such a value.
         if any(world, what, !told.is_empty(), timeout)? {
             same(world, COMM, what, &told, timeout, checks, [differ, mend])?;
         }
@@ -103,14 +103,14 @@ pub(super) fn examine(
     Ok(())
 }
 
-/// Meets the other processes. `None` if that fails; they learn of it.
+/// Connects to the other processes. Returns `None` on failure, which the others notice.
 pub(super) fn meet<'a>(setup: &Setup, place: &'a RankEnv, checks: &mut Checks) -> Option<Ranks<'a>> {
     let ranks = checks.take(COMM, "meeting", Ranks::join(&setup.config, Some(place)))?;
     checks.ok(COMM, "meeting", format!("all {} ranks have come", place.world_size));
     Some(ranks)
 }
 
-/// Lets the ranks use their GPUs together. Collective.
+/// Prepares the ranks to use their GPUs together. Collective.
 pub(super) fn devices(
     setup: &Setup,
     met: &World,
@@ -118,7 +118,7 @@ pub(super) fn devices(
     checks: &mut Checks,
 ) -> Result<()> {
     let Setup { config, device, .. } = setup;
-    // A rank without one cannot take part in what follows.
+    // A rank without a device cannot take part in the collectives below.
     let is_missing = any(world, "devices", device.is_none(), config.comm.timeout())?;
     let Some(device) = device.as_ref().filter(|_| !is_missing) else { return Ok(()) };
     if config.device.backend != Backend::Cpu
@@ -129,12 +129,12 @@ pub(super) fn devices(
     Ok(())
 }
 
-/// Whether it is so on any rank. Collective.
+/// Returns `true` if `here` is set on any rank. Collective.
 fn any(world: &dyn Communicator, what: &'static str, here: bool, timeout: Duration) -> Result<bool> {
     Ok(world::gather(world, what, &[u8::from(here)], timeout)?.iter().any(|told| *told == [1]))
 }
 
-/// What all ranks have to have been started with.
+/// The arguments that must be the same on all ranks.
 fn arguments(config: &Config, options: &RunOptions) -> String {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, .. } = options;
     format!(
@@ -144,7 +144,7 @@ fn arguments(config: &Config, options: &RunOptions) -> String {
     )
 }
 
-/// Compares a text with rank 0's; `problem` is what there is to say, and what to do, if it is another. Collective.
+/// Compares a text with rank 0's. `problem` is the message and the fix to report if they differ. Collective.
 fn same(
     world: &dyn Communicator,
     stage: Stage,
@@ -164,8 +164,9 @@ fn same(
 
 /// Compares this rank's clock with rank 0's. Collective.
 ///
-/// A rank looks at its clock between a barrier and a gather. Rank 0 looks at its own before the one and after
-/// the other, so the other's look was in between: in the middle, give or take half of that time.
+/// A rank reads its clock between a barrier and a gather. Rank 0 reads its own before the barrier and after
+/// the gather, so the other reading lies between the two: at their midpoint, plus or minus half their
+/// distance.
 fn clocks(world: &dyn Communicator, ahead: f64, timeout: Duration, checks: &mut Checks) -> Result<()> {
     let wall = || {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -201,7 +202,7 @@ fn clocks(world: &dyn Communicator, ahead: f64, timeout: Duration, checks: &mut 
     Ok(())
 }
 
-/// What tells a folder of data from another, without reading all of it.
+/// Fingerprint of a folder of data that does not read all of it.
 fn fingerprint(folder: &Path) -> String {
     let mut print = String::new();
     for name in ["data.json", "tokenizer.json"] {
@@ -222,7 +223,7 @@ fn fingerprint(folder: &Path) -> String {
     print
 }
 
-/// What tells a checkpoint from another: its list of contents.
+/// Fingerprint of a checkpoint: the hashes of its list of contents.
 fn checkpoint_print(folder: &Path) -> String {
     let found = crate::checkpoint::Checkpoint::find(folder).unwrap_or_else(|_| folder.to_owned());
     let list = ["manifest.json", "config.json", "model.safetensors.index.json"];
@@ -230,7 +231,7 @@ fn checkpoint_print(folder: &Path) -> String {
     list.map(print).concat()
 }
 
-/// Whether this rank sees in `folder` what rank 0 has just written there. Collective.
+/// Checks that this rank sees in `folder` what rank 0 has just written there. Collective.
 fn shared(
     world: &dyn Communicator,
     what: &'static str,
@@ -239,7 +240,7 @@ fn shared(
     checks: &mut Checks,
     mend: &str,
 ) -> Result<()> {
-    // The file is there until this is dropped.
+    // Dropping this deletes the file.
     let (mut written, mut reason) = (None, String::new());
     if let Some(folder) = folder.filter(|_| world.rank() == 0) {
         match write(&folder) {
@@ -247,7 +248,7 @@ fn shared(
             Err(error) => reason = format!(" ({}: {error})", folder.display()),
         }
     }
-    // As the folder is named: elsewhere, another one may have the same name.
+    // Uses the folder's name on rank 0: on other machines, the same option may resolve to another folder.
     let told = written.as_ref().map(|((file, nonce), folder)| (folder, file.path().file_name(), nonce));
     let told = serde_json::to_vec(&(told, reason)).unwrap_or_default();
     let told = world::gather(world, what, &told, timeout)?;
@@ -269,14 +270,14 @@ fn shared(
             }
         }
     }
-    // Until everybody has looked.
+    // Keeps the file until all ranks have looked.
     let barrier = world.barrier(Label::new(what, Phase::Init));
     barrier.wait(timeout).map_err(ShardError::from)?;
     drop(written);
     Ok(())
 }
 
-/// A file in `folder` with a content that nobody can guess.
+/// Creates a file in `folder` with random content.
 fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -287,14 +288,14 @@ fn write(folder: &Path) -> std::io::Result<(tempfile::NamedTempFile, String)> {
     Ok((file, nonce))
 }
 
-/// Whether the file comes to be seen here.
+/// Waits for the file to become visible. Returns `false` if it does not.
 fn sees(path: &Path, nonce: &str) -> bool {
     let until = Instant::now() + SEEN;
     loop {
         if fs::read(path).is_ok_and(|content| content == nonce.as_bytes()) {
             return true;
         }
-        // A folder that is not there is no matter of a cache.
+        // If the folder does not exist, waiting for caches does not help.
         if Instant::now() >= until || !path.parent().is_some_and(Path::is_dir) {
             return false;
         }

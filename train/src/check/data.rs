@@ -1,4 +1,4 @@
-//! The stage `data`: whether the prepared data can be read, how much there is, and what it looks like.
+//! The stage `data`: checks that the prepared data can be read, and reports its size and a sample.
 
 use std::sync::atomic::AtomicBool;
 
@@ -15,30 +15,30 @@ use crate::words::number_of;
 
 const DATA: Stage = Stage::Data;
 
-/// Sequences of a split that are read, at most.
+/// Largest number of sequences read from a split.
 const LOOKED_AT: u64 = 2048;
 
-/// Tokens that are shown as text.
+/// Number of tokens shown as text.
 const SHOWN: usize = 24;
 
-/// What was found.
+/// The data that was found.
 pub(super) enum Found {
-    /// Data, and the content of their tokenizer's file.
+    /// Prepared data, and the content of its tokenizer file.
     Prepared(Box<DataInfo>, Vec<u8>),
-    /// There are none yet; the run prepares them first.
+    /// No data yet; the run prepares it first.
     Later,
-    /// Nothing that can be used. The size of the vocabulary, if that is known all the same.
+    /// No usable data. Holds the size of the vocabulary if that is known nevertheless.
     Unusable(Option<usize>),
 }
 
-/// Looks at the data of `config`. A run that goes on does so on the data of `resume`.
+/// Checks the data of `config`. A resumed run continues on the data of the checkpoint `resume`.
 pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut Checks) -> Found {
     let section = &config.data;
     if !section.text.is_empty() && !section.path.join("data.json").exists() {
         return inputs(config, checks);
     }
     let trained_on = resume.and_then(|from| from.state().data_sha256.as_deref());
-    // There are some, so nothing is prepared.
+    // Prepared data exists, so this does not prepare any.
     let open = || prepared::open(section, config.train.seed, trained_on, &AtomicBool::new(false));
     let opened = process::in_pool(open).map_err(TrainError::threads("threads that look at the data"));
     let opened = opened.and_then(|opened| Ok(opened?));
@@ -67,7 +67,7 @@ pub(super) fn examine(config: &Config, resume: Option<&Checkpoint>, checks: &mut
     }
 }
 
-/// The text that data are prepared from.
+/// Checks the text from which data would be prepared.
 fn inputs(config: &Config, checks: &mut Checks) -> Found {
     let (path, text) = (config.data.path.display(), &config.data.text);
     for input in text {
@@ -82,12 +82,12 @@ fn inputs(config: &Config, checks: &mut Checks) -> Found {
     Found::Later
 }
 
-/// The pairs of `eval.prompts`. Their tokens need a tokenizer, which may not be there yet.
+/// Reads the pairs of `eval.prompts`. Their tokens need a tokenizer, which may not exist yet.
 fn pairs(config: &Config, checks: &mut Checks) -> Option<Vec<(usize, Pair)>> {
     checks.take(DATA, "eval.prompts", prompts::read(config))
 }
 
-/// Tokens of the longest prompt of `[sample]`, as far as it can be told before the weights are opened.
+/// Number of tokens of the longest prompt of `[sample]`, as far as known before the weights are opened.
 fn context(config: &Config, resume: Option<&Checkpoint>) -> usize {
     let seq_len = config.data.seq_len;
     match (config.model.context_length, resume) {
@@ -119,7 +119,7 @@ fn tokenizer(config: &Config, info: &DataInfo, checks: &mut Checks) -> Option<(V
     Some((content, tokenizer))
 }
 
-/// Looks at a split: its size, some of its blocks against their checksums, its ids, and some of it as text.
+/// Checks a split: its size, the checksums of some blocks, its token ids, and a sample as text.
 fn look(config: &Config, split: Split, tokenizer: Option<&Tokenizer>, checks: &mut Checks) -> Result<()> {
     let (section, is_train) = (&config.data, split == Split::Train);
     let what = if is_train { "training" } else { "validation" };
@@ -135,7 +135,7 @@ fn look(config: &Config, split: Split, tokenizer: Option<&Tokenizer>, checks: &m
     let looked_at = samples.min(LOOKED_AT);
     let known = tokenizer.map_or(usize::MAX, Tokenizer::vocab_size);
     for index in 0..looked_at {
-        // Spread over the file, the last one among them.
+        // Spread over the file, including the last sample.
         let sample = ((index + 1) as u128 * u128::from(samples) / u128::from(looked_at)) as u64 - 1;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         source.file().read_sample(sample, &mut inputs, &mut targets)?;

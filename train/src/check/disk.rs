@@ -1,4 +1,4 @@
-//! The bytes of the checkpoints that a run keeps, against the room on its disk.
+//! Disk space needed for the checkpoints that a run keeps.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ use crate::words::size;
 
 const SAVE: Stage = Stage::Save;
 
-/// Bytes of an element of a weight or of a slot.
+/// Bytes per element of a weight or an optimizer slot.
 const F32: u64 = 4;
 
-/// Room for what a run writes besides: logs and metrics.
+/// Space for the other output of a run: logs and metrics.
 const BESIDES: u64 = 16 << 20;
 
-/// Looks at the room where `out` is, or will be. The run goes on after `done` steps.
+/// Checks the disk space where `out` is or will be. The run continues after `done` steps.
 pub(super) fn examine(out: &Path, parts: &Trained, done: u64, checks: &mut Checks) {
     let Trained { config, optimizer, shapes, .. } = parts;
     let each = bytes_of(config, optimizer, shapes);
@@ -59,7 +59,7 @@ pub(super) fn examine(out: &Path, parts: &Trained, done: u64, checks: &mut Check
     }
 }
 
-/// Bytes of one checkpoint: each weight, and the optimizer's slots of those that are trained.
+/// Bytes of one checkpoint: all weights, and the optimizer slots of the trained ones.
 fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     let is_frozen = config.frozen();
     let bytes = |(name, shape): &(String, Vec<usize>)| {
@@ -70,8 +70,8 @@ fn bytes_of(config: &Config, optimizer: &Optimizer, shapes: &Shapes) -> u64 {
     shapes.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// How many checkpoints are added at a time, at most, by a run that goes on after `done` of `steps` steps where
-/// `there` are some that it removes: old ones go when a new one is complete.
+/// Largest number of checkpoints that a run adds at the same time. It continues after `done` of `steps`
+/// steps; `there` existing checkpoints are its to remove. Old ones are removed once a new one is complete.
 fn most_at_a_time(section: &CheckpointSection, steps: u64, done: u64, there: u64) -> u64 {
     let CheckpointSection { every, keep, keep_every, .. } = section;
     let up_to = |step: u64, of: u64| step.checked_div(of).unwrap_or(0);
@@ -105,20 +105,20 @@ mod tests {
             most_at_a_time(&section, steps, done, there)
         };
         let most = |every, keep, keep_every, steps, done| beside(every, keep, keep_every, steps, done, 0);
-        // One at the end, two of ten and one that is being written, all ten, all that are left.
+        // One at the end; two of ten and one being written; all ten; all that are left.
         assert_eq!(most(0, 2, 0, 100, 0), 1);
         assert_eq!(most(10, 2, 0, 100, 0), 3);
         assert_eq!(most(10, 0, 0, 100, 0), 10);
         assert_eq!(most(10, 0, 0, 100, 70), 3);
-        // The last step is no multiple.
+        // The last step is not a multiple.
         assert_eq!(most(10, 0, 0, 105, 0), 11);
         assert_eq!(most(90, 9, 0, 100, 0), 2);
-        // Those of steps 60 and 120 stay besides.
+        // The checkpoints of steps 60 and 120 are kept in addition.
         assert_eq!(most(20, 1, 60, 120, 0), 4);
         assert_eq!(most(20, 1, 30, 120, 0), 4);
         assert_eq!(most(1, 0, 0, u64::MAX, 0), u64::MAX);
         assert_eq!(most(3, 1, u64::MAX - 1, u64::MAX, 0), 3);
-        // Beside two that go, one is written at a time; beside one, two.
+        // With two existing checkpoints to remove, one is added; with one, two.
         assert_eq!(beside(10, 2, 0, 100, 70, 2), 1);
         assert_eq!(beside(10, 2, 0, 100, 70, 5), 1);
         assert_eq!(beside(10, 2, 0, 100, 70, 1), 2);

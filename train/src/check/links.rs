@@ -1,4 +1,4 @@
-//! Latency and bandwidth between every two ranks that are neighbours in the ring of a collective.
+//! Latency and bandwidth between neighbours in the ring of ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,29 +14,29 @@ use crate::world;
 
 const COMM: Stage = Stage::Comm;
 
-/// Bytes that a rank sends for the measurement of a bandwidth.
+/// Bytes that a rank sends to measure a bandwidth.
 const BYTES: usize = 4 << 20;
 
-/// Exchanges of nothing to speak of, and of [`BYTES`]. The quickest counts.
+/// Numbers of exchanges of a few bytes and of [`BYTES`]. The quickest of each counts.
 const EXCHANGES: [usize; 2] = [30, 4];
 
-/// A link is slow if others of its kind are so many times as fast.
+/// A link is slow if others of its kind are faster by this factor.
 const SLOW: f64 = 4.0;
 
-/// Links that are listed one by one.
+/// Largest number of links listed individually.
 const LISTED: usize = 16;
 
-/// The link of two ranks.
+/// The measured link between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Measured {
     ranks: [usize; 2],
-    /// Whether both are on one machine.
+    /// Set if both ranks are on one machine.
     is_local: bool,
     latency_s: f64,
     bytes_per_s: f64,
 }
 
-/// Rank, and the pair's other one, in the turn in which the pair measures. In a turn, every rank is in one pair.
+/// The pair of ranks that includes `rank` in this turn. In a turn, every rank is in at most one pair.
 fn pair_of(rank: usize, ranks: usize, turn: usize) -> Option<[usize; 2]> {
     let pairs = if ranks == 2 { 1 } else { ranks };
     let turn_of = |pair: usize| if pair + 1 == ranks && ranks % 2 == 1 { 2 } else { pair % 2 };
@@ -44,14 +44,14 @@ fn pair_of(rank: usize, ranks: usize, turn: usize) -> Option<[usize; 2]> {
     (0..pairs).filter(|first| turn_of(*first) == turn).map(pair).find(|pair| pair.contains(&rank))
 }
 
-/// Measures the links of the ring; rank 0 says what they are. Collective.
+/// Measures the links of the ring; rank 0 reports them. Collective.
 pub(super) fn examine(world: &dyn Communicator, timeout: Duration, checks: &mut Checks) -> Result<()> {
     let (rank, ranks, nodes) = (world.rank(), world.world_size(), world.nodes());
     let mut mine = Vec::new();
     for turn in 0..ranks.clamp(1, 3) {
         let pair = if ranks > 1 { pair_of(rank, ranks, turn) } else { None };
         let color = pair.and_then(|[first, _]| u32::try_from(first).ok());
-        // Ranks that are in no pair of this turn take part in the split alone.
+        // Ranks without a pair in this turn only take part in the split.
         let key = i64::from(pair.is_some_and(|[first, _]| first != rank));
         let group = world.split_within("link", color, key, timeout).map_err(ShardError::from)?;
         if let (Some(group), Some(ranks)) = (group, pair) {
@@ -73,7 +73,7 @@ pub(super) fn examine(world: &dyn Communicator, timeout: Duration, checks: &mut 
     Ok(())
 }
 
-/// Seconds that two ranks take to send each other so many `bytes`.
+/// Seconds that two ranks take to send each other `bytes` bytes.
 fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<f64, ShardError> {
     let input = Arc::new(Buffer::zeros(DType::U8, bytes));
     let mut quickest = f64::INFINITY;
@@ -87,7 +87,7 @@ fn exchange(pair: &dyn Communicator, bytes: usize, timeout: Duration) -> Result<
     Ok(quickest)
 }
 
-/// Says what the links are. Those that are much slower than others of their kind get a warning.
+/// Reports the links, with a warning for those much slower than others of their kind.
 fn tell(links: &[Measured], checks: &mut Checks) {
     let usual = |is_local: bool| {
         median(links.iter().filter(|link| link.is_local == is_local).map(|link| link.bytes_per_s).collect())
@@ -131,7 +131,7 @@ mod tests {
                 let mut met = BTreeSet::new();
                 for rank in 0..ranks {
                     let Some(pair) = pair_of(rank, ranks, turn) else { continue };
-                    // Both know of it, and neither is in another one.
+                    // Both ranks agree on the pair, so neither is in another one.
                     assert_eq!(pair_of(pair[0], ranks, turn), Some(pair));
                     assert_eq!(pair_of(pair[1], ranks, turn), Some(pair));
                     met.insert(pair);

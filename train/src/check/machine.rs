@@ -1,4 +1,4 @@
-//! The stage `env`: configuration, place, secret and ports of this process, its device and memory, its run
+//! The stage `env`: configuration, rank and place of this process, secret, ports, device, memory and run
 //! folder.
 
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use crate::words::size;
 
 const ENV: Stage = Stage::Env;
 
-/// What was found of the run that this process would start.
+/// Facts about the run that this process would start.
 pub(super) struct Setup {
-    /// With the number of ranks that there are.
+    /// The configuration, with the actual number of ranks.
     pub(super) config: Config,
     pub(super) options: RunOptions,
     pub(super) device: Option<ResolvedDevice>,
-    /// The run folder, as it was named, and where it leads.
+    /// The run folder: its configured path and the path it resolves to.
     pub(super) out: Option<(PathBuf, PathBuf)>,
-    /// The checkpoint to go on from.
+    /// The checkpoint to resume from.
     pub(super) resume: Option<PathBuf>,
-    /// Whether the ranks could meet, as far as this process can tell.
+    /// Set if the ranks could connect, as far as this process can determine.
     pub(super) meets: bool,
 }
 
-/// Looks at what is known before any data is read. `None` if the configuration cannot be used.
+/// Checks everything that is known before data is read. Returns `None` if the configuration is unusable.
 pub(super) fn examine(
     args: &CheckArgs,
     registry: &Registry,
@@ -69,7 +69,7 @@ pub(super) fn examine(
     Some(Setup { config, options, device, out, resume, meets })
 }
 
-/// Place, secret and ports; whether the ranks could meet.
+/// Checks place, secret and ports. Returns whether the ranks could connect.
 fn meeting_point(config: &Config, options: &RunOptions, checks: &mut Checks) -> bool {
     let Some(place) = &options.place else {
         checks.ok(ENV, "place", "alone: ranks are threads of this process");
@@ -85,7 +85,7 @@ fn meeting_point(config: &Config, options: &RunOptions, checks: &mut Checks) -> 
         ),
     );
     if config.comm.backend == CommBackend::Mpi {
-        // It has its own.
+        // MPI connects the ranks itself.
         return true;
     }
     let mut meets = true;
@@ -99,7 +99,7 @@ fn meeting_point(config: &Config, options: &RunOptions, checks: &mut Checks) -> 
     meets
 }
 
-/// The ports of rank 0's machine. On the others, ranks may have theirs already.
+/// Checks the ports on rank 0's machine. On other machines, ranks may have opened theirs already.
 fn ports(config: &Config, place: &RankEnv, master: &Master, checks: &mut Checks) -> bool {
     let mut lines = Vec::new();
     if master.port != 0 {
@@ -119,7 +119,7 @@ fn ports(config: &Config, place: &RankEnv, master: &Master, checks: &mut Checks)
     free
 }
 
-/// Device, memory and what is computed with. Once for each machine, as far as it is the machine's.
+/// Checks device, memory and instruction sets. Facts about the machine are reported once per machine.
 fn machine(config: &Config, device: Option<&ResolvedDevice>, place: Option<&RankEnv>, checks: &mut Checks) {
     if let Some(device) = device {
         let text = device.describe();
@@ -131,7 +131,7 @@ fn machine(config: &Config, device: Option<&ResolvedDevice>, place: Option<&Rank
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size);
     let on_gpu = device.map_or(config.device.backend == Backend::Cuda, ResolvedDevice::is_gpu);
     let mut lines = doctor::machine(ranks);
-    // That of memory is said below.
+    // Memory is reported below.
     lines.retain(|line| !line.starts_with("memory"));
     checks.ok(ENV, "machine", lines.join("; "));
     if on_gpu {
@@ -145,7 +145,7 @@ fn machine(config: &Config, device: Option<&ResolvedDevice>, place: Option<&Rank
     }
 }
 
-/// The folder nearest to `out` that is there: the run folder itself, or one above it.
+/// The nearest existing folder: the run folder `out` itself, or one of its ancestors.
 pub(super) fn nearest(out: &Path) -> &Path {
     let is_there = |path: &&Path| path.as_os_str().is_empty() || path.is_dir();
     match out.ancestors().find(is_there) {
@@ -154,13 +154,13 @@ pub(super) fn nearest(out: &Path) -> &Path {
     }
 }
 
-/// What files and folders of a check are called that are there for a moment.
+/// Prefix of the names of temporary files and folders of a check.
 pub(super) const PREFIX: &str = ".kiln-check-";
 
-/// Whether anything can be written where the run folder is, or will be.
+/// Checks that the run folder, or the place where it will be, is writable.
 fn writable(out: &Path, checks: &mut Checks) -> bool {
     let place = nearest(out);
-    // A file on the way is none that a folder can be made in.
+    // No folder can be created below a file.
     let blocked = out.ancestors().find(|path| path.exists() && !path.is_dir());
     let tried = match blocked {
         Some(file) => Err(format!("{} is a file", file.display())),

@@ -1,8 +1,8 @@
-//! `kiln check CONFIG`: everything that a run needs, looked at in seconds, before the run depends on it.
+//! `kiln check CONFIG`: checks in seconds that a run would start and save.
 //!
-//! Stages come in the order of [`Stage`]. Each process looks at what is its own (`machine.rs`, `data.rs`,
-//! `model.rs`); then processes meet and compare (`comm.rs`, `links.rs`); then all ranks take a shrunk step
-//! and save it (`step.rs`, `disk.rs`). Rank 0 shows one table of all of it (`report.rs`).
+//! Stages come in the order of [`Stage`]. Each process first checks its own part (`machine.rs`, `data.rs`,
+//! `model.rs`). Then processes connect and compare (`comm.rs`, `links.rs`). Finally all ranks take a reduced
+//! step and save it (`step.rs`, `disk.rs`). Rank 0 prints one table (`report.rs`).
 
 mod arguments;
 mod comm;
@@ -34,7 +34,7 @@ use model::{Sources, Trained};
 use report::{Check, Checks, Level, Report, Stage};
 use step::Shrunk;
 
-/// What a step needs, on all ranks.
+/// Checks that a step depends on, on all ranks.
 const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Env, "device"),
     (Stage::Model, "model"),
@@ -48,22 +48,22 @@ const STEP_NEEDS: [(Stage, &str); 10] = [
     (Stage::Comm, "devices"),
 ];
 
-/// What a save needs besides.
+/// Additional checks that a save depends on.
 const SAVE_NEEDS: [(Stage, &str); 3] =
     [(Stage::Env, "run folder"), (Stage::Comm, "run folder"), (Stage::Save, "disk")];
 
-/// What one process has found by itself.
+/// The results of one process's own checks.
 struct Found {
     setup: Option<Setup>,
     trained: Option<Trained>,
 }
 
 impl CheckArgs {
-    /// Looks, or starts the ranks of a node; returns the exit code.
+    /// Runs the checks, or starts the ranks of a node. Returns the exit code.
     ///
     /// # Errors
     ///
-    /// If anything is found that would end the run.
+    /// If a check finds a problem that would end the run.
     pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let began = Instant::now();
         let place = match place::find_here(&self.place)? {
@@ -74,7 +74,7 @@ impl CheckArgs {
         let rank = place.as_ref().map_or(0, |place| place.rank);
         let mut report = Report { ranks: Vec::new(), processes: place.is_some() };
         self.look(registry, place, &mut report);
-        // Rank 0 says what is well.
+        // Only rank 0 reports successes.
         report.keep(|stage| rank == 0 && (self.stage.is_empty() || self.stage.contains(&stage)));
         let text = report.to_text(began.elapsed().as_secs_f64());
         let failures = report.failures();
@@ -86,8 +86,8 @@ impl CheckArgs {
         if failures == 0 { Ok(0) } else { Err(TrainError::Check { failures }) }
     }
 
-    /// Looks at everything. On rank 0, `report` gets what all have found; on another rank, what rank 0 does not
-    /// know.
+    /// Runs all checks. On rank 0, `report` receives the results of all ranks; on another rank, the results
+    /// that rank 0 does not have.
     fn look(&self, registry: &Registry, place: Option<RankEnv>, report: &mut Report) {
         let mut checks = Checks::default();
         let rank = place.as_ref().map_or(0, |place| place.rank);
@@ -122,11 +122,11 @@ impl CheckArgs {
             Some(ranks) if together => {
                 let checks = self.try_out(&found, setup, ranks, report);
                 if rank != 0 {
-                    // The rest was gathered.
+                    // Rank 0 has gathered the others.
                     report.ranks = vec![(rank, checks)];
                     return;
                 }
-                // What went well did so on all ranks; of a failure, each rank knows its own.
+                // A success is the same on all ranks. Each rank reports its own failures.
                 for (other, found) in &mut report.ranks {
                     let is_theirs = |check: &&Check| *other == 0 || check.level != Level::Fail;
                     found.0.extend(checks.0.iter().filter(is_theirs).cloned());
@@ -141,7 +141,7 @@ impl CheckArgs {
         }
     }
 
-    /// What this process can look at by itself.
+    /// Runs the checks that do not need other processes.
     fn alone(&self, registry: &Registry, place: Option<RankEnv>, checks: &mut Checks) -> Found {
         let setup = machine::examine(self, registry, place, checks);
         let mut found = Found { setup, trained: None };
@@ -152,7 +152,7 @@ impl CheckArgs {
         let sources = Sources::open(setup, checks);
         let data = data::examine(&setup.config, sources.resume.as_ref(), checks);
         if needs_model {
-            // Layers, optimizers and losses of the program are made, whose code may panic.
+            // Creates layers, optimizers and losses of the program, whose code may panic.
             let examined =
                 panic::catch_unwind(AssertUnwindSafe(|| model::examine(setup, &sources, &data, checks)));
             found.trained = examined.unwrap_or_else(|panic| {
@@ -170,7 +170,8 @@ impl CheckArgs {
         found
     }
 
-    /// Compares this process with the others, and gives what all have found to all of them. Whether they could.
+    /// Compares this process with the others and shares the results of all. The flag is `false` if it could
+    /// not.
     fn compare(&self, setup: &Setup, ranks: &Ranks<'_>, checks: Checks) -> (Vec<(usize, Checks)>, bool) {
         let Ranks::Processes(met, place) = ranks else { return (vec![(0, checks)], true) };
         let (rank, timeout) = (place.rank, setup.config.comm.timeout());
@@ -202,14 +203,14 @@ impl CheckArgs {
         }
     }
 
-    /// A step and a save on all ranks, if nothing that they need has failed on any of them; what they come to
-    /// here. A failure may be of one rank alone, so each rank tells its own.
+    /// Takes a step and saves it on all ranks, unless a check they depend on has failed on any of them.
+    /// Returns the results of this rank: a failure may concern one rank only, so each rank reports its own.
     fn try_out(&self, found: &Found, setup: &Setup, ranks: &Ranks<'_>, report: &Report) -> Checks {
         let missing = |needs: &[(Stage, &str)]| {
             let failed = needs.iter().find(|(stage, what)| report.has_failed(*stage, Some(what)));
             failed.map(|(stage, what)| format!("{}: {what}", stage.name()))
         };
-        // Each process has read the data for itself, and they decide the vocabulary.
+        // Each process has read its own data, which determines the vocabulary.
         let other_data = report.processes && report.has_failed(Stage::Data, None);
         let needed = match other_data {
             true => Some(Stage::Data.name().to_owned()),

@@ -1,4 +1,4 @@
-//! The stage `model`: what is trained, what it starts from, and whether it fits into memory.
+//! The stage `model`: the model to train, its initial weights, and whether it fits into memory.
 
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 use kiln_shard::Optimizer;
@@ -18,9 +18,9 @@ use crate::source::ModelSource;
 
 const MODEL: Stage = Stage::Model;
 
-/// What a run trains.
+/// The model and configuration that a run trains.
 pub(super) struct Trained {
-    /// With what the device settles.
+    /// The configuration, with the values that the device determines.
     pub(super) config: Config,
     pub(super) model: ModelConfig,
     pub(super) optimizer: Optimizer,
@@ -35,7 +35,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Opens what `setup` names, as far as that can be opened.
+    /// Opens the checkpoint and the model named in `setup`, as far as they can be opened.
     pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
         let Some(folder) = setup.resume.as_deref() else {
             let opened = run::open_source(None, &setup.config);
@@ -47,7 +47,7 @@ impl Sources {
     }
 }
 
-/// Looks at what is trained. `None` if it cannot be.
+/// Checks the model to train. Returns `None` if it is unusable.
 pub(super) fn examine(
     setup: &Setup,
     sources: &Sources,
@@ -66,7 +66,7 @@ pub(super) fn examine(
         Found::Prepared(info, tokenizer) => {
             run::resolve_model(&config, info, weights, tokenizer, registry.layers())
         }
-        // With another vocabulary than that of the data, what is found would be of another model.
+        // With a vocabulary other than the data's, the checks would concern a different model.
         Found::Unusable(None) if weights.is_none() && config.model.vocab_size.is_none() => {
             checks.skip(MODEL, "data, which have the vocabulary");
             return None;
@@ -78,7 +78,7 @@ pub(super) fn examine(
     };
     let model = checks.take(MODEL, "model", model)?;
     checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
-    // For names and shapes: nothing is initialised.
+    // For names and shapes only: weights are not initialised.
     let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain());
     let decoder = checks.take(MODEL, "model", decoder)?;
     let shapes = parameter_shapes(&decoder);
@@ -105,12 +105,12 @@ pub(super) fn examine(
     named.map(|()| Trained { config, model, optimizer, shapes })
 }
 
-/// The number of elements of all parameters.
+/// Total number of elements of all parameters.
 pub(super) fn elements(shapes: &Shapes) -> u64 {
     shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
 }
 
-/// The model before its data are there, with the vocabulary of `vocab_size` tokens that they have at most.
+/// The model before its data exists, with the largest vocabulary that the data can have: `vocab_size` tokens.
 fn of_config(
     config: &Config,
     source: Option<&ModelSource>,
@@ -122,7 +122,7 @@ fn of_config(
     Ok(model.map_err(crate::config::ConfigError::invalid)?)
 }
 
-/// What the run starts from, against what it trains.
+/// Compares the initial weights with the model to train.
 fn start(
     setup: &Setup,
     sources: &Sources,
@@ -166,7 +166,7 @@ fn start(
     }
 }
 
-/// Warns of weights whose ids mean other text.
+/// Warns if the weights were trained with a different tokenizer.
 fn other_tokenizer(source: &ModelSource, data: &Found, checks: &mut Checks) {
     let Found::Prepared(_, tokenizer) = data else { return };
     let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };

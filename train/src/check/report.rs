@@ -1,4 +1,4 @@
-//! What was looked at, what came of it, and how that is told.
+//! The results of checks, and how they are printed.
 
 use std::fmt::{Display, Write as _};
 
@@ -28,7 +28,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// As on the command line.
+    /// Its name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Stage::Env => "env",
@@ -41,32 +41,32 @@ impl Stage {
     }
 }
 
-/// What a look came to.
+/// The level of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Level {
-    /// It is as it should be.
+    /// No problem.
     Ok,
-    /// The run would start, and somebody should know this.
+    /// The run would start, with a problem the user should know about.
     Warn,
-    /// The run would not start, or not do what it should.
+    /// The run would not start, or would not work as configured.
     Fail,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Check {
     pub(super) stage: Stage,
-    /// What was looked at, in a word or two.
+    /// The subject of the check, in one or two words.
     pub(super) what: String,
     pub(super) level: Level,
-    /// What was found.
+    /// The findings.
     pub(super) detail: String,
-    /// What to do about it.
+    /// The fix.
     pub(super) mend: Option<String>,
 }
 
-/// What was looked at by one rank, or by all ranks of a process.
+/// Results of one rank, or of all ranks of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Checks(pub(super) Vec<Check>);
 
@@ -99,24 +99,24 @@ impl Checks {
         self.add(stage, what, Level::Fail, detail.into(), Some(mend.into()));
     }
 
-    /// Something that is not looked at because `needed`, which has failed, has to be right first.
+    /// Records a check that is skipped because `needed`, which has failed, must be fixed first.
     pub(super) fn skip(&mut self, stage: Stage, needed: &str) {
         self.add(stage, "skipped", Level::Warn, format!("skipped: needs {needed}"), None);
     }
 
-    /// An error of Kiln, whose text says what to do.
+    /// Records an error of Kiln, whose text includes the fix.
     pub(super) fn failed(&mut self, stage: Stage, what: &str, error: impl Display) {
         let (detail, mend) = split(&error.to_string());
         self.add(stage, what, Level::Fail, detail, mend);
     }
 
-    /// A warning of Kiln, whose text says what to do.
+    /// Records a warning of Kiln, whose text includes the fix.
     pub(super) fn warned(&mut self, stage: Stage, what: &str, warning: impl Display) {
         let (detail, mend) = split(&warning.to_string());
         self.add(stage, what, Level::Warn, detail, mend);
     }
 
-    /// An error of a configuration: each of its problems by itself.
+    /// Records an error of a configuration, with one entry per problem.
     pub(super) fn failed_config(&mut self, stage: Stage, what: &str, error: &TrainError) {
         match error {
             TrainError::Config(ConfigError::Invalid { problems }) => {
@@ -126,7 +126,7 @@ impl Checks {
         }
     }
 
-    /// The value of `result`; an error is a failure.
+    /// Returns the value of `result`, or records its error as a failure.
     pub(super) fn take<T, E: Into<TrainError>>(
         &mut self,
         stage: Stage,
@@ -141,14 +141,14 @@ impl Checks {
     }
 }
 
-/// Words that advice begins with.
+/// Words that begin a piece of advice.
 const ADVICE: [&str; 32] = [
     "allow", "build", "check", "choose", "copy", "create", "describe", "end", "export", "free", "give", "go",
     "install", "leave", "lower", "make", "name", "or", "prepare", "put", "raise", "remove", "run", "set",
     "start", "take", "to", "unset", "update", "use", "what", "write",
 ];
 
-/// What an error says, and its advice, where that can be told apart.
+/// Splits an error message into the problem and the advice, if it can be split.
 fn split(message: &str) -> (String, Option<String>) {
     let begins_with_advice = |rest: &str| {
         let word: String = rest.chars().take_while(|c| c.is_alphabetic()).collect();
@@ -164,35 +164,35 @@ fn split(message: &str) -> (String, Option<String>) {
 }
 
 impl Check {
-    /// Whether it is a failure of this kind.
+    /// Returns `true` if it is a failure in this stage, and of `what` if given.
     fn is_failure(&self, stage: Stage, what: Option<&str>) -> bool {
         self.stage == stage && self.level == Level::Fail && what.is_none_or(|what| self.what == what)
     }
 }
 
-/// One line of the table: what some ranks have found alike.
+/// One line of the table: a result that some ranks share.
 struct Row<'a> {
     check: &'a Check,
     ranks: Vec<usize>,
 }
 
-/// What all ranks have found, in order of the stages.
+/// Results of all ranks, in the order of the stages.
 pub(super) struct Report {
-    /// The first rank of these, and what each has found.
+    /// For each process, its first rank and its results.
     pub(super) ranks: Vec<(usize, Checks)>,
-    /// Ranks that say what they are: processes.
+    /// Set if ranks are processes, so that lines name them.
     pub(super) processes: bool,
 }
 
 impl Report {
-    /// Keeps what is of a stage that `wanted` names, and all failures.
+    /// Keeps the results of the stages that `wanted` selects, and all failures.
     pub(super) fn keep(&mut self, wanted: impl Fn(Stage) -> bool) {
         for (_, checks) in &mut self.ranks {
             checks.0.retain(|check| wanted(check.stage) || check.level == Level::Fail);
         }
     }
 
-    /// Whether something has failed in `stage` on any rank; `what` in particular, if it is named.
+    /// Returns `true` if a check in `stage` has failed on any rank; only the check `what`, if given.
     pub(super) fn has_failed(&self, stage: Stage, what: Option<&str>) -> bool {
         self.ranks.iter().flat_map(|(_, checks)| &checks.0).any(|check| check.is_failure(stage, what))
     }
@@ -208,7 +208,7 @@ impl Report {
                 }
             }
         }
-        // What is of the same kind stays together, in the order in which it was first met.
+        // Results of the same kind stay together, in order of first appearance.
         let order: Vec<_> = rows.iter().map(|row| (row.check.stage, row.check.what.clone())).collect();
         let first = |row: &Row<'_>| {
             order.iter().position(|(stage, what)| (*stage, what) == (row.check.stage, &row.check.what))
@@ -217,12 +217,12 @@ impl Report {
         rows
     }
 
-    /// How many lines of the table are failures.
+    /// Number of lines of the table that are failures.
     pub(super) fn failures(&self) -> usize {
         self.rows().iter().filter(|row| row.check.level == Level::Fail).count()
     }
 
-    /// The table; `seconds` is how long all of it took.
+    /// The table. `seconds` is the duration of all checks.
     pub(super) fn to_text(&self, seconds: f64) -> String {
         let rows = self.rows();
         let whose = |row: &Row<'_>| if self.processes { named(&row.ranks) } else { String::new() };
@@ -246,7 +246,7 @@ impl Report {
                 ""
             );
             let indent = " ".repeat(head.len());
-            // Writing into a String cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{head}{}", detail.trim_end().replace('\n', &format!("\n{indent}")));
             if let Some(mend) = mend {
                 let _ =
@@ -265,7 +265,7 @@ impl Report {
     }
 }
 
-/// Ranks in words, such as `ranks 0-3, 7`.
+/// Ranks as text, such as `ranks 0-3, 7`.
 fn named(ranks: &[usize]) -> String {
     let plural = if ranks.len() == 1 { "" } else { "s" };
     format!("rank{plural} {}", in_ranges(ranks))
@@ -313,7 +313,7 @@ mod tests {
              ok    comm   clock  rank 2        b\n\
              2 ok, 0 warnings, 1 failure; 1.2 s"
         );
-        // A failure is never left out.
+        // Failures are always kept.
         report.keep(|stage| stage == Stage::Step);
         assert_eq!((report.rows().len(), report.failures()), (1, 1));
     }

@@ -1,4 +1,5 @@
-//! The stages `step` and `save`: a shrunk step of the model, a checkpoint of it, and the way back.
+//! The stages `step` and `save`: a reduced step of the model, a checkpoint of it, and a load of that
+//! checkpoint.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,18 +26,19 @@ use crate::sharded::ShardedDecoder;
 use crate::weights::AllowMissing;
 use crate::world;
 
-/// A model of more parameters is narrowed: a step of it would take longer than anybody waits for a check.
+/// Largest number of parameters for a step of the whole model. A larger model is narrowed, so that the check
+/// stays quick.
 const WHOLE: u64 = 16_000_000;
 
-/// Largest relative difference between a step on a GPU and the same step after a load: its kernels sum in any order.
-/// On the CPU, both have the same bits.
+/// Largest relative difference on a GPU between a step and the same step after a load: its kernels sum in any
+/// order. On the CPU, the bits must be equal.
 const TOLERANCE: f64 = 1e-3;
 
-/// Steps that are compared. The first after a load depends on the weights alone; what the optimizer remembers shows
-/// in the second.
+/// Steps to compare. The first one after a load depends on the weights alone; the optimizer's state shows in
+/// the second.
 const COMPARED: [u64; 2] = [2, 3];
 
-/// The run, shrunk.
+/// A reduced version of the run.
 pub(super) struct Shrunk {
     config: Config,
     model: ModelConfig,
@@ -44,14 +46,15 @@ pub(super) struct Shrunk {
     loss: Option<TokenLoss>,
     registry: Registry,
     device: Device,
-    /// Whether the model is narrower than that of the run.
+    /// Set if the model is narrower than the run's.
     narrow: bool,
     /// Largest relative difference between a step and the same step after a load.
     tolerance: f64,
 }
 
 impl Shrunk {
-    /// A step of little data; of a large model, two narrow blocks with the same layers.
+    /// Reduces the run to a step of little data; a large model also to two narrow blocks with the same
+    /// layers.
     pub(super) fn new(parts: &Trained, registry: &Registry, device: &ResolvedDevice) -> Result<Self> {
         let mut config = parts.config.clone();
         config.model = ModelSection::from_model(&parts.model);
@@ -70,7 +73,7 @@ impl Shrunk {
         Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow, tolerance })
     }
 
-    /// The model on one rank, before its first step, or before its state is loaded. Collective.
+    /// Builds the model on this rank, before its first step or before loading its state. Collective.
     fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
         let Shrunk { config, model, optimizer, registry, device, .. } = self;
         let shard = &config.shard;
@@ -84,13 +87,13 @@ impl Shrunk {
         Ok(ShardedDecoder::new(decoder, builder)?)
     }
 
-    /// Step `number` of `model`. Collective.
+    /// Takes step `number` of `model`. Collective.
     fn take(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
         let Shrunk { config, device, loss, .. } = self;
         let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
         let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
         let outcome = outcome.ok_or_else(|| problem("has not ended".to_owned()))?;
-        // f16 begins with a scale that may be too large.
+        // Loss scaling for f16 may start with a scale that overflows.
         match outcome.applied || outcome.overflowed {
             true => Ok(outcome),
             false => Err(problem(format!(
@@ -102,7 +105,7 @@ impl Shrunk {
         }
     }
 
-    /// One step; what to say of it. Collective.
+    /// Takes one step. Returns the text to report. Collective.
     pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
         let model = self.build(world, false)?;
         let began = Instant::now();
@@ -116,12 +119,13 @@ impl Shrunk {
         ))
     }
 
-    /// A step, a checkpoint, and a load of it, which has to lead to the same next step; what to say of it.
-    /// The checkpoint is in the folder nearest to `out`, for a moment. Collective.
+    /// Takes a step, saves a checkpoint and loads it; the next step must be the same as without loading.
+    /// Returns the text to report. The checkpoint exists temporarily in the folder nearest to `out`.
+    /// Collective.
     pub(super) fn save(&self, world: Arc<dyn Communicator>, out: &Path) -> Result<String> {
         let (rank, timeout) = (world.rank(), self.config.comm.timeout());
         let place = nearest(out);
-        // Until all ranks are done with it.
+        // Exists until all ranks are done with it.
         let folder =
             (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
         let folder = folder.map_err(TrainError::io("make a folder in", place))?;
@@ -167,7 +171,7 @@ impl Shrunk {
         let mut is_compared = true;
         for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
             let (here, there) = (self.take(&model, number)?, self.take(&again, number)?);
-            // The gradient of an overflow is no number.
+            // The gradient of an overflow is not finite.
             is_compared &= !(here.overflowed && there.overflowed);
             let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
             if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
@@ -188,7 +192,8 @@ impl Shrunk {
     }
 }
 
-/// Whether a value of the step after a load is that of the step without it. What is no number is not.
+/// Returns `true` if the values of a step with and without a load agree. A value that is not finite never
+/// does.
 fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
     here == there || (here - there).abs() < tolerance * here.abs()
 }

@@ -18,13 +18,13 @@ use crate::process::output::printable;
 use crate::process::terminal;
 use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
 
-/// How long a process may take to take a line.
+/// Longest time to wait for a process to accept a line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A run that is held again by then was only stepped.
+/// A run that is held again within this time was only stepped.
 const SOON: Duration = Duration::from_millis(500);
 
-/// What is in front of a line while no rank is held.
+/// Prompt text while no rank is held.
 const RUNNING: &str = "(running) ";
 
 /// Arguments of `kiln attach`.
@@ -41,11 +41,11 @@ pub struct AttachArgs {
 }
 
 impl AttachArgs {
-    /// Talks to the run until one of them is gone. Returns the exit code.
+    /// Connects the terminal to the run until either of them ends. Returns the exit code.
     ///
     /// # Errors
     ///
-    /// If there is no such run, or none that goes on on this machine.
+    /// If there is no such run, or if no process of it is running on this machine.
     pub fn run(&self) -> Result<u8> {
         if self.take_terminal {
             terminal::take();
@@ -55,12 +55,12 @@ impl AttachArgs {
     }
 }
 
-/// The prompts of a run that lines may go to.
+/// The prompts of a run that accept lines.
 struct Prompts {
-    /// That of rank 0's process, which has those of all ranks while all are held; and before it that of a rank that
-    /// may be held alone, if it has another process. Each with what it has said first.
+    /// Connections, each with the first message it received. Rank 0's process comes last; it has the prompt
+    /// of all ranks while all are held. Another process with a rank that may be held alone comes before it.
     connections: Vec<(Connection, ToPrompt)>,
-    /// The rank that is to be looked at where all are held.
+    /// The rank to look at while all ranks are held.
     focus: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let folder = Folder::open(run).ok();
     let owners = folder.as_ref().map(Folder::owners).unwrap_or_default();
     let Some(folder) = folder.filter(|_| !owners.is_empty()) else {
-        // Says so if it is no run at all.
+        // Fails if the folder holds no run.
         ended::look(run, false)?;
         return Err(TrainError::usage(format!(
             "no process of the run in {} is on this machine: it has ended, or attach on the machine of rank 0",
@@ -91,7 +91,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     let first = talk(&owners[0], None)?;
     let mut connections = Vec::new();
     match rank {
-        // A rank that is held alone has a prompt of its own; where all are held, rank 0 has it.
+        // A rank that is held alone has its own prompt. While all ranks are held, rank 0 has it.
         Some(rank) => {
             let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
                 let text = format!("rank {rank} of the run has no process on this machine");
@@ -101,7 +101,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
                 connections.push(talk(own, Some(rank))?);
             }
         }
-        // One that is held alone in another process. A process that does not answer is none to look at.
+        // Finds a rank held alone in another process. Processes that do not answer are skipped.
         None if first.1 == ToPrompt::Running => {
             let held = |owner| talk(owner, None).ok().filter(|(_, first)| *first != ToPrompt::Running);
             connections.extend(owners[1..].iter().find_map(held));
@@ -112,7 +112,7 @@ fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
     Ok(Prompts { connections, focus: rank })
 }
 
-/// What the terminal was like before a prompt was shown.
+/// Terminal settings before a prompt is shown.
 fn terminal_state() -> Option<Termios> {
     termios::tcgetattr(stdin()).ok()
 }
@@ -130,7 +130,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         let (asks, mut printer, before) =
             (asks.clone(), editor.create_external_printer().ok(), before.clone());
         handle(first, index, &mut printer, &asks, before.as_ref());
-        // Ends with the process, if the run says nothing more.
+        // Ends with the process if the run sends nothing more.
         thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
             while let Ok(Reply::Prompt(message)) = replies.receive() {
                 if handle(message, index, &mut printer, &asks, before.as_ref()).is_none() {
@@ -148,7 +148,7 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         prompts.wait();
     }
     loop {
-        // Somebody who pipes commands in sees the answers alone.
+        // With commands piped in, only the answers are shown.
         let shown = if is_terminal { prompts.text() } else { "" };
         let line = match editor.readline(shown) {
             Ok(line) => line,
@@ -162,10 +162,10 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
         if !line.trim().is_empty() {
             let _ = editor.add_history_entry(&line);
         }
-        // What came while the line was typed.
+        // Messages that arrived while the line was typed.
         prompts.catch_up();
         if focus.is_some() {
-            // A line for a rank is none for a run that goes on.
+            // A line for a particular rank must not reach a run that is not held.
             prompts.wait_until_held();
         }
         let was_held = prompts.is_held();
@@ -196,14 +196,14 @@ fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
     }
 }
 
-/// What is in front of the next line at each prompt.
+/// The prompt texts to show before the next line, by connection.
 struct Asked {
     texts: Vec<String>,
     asked: Receiver<(usize, String)>,
 }
 
 impl Asked {
-    /// The first prompt at which a rank is held; the last one, rank 0's, without.
+    /// Index of the first prompt at which a rank is held; the last prompt, rank 0's, if none is.
     fn index(&self) -> usize {
         let held = self.texts.iter().position(|text| text != RUNNING);
         held.unwrap_or(self.texts.len() - 1)
@@ -217,7 +217,7 @@ impl Asked {
         self.text() != RUNNING
     }
 
-    /// Waits until a prompt says something. The process ends when the run does.
+    /// Waits for a message from any prompt. The process ends when the run does.
     fn wait(&mut self) {
         if let Ok((index, text)) = self.asked.recv() {
             self.texts[index] = text;
@@ -231,7 +231,7 @@ impl Asked {
         }
     }
 
-    /// Whether a prompt says something within `patience`.
+    /// Returns `true` if a prompt sends a message within `patience`.
     fn wait_for(&mut self, patience: Duration) -> bool {
         let said = self.asked.recv_timeout(patience);
         let is_said = said.is_ok();
@@ -247,7 +247,7 @@ impl Asked {
     }
 }
 
-/// Shows what a prompt is sent. `None` at the end.
+/// Shows a message for a prompt. Returns `None` at the end of the conversation.
 fn handle<P: ExternalPrinter>(
     message: ToPrompt,
     index: usize,
@@ -257,7 +257,7 @@ fn handle<P: ExternalPrinter>(
 ) -> Option<()> {
     match message {
         ToPrompt::Text(text) => {
-            // The process may be another build, or say what a file or a tokenizer says.
+            // The text may come from another build, a file or a tokenizer, so control characters are escaped.
             let text = printable(&text);
             let printed = printer.as_mut().is_some_and(|printer| printer.print(format!("{text}\n")).is_ok());
             if !printed {
@@ -271,12 +271,12 @@ fn handle<P: ExternalPrinter>(
     Some(())
 }
 
-/// Ends this process, with the terminal as it was.
+/// Ends this process after restoring the terminal.
 fn leave(why: &str, before: Option<&Termios>) -> ! {
     if let Some(before) = before {
-        // A terminal that is gone needs nothing.
+        // Nothing to restore if the terminal is gone.
         let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
-        // Behind the prompt, which waits for a line.
+        // Starts a new line after the prompt, which is waiting for input.
         say("");
     }
     say(why);

@@ -1,10 +1,10 @@
-//! Looking into runs that go on: `kiln status`, breakpoints, and the prompt of a rank that is held.
+//! Inspecting runs in progress: `kiln status`, breakpoints, and the prompt of a held rank.
 //!
-//! Each process of a run answers whoever asks at its socket (`server.rs`). Nothing is done for it while nobody asks.
-//! What is asked and said, and the one who asks, are in `kiln_observe::ask`: a new kind of request is a variant of
-//! `Request` there and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and what is typed at the prompt of
-//! `kiln attach` (`attach.rs`), `hash/` the hashes of `kiln diff`, `nonfinite.rs` the search for a first NaN,
-//! `shapes.rs` the shapes in the log.
+//! Each process of a run answers requests at its socket (`server.rs`), which costs nothing while there are
+//! none. Requests, replies and the client are in `kiln_observe::ask`: a new kind of request is a variant of
+//! `Request` there and an arm of `serve` in `server.rs`. `prompt/` has breakpoints and the commands of the
+//! prompt, which `kiln attach` (`attach.rs`) shows. `hash/` writes the hashes for `kiln diff`, `nonfinite.rs`
+//! searches for the first NaN, and `shapes.rs` logs shapes.
 
 mod attach;
 pub(crate) mod hash;
@@ -42,7 +42,7 @@ use prompt::Debugger;
 use shapes::ShapeLog;
 use trace::Tracer;
 
-/// What looks at the steps of a rank, in the order in which it is called.
+/// The observers of a rank's steps, in the order in which they are called.
 pub(crate) fn observers(options: &DebugOptions, of: DebuggedRank) -> Vec<Box<dyn Observer>> {
     let hasher = |options: HashOptions| Box::new(Hasher::new(options, &of.out, of.rows)) as Box<dyn Observer>;
     let hasher = options.hash.clone().map(hasher);

@@ -1,4 +1,4 @@
-//! The first tensor of a step that is not finite.
+//! Search for the first tensor of a step that is not finite.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,29 +11,29 @@ use super::prompt::Pass;
 use crate::error::{Result, TrainError};
 use crate::run::{Moment, Observer};
 
-/// Looks for the first tensor of a step, on one rank, that has a value which is not finite.
+/// Searches a step on one rank for the first tensor with a value that is not finite.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NonFiniteFinder(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Tensors that were seen.
+    /// Number of tensors seen so far.
     seen: u64,
-    /// The one before, which was finite.
+    /// The previous tensor, which was finite.
     before: Option<String>,
     found: Option<Found>,
 }
 
-/// A tensor that is not finite.
+/// A tensor with a value that is not finite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Found {
-    /// Its number among the tensors of the step, the same on all ranks.
+    /// Its position among the tensors of the step, the same on all ranks.
     number: u64,
     text: String,
 }
 
 impl NonFiniteFinder {
-    /// What is known of the first tensor of all ranks, in words. Collective.
+    /// Describes the first such tensor over all ranks. Collective.
     pub(crate) fn finish(&self, engine: &Engine) -> Result<String> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).found.clone();
         let mine = serde_json::to_vec(&found).unwrap_or_default();

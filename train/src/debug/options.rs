@@ -1,4 +1,4 @@
-//! What looks into a run from its start.
+//! Debugging options that are set when a run starts.
 
 use kiln_shard::memory;
 
@@ -6,39 +6,39 @@ use super::hash::HashOptions;
 use super::prompt::{Breakpoint, Others};
 use super::trace::TraceOptions;
 
-/// Why memory of a GPU has no profile.
+/// Why GPU memory has no profile.
 const ON_GPU: &str = "--memory-profile: who holds the memory of a GPU is not counted; `kiln plan` tells what a rank \
                       will hold and for what, and `nsys profile --cuda-memory-usage=true` what the GPU holds when";
 
-/// Why a program of somebody's own may have none.
+/// Why your own program may have no profile.
 const UNCOUNTED: &str = "--memory-profile: this program does not count its memory; it does with \
                          `#[global_allocator] static ALLOCATOR: kiln_shard::memory::CountingAllocator = \
                          kiln_shard::memory::CountingAllocator;` in its main file";
 
-/// Steps of a trace at most: all of them are in memory until the last one has ended.
+/// Largest number of steps in a trace: all of them stay in memory until the last has ended.
 const MOST_TRACED: u64 = 200;
 
-/// What looks into a run from its start.
+/// Debugging options that are set when a run starts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DebugOptions {
-    /// Where it stops.
+    /// Breakpoints at which the run stops.
     pub breakpoints: Vec<Breakpoint>,
-    /// Whether the prompt of a run that is held may be opened on its terminal: `kiln attach` of this program.
+    /// Set if a held run may open the prompt, `kiln attach` of this program, on its terminal.
     pub has_prompt: bool,
-    /// The tensors that are hashed.
+    /// The tensors to hash.
     pub hash: Option<HashOptions>,
-    /// The steps that are traced.
+    /// The steps to trace.
     pub trace: Option<TraceOptions>,
     /// The step whose allocations are recorded.
     pub memory_profile: Option<u64>,
 }
 
 impl DebugOptions {
-    /// Whether a run of so many `ranks` and `steps` can have its breakpoints, its trace and its profile.
+    /// Checks that a run of `ranks` and `steps` can have these breakpoints, trace and profile.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words.
+    /// A description of the problem.
     pub(crate) fn check(&self, ranks: usize, steps: u64, with_mpi: bool, on_gpu: bool) -> Result<(), String> {
         for Breakpoint { rank, others, .. } in &self.breakpoints {
             match rank {

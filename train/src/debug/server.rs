@@ -1,5 +1,5 @@
-//! The socket of a process of a run. Whoever asks there is answered by threads of their own; a client that is
-//! slow, silent or gone holds up nobody else.
+//! The socket of a process of a run. Each client has its own thread, so a slow, silent or vanished client
+//! does not delay the others.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
@@ -16,13 +16,14 @@ use kiln_observe::ask::{
     Folder, MOST_REQUEST, Owner, Reply, Request, Typed, remove_if_empty, send_reply, stranger,
 };
 
-/// Clients that are served at a time.
+/// Largest number of clients served at the same time.
 const MOST_CLIENTS: usize = 8;
 
-/// How long a client may take to ask, and to take a part of the answer.
+/// Longest time a client may take to send a request or to receive a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Keeps the socket of this process until it is dropped. A process whose socket cannot be made goes on without.
+/// Serves the socket of this process until dropped. If the socket cannot be created, the process continues
+/// without.
 pub(crate) struct Server {
     out: PathBuf,
     kept: Option<Kept>,
@@ -41,12 +42,12 @@ struct Shared {
     about: About,
     stopping: AtomicBool,
     clients: AtomicUsize,
-    /// Whether a stranger was refused before.
+    /// Set once a request from another user was refused.
     refused: AtomicBool,
 }
 
 impl Server {
-    /// Answers for `ranks` of the run in `out`, which this process has.
+    /// Serves `ranks` of the run in `out`, which are in this process.
     pub(crate) fn start(out: &Path, ranks: Vec<usize>, about: About) -> Self {
         let desk = about.desk.clone();
         let kept = Kept::start(out, ranks, about).inspect(|_| desk.open()).map_err(|error| {
@@ -82,9 +83,9 @@ impl Drop for Server {
         folder.remove_of(&owner);
         remove_if_empty(&self.out);
         shared.stopping.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts. Clients that are being served are not waited for.
+        // Wakes the thread that accepts. Clients that are still being served are not waited for.
         let _ = rustix::net::shutdown(&shared.listener, rustix::net::Shutdown::Both);
-        // A panic there has been printed; there is nobody left to tell.
+        // A panic of that thread was already printed.
         let _ = thread.join();
     }
 }
@@ -98,13 +99,13 @@ impl Shared {
             }
             match accepted {
                 Ok((stream, _)) => self.admit(stream),
-                // Out of descriptors, most likely: rather than spin, wait until others have given some back.
+                // Most likely out of file descriptors: waits until some are free instead of spinning.
                 Err(_) => thread::sleep(Duration::from_millis(200)),
             }
         }
     }
 
-    /// Gives a client a thread, if there are not too many of them.
+    /// Starts a thread for a client unless there are too many.
     fn admit(self: &Arc<Self>, stream: UnixStream) {
         match stranger(&stream) {
             Ok(None) => {}
@@ -121,14 +122,14 @@ impl Shared {
         }
         if self.clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
             self.clients.fetch_sub(1, Ordering::Relaxed);
-            // It fits into the empty buffer of a new connection.
+            // The reply fits into the empty buffer of a new connection, so this does not block.
             let _ =
                 send_reply(&stream, &Reply::Refused("too many others are asking this process".to_owned()));
             return;
         }
         let shared = self.clone();
         let serve = move || {
-            // Whoever breaks off has no further interest.
+            // Errors mean that the client has disconnected.
             let _ = shared.serve(&stream);
             let _ = stream.shutdown(Shutdown::Both);
             shared.clients.fetch_sub(1, Ordering::Relaxed);
@@ -138,7 +139,7 @@ impl Shared {
         }
     }
 
-    /// Answers one request after the other.
+    /// Answers requests one after the other.
     fn serve(&self, stream: &UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -164,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Carries lines from a prompt to the ranks, and what they say back, until one of them is gone.
+    /// Passes lines from a prompt to the ranks, and their messages back, until either side ends.
     fn converse(
         &self,
         stream: &UnixStream,
@@ -181,13 +182,14 @@ impl Shared {
                         break;
                     }
                 }
-                // The run is over, or nobody reads: whoever reads from there stops as well.
+                // The run is over, or no one reads the messages. Shutting down ends the reading side too.
                 let _ = stream.shutdown(Shutdown::Both);
             };
             thread::Builder::new().name("kiln-prompt".to_owned()).spawn_scoped(scope, tell)?;
             let mut line = String::new();
             while reader.by_ref().take(MOST_REQUEST as u64).read_line(&mut line).unwrap_or(0) > 0 {
-                // A client that sends something else would wait for an answer for ever: end the conversation.
+                // A client that sends anything else would wait for an answer forever, so the conversation
+                // ends.
                 let Ok(Typed { typed }) = serde_json::from_str(&line) else { break };
                 desk.line(id, &typed);
                 line.clear();
@@ -216,7 +218,7 @@ mod tests {
     fn ask(folder: &Folder, owner: &Owner, line: &str) -> String {
         let stream = folder.connect(owner).unwrap();
         stream.set_read_timeout(Some(PATIENCE_OF_TESTS)).unwrap();
-        // Whoever is refused may be told, and left, before it has asked.
+        // A refused client may get the reply, and be disconnected, before it sends its request.
         let _ = (&stream).write_all(line.as_bytes());
         let mut said = String::new();
         BufReader::new(&stream).read_line(&mut said).unwrap();
@@ -232,7 +234,7 @@ mod tests {
         let silent: Vec<_> = (1..MOST_CLIENTS).map(|_| folder.connect(owner).unwrap()).collect();
         let status = "{\"status\":{\"stacks\":false,\"all\":false}}\n";
         assert!(ask(&folder, owner, status).starts_with("{\"status\":{\"world_size\":2,\"steps\":5,"));
-        // The thread of the last client may not be done yet.
+        // The thread of the last client may not have ended yet.
         let one_more = folder.connect(owner).unwrap();
         let refused = wait_for("a refusal", || {
             let said = ask(&folder, owner, status);
@@ -265,7 +267,7 @@ mod tests {
         let about = About { world_size: 2, steps: 9, deadline: Duration::MAX, on_gpu: false, desk };
         let server = Server::start(out.path(), vec![0], about);
         let folder = Folder::open(out.path()).unwrap();
-        // This process, which does not accept whoever comes here.
+        // A listener of this process that never accepts.
         let owner = Owner { process: ProcessId::this(), ranks: vec![1] };
         let listener = folder.listen(&owner).unwrap();
         let answers = ask_all(out.path(), true).unwrap();
@@ -279,7 +281,7 @@ mod tests {
         let silent = "it says nothing in time";
         assert!(matches!(&second.answer, Answer::Silent(why) if why == silent), "{second:?}");
         assert!(second.threads.as_ref().unwrap().len() > 1);
-        // One that cannot be reached.
+        // A socket that refuses connections.
         drop(listener);
         let answers = ask_all(out.path(), false).unwrap();
         assert!(matches!(&answers.processes[1].answer, Answer::Silent(why) if why != silent), "{answers:?}");

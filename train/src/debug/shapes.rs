@@ -1,4 +1,4 @@
-//! Shapes of the tensors at the edges of every layer, in the log.
+//! Logging of the shapes of the tensors at the edges of every layer.
 
 use kiln_model::ops::Seen;
 use kiln_shard::Engine;
@@ -6,8 +6,8 @@ use kiln_shard::Engine;
 use crate::error::Result;
 use crate::run::{Moment, Observer};
 
-/// Logs what goes into and out of every layer of the first step of a start, at the level `debug`: later steps have
-/// the same shapes.
+/// Logs the input and output shapes of every layer at the level `debug`, in the first step after a start:
+/// later steps have the same shapes.
 #[derive(Debug, Default)]
 pub(super) struct ShapeLog {
     first: Option<u64>,

@@ -1,4 +1,4 @@
-//! Bytes of one rank, on all ranks.
+//! Exchange of bytes between ranks.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use kiln_shard::{Engine, ShardError};
 
 use crate::error::{Result, TrainError};
 
-/// What rank `root` has, on all ranks. Waits for as long as it takes. Collective.
+/// Returns the bytes of rank `root` on all ranks. Waits without a time limit. Collective.
 pub(super) fn share(engine: &Engine, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
     let world = engine.world();
     if world.world_size() == 1 {
@@ -28,7 +28,8 @@ pub(super) fn share(engine: &Engine, bytes: Vec<u8>, root: usize) -> Result<Vec<
     Ok(send(mine)?.as_bytes().to_vec())
 }
 
-/// What every rank has, in rank order, on rank 0; nothing on the others, which hold one rank's at a time. Collective.
+/// Returns the bytes of every rank, in rank order, on rank 0. The other ranks get an empty list and hold only
+/// one rank's bytes at a time. Collective.
 pub(super) fn collect(engine: &Engine, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut mine = Some(bytes);

@@ -1,12 +1,12 @@
-//! The steps that somebody wants to look into, as they are written on the command line.
+//! Ranges of steps on the command line.
 
 use std::ops::RangeInclusive;
 
-/// The steps that `part` names, as in `steps=1-20` or `steps=5`.
+/// Parses a range of steps such as `steps=1-20` or `steps=5`.
 ///
 /// # Errors
 ///
-/// What is wrong, in words.
+/// A description of the problem.
 pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
     let steps = part.trim().strip_prefix("steps=").ok_or("it does not begin with steps=")?;
     let (first, last) = steps.split_once('-').unwrap_or((steps, steps));
@@ -21,7 +21,7 @@ pub(super) fn parse(part: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// The steps as part of the name of a file: `10-12`, or `5` alone.
+/// The range as part of a file name: `10-12`, or `5` for a single step.
 pub(super) fn name(steps: &RangeInclusive<u64>) -> String {
     match steps.start() == steps.end() {
         true => steps.start().to_string(),

@@ -1,7 +1,7 @@
-//! `kiln bisect`: which key makes the difference of two configurations.
+//! `kiln bisect`: finds the key responsible for a difference between two configurations.
 //!
-//! Delta debugging (Zeller and Hildebrandt, 2002): parts of the keys that differ are tried, smaller and smaller
-//! ones, until none can be left out.
+//! Delta debugging (Zeller and Hildebrandt, 2002): tries smaller and smaller subsets of the differing keys
+//! until no key can be removed.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ use crate::process::output::{complain, say};
 use crate::registry::Registry;
 use crate::words::number_of;
 
-/// Steps that are tried where it is not known when two runs part.
+/// Number of steps to train where it is not known when the two runs diverge.
 const STEPS: u64 = 3;
 
 /// Arguments of `kiln bisect`.
@@ -47,17 +47,17 @@ pub(crate) struct BisectArgs {
     json: bool,
 }
 
-/// What a trial came to.
+/// The result of a trial.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
-    /// No difference that counts.
+    /// No significant difference.
     Same,
-    /// It parts from the good one here.
+    /// Diverges from the good configuration at this place.
     PartsAt(Option<Difference>),
-    /// It trains, and fails.
+    /// Fails while training.
     Fails(String),
-    /// These values do not fit together.
+    /// The combination of values is invalid.
     Impossible(String),
 }
 
@@ -77,7 +77,7 @@ impl Outcome {
     }
 }
 
-/// The good configuration with some keys of the bad one.
+/// A trial: the good configuration with some keys of the bad one.
 #[derive(Debug, Serialize)]
 struct Trial {
     keys: Vec<String>,
@@ -97,19 +97,19 @@ struct Bisection<'a> {
     registry: &'a Registry,
     steps: u64,
     known: Vec<StepHashes>,
-    /// Whether other bits are a difference, because there is no larger one to be found.
+    /// Set if any difference in bits counts, because no larger difference was found.
     is_strict: bool,
     trials: Vec<Trial>,
 }
 
 impl BisectArgs {
-    /// Tries, and says what was found; returns the exit code: 0 if a key is named.
+    /// Runs the trials and prints the result. Returns the exit code: 0 if a key was found.
     pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let (a, b) = (Subject::find(&self.good)?, Subject::find(&self.bad)?);
         let (good, bad) = (config_of(&a, &self.set_good, None)?, config_of(&b, &self.set_bad, None)?);
         let steps = self.steps.unwrap_or_else(|| steps_of(&a, &b));
         let mut keys = keys::differences(&good, &bad);
-        // What can change numbers is tried first.
+        // Keys that can change numbers come first.
         keys.sort_by_key(|key| match key.effect {
             Effect::Numbers(phase) => (0, Some(phase)),
             Effect::Rounding => (1, None),
@@ -127,7 +127,7 @@ impl BisectArgs {
     }
 }
 
-/// The step in which two runs part, if that is known.
+/// The step in which two runs diverge, or the default if unknown.
 fn steps_of(a: &Subject, b: &Subject) -> u64 {
     if a.kind != SubjectKind::Run || b.kind != SubjectKind::Run {
         return STEPS;
@@ -138,7 +138,7 @@ fn steps_of(a: &Subject, b: &Subject) -> u64 {
 }
 
 impl Bisection<'_> {
-    /// The keys that make a difference, as smallest sets, each of which does so by itself.
+    /// Finds all smallest sets of keys that each make a difference on their own.
     fn culprits(&mut self, keys: &[KeyDifference]) -> Result<Vec<Culprit>> {
         complain(&format!("the good configuration: {}", number_of(self.steps, "step")));
         self.known = trial::run(&self.good, self.registry, self.steps, None)?;
@@ -146,7 +146,7 @@ impl Bisection<'_> {
         let mut culprits = Vec::new();
         let mut outcome = self.attempt(&left)?;
         if !outcome.differs() {
-            // Then the order of sums is what makes them differ, if anything does.
+            // Only the order of sums can make a difference then.
             self.is_strict = true;
             outcome = self.attempt(&left)?;
         }
@@ -162,7 +162,7 @@ impl Bisection<'_> {
         Ok(culprits)
     }
 
-    /// A smallest part of `keys`, which make a difference together, that makes one.
+    /// Reduces `keys`, which together make a difference, to a smallest subset that still does.
     fn smallest<'k>(
         &mut self,
         mut keys: Vec<&'k KeyDifference>,
@@ -179,7 +179,7 @@ impl Bisection<'_> {
                     continue 'smaller;
                 }
             }
-            // With two parts, each is the rest of the other.
+            // With two parts, each is the complement of the other.
             for index in (0..parts.len()).filter(|_| parts.len() > 2) {
                 let rest = parts.iter().enumerate().filter(|(other, _)| *other != index);
                 let rest: Vec<_> = rest.flat_map(|(_, part)| part.iter().copied()).collect();

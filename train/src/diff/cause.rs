@@ -1,4 +1,4 @@
-//! Why two runs part, as far as what is recorded of them tells.
+//! The likely cause of a difference, from the recorded facts about two runs.
 
 use std::path::Path;
 
@@ -11,22 +11,22 @@ use crate::checkpoint::Checkpoint;
 use crate::debug::hash::StepPhase;
 use crate::files;
 
-/// Longer files are not of a run.
+/// Longer files do not come from a run.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What is recorded of a run besides its configuration.
+/// Recorded facts about a run, apart from its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Version, commit and features of the program.
     pub(crate) build: Option<String>,
-    /// What it was computed on.
+    /// The device that it was computed on.
     pub(crate) device: Option<String>,
     /// SHA-256 of the training data.
     data: Option<String>,
 }
 
 impl Facts {
-    /// Those of `subject`.
+    /// Reads the facts about `subject`.
     pub(crate) fn of(subject: &Subject) -> Self {
         let facts = match subject.kind {
             SubjectKind::Run => Facts::read(&subject.path.join("run.json")).unwrap_or_default(),
@@ -38,19 +38,19 @@ impl Facts {
 
     fn read(path: &Path) -> Option<Self> {
         let json: Json = serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()?;
-        // An older build has not said it.
+        // Older builds did not record it.
         let said =
             |key| json.get(key).and_then(Json::as_str).filter(|said| !said.is_empty()).map(str::to_owned);
         Some(Facts { build: said("build"), device: said("device"), data: None })
     }
 
-    /// Whether both are known to have been computed on one kind of device.
+    /// Returns `true` if both runs are known to have used the same kind of device.
     pub(crate) fn is_on_device_of(&self, other: &Facts) -> bool {
         self.device == other.device
     }
 }
 
-/// Whether the builds of two runs are known, and are not the same.
+/// Describes the builds of two runs if both are known and differ.
 pub(crate) fn other_builds(a: &Facts, b: &Facts) -> Option<String> {
     differ("the program", &a.build, &b.build)
 }
@@ -64,12 +64,12 @@ fn other_data(a: &Facts, b: &Facts) -> Option<String> {
     differ("the training data, by their SHA-256", &a.data, &b.data)
 }
 
-/// Whether two runs are known to have been computed on other devices.
+/// Describes the devices of two runs if both are known and differ.
 pub(crate) fn other_devices(a: &Facts, b: &Facts) -> Option<String> {
     differ("the device", &a.device, &b.device)
 }
 
-/// The likely cause of a difference that begins in `phase`; `keys` are those that differ.
+/// The likely cause of a difference that begins in `phase`. `keys` are the differing keys.
 pub(crate) fn likely(
     phase: Option<StepPhase>,
     compared: Option<&Compared>,
@@ -86,12 +86,12 @@ pub(crate) fn likely(
     };
     let differ = keys.unwrap_or_default();
     let fitting: Vec<_> = differ.iter().filter(of_numbers).collect();
-    // A later step may part in its forward pass by what an earlier update did.
+    // A later step may diverge in its forward pass because of an earlier update.
     let fitting: Vec<_> = match fitting.is_empty() {
         true => differ.iter().filter(|key| from(key).is_some()).collect(),
         false => fitting,
     };
-    // What begins in this very phase is nearer than what would have shown before.
+    // A key that takes effect in this phase is more likely than one that would have shown earlier.
     if let Some(nearest) = fitting.iter().filter_map(|key| from(key)).max() {
         let nearest: Vec<_> = fitting.iter().filter(|key| from(key) == Some(nearest)).collect();
         let names: Vec<_> = nearest.iter().map(|key| key.describe()).collect();
@@ -130,7 +130,7 @@ pub(crate) fn likely(
     }
 }
 
-/// Where to look.
+/// Suggests where to look.
 fn hint(phase: Option<StepPhase>) -> &'static str {
     match phase {
         Some(StepPhase::Start) => "look at how weights are drawn or loaded",

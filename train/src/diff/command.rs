@@ -56,7 +56,7 @@ struct Live {
 }
 
 impl DiffArgs {
-    /// Compares, and says what was found; returns the exit code.
+    /// Compares the two subjects and prints the result. Returns the exit code.
     pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         if self.tolerance.is_some_and(|tolerance| !(0.0..=1.0).contains(&tolerance)) {
             return Err(TrainError::usage(
@@ -105,7 +105,7 @@ pub(crate) fn config_of(subject: &Subject, overrides: &[String], ranks: Option<u
     let mut config = load(&path, overrides)?;
     config.train.ranks = ranks.unwrap_or(config.train.ranks);
     if subject.kind != SubjectKind::Config && config.comm.backend != Default::default() {
-        // A run of processes is tried with threads.
+        // Ranks that are processes in the run are threads here.
         config.comm.backend = Default::default();
     }
     Ok(config)

@@ -1,4 +1,5 @@
-//! Compares two subjects, the most precise first: hashes, metrics, weights; configurations and data.
+//! Comparison of two subjects, most precise data first: hashes, metrics, weights; then configurations and
+//! data.
 
 use super::cause::{self, Facts};
 use super::difference::{Expected, Verdict};
@@ -12,13 +13,13 @@ use crate::config::load;
 use crate::debug::hash::{StepHashes, read};
 use crate::error::Result;
 
-/// Compares all that both have.
+/// Compares everything that both subjects have.
 pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
     let mut report = Report::new([a, b].map(|subject| subject.path.display().to_string()));
     let both = |of: fn(&Subject) -> Option<std::path::PathBuf>| of(a).zip(of(b));
     let mut expected = Expected::default();
     let keys = match both(Subject::config) {
-        // One that an older build has written may have other keys.
+        // A configuration written by an older build may have keys that no longer exist.
         Some((a, b)) => match (load(&a, &[]), load(&b, &[])) {
             (Ok(a), Ok(b)) => {
                 let keys = keys::differences(&a, &b);
@@ -50,8 +51,8 @@ pub(crate) fn subjects(a: &Subject, b: &Subject) -> Result<Report> {
             None => report.compared.push("metrics, which have no step in common".to_owned()),
         }
     }
-    // A run whose steps are known to differ has other weights as well. Where they differ by rounding, its weights have
-    // drifted apart in steps that may not be recorded: they may be any numbers, but must be numbers.
+    // If steps differ, so do the weights. If steps differ by rounding only, the weights have drifted apart in
+    // steps that may not be recorded: they may have any value, as long as it is finite.
     if report.verdict != Verdict::Different
         && let Some((a, b)) = models_of(a, b)
     {
@@ -145,7 +146,7 @@ fn add_hashes(
         report
             .compared
             .push(format!("not compared: {all} tensors that one of them lacks, such as {}", some.join(", ")));
-        // Other tensors are a difference, wherever the others agree.
+        // A difference in the set of tensors counts, even if the others agree.
         report.verdict = Verdict::Different;
         report.is_of_another_kind = true;
     }

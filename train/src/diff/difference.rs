@@ -1,28 +1,28 @@
-//! Where two things part, and whether rounding explains it.
+//! Places where two things differ, and whether rounding explains the difference.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A relative difference that sums in another order make in f32, at most.
+/// Largest relative difference in f32 that a different order of sums causes.
 pub(crate) const ROUNDING: f64 = 1e-5;
 
-/// The same where a pass computes in bf16 or f16, and nothing of the kind was compared in an earlier step.
+/// The same for passes in bf16 or f16, if no earlier step compared places of the kind.
 const HALF_ROUNDING: f64 = 2e-2;
 
-/// How much a difference by rounding may grow from one tensor to a later one before it is more than rounding.
+/// Factor by which a rounding difference may grow from one tensor to a later one.
 const GROWTH: f64 = 100.0;
 
 /// The distance between 1 and the next number in bf16.
 const HALF_UNIT: f64 = 1.0 / 128.0;
 
-/// Elements of one tensor that may round the other way in bf16 before that is more than chance.
+/// Elements of one tensor that may round the other way in bf16 by chance.
 const FLIPS: f64 = 4.0;
 
-/// What is expected of two runs, by what is recorded of them.
+/// The kind of difference to expect between two runs, from their recorded facts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
-    /// Nothing explains rounding: every bit counts.
+    /// Nothing explains a difference by rounding, so every bit counts.
     pub(crate) is_strict: bool,
     /// Both compute or reduce in bf16 or f16, whose rounding is coarse.
     pub(crate) is_half: bool,
@@ -31,13 +31,13 @@ pub(crate) struct Expected {
 /// A tensor or a number of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct TensorPlace {
-    /// The optimizer step, where there is one.
+    /// The optimizer step, if there is one.
     pub(crate) step: Option<u64>,
-    /// The part of the step, as in `forward`; what is compared, as in `weights`, where there is none.
+    /// The part of the step, such as `forward`; if there is no step, the kind of data, such as `weights`.
     pub(crate) phase: String,
-    /// The module, as in `layers.3`.
+    /// The module, such as `layers.3`.
     pub(crate) unit: String,
-    /// The tensor in it.
+    /// The tensor in the module.
     pub(crate) tensor: String,
 }
 
@@ -52,13 +52,13 @@ impl fmt::Display for TensorPlace {
 /// One place in which two things differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Difference {
-    /// Where.
+    /// The place.
     #[serde(flatten)]
     pub(crate) at: TensorPlace,
-    /// By how much, relative to the tensor: the norm of the difference over the norm. `None` if that has no
-    /// meaning, as for token ids, or for tensors of other shapes.
+    /// The difference relative to the tensor: the norm of the difference divided by the norm. `None` if this
+    /// has no meaning, as for token ids or tensors of different shapes.
     pub(crate) relative: Option<f64>,
-    /// What else is known of it.
+    /// Further details.
     pub(crate) note: Option<String>,
 }
 
@@ -74,23 +74,23 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What a comparison has come to.
+/// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
-    /// The same bits everywhere.
+    /// All bits are the same.
     Equal,
-    /// Other bits, by no more than rounding.
+    /// Bits differ by no more than rounding.
     Rounding,
-    /// More than that.
+    /// Values differ by more than rounding.
     Different,
 }
 
-/// The size of a difference, and the facts by which it is judged.
+/// The size of a difference, and the facts needed to judge it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    /// The difference relative to the tensor, or to all tensors of its kind in its module, some of which may be
-    /// nothing but rounding. Infinite or NaN is never rounding.
+    /// The difference relative to the tensor, or relative to all tensors of its kind in its module, since a
+    /// single one may consist of rounding noise only. Infinity and NaN never count as rounding.
     pub(crate) relative: f64,
     /// Number of elements in bf16 or f16, each of which may round the other way; `u64::MAX` for an f32 tensor.
     pub(crate) count: u64,
@@ -98,22 +98,22 @@ pub(crate) struct Size {
     pub(crate) is_known: bool,
 }
 
-/// Goes through two things in the order of time, and finds where they part.
+/// Compares two things in chronological order and finds where they diverge.
 #[derive(Clone, Debug)]
 pub(crate) struct Judge {
     /// Set if both compute in bf16 or f16.
     is_half: bool,
-    /// Whether any other bit is a difference.
+    /// Set if any difference in bits counts.
     is_strict: bool,
-    /// Places that were compared.
+    /// Number of places compared.
     pub(crate) seen: usize,
-    /// Those of them that have the same bits.
+    /// Number of places with the same bits.
     pub(crate) equal: usize,
     /// The largest difference so far.
     pub(crate) worst: f64,
-    /// The first place with other bits.
+    /// The first place with different bits.
     pub(crate) first: Option<Difference>,
-    /// The first place with a difference that is more than rounding.
+    /// The first place with a difference larger than rounding.
     pub(crate) parted: Option<Difference>,
 }
 
@@ -122,13 +122,13 @@ impl Judge {
         Judge { is_half, is_strict, seen: 0, equal: 0, worst: 0.0, first: None, parted: None }
     }
 
-    /// A place with the same bits.
+    /// Records a place with the same bits.
     pub(crate) fn same(&mut self) {
         self.seen += 1;
         self.equal += 1;
     }
 
-    /// A place with other bits.
+    /// Records a place with different bits.
     pub(crate) fn other(&mut self, difference: Difference, size: Size) {
         self.seen += 1;
         let relative = if size.relative.is_nan() { f64::INFINITY } else { size.relative };
@@ -140,10 +140,11 @@ impl Judge {
         self.first.get_or_insert(difference);
     }
 
-    /// A place at which one of two things without an order of time is not finite. It is named before all others.
+    /// Records a place that is not finite in one of two things without a chronological order. It takes
+    /// precedence over all others.
     pub(crate) fn non_finite(&mut self, difference: Difference) {
         self.seen += 1;
-        // The first of its kind stays.
+        // The first one is kept.
         if self.worst < f64::INFINITY {
             self.worst = f64::INFINITY;
             self.first = Some(difference.clone());
@@ -151,8 +152,9 @@ impl Judge {
         }
     }
 
-    /// The largest difference that rounding explains. An f32 that is `worst` apart rounds the other way in bf16
-    /// once in unit / `worst` times, and then by a unit: together, the root of `worst` units.
+    /// The largest difference that rounding explains. If f32 values differ by `worst`, a fraction `worst` /
+    /// unit of the elements rounds the other way in bf16, each by one unit. Together, that is the root of
+    /// `worst` units.
     fn rounding(&self, Size { count, is_known, .. }: Size) -> f64 {
         let floor = match (self.is_half, is_known) {
             (false, _) => ROUNDING,
@@ -221,11 +223,11 @@ mod tests {
             add(jump, is_known);
             judge.verdict() == Verdict::Different
         };
-        // The first step of a kind says what the noise is.
+        // The first step of its kind establishes the noise.
         assert!(!parts(3.6e-10, 1e-2, false));
-        // A gradient that is scaled by 1.01 on one of two ranks.
+        // A gradient scaled by 1.01 on one of two ranks.
         assert!(parts(3.6e-10, 5e-3, true) && parts(1e-8, 5e-3, true));
-        // Weights that are a little apart round the other way here and there.
+        // Weights with a small difference, a few of which round the other way.
         assert!(!parts(3.6e-10, 1.2e-4, true) && !parts(1e-7, 1e-3, true));
         assert!(!parts(2e-3, 1e-2, true) && parts(2e-3, 0.3, true));
     }

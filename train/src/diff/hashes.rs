@@ -1,27 +1,27 @@
-//! Compares the hashes of two runs, tensor by tensor, in the order of time.
+//! Comparison of the hashes of two runs, tensor by tensor, in chronological order.
 
 use std::collections::{HashMap, HashSet};
 
 use super::difference::{Difference, Expected, Judge, ROUNDING, Size, TensorPlace};
 use crate::debug::hash::{Entry, StepHashes, StepPhase};
 
-/// What the hashes of two runs have in common.
+/// The result of comparing the hashes of two runs.
 pub(crate) struct Compared {
     pub(crate) judge: Judge,
-    /// Steps that both have.
+    /// The steps that both runs have.
     pub(crate) steps: Vec<u64>,
-    /// The phase in which they part, or have other bits first.
+    /// The phase in which they diverge or, if they do not, first have different bits.
     pub(crate) phase: Option<StepPhase>,
-    /// Tensors that only one of them has, of kinds that both have.
+    /// Tensors that only one run has, of kinds that both have.
     pub(crate) unpaired: Vec<String>,
-    /// The dtypes of the tensor in which they part.
+    /// The dtypes of the tensor at which they diverge.
     pub(crate) dtypes: Option<[String; 2]>,
-    /// Phases of the steps before: how far runs are apart in them is known.
+    /// Phases seen in earlier steps, for which the usual distance of the runs is known.
     known: HashSet<StepPhase>,
 }
 
-/// The norm of all tensors of one kind in one module: parts of a gradient may be nothing but rounding, as that of
-/// a bias of keys is.
+/// Norms over all tensors of one kind in one module. A single part of a gradient may consist of rounding
+/// noise only, such as that of a bias of keys.
 fn scales(step: &StepHashes) -> HashMap<(StepPhase, &str, &str), f64> {
     let mut squares = HashMap::new();
     for entry in &step.entries {
@@ -32,7 +32,7 @@ fn scales(step: &StepHashes) -> HashMap<(StepPhase, &str, &str), f64> {
 
 fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
     let kind = match entry.phase {
-        // A slot of the optimizer has its name behind that of the parameter.
+        // The name of an optimizer slot follows that of its parameter.
         StepPhase::Start | StepPhase::Gradient | StepPhase::Update => {
             entry.tensor.split_once(' ').map_or("", |(_, slot)| slot)
         }
@@ -41,7 +41,7 @@ fn scale_of(entry: &Entry) -> (StepPhase, &str, &str) {
     (entry.phase, &entry.unit, kind)
 }
 
-/// Whether passes compute in fewer bits than f32.
+/// Returns `true` if passes compute in a type narrower than f32.
 fn is_half(steps: &[StepHashes]) -> bool {
     let mut entries = steps.iter().flat_map(|step| &step.entries);
     entries.any(is_of_half)
@@ -51,11 +51,11 @@ fn is_of_half(entry: &Entry) -> bool {
     matches!(entry.dtype.as_str(), "bf16" | "f16")
 }
 
-/// Compares the steps that both have, up to the first that has a difference.
+/// Compares the steps that both runs have, up to the first difference.
 pub(crate) fn compare(a: &[StepHashes], b: &[StepHashes], expected: Expected) -> Compared {
     let ranks = |steps: &[StepHashes]| steps.first().map(|step| step.ranks);
     let is_strict = expected.is_strict && ranks(a) == ranks(b);
-    // One that computes in fewer bits and one that does not differ.
+    // A run in a narrow type and a run in f32 are expected to differ.
     let is_half = expected.is_half || (is_half(a) && is_half(b));
     let judge = Judge::new(Expected { is_strict, is_half });
     let (steps, unpaired) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ impl Compared {
     fn step(&mut self, a: &StepHashes, b: &StepHashes) {
         let others: HashMap<_, _> = b.entries.iter().map(|entry| (entry.name(), entry)).collect();
         let names: HashSet<_> = a.entries.iter().map(Entry::name).collect();
-        // Kinds of tensors that only one of them was asked for are no difference.
+        // A kind of tensor that only one run hashed does not count as a difference.
         let kind = |entry: &Entry| (entry.phase, entry.tensor.contains(' '));
         let kinds = |step: &StepHashes| step.entries.iter().map(kind).collect::<HashSet<_>>();
         let (of_a, of_b) = if a.by_unit == b.by_unit { (kinds(a), kinds(b)) } else { Default::default() };
@@ -85,7 +85,7 @@ impl Compared {
             let of = |scales: &HashMap<_, f64>| scales.get(&scale_of(entry)).copied().unwrap_or_default();
             of(&scales_a).max(of(&scales_b))
         };
-        // Parameters whose gradient is nothing but rounding, which AdamW makes whole steps of.
+        // Parameters whose gradient is rounding noise, which AdamW turns into full-size steps.
         let mut noise = HashSet::new();
         for mine in &a.entries {
             let Some(theirs) = others.get(&mine.name()) else {
@@ -109,7 +109,8 @@ impl Compared {
             let is_noise = mine.phase == StepPhase::Update && noise.contains(&(&*mine.unit, parameter));
             let had = (self.judge.first.is_some(), self.judge.parted.is_some());
             let relative = if is_noise { 0.0 } else { size };
-            // Sums in f32, as of gradients and norms, have no elements that round the other way in bf16.
+            // Sums in f32, such as gradients and norms, have no elements that can round the other way in
+            // bf16.
             let count = if is_of_half(mine) { mine.count } else { u64::MAX };
             let size = Size { relative, count, is_known: self.known.contains(&mine.phase) };
             self.judge.other(difference, size);
@@ -125,7 +126,7 @@ impl Compared {
     }
 }
 
-/// How two tensors of one name differ, and what is held against a tolerance.
+/// Describes how two tensors of one name differ. The second value is compared with the tolerance.
 fn differ(step: u64, a: &Entry, b: &Entry, scale: f64) -> (Difference, f64) {
     let at = TensorPlace {
         step: Some(step),

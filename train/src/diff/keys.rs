@@ -1,4 +1,4 @@
-//! The keys in which two configurations differ, and what each can change.
+//! The keys in which two configurations differ, and the effects of each.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,37 @@ use super::difference::Expected;
 use crate::config::{Config, ConfigError, ModelSection, Precision};
 use crate::debug::hash::StepPhase;
 
-/// What a key can change of the numbers of a run.
+/// The effect of a key on the numbers of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Effect {
-    /// They are other numbers from this phase of a step on.
+    /// Numbers differ from this phase of a step on.
     Numbers(StepPhase),
-    /// The order of sums, and with it their rounding, at most.
+    /// At most the order of sums changes, and with it their rounding.
     Rounding,
-    /// Nothing.
+    /// Nothing changes.
     Neither,
 }
 
-/// A key that has another value in the second configuration.
+/// A key whose value differs between two configurations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct KeyDifference {
-    /// As in `train.seed`.
+    /// The key, such as `train.seed`.
     pub(crate) key: String,
-    /// Its values as TOML; `None` where it is not set.
+    /// Its values as TOML; `None` if not set.
     pub(crate) values: [Option<String>; 2],
     pub(crate) effect: Effect,
 }
 
 impl KeyDifference {
-    /// `train.seed (0, and 1 in the second)`.
+    /// The difference as text: `train.seed (0, and 1 in the second)`.
     pub(crate) fn describe(&self) -> String {
         let [a, b] = self.values.each_ref().map(|value| value.as_deref().unwrap_or("not set"));
         format!("{} ({a}, and {b} in the second)", self.key)
     }
 }
 
-/// Keys, or sections, and what they change. The first that a key begins with counts.
+/// Effects of keys or sections. The first entry that is a prefix of the key applies.
 const EFFECTS: &[(&str, Effect)] = &[
     ("model.rope_theta", Effect::Numbers(StepPhase::Forward)),
     ("model.rope_scaling", Effect::Numbers(StepPhase::Forward)),
@@ -54,16 +54,16 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("model.block", Effect::Numbers(StepPhase::Forward)),
     ("model.extra", Effect::Numbers(StepPhase::Forward)),
     ("model.moe", Effect::Numbers(StepPhase::Forward)),
-    // The limit of texts, which training does not use.
+    // Limits the length of generated texts and is not used in training.
     ("model.context_length", Effect::Neither),
-    // Shapes, and how weights are drawn.
+    // Shapes, and the initial weights.
     ("model.", Effect::Numbers(StepPhase::Start)),
     ("data.", Effect::Numbers(StepPhase::Data)),
     ("train.seed", Effect::Numbers(StepPhase::Start)),
     ("train.global_batch", Effect::Numbers(StepPhase::Data)),
     ("train.z_loss", Effect::Numbers(StepPhase::Loss)),
     ("train.freeze", Effect::Numbers(StepPhase::Gradient)),
-    // The schedule of the learning rate goes by them.
+    // The learning-rate schedule depends on these.
     ("train.steps", Effect::Numbers(StepPhase::Update)),
     ("train.micro_batch", Effect::Rounding),
     ("train.ranks", Effect::Rounding),
@@ -90,7 +90,7 @@ fn effect_of(key: &str) -> Effect {
     found.map_or(Effect::Numbers(StepPhase::Start), |(_, effect)| *effect)
 }
 
-/// What is expected of runs with the configurations `a` and `b`, which differ in `keys`.
+/// The differences to expect between runs with the configurations `a` and `b`, which differ in `keys`.
 pub(crate) fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expected {
     let is_half = |config: &Config| {
         [config.precision.compute(), config.precision.reduce]
@@ -103,15 +103,15 @@ pub(crate) fn expected(a: &Config, b: &Config, keys: &[KeyDifference]) -> Expect
     }
 }
 
-/// The differences of `a` and `b`, in the order of the sections. Presets are spelled out, with the vocabulary
-/// that either of them names.
+/// The differing keys of `a` and `b`, in the order of the sections. Presets are expanded, with the vocabulary
+/// that either configuration sets.
 pub(crate) fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
     let vocab_size = a.model.vocab_size.or(b.model.vocab_size);
     let [of_a, of_b] = [a, b].map(|config| values_of(config, vocab_size));
     let keys: std::collections::BTreeSet<_> = of_a.keys().chain(of_b.keys()).collect();
     let differs = |key: &&String| of_a.get(*key) != of_b.get(*key);
     let shown = |values: &BTreeMap<String, Value>, key: &String| values.get(key).map(Value::to_string);
-    // The balance of experts is a mean over a micro-batch, and no sum.
+    // The balance of experts is a mean over a micro-batch, not a sum.
     let is_of_batch =
         |key: &str| key == "train.micro_batch" && [a, b].iter().any(|config| config.model.moe.is_some());
     let of_key = |key: &String| KeyDifference {
@@ -125,13 +125,13 @@ pub(crate) fn differences(a: &Config, b: &Config) -> Vec<KeyDifference> {
 /// Every key that is set, with its value.
 fn values_of(config: &Config, vocab_size: Option<usize>) -> BTreeMap<String, Value> {
     let mut config = config.clone();
-    // For a shape without a vocabulary, any will do.
+    // Without a vocabulary size, any value serves to expand the shape.
     if let Ok(model) = config.model.resolve(vocab_size.or(Some(config.data.vocab_size))) {
         let context_length = config.model.context_length;
         config.model = ModelSection { vocab_size, context_length, ..ModelSection::from_model(&model) };
     }
     let mut values = BTreeMap::new();
-    // A configuration that was read can be written.
+    // A configuration that was read can always be serialized.
     flatten("", &Table::try_from(&config).unwrap_or_default(), &mut values);
     values
 }
@@ -140,7 +140,7 @@ fn flatten(prefix: &str, table: &Table, values: &mut BTreeMap<String, Value>) {
     for (key, value) in table {
         let key = format!("{prefix}{key}");
         match value {
-            // Where an inner table says what it is by a key of its own, its keys belong together.
+            // An inner table with a `kind` key is one value, because its other keys depend on the kind.
             Value::Table(inner) if !inner.contains_key("kind") || prefix.is_empty() => {
                 flatten(&format!("{key}."), inner, values);
             }
@@ -149,7 +149,7 @@ fn flatten(prefix: &str, table: &Table, values: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// `a` with the values that `b` has of `keys`.
+/// Returns `a` with the values of `keys` taken from `b`.
 pub(crate) fn with_keys(a: &Config, b: &Config, keys: &[&KeyDifference]) -> Result<Config, ConfigError> {
     let vocab_size = a.model.vocab_size.or(b.model.vocab_size);
     let (mut values, others) = (values_of(a, vocab_size), values_of(b, vocab_size));

@@ -1,10 +1,11 @@
-//! `kiln diff` and `kiln bisect`: where two runs part, and which key makes them.
+//! `kiln diff` and `kiln bisect`: find where two runs diverge, and the key responsible.
 //!
-//! - `subject`: what a path leads to;
+//! - `subject`: what a path refers to;
 //! - `difference`: a place in which two things differ, and whether rounding explains it;
-//! - `hashes`, `values`: hashes step by step; metrics, weights, data;
-//! - `keys`: in which keys two configurations differ, and what these can change; `cause`: why two runs part;
-//! - `compare`: all of it, for `report`;
+//! - `hashes`, `values`: comparison of hashes step by step, and of metrics, weights and data;
+//! - `keys`: the keys in which two configurations differ, and their effects; `cause`: the likely cause of a
+//!   difference;
+//! - `compare`: the whole comparison, as a `report`;
 //! - `trial`: a few steps of a configuration; `command`, `bisect`: the commands.
 
 mod bisect;

@@ -1,4 +1,4 @@
-//! What a comparison has come to, for people and for programs.
+//! The result of a comparison as text and JSON.
 
 use serde::Serialize;
 
@@ -6,31 +6,31 @@ use super::difference::{Difference, Judge, Verdict};
 use super::keys::{Effect, KeyDifference};
 use crate::words::number_of;
 
-/// Keys of a kind that are shown at most.
+/// Largest number of keys of a kind that are shown.
 const SHOWN: usize = 8;
 
-/// What a comparison has come to.
+/// The result of a comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// What was compared.
+    /// Names of the two subjects.
     pub(crate) names: [String; 2],
     pub(crate) verdict: Verdict,
-    /// Where they part by more than rounding.
+    /// The first place with a difference larger than rounding.
     pub(crate) parted: Option<Difference>,
-    /// Where they have other bits first, if that is another place.
+    /// The first place with different bits, if it is another place.
     pub(crate) first: Option<Difference>,
-    /// Why, as far as that is recorded.
+    /// The likely cause, if one is known.
     pub(crate) likely_cause: Option<String>,
-    /// The largest difference that was met, relative to the tensor or to those of its kind in its module.
+    /// The largest difference, relative to the tensor or to those of its kind in its module.
     pub(crate) largest: f64,
-    /// Places with the same bits, before they part and in all.
+    /// Number of places with the same bits: before they diverge, and in total.
     pub(crate) equal: usize,
     pub(crate) places: usize,
-    /// What was looked at, in words.
+    /// Descriptions of the compared data.
     pub(crate) compared: Vec<String>,
-    /// Keys that differ.
+    /// The keys that differ.
     pub(crate) keys: Vec<KeyDifference>,
-    /// Whether something differs that has no size, such as a key, or a tensor that one of them lacks.
+    /// Set if there is a difference without a size, such as a key, or a tensor that only one of them has.
     #[serde(skip)]
     pub(crate) is_of_another_kind: bool,
 }
@@ -52,7 +52,7 @@ impl Report {
         }
     }
 
-    /// Adds what a comparison has found, the more precise one first.
+    /// Adds the result of a comparison. More precise comparisons come first.
     pub(crate) fn add(&mut self, judge: Judge, what: String) {
         self.verdict = self.verdict.max(judge.verdict());
         self.largest = self.largest.max(judge.worst);
@@ -67,7 +67,7 @@ impl Report {
         }
     }
 
-    /// The exit code; differences up to `tolerance` are none.
+    /// The exit code. Differences up to `tolerance` do not count.
     pub(crate) fn exit_code(&self, tolerance: Option<f64>) -> u8 {
         let is_within =
             !self.is_of_another_kind && tolerance.is_some_and(|tolerance| self.largest <= tolerance);
@@ -75,7 +75,7 @@ impl Report {
     }
 
     pub(crate) fn to_json(&self) -> String {
-        // Names and numbers alone: it can be written.
+        // Serialization cannot fail: there are only names and numbers.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 

@@ -1,4 +1,4 @@
-//! What a path leads to, and what of it can be compared.
+//! The things that a path can refer to, and the parts that can be compared.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use crate::checkpoint::{self, Checkpoint, MANIFEST_FILE};
 use crate::debug::hash::HASHES_FILE;
 use crate::hugging_face::HuggingFaceFolder;
 
-/// What is compared.
+/// Something to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) path: PathBuf,
     pub(crate) kind: SubjectKind,
 }
 
-/// What it is.
+/// The kind of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SubjectKind {
     /// A run folder.
@@ -48,7 +48,7 @@ impl SubjectKind {
 }
 
 impl Subject {
-    /// What `path` leads to.
+    /// Determines what `path` refers to.
     pub(crate) fn find(path: &Path) -> Result<Self, DiffError> {
         let kind = kind_of(path).ok_or_else(|| match path.exists() {
             false => DiffError::Missing { path: path.to_owned() },
@@ -57,7 +57,7 @@ impl Subject {
         Ok(Subject { path: path.to_owned(), kind })
     }
 
-    /// What it is, in words.
+    /// Describes the subject.
     pub(crate) fn describe(&self) -> String {
         format!("{} is {}", self.path.display(), self.kind.name())
     }
@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// A model: its newest checkpoint, if it is a run.
+    /// The path of a model; of a run, its newest checkpoint.
     pub(crate) fn model(&self) -> Option<PathBuf> {
         match self.kind {
             SubjectKind::Checkpoint | SubjectKind::HuggingFace => Some(self.path.clone()),
@@ -100,7 +100,7 @@ impl Subject {
     }
 }
 
-/// The models of both: of a run, the newest checkpoint that the other has of the same step.
+/// The models of both. Of a run, the newest checkpoint of a step that the other has too.
 pub(crate) fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> {
     let (newest_a, newest_b) = (a.model()?, b.model()?);
     let of_step = |subject: &Subject, other: &Path| {
@@ -114,7 +114,7 @@ pub(crate) fn models_of(a: &Subject, b: &Subject) -> Option<(PathBuf, PathBuf)> 
     if let Some(model) = of_step(a, &newest_b) {
         return Some((model, newest_b));
     }
-    // Two runs without a common step have other weights, and need not differ.
+    // The weights of two runs without a common step differ even if nothing is wrong.
     let are_runs = [a, b].iter().all(|subject| subject.kind == SubjectKind::Run);
     (!are_runs).then_some((newest_a, newest_b))
 }
@@ -124,7 +124,7 @@ fn kind_of(path: &Path) -> Option<SubjectKind> {
     if path.is_file() {
         return match path.extension()?.to_str()? {
             "toml" => Some(SubjectKind::Config),
-            // Every line of hashes has them.
+            // File names of hashes always contain the word.
             "jsonl" if path.file_name()?.to_str()?.contains("hashes") => Some(SubjectKind::Hashes),
             "jsonl" => Some(SubjectKind::Metrics),
             _ => None,

@@ -1,4 +1,4 @@
-//! A few steps of a configuration with hashes, in a temporary folder: for comparing configurations.
+//! A few steps of a configuration with hashes, in a temporary folder, for comparing configurations.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +13,8 @@ use crate::process::output;
 use crate::registry::Registry;
 use crate::run::{RunOptions, Summary, Trainer, train_with};
 
-/// Hashes of the first `steps` steps of `config`, whose ranks are threads. Given those of another run in
-/// `until`, it ends with the first step that differs from that by more than is expected.
+/// Hashes of the first `steps` steps of `config`, whose ranks are threads. With the hashes of another run in
+/// `until`, ends after the first step that differs from that run by more than expected.
 pub(crate) fn run(
     config: &Config,
     registry: &Registry,
@@ -25,7 +25,7 @@ pub(crate) fn run(
     let folder = folder.map_err(TrainError::io("make a folder in", &std::env::temp_dir()))?;
     let out = folder.path().join("run");
     let mut config = config.clone();
-    // Nobody reads it, and it takes a while to measure.
+    // Measuring the peak takes time, and the result would not be used.
     config.device.peak_tflops.get_or_insert(1.0);
     (config.log.tensorboard, config.log.histograms, config.log.http) = (EventFolder::None, 0, None);
     let steps = steps.min(config.train.steps);
@@ -45,7 +45,7 @@ pub(crate) fn run(
             };
             let mine = read(&hashes).map_err(DiffError::from).map_err(TrainError::from)?;
             if hashes::compare(others, &mine, expected).judge.verdict() == Verdict::Different {
-                // All ranks hear of it after their next step.
+                // All ranks see it after their next step.
                 stop.store(true, Ordering::Relaxed);
             }
         }

@@ -1,4 +1,4 @@
-//! Compares metrics, weights and prepared data, value by value.
+//! Comparison of metrics, weights and prepared data, value by value.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,13 +19,13 @@ use crate::files;
 use crate::source::ModelSource;
 use crate::weights::Weights;
 
-/// Elements that are read at a time.
+/// Number of elements read at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What was compared, and how it went.
+/// A description of the compared data, and the result.
 pub(crate) struct ComparedValues {
     pub(crate) judge: Judge,
-    /// For people, as in `metrics of steps 1 to 4`.
+    /// A description, such as `metrics of steps 1 to 4`.
     pub(crate) what: String,
 }
 
@@ -33,7 +33,7 @@ fn place(step: Option<u64>, phase: &str, unit: &str, tensor: &str) -> TensorPlac
     TensorPlace { step, phase: phase.to_owned(), unit: unit.to_owned(), tensor: tensor.to_owned() }
 }
 
-/// A parameter, in the words of hashes.
+/// The place of a parameter, named as in hashes.
 fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPlace {
     match split(name) {
         (unit, inner) if unit.starts_with("layers.") => {
@@ -43,8 +43,8 @@ fn place_of(step: Option<u64>, phase: &str, name: &str, slot: &str) -> TensorPla
     }
 }
 
-/// Losses and norms of the steps that both have; `None` if there are none. `worst` is the largest difference that is
-/// known already.
+/// Compares losses and norms of the steps that both runs have. Returns `None` if there are none. `worst` is
+/// the largest difference known so far.
 pub(crate) fn metrics(
     a: &Path,
     b: &Path,
@@ -57,12 +57,12 @@ pub(crate) fn metrics(
     let both: Vec<_> = a.iter().filter_map(|(step, mine)| Some((*step, mine, b.get(step)?))).collect();
     let mut before = None;
     for (step, mine, theirs) in &both {
-        // Over steps that are not logged, noise grows unseen.
+        // Noise grows unseen over steps that are not logged.
         let is_known = before.replace(*step) == step.checked_sub(1);
         for key in ["loss", "grad_norm", "val_loss"] {
             let value = |line: &BTreeMap<String, f64>| line.get(key).copied();
             let (Some(x), Some(y)) = (value(mine), value(theirs)) else { continue };
-            // Evaluations of other samples are other numbers.
+            // Evaluations on different samples are not comparable.
             if key == "val_loss" && mine.get("val_tokens") != theirs.get("val_tokens") {
                 continue;
             }
@@ -89,12 +89,12 @@ fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> DiffError {
     move |error| DiffError::File { reason: format!("cannot read {}: {error}", path.display()) }
 }
 
-/// The numbers of every step. `null` stands for one that is not finite.
+/// Reads the numbers of every step. `null` means a number that is not finite.
 fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, DiffError> {
     let mut lines = LineReader::open(path).map_err(unreadable(path))?;
     let mut steps: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
     while let Some(line) = lines.next_line().map_err(unreadable(path))? {
-        // A line that is not whole, as after a crash, says nothing.
+        // Skips incomplete lines, as after a crash.
         let Ok(Json::Object(line)) = serde_json::from_slice(line) else { continue };
         let Some(step) = line.get("step").and_then(Json::as_u64) else { continue };
         let number = |value: &Json| if value.is_null() { Some(f64::NAN) } else { value.as_f64() };
@@ -104,7 +104,7 @@ fn read_metrics(path: &Path) -> Result<BTreeMap<u64, BTreeMap<String, f64>>, Dif
     Ok(steps)
 }
 
-/// The weights of two models, and the state of their optimizers if both have it.
+/// Compares the weights of two models, and their optimizer state if both have it.
 pub(crate) fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedValues> {
     let sources = [ModelSource::open(a)?, ModelSource::open(b)?];
     let [weights_a, weights_b] = sources.each_ref().map(ModelSource::weights);
@@ -148,7 +148,7 @@ pub(crate) fn models(a: &Path, b: &Path, expected: Expected) -> Result<ComparedV
     Ok(ComparedValues { judge, what })
 }
 
-/// The optimizer's state that both checkpoints have.
+/// Compares the optimizer state that both checkpoints have.
 fn slots(
     judge: &mut Judge,
     step: Option<u64>,
@@ -168,7 +168,7 @@ fn slots(
     Ok(if tensors.is_empty() { "" } else { " and moments" })
 }
 
-/// A tensor of `count` elements, which `x` and `y` read.
+/// Compares a tensor of `count` elements, which `x` and `y` read.
 fn compare_tensor(
     judge: &mut Judge,
     at: TensorPlace,
@@ -211,7 +211,7 @@ fn compare_tensor(
     Ok(())
 }
 
-/// Prepared data: the tokens of both splits, and the tokenizer that they are read with.
+/// Compares prepared data: the tokens of both splits, and the tokenizers.
 pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     let (of_a, of_b) = (DataInfo::load(a)?, DataInfo::load(b)?);
     let mut judge = Judge::new(Expected { is_strict: true, is_half: false });
@@ -245,8 +245,8 @@ pub(crate) fn data(a: &Path, b: &Path) -> Result<ComparedValues> {
     Ok(ComparedValues { judge, what })
 }
 
-/// Describes the first difference of the tokenizers of two folders of prepared data, in words for each of the two.
-/// Returns the same words twice if they do not differ.
+/// Describes the first difference between the tokenizers of two folders of prepared data, once for each
+/// folder. Returns two equal descriptions if the tokenizers do not differ.
 fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     let [of_a, of_b] = [data::read_tokenizer_of(a)?, data::read_tokenizer_of(b)?];
     let parse = |folder: &Path, content: &[u8]| {
@@ -273,7 +273,7 @@ fn other_tokenizers(a: &Path, b: &Path) -> Result<(String, String)> {
     })
 }
 
-/// The first token that is another in the second file, and both ids; none where a file ends before.
+/// Position of the first token that differs, and its id in each file; `None` if the file ends before.
 type OtherToken = (u64, Option<u32>, Option<u32>);
 
 fn first_other(a: &Path, b: &Path, width: usize) -> Result<Option<OtherToken>, DiffError> {
@@ -333,7 +333,7 @@ mod tests {
         for at in 0..losses.len() {
             let mut other = losses.clone();
             other[at] = f64::from_bits(other[at].to_bits() + 1);
-            // Only this step, for speed.
+            // A single step, for speed.
             let (verdict, worst) = compared(&losses[at..=at], &other[at..=at]);
             assert_eq!(verdict, Verdict::Rounding, "{}", losses[at]);
             assert!(worst > 0.0 && worst < 1e-15, "{worst}");

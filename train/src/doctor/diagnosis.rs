@@ -1,4 +1,4 @@
-//! What the doctor has found, for people and for programs.
+//! The doctor's findings as text and JSON.
 
 use std::fmt::Write;
 
@@ -7,34 +7,34 @@ use serde_json::{Map, Value, json};
 use crate::place::Considered;
 use crate::version::version;
 
-/// What the doctor has found.
+/// The doctor's findings.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
-    /// Who was asked where this process stands.
+    /// The sources consulted for this process's place.
     pub(super) sources: Vec<Considered>,
-    /// What was found of its place, the network, the ports, the machine and its GPUs, by title; of the network only
-    /// if there are others to meet, and of kernels only if they were to be checked.
+    /// Findings about place, network, ports, machine and GPUs, and kernels, by title. The network is present
+    /// only if there are other machines to connect to, and kernels only if requested.
     pub(super) sections: [(&'static str, Option<Section>); 6],
-    /// Whether training could start as far as one can tell; if not, the configuration is wrong.
+    /// `true` if training could start as far as the doctor can determine; otherwise the configuration is wrong.
     pub healthy: bool,
 }
 
-/// One part of a diagnosis.
+/// One section of a diagnosis.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Section {
-    /// For programs.
+    /// The findings for JSON.
     pub(super) facts: Map<String, Value>,
-    /// For people.
+    /// The findings as lines of text.
     pub(super) lines: Vec<String>,
 }
 
 impl Section {
-    /// Something that there are only words for.
+    /// Creates a section that has text only.
     pub(super) fn in_words(lines: Vec<String>) -> Self {
         Section { facts: Map::new(), lines }
     }
 
-    /// `facts` is an object.
+    /// Creates a section. `facts` must be an object.
     pub(super) fn new(facts: Value, lines: Vec<String>) -> Self {
         let facts = match facts {
             Value::Object(facts) => facts,
@@ -51,10 +51,10 @@ impl Section {
 }
 
 impl Diagnosis {
-    /// Lines for people.
+    /// The diagnosis as text.
     pub fn to_text(&self) -> String {
         let mut text = "sources of this process's place, in order\n".to_owned();
-        // Writing into a String cannot fail.
+        // Writing to a `String` cannot fail.
         for Considered { source, found, verdict } in &self.sources {
             let _ = writeln!(text, "  {:9} {verdict}", source.to_string());
             for (name, value) in found {
@@ -72,7 +72,7 @@ impl Diagnosis {
         text
     }
 
-    /// The same for programs: an object with the facts of each part beside its lines.
+    /// The diagnosis as JSON: an object with the facts of each section alongside its lines.
     pub fn to_json(&self) -> String {
         let source = |Considered { source, found, verdict }: &Considered| {
             let variables: Map<String, Value> =

@@ -1,12 +1,12 @@
-//! GPUs, and what a run on them needs.
+//! GPUs, and the libraries and drivers that a run on them needs.
 
-/// Lines on this machine's GPUs; one on each thing that is looked for, whether it is there or not.
+/// Lines about this machine's GPUs, with one for each requirement, met or not.
 #[cfg(feature = "cuda")]
 pub(super) fn examine() -> Vec<String> {
     crate::device::examine()
 }
 
-/// Lines on this program, and on the driver as the kernel knows it.
+/// Lines about this program, and about the driver as the kernel reports it.
 #[cfg(not(feature = "cuda"))]
 pub(super) fn examine() -> Vec<String> {
     const DRIVER: &str = "/proc/driver/nvidia/version";

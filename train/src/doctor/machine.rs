@@ -1,4 +1,4 @@
-//! Cores and memory, as far as this process may use them.
+//! Cores and memory available to this process.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,14 +11,14 @@ use super::diagnosis::Section;
 use crate::device::Memory;
 use crate::words::number_of;
 
-/// This machine when `ranks` ranks share it.
+/// Describes this machine, shared by `ranks` ranks.
 pub(super) fn examine(ranks: usize) -> Section {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let all = info.lines().filter(|line| line.starts_with("processor")).count();
     let mut lines = Vec::new();
     if cores < all {
-        // Bound by mpirun or srun, which bind each rank, or by a container, which binds them all.
+        // Either mpirun or srun has bound each rank, or a container binds all of them.
         lines.push(format!(
             "{cores} of {} for this process, its own or shared by {}",
             number_of(all, "core"),
@@ -50,7 +50,8 @@ pub(super) fn examine(ranks: usize) -> Section {
     Section::new(facts, lines)
 }
 
-/// What products of bf16 are computed with: `instructions`, which the variable's value `choice` may name.
+/// The instructions that multiply bf16 matrices: `instructions`, or the one that the variable's value
+/// `choice` names.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {

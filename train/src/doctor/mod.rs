@@ -1,4 +1,4 @@
-//! `kiln doctor`: what this process knows about its place, master and machine before work depends on it.
+//! `kiln doctor`: checks this process's place, master and machine before a run depends on them.
 
 mod diagnosis;
 mod gpu;
@@ -37,7 +37,7 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Looks, as [`examine`] does; returns what to say, and whether all is well.
+    /// Runs [`examine`]. Returns the text to print, and whether no problem was found.
     pub fn run(&self) -> (String, bool) {
         let diagnosis = examine(self);
         let text = if self.json { diagnosis.to_json() } else { diagnosis.to_text() };
@@ -45,7 +45,7 @@ impl DoctorArgs {
     }
 }
 
-/// Looks at this process, its environment and its machine. Takes seconds at most.
+/// Examines this process, its environment and its machine. Takes a few seconds at most.
 pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let (role, sources) = place::survey(&args.place, &place::environment);
     let Standing { place, meeting_point, ranks } = Standing::of(&role);
@@ -66,17 +66,18 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
     Diagnosis { sources, sections, healthy }
 }
 
-/// Lines on this machine when `ranks` ranks share it: cores, memory, and what they compute with.
+/// Lines about this machine, shared by `ranks` ranks: cores, memory, and the instructions used.
 pub(crate) fn machine(ranks: usize) -> Vec<String> {
     machine::examine(ranks).lines
 }
 
-/// Lines on GPUs and the libraries that a run on them needs.
+/// Lines about GPUs and the libraries that a run on them needs.
 pub(crate) fn gpus() -> Vec<String> {
     gpu::examine()
 }
 
-/// A line on the ports where ranks listen for each other, if they are enough for `ranks` ranks here, or else.
+/// A line about the ports on which ranks listen for each other. An error if they do not suffice for `ranks`
+/// ranks.
 pub(crate) fn ports(ports: Ports, ranks: usize) -> Result<String, String> {
     match network::examine_ports(Some(ports), ranks) {
         (line, true) => Ok(line),
@@ -84,22 +85,22 @@ pub(crate) fn ports(ports: Ports, ranks: usize) -> Result<String, String> {
     }
 }
 
-/// A line on whether rank 0, which is here, could listen where the ranks meet.
+/// A line stating that rank 0, on this machine, could listen at the meeting point. An error if it could not.
 pub(crate) fn can_listen(master: &Master) -> Result<String, String> {
     network::can_listen(master)
 }
 
-/// Whether no other machine reaches the place where the ranks meet.
+/// Returns `true` if no other machine can reach the meeting point.
 pub(crate) fn is_loopback(master: &Master) -> bool {
     network::is_loopback(master)
 }
 
-/// Where a process stands, which follows from flags and variables alone.
+/// The place of a process, from flags and variables alone.
 struct Standing<'a> {
     place: Section,
-    /// Where it meets others, and whether the master is to run here.
+    /// The meeting point of the ranks, and whether the master is to run on this machine.
     meeting_point: Option<(&'a Master, bool)>,
-    /// Ranks of this machine.
+    /// Number of ranks on this machine.
     ranks: usize,
 }
 

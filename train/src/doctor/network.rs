@@ -1,4 +1,4 @@
-//! Whether the ranks could meet: the master's name, and its port. Every question has a time limit.
+//! Reachability of the meeting point: the master's name and its port. Every query has a time limit.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,16 +11,17 @@ use kiln_collectives::tcp::Ports;
 use crate::place::Master;
 use crate::words::in_ranges;
 
-/// How long a name may take to resolve. The system's own limit is often half a minute.
+/// Longest time for resolving a name. The system's own limit is often half a minute.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// How long a connection to one address may take.
+/// Longest time for connecting to one address.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Addresses of a name that are tried.
+/// Number of addresses of a name to try.
 const ADDRESSES: usize = 3;
 
-/// Lines on the master as seen from here, and whether ranks can find its machine; `here` if that is this one.
+/// Lines about the master as seen from here, and whether ranks can find its machine. `here` is set if it is
+/// this one.
 pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     let addresses = match resolve(master.host.clone(), master.port) {
         Ok(addresses) => addresses,
@@ -42,7 +43,7 @@ pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     (lines, true)
 }
 
-/// A line on the ports where ranks listen for each other, and whether they are enough for `ranks` here.
+/// A line about the ports on which ranks listen for each other, and whether they suffice for `ranks` ranks.
 pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool) {
     let Some(ports) = ports else {
         let line = "comm.ports: none that doctor knows of, so ranks listen wherever the system lets them; \
@@ -70,7 +71,7 @@ pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool
 
 fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
     let (sender, receiver) = mpsc::channel();
-    // Left behind when it takes too long; it ends with the process.
+    // Abandoned if it takes too long; the thread ends with the process.
     let look_up = move || {
         let found = (host.as_str(), port).to_socket_addrs();
         let _ = sender.send(found.map(|found| found.take(ADDRESSES).collect::<Vec<_>>()));
@@ -84,7 +85,7 @@ fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// Whether rank 0 could listen: a line either way.
+/// Checks whether rank 0 could listen. Returns a line in either case.
 fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String> {
     let mut problem = String::new();
     for address in addresses {
@@ -111,7 +112,7 @@ fn bindable(addresses: &[SocketAddr], master: &Master) -> Result<String, String>
     Err(problem)
 }
 
-/// Whether rank 0, which is here, could listen where the ranks meet: a line either way.
+/// Checks whether rank 0, on this machine, could listen at the meeting point. Returns a line in either case.
 pub(super) fn can_listen(master: &Master) -> Result<String, String> {
     let addresses = resolve(master.host.clone(), master.port).map_err(|problem| {
         let host = &master.host;
@@ -121,7 +122,7 @@ pub(super) fn can_listen(master: &Master) -> Result<String, String> {
         let is_elsewhere = |address: &SocketAddr| {
             TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
         };
-        // A name may resolve to an address that only other machines know this one by.
+        // A name may resolve to an address that this machine has only from outside, as behind NAT.
         let everywhere = (Ipv4Addr::UNSPECIFIED, master.port);
         match addresses.iter().all(is_elsewhere) && TcpListener::bind(everywhere).is_ok() {
             true => Ok(format!("rank 0 can listen on port {} of every address of its own", master.port)),
@@ -130,13 +131,13 @@ pub(super) fn can_listen(master: &Master) -> Result<String, String> {
     })
 }
 
-/// Whether all addresses of the master are this machine's own alone.
+/// Returns `true` if all addresses of the master are loopback addresses.
 pub(super) fn is_loopback(master: &Master) -> bool {
     let addresses = resolve(master.host.clone(), master.port).unwrap_or_default();
     !addresses.is_empty() && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Whether this rank could connect.
+/// Checks whether this rank could connect.
 fn reachable(addresses: &[SocketAddr]) -> String {
     let mut problem = String::new();
     for address in addresses {

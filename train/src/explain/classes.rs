@@ -1,7 +1,7 @@
-//! Which page an error has. No match here has an arm for all other variants, so that a new one must choose.
+//! Maps errors to pages. No match has a catch-all arm, so a new variant must choose a page.
 //!
-//! `None` is for what is no failure, for what only says that another rank has failed, which has a page there,
-//! and for what a program's own code has to say.
+//! `None` means that there is no page: the variant is not a failure, or it only reports that another rank has
+//! failed (whose own error has a page), or it holds an error of a program's own code.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -29,9 +29,9 @@ use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MemoryError};
 
-/// An error that a user can meet.
+/// An error that users can encounter.
 pub(crate) trait Explained {
-    /// The page about it.
+    /// The page about this error, if there is one.
     fn page(&self) -> Option<Page>;
 }
 
@@ -68,7 +68,7 @@ impl Explained for TrainError {
             TrainError::Smoke { .. } => Some(Page::ResumeDiffers),
             TrainError::Links(LinksError::Read { .. }) => Some(Page::FileAccess),
             TrainError::Links(LinksError::Content { .. }) => None,
-            // The lines of the check have said what is to be done.
+            // The output of the check includes the fixes.
             TrainError::Check { .. } => None,
             TrainError::Exists(_) => Some(Page::OutputExists),
             TrainError::Stopped | TrainError::Drill(_) => None,
@@ -79,7 +79,7 @@ impl Explained for TrainError {
     }
 }
 
-/// The page of the first error of ours among what has caused an error of a program's own code.
+/// The page of the first Kiln error among the causes of an error of a program's own code.
 fn of_causes(error: &(dyn Error + 'static)) -> Option<Page> {
     causes(error).find_map(|error| {
         None.or_else(|| error.downcast_ref::<TrainError>()?.page())
@@ -439,7 +439,7 @@ impl Explained for kiln_collectives::nccl::NcclError {
             NcclError::NoLibrary { .. } | NcclError::NoSymbol { .. } => Page::NcclMissing,
             NcclError::Driver { .. } => Page::GpuFailed,
             NcclError::Call { .. } | NcclError::TimedOut { .. } => Page::NcclFailed,
-            // Those ranks say why.
+            // The other ranks report the reason.
             NcclError::Peers { .. } => return None,
             NcclError::SharedDevice { .. } => Page::GpuShared,
             NcclError::Attached => Page::OwnCode,

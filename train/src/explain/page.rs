@@ -66,9 +66,9 @@ pub(crate) enum Page {
 }
 
 impl Page {
-    /// The name that `kiln explain` takes.
+    /// The name for `kiln explain`.
     pub(crate) fn name(self) -> String {
-        // No variant is left out of the names.
+        // No variant is hidden.
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }

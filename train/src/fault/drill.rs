@@ -1,4 +1,4 @@
-//! One fault, waiting for its place in the run.
+//! A single fault that waits for its place in the run.
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -13,12 +13,12 @@ use crate::process::drills;
 
 use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
 
-/// The drill of the rank that is to fail.
+/// The drill of the rank that will fail.
 #[derive(Debug)]
 pub struct Drill {
     fault: Fault,
     step: AtomicU64,
-    /// The step in which it has happened last, and one more; 0 before it has.
+    /// One more than the step in which the fault last occurred; 0 before its first occurrence.
     fired: AtomicU64,
 }
 
@@ -27,17 +27,17 @@ impl Drill {
         Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicU64::new(0) }
     }
 
-    /// Whether it needs what gathers have brought before.
+    /// Returns `true` if the fault needs the results of earlier gathers.
     pub(super) fn is_stale(&self) -> bool {
         self.fault.kind == FaultKind::Stale
     }
 
-    /// Says which optimizer step begins.
+    /// Reports that optimizer step `step` begins.
     pub fn begin_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Says that data is about to be fetched. The error that fetching is to fail with, if any.
+    /// Reports that data is about to be fetched. Returns the error with which fetching should fail, if any.
     pub fn data_loading(&self) -> Result<(), String> {
         if self.fault.phase != FaultPhase::Data || !self.fires() {
             return Ok(());
@@ -49,7 +49,8 @@ impl Drill {
         Ok(())
     }
 
-    /// Says that a collective is about to be called. Returns what is to happen to the call itself.
+    /// Reports that a collective is about to be called. Returns the fault to apply to the call itself, if
+    /// any.
     pub(super) fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
         let kind = &self.fault.kind;
         if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
@@ -59,17 +60,17 @@ impl Drill {
         kind.changes_a_call().then(|| kind.clone())
     }
 
-    /// Whether this is the step, or one of those, for the first time.
+    /// Returns `true` if the fault is due in this step and has not occurred in it yet.
     fn fires(&self) -> bool {
         let step = self.step.load(Ordering::Relaxed);
         let is_due = step == self.fault.step || (self.fault.onwards && step > self.fault.step);
         is_due && self.fired.swap(step + 1, Ordering::Relaxed) != step + 1
     }
 
-    /// Does what needs no collective.
+    /// Performs the faults that need no collective.
     fn act(&self) {
         match &self.fault.kind {
-            // Nothing to do about a signal that cannot be sent: the drill shows that nothing happened.
+            // If a signal cannot be sent, nothing happens, which the drill shows.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
             FaultKind::Segv => drills::raise_segv(),
@@ -85,7 +86,8 @@ impl Drill {
         }
     }
 
-    /// A panic of a thread that works for the rank, which goes on in the rank itself, as those of compute threads do.
+    /// Panics in a thread that works for the rank; the panic resumes in the rank itself, as those of compute
+    /// threads do.
     fn panic_in_a_thread(&self) {
         let work = || {
             memory::bind_to_rank(self.fault.rank);

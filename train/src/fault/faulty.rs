@@ -11,11 +11,11 @@ use kiln_collectives::{
 use super::drill::Drill;
 use super::spec::{Changeable, Fault, FaultKind};
 
-/// A rank's communicator, or that of a group split from it, with a [`Drill`] in between.
+/// A rank's communicator, or that of a group split from it, wrapped with a [`Drill`].
 pub struct Faulty {
     inner: Arc<dyn Communicator>,
     drill: Arc<Drill>,
-    /// What the gathers of each scope have brought last, for the fault that brings it again.
+    /// The latest gather result of each scope, for the fault that returns it again.
     gathered: Mutex<HashMap<Arc<str>, Buffer>>,
 }
 
@@ -24,7 +24,7 @@ impl Faulty {
         Faulty { inner, drill, gathered: Mutex::default() }
     }
 
-    /// Gathers, and returns what the gather of this scope has brought the last time if it `is_stale`.
+    /// Gathers. Returns the previous result of this scope's gather if `is_stale`.
     fn gather_again(&self, label: Label, input: Arc<Buffer>, output: Buffer, is_stale: bool) -> Work {
         let scope = label.scope.clone();
         let result = self.inner.all_gather(label, input, output).wait(WAIT);
@@ -36,11 +36,11 @@ impl Faulty {
     }
 }
 
-/// How long a drill waits for a collective that it looks at the result of.
+/// Longest time a drill waits for a collective whose result it needs.
 const WAIT: Duration = Duration::from_secs(600);
 
-/// `world` with the fault built in, and the drill to be kept informed, if it is this rank's turn in
-/// a job that was started again `restarts` times.
+/// Wraps `world` with the fault, if it is meant for this rank and for a job that was restarted `restarts`
+/// times. Also returns the drill, which must be kept informed of the run's progress.
 pub fn rehearse(
     world: Arc<dyn Communicator>,
     fault: Option<&Fault>,
@@ -55,12 +55,12 @@ pub fn rehearse(
     }
 }
 
-/// An empty result, as of a barrier.
+/// An empty buffer, such as the result of a barrier.
 fn nothing() -> Buffer {
     Buffer::zeros(DType::U8, 0)
 }
 
-/// A copy whose first element is NaN: so is a float of any width with all bits set.
+/// A copy whose first element is NaN: all its bits are set, which is NaN in every float type.
 fn poisoned(buffer: &Buffer) -> Buffer {
     let width = buffer.dtype().size();
     let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
@@ -71,7 +71,7 @@ fn poisoned(buffer: &Buffer) -> Buffer {
     })
 }
 
-/// A copy whose floats are multiplied by `factor`.
+/// A copy with all floats multiplied by `factor`.
 fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     let scale = |bytes: &mut [u8]| match buffer.dtype() {
         DType::F32 => bytes.as_chunks_mut().0.iter_mut().for_each(|bytes| {
@@ -85,7 +85,7 @@ fn scaled(buffer: &Buffer, factor: f64) -> Buffer {
     })
 }
 
-/// `sum` with the bytes of `own` in its place.
+/// A copy of `sum` with its bytes replaced by `own`.
 fn replaced(sum: &Buffer, own: &[u8]) -> Buffer {
     sum.changed(|bytes| bytes.copy_from_slice(own)).unwrap_or_else(|error| {
         tracing::warn!("the fault drill has left the sum as it is: {error}");
@@ -156,7 +156,7 @@ impl Communicator for Faulty {
         match self.drill.calling(&label, Changeable::Sum) {
             Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
             Some(FaultKind::Size) => self.inner.all_reduce(label, buffer.like(buffer.len() + 1)),
-            // Bytes have no sum.
+            // Bytes cannot be summed, so this is an invalid call.
             Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
             Some(FaultKind::Nan) => self.inner.all_reduce(label, poisoned(&buffer)),
             Some(FaultKind::Scale(factor)) => self.inner.all_reduce(label, scaled(&buffer, factor)),
@@ -181,7 +181,7 @@ impl Communicator for Faulty {
     fn barrier(&self, label: Label) -> Work {
         match self.drill.calling(&label, Changeable::Call) {
             Some(FaultKind::Skip) => Work::ready(Ok(nothing())),
-            // A barrier has neither a count nor arguments; another operation is as wrong.
+            // A barrier has neither a count nor arguments. A different operation is just as wrong.
             Some(FaultKind::Size) => self.inner.all_reduce(label, Buffer::zeros(DType::F32, 1)),
             Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
             _ => self.inner.barrier(label),
@@ -195,7 +195,7 @@ impl Communicator for Faulty {
         key: i64,
         timeout: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
-        // What changes a call waits for one that has a result to stand in for.
+        // Faults that change a call wait for one whose result they can replace.
         let label = Label::new(name, Phase::Init);
         let _ = self.drill.calling(&label, Changeable::Nothing);
         let group = self.inner.split_within(name, color, key, timeout)?;

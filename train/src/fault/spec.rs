@@ -1,4 +1,4 @@
-//! Faults, and how they are written.
+//! Faults and their syntax.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,46 +9,46 @@ use kiln_collectives::Phase;
 
 use crate::config::ByteSize;
 
-/// How a rank fails.
+/// The way in which a rank fails.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FaultKind {
-    /// Its process is killed, without a chance to say anything.
+    /// Its process is killed without notice.
     Kill,
-    /// Its process is stopped, as by a machine that hangs.
+    /// Its process is stopped, as on a machine that hangs.
     Stop,
-    /// It is sent SIGSEGV, as when it reads memory that is not there.
+    /// It receives SIGSEGV, as after reading unmapped memory.
     Segv,
-    /// It reads a page of a file that ends before it: SIGBUS.
+    /// It reads a page beyond the end of a mapped file: SIGBUS.
     Bus,
-    /// It calls itself until its stack is used up.
+    /// It recurses until its stack overflows.
     Overflow,
-    /// It ends its process with SIGABRT, as code in C does that finds itself in a state that cannot be.
+    /// It ends its process with SIGABRT, as C code does on a failed assertion.
     Abort,
     /// It panics.
     Panic,
     /// A thread that works for it panics.
     Worker,
-    /// It calls a collective with arguments that cannot be, or, in data loading, returns an error.
+    /// It calls a collective with invalid arguments or, in data loading, returns an error.
     Error,
-    /// It leaves out one collective.
+    /// It skips one collective.
     Skip,
-    /// It calls one collective with another count than the others.
+    /// It calls one collective with a different count than the other ranks.
     Size,
-    /// It is late by this much.
+    /// It is late by this duration.
     Slow(Duration),
     /// One element of its gradient becomes NaN.
     Nan,
-    /// Its part of a gradient is multiplied by this.
+    /// Its part of a gradient is multiplied by this factor.
     Scale(f64),
-    /// It takes its own part of a sum over the ranks for the sum.
+    /// It uses its own part of a sum over the ranks as the sum.
     Unreduced,
-    /// It goes on with the weights that the same gather has brought the last time.
+    /// It uses the weights from the previous time of the same gather.
     Stale,
-    /// It runs a program, such as one that pulls a cable, and goes on.
+    /// It runs a program, such as one that pulls a cable, and continues.
     Run(PathBuf),
-    /// Its process may hold no more than so many bytes from here on.
+    /// Its process may hold at most this many bytes from here on.
     Memory(ByteSize),
-    /// Its clock is so many seconds ahead, for `kiln check`, which compares clocks.
+    /// Its clock is ahead by this many seconds, for `kiln check`, which compares clocks.
     Clock(f64),
 }
 
@@ -69,26 +69,26 @@ pub enum FaultPhase {
     Checkpoint,
 }
 
-/// A fault, written as `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` for every step from that one on.
+/// A fault, written `KIND@PHASE:STEP:RANK`, or `KIND@PHASE:STEP+:RANK` to repeat it in every later step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`, `skip`, `size`,
-    /// `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`, `memory=SIZE` or
-    /// `clock=SECONDS`.
+    /// The way of failing: `kill`, `stop`, `segv`, `bus`, `overflow`, `abort`, `panic`, `worker`, `error`,
+    /// `skip`, `size`, `slow=SECONDS`, `nan`, `scale=FACTOR`, `unreduced`, `stale`, `run=PROGRAM`,
+    /// `memory=SIZE` or `clock=SECONDS`.
     pub kind: FaultKind,
-    /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
+    /// The phase: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
-    /// In which optimizer step.
+    /// The optimizer step.
     pub step: u64,
-    /// Whether it comes again in every later step: `STEP+`.
+    /// Set if it occurs again in every later step: `STEP+`.
     pub onwards: bool,
-    /// On which rank.
+    /// The rank.
     pub rank: usize,
-    /// Whether it comes again when the job is started again: `KIND!`.
+    /// Set if it occurs again when the job is restarted: `KIND!`.
     pub every_life: bool,
 }
 
-/// A text that names no fault.
+/// A text that is not a fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write it as KIND@PHASE:STEP:RANK, for example kill@backward:3:1")]
 pub struct FaultParseError {
@@ -172,27 +172,27 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
     })
 }
 
-/// What a drill can change of a call.
+/// The part of a call that a drill can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Changeable {
-    /// Nothing: there is no result to stand in for.
+    /// Nothing: there is no result to replace.
     Nothing,
-    /// Its arguments, or whether it happens.
+    /// Its arguments, or whether the call happens.
     Call,
-    /// That, and what is summed.
+    /// The call, and the summed values.
     Sum,
-    /// That, and what is gathered.
+    /// The call, and the gathered values.
     Gather,
 }
 
 impl FaultKind {
-    /// Whether it needs a collective to happen to.
+    /// Returns `true` if the fault changes a collective.
     pub(super) fn changes_a_call(&self) -> bool {
         let is_call = matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size);
         is_call || self.is_of_sum() || *self == FaultKind::Stale
     }
 
-    /// Whether it needs a sum to happen to.
+    /// Returns `true` if the fault changes a sum.
     fn is_of_sum(&self) -> bool {
         matches!(self, FaultKind::Nan | FaultKind::Scale(_) | FaultKind::Unreduced)
     }
@@ -207,7 +207,7 @@ impl FaultKind {
 }
 
 impl FaultPhase {
-    /// Whether collectives of `phase` are of this part of a run.
+    /// Returns `true` if collectives of `phase` belong to this part of a run.
     pub(super) fn has(self, phase: Phase) -> bool {
         let own = match self {
             FaultPhase::Start => Phase::Init,

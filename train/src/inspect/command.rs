@@ -1,4 +1,4 @@
-//! The command, and flight recorders in words.
+//! The command `kiln inspect`, and the text output of flight recorders.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use crate::files;
 use crate::flight;
 use crate::source::ModelSource;
 
-/// Files beyond this size are not flight recorders.
+/// Larger files are not flight recorders.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Missing ranks that are named one by one.
+/// Largest number of missing ranks to name individually.
 const NAMED: usize = 16;
 
 /// What to look at.
@@ -43,12 +43,12 @@ enum InspectCommand {
 }
 
 impl InspectArgs {
-    /// Looks, and returns what to say.
+    /// Inspects the checkpoint or the flight recorders. Returns the text to print.
     pub fn run(self) -> Result<String> {
         if let Some(InspectCommand::Flight { folder }) = self.command {
             return Ok(flight(&folder)?);
         }
-        // The argument parser insists on one of the two.
+        // The argument parser requires one of the two.
         let source = ModelSource::open(&self.checkpoint.unwrap_or_default())?;
         match source {
             ModelSource::Checkpoint(checkpoint) if self.verify => {
@@ -72,14 +72,14 @@ impl InspectArgs {
     }
 }
 
-/// The flight recorders of a run, as found.
+/// The flight recorders found for a run.
 struct Found {
     flights: BTreeMap<usize, Flight>,
     skipped: Vec<String>,
 }
 
-/// Describes the flight recorders in `folder`, a run folder or a folder of such files: the verdict,
-/// then a line for every rank. Files that cannot be used are named and left out.
+/// Describes the flight recorders in `folder`, a run folder or a folder of such files: the verdict, then one
+/// line per rank. Unusable files are named and skipped.
 pub fn flight(folder: &Path) -> Result<String, InspectError> {
     let inside = flight::folder_of_run(folder);
     let folder = if inside.is_dir() { inside } else { folder.to_owned() };
@@ -115,7 +115,7 @@ fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
     if flight.rank != rank { Err(format!("it is of rank {}", flight.rank)) } else { Ok(flight) }
 }
 
-/// One line: what the rank was doing, what it called last, what it waits for.
+/// One line: the rank's activity, its last call, and the call it waits for.
 fn describe(flight: &Flight) -> String {
     let activity = &flight.activity;
     let mut line = format!(
@@ -155,11 +155,11 @@ fn of_group(name: &str) -> String {
     if name == "world" { String::new() } else { format!(" of group \"{name}\"") }
 }
 
-/// Ranks without a usable file.
+/// Names the ranks without a usable file.
 fn missing(flights: &BTreeMap<usize, Flight>) -> Option<String> {
     let world_size = flights.values().map(|flight| flight.world_size).max()?;
     let known = flights.range(..world_size).count();
-    // A file may claim any size.
+    // A file may claim any world size.
     let names = (0..world_size).filter(|rank| !flights.contains_key(rank)).take(NAMED);
     let names: Vec<_> = names.map(|rank| rank.to_string()).collect();
     let more = (world_size - known).saturating_sub(names.len());

@@ -1,18 +1,18 @@
-//! Why there is nothing to show.
+//! Errors of `kiln inspect`.
 
 use std::path::PathBuf;
 
-/// Why there is nothing to show.
+/// An error of `kiln inspect`.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// A checkpoint is not as it was written.
+    /// A checkpoint is damaged.
     #[error(
         "{folder} is damaged:{}",
         .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
     )]
     Damaged { folder: String, problems: Vec<String> },
-    /// No file could be read. `folder`: where they were looked for; `skipped`: files that were there, and
-    /// what is wrong with them.
+    /// No usable file was found. `folder`: the folder that was searched; `skipped`: the files found there,
+    /// and the problem of each.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
         .folder.display(),

@@ -1,4 +1,4 @@
-//! `kiln inspect`: what is in a checkpoint, and what the ranks of a failed run were doing.
+//! `kiln inspect`: shows the contents of a checkpoint, or the last activity of the ranks of a failed run.
 
 mod command;
 mod error;

@@ -1,4 +1,4 @@
-//! Checkpoints that are missing, damaged, or of another model; run folders that cannot be used.
+//! Checkpoints that are missing, damaged, or of a different model, and run folders that cannot be used.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ const MODEL: &str = "run/checkpoints/fsdp_cpt2/model-part-00002-of-00002.safeten
 const OPTIMIZER: &str = "run/checkpoints/fsdp_cpt2/optimizer-part-00002-of-00002.safetensors";
 const MANIFEST: &str = "run/checkpoints/fsdp_cpt2/manifest.json";
 
-/// A run of two steps in `run`, which a configuration of four steps can go on with.
+/// Trains two steps in `run`, which a configuration of four steps can resume.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
@@ -89,7 +89,7 @@ fn damaged_checkpoints_fail_and_stay_as_they_are() {
     fails("manifest with another step", &|w| {
         w.replace(MANIFEST, "\"next_sample\": 16", "\"next_sample\": 61");
     });
-    // Sealed again, as by someone who knows how.
+    // Resealed with a valid checksum, as a deliberate edit would be.
     let resealed = |w: &Workspace, from: &str, to: &str| w.replace_in_manifest(FOLDER, from, to);
     fails("manifest without a key", &|w| resealed(w, "next_sample", "next_simple"));
     fails("manifest of the future", &|w| {
@@ -108,7 +108,7 @@ fn a_run_folder_that_cannot_be_written_fails_at_once() {
     let workspace = Workspace::new();
     let below_a_file = ["train", "run.toml", "--out", "run.toml/run"];
     messages.fails("run folder below a file", &workspace, &below_a_file);
-    // A start that comes to nothing, and leaves the folder to the next one.
+    // A start that fails early and leaves the folder for the next run.
     workspace.kiln(&["train", "run.toml", "--out", "run", "--fault", "error@start:0:0"]);
     workspace.remove("run/checkpoints");
     workspace.write("run/checkpoints", "a file");
@@ -122,7 +122,7 @@ fn a_run_folder_that_cannot_be_written_fails_at_once() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// The weights of the last good step stay, and the run can go on from them.
+/// The weights of the last good step are kept, and the run can resume from them.
 #[test]
 fn a_loss_that_is_no_number_stops_the_run() {
     let mut messages = Messages::default();
@@ -135,7 +135,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// They are the run's work: whoever looks for them is told of them, and nothing begins anew in their folder.
+/// The checkpoints are the run's work: looking for them reports them, and no new run starts in their folder.
 #[test]
 fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     let mut messages = Messages::default();
@@ -144,7 +144,7 @@ fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let [older, newer] = [2, 4].map(|step| format!("run/checkpoints/fsdp_cpt{step}"));
     let manifest = |checkpoint: &str| format!("{checkpoint}/manifest.json");
-    // Root may read whatever it likes, and follows no circle either.
+    // Root can read every file, but cannot follow a circular link either.
     for checkpoint in [&older, &newer] {
         fs::rename(workspace.path(manifest(checkpoint)), workspace.path(format!("{checkpoint}/kept")))
             .expect("a manifest");
@@ -159,7 +159,7 @@ fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     messages.refused("start again", &workspace, &train);
     workspace.remove(&manifest(&newer));
     messages.refused("none is complete", &workspace, &["inspect", "run"]);
-    // The newest is damaged, and an older one is there.
+    // The newest checkpoint is damaged, and an older one exists.
     for checkpoint in [&older, &newer] {
         fs::rename(workspace.path(format!("{checkpoint}/kept")), workspace.path(manifest(checkpoint)))
             .expect("a manifest");

@@ -1,4 +1,4 @@
-//! Arguments and inputs of the other commands.
+//! Invalid arguments and inputs of the other commands.
 
 use std::process::{Command, Stdio};
 
@@ -60,7 +60,7 @@ fn commands_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// What is wrong is the name or a limit, and not permissions or space.
+/// The name or a limit is the problem, not permissions or disk space.
 #[test]
 fn advice_fits_what_the_system_says() {
     let workspace = Workspace::new();
@@ -84,7 +84,7 @@ fn advice_fits_what_the_system_says() {
     let kiln = env!("CARGO_BIN_EXE_kiln");
     for (limit, name) in [("ulimit -n 8", "files"), ("ulimit -f 1", "size")] {
         let mut shell = Command::new("sh");
-        // A signal would end it before the system says what is wrong.
+        // SIGXFSZ would end the process before the write reports an error.
         let run = format!("trap '' XFSZ; {limit}; exec {kiln} train run.toml --out {name}");
         shell.args(["-c", &run]).current_dir(workspace.path("")).stdout(Stdio::piped());
         let ended = workspace.end(shell.stderr(Stdio::piped()).spawn().expect("a shell"));
@@ -114,7 +114,7 @@ fn inputs_that_cannot_be_used_leave_no_folder() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// `generate` tells which file of a checkpoint is damaged.
+/// `generate` names the damaged file of a checkpoint.
 #[test]
 fn generate_names_what_is_damaged() {
     let mut messages = Messages::default();

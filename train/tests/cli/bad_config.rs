@@ -1,9 +1,9 @@
-//! Configurations that cannot be: refused before any work, with the key and the mend.
+//! Invalid configurations: refused before any work, with the key and the fix.
 
 use crate::messages::Messages;
 use crate::support::{RUN, Workspace};
 
-/// Title, and the values to change in a configuration that works.
+/// A title, and the values to change in a valid configuration.
 const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("zero steps", &[("train.steps", "0")]),
     ("zero ranks", &[("train.ranks", "0")]),
@@ -62,7 +62,7 @@ fn values_out_of_range_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Title, and what to replace in a file that works: the message shows the line.
+/// A title, and the text to replace in a valid file: the message shows the line.
 const TEXTS: &[(&str, &str, &str)] = &[
     ("not TOML", "d_model = 16", "d_model: 16"),
     ("unknown key", "warmup_steps = 2", "warm_up_steps = 2"),
@@ -144,8 +144,8 @@ fn overrides_are_checked_like_the_file() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Where a text is expected, a number, a switch or a date is one as well: nobody has to quote for the shell
-/// and for TOML.
+/// Numbers, booleans and dates are accepted where a string is expected, so users need not quote
+/// for both the shell and TOML.
 #[test]
 fn texts_need_no_quotes_whatever_they_look_like() {
     for value in ["31000", "true", "1.50", "2026-01-01", "0x10", "'7'"] {
@@ -170,6 +170,6 @@ fn a_warm_up_longer_than_the_run_is_shortened() {
     );
     workspace.succeed(&["train", "run.toml", "--out", "whole", "--set", "optim.warmup_steps=4"]);
     assert_eq!(workspace.steps("long"), workspace.steps("whole"));
-    // What is kept is what was done.
+    // The saved configuration has the value that was used.
     assert!(workspace.text("long/config.toml").contains("warmup_steps = 4"));
 }

@@ -7,7 +7,7 @@ use crate::support::{TRAIN_TOKENS, VOCAB, Workspace, tokens};
 
 const TRAIN: [&str; 4] = ["train", "run.toml", "--out", "run"];
 
-/// A working directory with something wrong.
+/// Creates a workspace and damages it.
 fn broken(damage: impl FnOnce(&Workspace)) -> Workspace {
     let workspace = Workspace::new();
     damage(&workspace);
@@ -66,13 +66,13 @@ fn damaged_data_fails_before_the_run_folder_is_made() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// It is met when it is read; until then the run is as any other.
+/// The error appears when the token is read; until then the run proceeds normally.
 #[test]
 fn a_token_outside_the_vocabulary_is_located() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
     let mut train = tokens(TRAIN_TOKENS);
-    // In the third step, at whichever rank.
+    // In the third step, on any rank.
     train[2 * 8 * 8 + 5] = 999;
     workspace.write_data("data", &train);
     workspace.config("run.toml", &[("data.shuffle", "false")]);
@@ -82,7 +82,7 @@ fn a_token_outside_the_vocabulary_is_located() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// The run ends with an error that says what happened, rather than by a signal.
+/// The run ends with an error message instead of a signal.
 #[test]
 fn truncating_the_data_of_a_run_is_an_error() {
     for ranks in ["1", "2"] {

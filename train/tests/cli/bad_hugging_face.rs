@@ -17,7 +17,7 @@ fn with_fixture(name: &str) -> Workspace {
     workspace
 }
 
-/// Changes keys of a JSON file; null removes one.
+/// Changes keys of a JSON file; null removes a key.
 fn change(workspace: &Workspace, file: &str, changes: &Json) {
     let mut json = workspace.json(file);
     for (key, value) in changes.as_object().unwrap() {
@@ -29,7 +29,7 @@ fn change(workspace: &Workspace, file: &str, changes: &Json) {
     workspace.write(file, json.to_string());
 }
 
-/// Puts a tensor into a file, in the place of the one of the same name; `None` removes it.
+/// Puts a tensor into a file, replacing the tensor of the same name; `None` removes it.
 fn put(workspace: &Workspace, file: &str, name: &str, tensor: Option<(&str, &[usize])>) {
     let bytes = workspace.read(file);
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -229,7 +229,7 @@ fn builds_without_the_hub_say_so() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// A value that the dtype cannot hold is named, and nothing is left behind.
+/// The message names a value that the dtype cannot hold, and no output remains.
 #[test]
 fn values_out_of_range_fail() {
     let mut messages = Messages::default();
@@ -246,7 +246,7 @@ fn values_out_of_range_fail() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// What no architecture has is refused before anything is written.
+/// A model that fits no architecture is refused before anything is written.
 #[test]
 fn models_without_an_architecture_are_refused() {
     let mut messages = Messages::default();

@@ -16,7 +16,7 @@ fn bench(workspace: &Workspace, more: &[&str]) -> String {
 #[test]
 fn json_has_a_row_per_strategy() {
     let workspace = Workspace::new();
-    // The strategy of the file is one of five here.
+    // The strategy of the file is one of the five compared.
     let table: serde_json::Value = serde_json::from_str(&bench(&workspace, &["--json"])).unwrap();
     let keys = |value: &serde_json::Value| -> BTreeSet<String> {
         value.as_object().unwrap().keys().cloned().collect()
@@ -66,7 +66,7 @@ fn the_table_has_a_line_per_strategy() {
     assert!(lines[6].starts_with("Hybrids have one group per machine, which is all ranks here"));
 }
 
-/// What is measured is what a run of the same configuration does.
+/// The measured strategy behaves as in a run of the same configuration.
 #[test]
 fn hybrids_have_the_groups_that_training_gives_them() {
     let workspace = Workspace::new();
@@ -84,7 +84,7 @@ fn hybrids_have_the_groups_that_training_gives_them() {
     let [all, none, halves] = ["replicate 1 x shard 4", "replicate 4 x shard 1", "replicate 2 x shard 2"];
     assert_eq!(meshes(&[]), [all, all, none, all, all]);
     assert_eq!(meshes(&[("shard.shard_size", "2")]), [all, all, none, halves, halves]);
-    // As a launcher's processes train.
+    // Trains on processes started by a launcher.
     let trained = |changes: &[(&str, &str)]| {
         workspace.config("run.toml", &[&[strategy], changes].concat());
         let out = changes.len().to_string();
@@ -95,7 +95,7 @@ fn hybrids_have_the_groups_that_training_gives_them() {
     assert!(trained(&[("shard.shard_size", "2")]).contains(&format!("mesh {halves}, HYBRID_SHARD")));
 }
 
-/// The strategies do on processes what they do on threads, and rank 0 alone speaks.
+/// The strategies behave the same on processes and on threads, and only rank 0 prints.
 #[test]
 fn strategies_are_compared_on_processes_as_well() {
     let workspace = Workspace::new();
@@ -121,7 +121,7 @@ fn strategies_are_compared_on_processes_as_well() {
     assert!(alone.stderr.contains("--ranks N for threads"), "{alone:?}");
 }
 
-/// What a file of links says of each collective.
+/// The entries of a file of links, by collective.
 fn links(workspace: &Workspace, file: &str) -> Vec<(String, u64, u64, String)> {
     let json = workspace.json(file);
     assert_eq!(json["version"], 1);
@@ -136,7 +136,7 @@ fn links(workspace: &Workspace, file: &str) -> Vec<(String, u64, u64, String)> {
     links.iter().map(read).collect()
 }
 
-/// A file of links grows by what is measured anew, and keeps the rest.
+/// New measurements are added to a file of links; its other entries are kept.
 #[test]
 fn networks_are_measured_into_one_file() {
     let workspace = Workspace::new();
@@ -150,7 +150,7 @@ fn networks_are_measured_into_one_file() {
     for operation in operations {
         assert!(said.contains(&format!("{operation} over local, 2 ranks on 1 node: ")), "{said}");
     }
-    // Ten sizes of each; what a rank sends is what the recorder counts.
+    // Ten sizes of each. The bytes that a rank sends are those that the recorder counts.
     assert_eq!(said.lines().count(), 3 * 12 + 2, "{said}");
     let rows = |size: &str| {
         let row = |line: &str| line.trim_start().starts_with(size).then(|| line.trim_start().to_owned());
@@ -163,7 +163,7 @@ fn networks_are_measured_into_one_file() {
     assert_eq!(links(&workspace, "links.json"), both);
     workspace.succeed(&[&network[..], &["--ranks", "2"]].concat());
     assert_eq!(links(&workspace, "links.json"), both);
-    // Nothing is measured for a file that cannot be added to.
+    // Nothing is measured if the file cannot be extended.
     workspace.write("links.json", "{}");
     for (more, says) in [
         (&["--ranks", "2"][..], "links.json has no links of a network: missing field `version`"),

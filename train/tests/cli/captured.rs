@@ -1,5 +1,5 @@
-//! Kernels on CUDA under the stand-in for a driver, so that NVRTC compiles them and they are kept.
-//! `benches/kernels.sh` sets this up and looks at what comes of it.
+//! Kernels on CUDA with a stand-in for the driver, so that NVRTC compiles them and they are captured.
+//! `benches/kernels.sh` sets this up and examines the captured kernels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,7 @@ fn variable(name: &str) -> PathBuf {
     value.unwrap_or_else(|| panic!("{name} is not set: benches/kernels.sh runs this")).into()
 }
 
-/// The kernels that have been launched so far, in the order of their launches.
+/// The kernels launched so far, in order.
 fn launched() -> Vec<String> {
     let text = fs::read_to_string(variable("FAKE_CUDA_TRACE")).unwrap_or_default();
     let launches = text.lines().filter(|line| line.starts_with("launch "));
@@ -39,7 +39,7 @@ fn operations_of_burn() {
     let files = || fs::read_dir(&folder).expect("the folder").count();
     let before = (launched().len(), files());
 
-    // Copies are real, kernels are not.
+    // Copies are real; kernels do nothing.
     let device = Device::cuda(0);
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
     let sent = Tensor::<1>::from_floats(&values[..], &device);
@@ -54,7 +54,7 @@ fn operations_of_burn() {
     assert!(files() - before.1 >= 4, "{} modules", files());
 }
 
-/// A decoder with everything that a layer can have.
+/// A decoder with every optional part of a layer.
 fn model(head_dim: usize) -> ModelConfig {
     ModelConfig {
         vocab_size: 96,
@@ -72,7 +72,7 @@ fn model(head_dim: usize) -> ModelConfig {
     }
 }
 
-/// A decoder with experts that biases balance, which move by a rule of their own.
+/// A decoder with experts that are balanced by biases, which have their own update rule.
 fn experts() -> ModelConfig {
     ModelConfig {
         feed_forward: MOE.to_owned(),
@@ -93,11 +93,11 @@ fn ids(shift: i32, [rows, seq]: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [rows, seq]), device)
 }
 
-/// A step of training on two ranks that share a GPU.
+/// Trains one step on two ranks that share a GPU.
 fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDType) {
     let policy = Policy { compute_dtype, reduce_dtype, ..Policy::default() };
     let device = Device::cuda(0);
-    // AdamW's kernels, and Muon's.
+    // Covers the kernels of AdamW and of Muon.
     let section = OptimSection { kind: MUON.to_owned(), ..OptimSection::default() };
     let optimizer = Optimizers::default().make(&section).expect("a built-in optimizer");
     run_ranks(2, 1, |world| {
@@ -116,14 +116,14 @@ fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDTy
             engine.backward(loss, last)?;
         }
         let update = engine.update(1e-3, 1.0)?;
-        // What no kernel has computed may be no number.
+        // Values that no kernel has computed may be NaN.
         engine.outcome(update).map(drop)
     })
     .unwrap_or_else(|error: kiln_shard::ranks::RanksError<ShardError>| panic!("{error}"));
 }
 
-/// The names under which kernels of ours are launched: a function's, its generics with whatever they stand
-/// for, and a hash. `*` is any text.
+/// Patterns for the names under which our kernels are launched: a function's name, the values of its
+/// generics, and a hash. `*` matches any text.
 fn kernels() -> BTreeSet<String> {
     fn look(path: &Path, names: &mut BTreeSet<String>) {
         if path.is_dir() {
@@ -150,7 +150,8 @@ fn kernels() -> BTreeSet<String> {
     names
 }
 
-/// Whether `name` is what `pattern` says, in which `*` stands for any text; it starts with none.
+/// Returns `true` if `name` matches `pattern`, in which `*` matches any text. The pattern does not start with
+/// `*`.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|start| name.strip_prefix(start)) else {
@@ -165,10 +166,10 @@ fn fits(pattern: &str, name: &str) -> bool {
     })
 }
 
-/// Kernels that no run on CUDA launches: cuBLASLt scales and adds what it multiplies.
+/// Kernels that no run on CUDA launches, since cuBLASLt scales and adds its products itself.
 const ELSEWHERE: [&str; 2] = ["add_scaled_kernel_s_*_f_*_n_*_*", "scale_kernel_f_*_n_*_*"];
 
-/// Every kernel of ours, in both precisions, where it is used: in a step of training.
+/// Launches every kernel of ours, in both precisions, in a step of training.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/kernels.sh"]
 fn operations_of_ours() {
@@ -178,11 +179,11 @@ fn operations_of_ours() {
     }
     for dtype in [f32, bf16] {
         step(&model(128), dtype, f32);
-        // Each query head has a key head of its own, so that none are shared out.
+        // Each query head has its own key head, so that none are shared.
         for head_dim in [64, 128] {
             step(&ModelConfig { kv_heads: 2, ..model(head_dim) }, dtype, f32);
         }
-        // Heads that no tile fits go through the matrix of scores.
+        // Heads without a fitting tile use the matrix of scores.
         step(&model(12), dtype, f32);
     }
     step(&experts(), f32, f32);
@@ -191,7 +192,7 @@ fn operations_of_ours() {
         step(&ModelConfig { block: Some(PARALLEL_RESIDUAL.to_owned()), ..feed_forward("geglu") }, dtype, f32);
         step(&feed_forward("squared_relu"), dtype, f32);
     }
-    // A bias of another dtype than the product is added by a kernel.
+    // A bias whose dtype differs from the product's is added by a kernel.
     let device = Device::cuda(0);
     let zeros = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&device, DType::BF16));
     ops::linear(zeros([8, 16]), zeros([16, 8]), Some(Tensor::zeros([8], (&device, DType::F32))));

@@ -1,12 +1,12 @@
-//! `kiln check` on ranks that are threads: a set-up without fault passes, and each planted fault is found and
-//! named, with what to do. `check_processes` has the faults that take several processes.
+//! `kiln check` on ranks that are threads: a valid set-up passes, and each planted fault is found and named
+//! together with its fix. `check_processes` has the faults that need several processes.
 
 use crate::hugging_face::copy_fixture;
 use crate::support::{Ended, RUN, Workspace, example, tokenizer, tokens};
 
 const CHECK: [&str; 4] = ["check", "run.toml", "--out", "run"];
 
-/// Looks, and fails if anything is left behind.
+/// Runs the check, and fails if it leaves files behind.
 fn check(workspace: &Workspace, more: &[&str]) -> Ended {
     let before = workspace.tree();
     let ended = workspace.kiln(&[&CHECK[..], more].concat());
@@ -17,8 +17,8 @@ fn check(workspace: &Workspace, more: &[&str]) -> Ended {
     ended
 }
 
-/// Fails unless a fault is found in `what` of `stage`, in words that have all of `says`, and with advice if they
-/// begin with `->`.
+/// Fails unless the check finds a fault in `what` of `stage` whose text contains all of `says`. Entries that
+/// begin with `->` are advice.
 #[track_caller]
 pub fn assert_found(ended: &Ended, [stage, what]: [&str; 2], says: &[&str]) {
     assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -40,7 +40,7 @@ fn finds(workspace: &Workspace, more: &[&str], place: [&str; 2], says: &[&str]) 
     assert_found(&check(workspace, more), place, says);
 }
 
-/// A run of two steps in `run`.
+/// Trains two steps in `run`.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
@@ -75,7 +75,7 @@ fn a_set_up_without_fault_passes() {
         let last = ended.stdout.lines().last().unwrap_or_default();
         assert!(last.contains(" ok, 0 warnings, 0 failures; ") && last.ends_with(" s"), "{last}");
     }
-    // Of a run that would go on, and of one that starts from its weights.
+    // For a run that would resume, and for one that starts from the weights.
     let workspace = trained();
     let ended =
         check(&workspace, &["--resume", "latest", "--set", "checkpoint.keep=1", "--set", "train.steps=9"]);
@@ -89,7 +89,7 @@ fn a_set_up_without_fault_passes() {
     }
 }
 
-/// A model that is too large for a quick step is narrowed, and its own names with it.
+/// A model that is too large for a quick step is narrowed. Settings that name its layers remain valid.
 #[test]
 fn a_large_model_is_narrowed() {
     let workspace = Workspace::new();
@@ -128,7 +128,7 @@ fn stages_are_looked_at_by_themselves() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(stages(&ended), shown, "{ended:?}");
     }
-    // What the stage needs has failed, and is said.
+    // The report says that a stage is skipped because a stage it needs has failed.
     let ended = check(&workspace, &["--stage", "save", "--set", "model.feed_forward=mine"]);
     assert_found(&ended, ["model", "model"], &["mine"]);
     assert!(ended.stdout.contains("warn  save   skipped  skipped: needs model"), "{ended:?}");
@@ -151,7 +151,7 @@ fn faults_of_the_configuration() {
     assert_found(&more_ranks, config, &["train.global_batch = 8 over 16 ranks"]);
     assert!(more_ranks.stdout.contains("skipped: needs a configuration that can be used"), "{more_ranks:?}");
     finds(&workspace, &["--set", "train.micro_batch=3"], config, &["-> use a micro_batch that divides 4"]);
-    // Each problem has a line.
+    // Each problem has its own line.
     let both = check(&workspace, &["--set", "train.global_batch=7", "--set", "optim.beta2=1.5"]);
     assert_found(&both, config, &["optim.beta2 = 1.5: must be in [0, 1)"]);
     assert_found(&both, config, &["over 2 ranks leaves 1"]);
@@ -176,9 +176,9 @@ fn faults_of_the_model() {
     let small = check(&workspace, &["--set", "device.memory=10KiB"]);
     let says = ["this run takes", "device.memory is 10.0 KiB", "-> What would help"];
     assert_found(&small, ["model", "memory"], &says);
-    // A shrunk step takes less.
+    // A reduced step needs less memory.
     assert!(small.stdout.contains("ok    save   save"), "{small:?}");
-    // The first step is well; the second is not.
+    // The first step succeeds; the second does not.
     let wild = check(&workspace, &["--set", "optim.lr=1e30"]);
     assert_found(&wild, ["save", "save"], &["has a loss of", "-> lower optim.lr"]);
     assert!(wild.stdout.contains("ok    step   step"), "{wild:?}");
@@ -200,7 +200,7 @@ fn faults_of_the_data() {
     };
     damaged(&half, &[], "training", &["train.bin has 1801 bytes, but data.json states 1801 tokens"]);
     damaged(&|_| {}, &["--set", "data.seq_len=5000"], "training", &["data.seq_len = 5000 needs 5001"]);
-    // The last id of all.
+    // The last id of the file.
     let beyond = |w: &Workspace| {
         let mut all = tokens(1801);
         all[1800] = 999;
@@ -208,7 +208,7 @@ fn faults_of_the_data() {
     };
     damaged(&beyond, &[], "training", &["is 999, outside the vocabulary of 257"]);
     damaged(&|w| w.write("data/tokenizer.json", "{}"), &[], "tokenizer", &["tokenizer.json"]);
-    // A tokenizer of fewer tokens than the ids that are there.
+    // A tokenizer with fewer tokens than the ids in the data.
     let foreign = |w: &Workspace| {
         let mut all = tokens(1801);
         all[7] = 290;
@@ -239,7 +239,8 @@ fn faults_of_the_data() {
     );
 }
 
-/// Text that is no file is there all the same. Nobody writes to the pipe, and nothing waits for it.
+/// Text that is not a regular file still counts as existing. No one writes to the pipe, and the check does
+/// not wait.
 #[test]
 fn text_that_is_no_file() {
     let workspace = Workspace::new();
@@ -253,7 +254,7 @@ fn text_that_is_no_file() {
     }
 }
 
-/// Prepared data know their own tokenizer.
+/// Prepared data stores which tokenizer it belongs to.
 #[test]
 fn a_tokenizer_that_was_replaced() {
     let workspace = Workspace::new();
@@ -272,7 +273,7 @@ fn faults_of_the_run_folder() {
     let folder = ["env", "run folder"];
     let occupied = check(&workspace, &[]);
     assert_found(&occupied, folder, &["run already holds a run", "-> go on with --resume latest"]);
-    // A step needs no folder, and a save does.
+    // A step needs no folder; a save does.
     assert!(occupied.stdout.contains("ok    step   step"), "{occupied:?}");
     assert!(
         occupied.stdout.contains("warn  save   skipped        skipped: needs env: run folder"),
@@ -282,7 +283,7 @@ fn faults_of_the_run_folder() {
     assert_found(&at("data"), folder, &["data is not empty and holds no run of Kiln"]);
     assert_found(&at("run.toml"), folder, &["run.toml is a file"]);
     assert_found(&at("run.toml/run"), folder, &["run.toml is a file", "-> check the permissions"]);
-    // Where not even root writes.
+    // A folder in which even root cannot write.
     assert_found(
         &at("/proc/run"),
         folder,
@@ -331,7 +332,7 @@ fn faults_of_the_checkpoint_to_start_from() {
     );
 }
 
-/// A model of Hugging Face of which a file has not been copied.
+/// A Hugging Face model with a file missing.
 #[test]
 fn weights_of_hugging_face_that_are_not_all_there() {
     let workspace = Workspace::new();
@@ -341,7 +342,7 @@ fn weights_of_hugging_face_that_are_not_all_there() {
     finds(&workspace, &from, ["model", "init.from"], &["model-00002-of-00003.safetensors"]);
 }
 
-/// The program of `train/examples/planted.rs` with the mistake `planted`.
+/// Runs `train/examples/planted.rs` with the mistake `planted`.
 fn planted(workspace: &Workspace, planted: &str, arguments: &[&str]) -> Ended {
     let mut command = workspace.command_of(&example("planted"), arguments);
     workspace.end(command.env("PLANTED", planted).spawn().expect("it starts"))
@@ -376,7 +377,7 @@ fn a_state_that_no_checkpoint_has_is_found() {
     }
 }
 
-/// Broken data cause no failure of a model with another vocabulary.
+/// Unusable data does not cause a failure of a model with a different vocabulary.
 #[test]
 fn data_that_fail_are_the_only_failure() {
     let workspace = Workspace::new();
@@ -391,11 +392,11 @@ fn data_that_fail_are_the_only_failure() {
         assert!(!failures.is_empty() && failures.iter().all(|stage| stage == "data"), "{ended:?}");
         ended
     };
-    // It would not fit with the vocabulary that the configuration names for data that are not there.
+    // The model would not fit with the vocabulary that the configuration sets for data not prepared yet.
     let small = ["--set", "device.memory=100MiB", "--set", "data.vocab_size=1000000"];
     let ended = only_data(&[&["--set", "data.path=none"][..], &small].concat());
     assert!(ended.stdout.contains("skipped: needs data, which have the vocabulary"), "{ended:?}");
-    // The vocabulary is known from what can be read.
+    // The vocabulary is known from the readable files.
     workspace.copy("data", "torn");
     workspace.write("torn/train.bin", "x");
     let ended = only_data(&[&["--set", "data.path=torn"][..], &small].concat());

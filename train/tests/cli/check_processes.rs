@@ -1,4 +1,5 @@
-//! `kiln check` on ranks that are processes: what they have to have in common, and what keeps them apart.
+//! `kiln check` on ranks that are processes: what they must have in common, and what keeps them from
+//! connecting.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,13 +8,13 @@ use std::process::{Child, Command};
 use crate::check::assert_found;
 use crate::support::{Ended, Workspace};
 
-/// A port at which nobody listens.
+/// A port on which no one listens.
 fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("an address").port().to_string()
 }
 
-/// Starts one of two ranks, each of which has a machine to itself.
+/// Starts one of two ranks, each on its own machine.
 fn start(workspace: &Workspace, rank: &str, host: &str, port: &str, arguments: &[&str]) -> Child {
     start_command(workspace.command(arguments), rank, host, port)
 }
@@ -26,14 +27,14 @@ fn start_command(mut command: Command, rank: &str, host: &str, port: &str) -> Ch
 
 const CHECK: [&str; 4] = ["check", "run.toml", "--out", "run"];
 
-/// What rank 0 says, when rank 1 is in another folder.
+/// The output of rank 0 while rank 1 runs in another folder.
 fn check(here: &Workspace, there: &Workspace, more: [&[&str]; 2]) -> Ended {
     let port = free_port();
     let [first, second] = more.map(|more| [&CHECK[..], more].concat());
     let second = start(there, "1", "127.0.0.1", &port, &second);
     let first = start(here, "0", "127.0.0.1", &port, &first);
     let (first, second) = (here.end(first), there.end(second));
-    // Rank 0 says it for both.
+    // Rank 0 reports for both.
     assert_eq!((second.code, second.stdout.as_str()), (Some(0), ""), "{second:?}\n{first:?}");
     first
 }
@@ -73,7 +74,7 @@ fn a_clock_that_is_wrong() {
     let workspace = Workspace::new();
     let fault = ["--fault", "clock=-90@start:0:1"];
     let ended = check(&workspace, &workspace, [&fault, &fault]);
-    // As far as the two looks at the clock are apart.
+    // As exactly as the readings of the two clocks allow.
     let is_near = ["clock is 89.", "clock is 90."].iter().any(|near| ended.stdout.contains(near));
     assert!(is_near, "{ended:?}");
     assert_found(&ended, ["comm", "clock"], &["rank 1", " s behind rank 0's", "-> let a time service"]);
@@ -83,7 +84,7 @@ fn a_clock_that_is_wrong() {
     assert!(ended.stdout.contains("warn  comm   clock"), "{ended:?}");
 }
 
-/// Two machines with folders of their own: what was meant to be one is two.
+/// Two machines with separate folders where one shared folder was intended.
 #[test]
 fn folders_that_are_not_shared() {
     let (here, there) = (Workspace::new(), Workspace::new());
@@ -97,7 +98,7 @@ fn folders_that_are_not_shared() {
             "-> use a folder that all machines share",
         ],
     );
-    // The copies of the data are the same.
+    // The copies of the data are equal.
     assert!(
         ended.stdout.contains("ok    comm   data           ranks 0-1  the same on all ranks"),
         "{ended:?}"
@@ -114,11 +115,11 @@ fn data_and_checkpoints_that_differ() {
     there.write_data("data", &other);
     let ended = check(&here, &there, [&[], &[]]);
     assert_found(&ended, ["comm", "data"], &["rank 1", "are not those of rank 0", "-> copy the folder"]);
-    // Data that a machine does not have.
+    // Data missing on one machine.
     there.remove("data");
     let ended = check(&here, &there, [&[], &[]]);
     assert_found(&ended, ["data", "data"], &["rank 1 ", "data"]);
-    // Or that it would prepare for itself, as nothing there is shared.
+    // Data that each machine would prepare separately, because nothing is shared.
     let text = ["--set", "data.text=[\"text.txt\"]"];
     for workspace in [&here, &there] {
         workspace.write("text.txt", "some text");
@@ -151,7 +152,7 @@ fn ranks_that_were_started_otherwise() {
     assert_found(&ended, ["comm", "arguments"], &["rank 1", "-> start every rank with the same command"]);
 }
 
-/// The disk of rank 1 alone is full: rank 0 can only say that rank 1 has failed, and rank 1 says why.
+/// Only rank 1's disk is full: rank 0 can only report that rank 1 failed, and rank 1 reports the reason.
 #[test]
 fn a_save_that_fails_on_another_rank() {
     let workspace = Workspace::new();
@@ -168,7 +169,7 @@ fn a_save_that_fails_on_another_rank() {
     assert!(second.stderr.contains("File too large"), "{second:?}\n{first:?}");
 }
 
-/// Rank 0 alone, which is not to get as far as waiting for the other.
+/// Starts rank 0 alone, which must fail before it waits for the other rank.
 fn alone(host: &str, port: &str, more: &[&str]) -> Ended {
     let workspace = Workspace::new();
     let child = start(&workspace, "0", host, port, &[&CHECK[..], more].concat());
@@ -188,7 +189,7 @@ fn ports_that_are_taken() {
     assert_found(&ended, ["env", "ports"], &["taken: ", &taken]);
 }
 
-/// Of a network that is reserved for documents, as where an address is translated.
+/// An address of a documentation network, as if the machine were behind address translation.
 #[test]
 fn an_address_that_only_other_machines_know() {
     let ended = alone("192.0.2.1", &free_port(), &["--stage", "env", "--set", "comm.open=true"]);
@@ -218,7 +219,7 @@ fn a_rank_that_dies_meanwhile() {
     assert_found(&ended, ["comm", "meeting"], &["rank 0 ", "rank 1"]);
 }
 
-/// What is wrong on every rank is said once, and the launcher ends as the check does.
+/// A problem on every rank is reported once, and the launcher exits with the code of the check.
 #[test]
 fn a_launch_with_a_fault() {
     let workspace = Workspace::new();
@@ -228,7 +229,7 @@ fn a_launch_with_a_fault() {
     assert!(ended.stdout.contains("skipped: needs data"), "{ended:?}");
 }
 
-/// Without a stage in which ranks meet, the others say nothing of what is well.
+/// Without a stage in which ranks connect, the other ranks report no successes.
 #[test]
 fn a_launch_of_stages_without_a_meeting() {
     let workspace = Workspace::new();

@@ -1,4 +1,4 @@
-//! Which checkpoints a run keeps, which one is the latest, and starting from the weights of one.
+//! The checkpoints that a run keeps, the latest one, and starting from the weights of one.
 
 use crate::support::Workspace;
 
@@ -16,7 +16,7 @@ fn the_newest_are_kept_and_latest_names_the_newest() {
     assert_eq!(latest(&workspace, "run"), "fsdp_cpt7");
 }
 
-/// What a save leaves when the process dies in the middle of it.
+/// Leftovers of a save whose process died in the middle.
 #[test]
 fn an_interrupted_save_disturbs_nothing() {
     let workspace = Workspace::new();
@@ -27,7 +27,7 @@ fn an_interrupted_save_disturbs_nothing() {
     workspace.remove("run/checkpoints/fsdp_cpt4");
     workspace.write("run/checkpoints/latest", "fsdp_cpt2");
     workspace.write("run/checkpoints/.latest.partial", "fsdp");
-    // Whole but for the manifest, and with some rubbish that must not end up in the new one.
+    // Complete except for the manifest, with an extra file that must not end up in the new checkpoint.
     workspace.copy("straight/checkpoints/fsdp_cpt4", "run/checkpoints/.fsdp_cpt4.partial");
     workspace.remove("run/checkpoints/.fsdp_cpt4.partial/manifest.json");
     workspace.write("run/checkpoints/.fsdp_cpt4.partial/rubbish", "x");
@@ -42,7 +42,7 @@ fn an_interrupted_save_disturbs_nothing() {
     assert_eq!(workspace.steps("run"), workspace.steps("straight"));
 }
 
-/// A folder without a manifest is not a checkpoint, whatever `latest` says.
+/// A folder without a manifest is not a checkpoint, even if `latest` names it.
 #[test]
 fn without_a_good_latest_the_highest_step_is_taken() {
     let workspace = Workspace::new();
@@ -62,7 +62,7 @@ fn without_a_good_latest_the_highest_step_is_taken() {
     resumes_from("fsdp_cpt2");
 }
 
-/// Whoever goes back in a run wants the steps from there on, not the ones it had before.
+/// After going back in a run, later steps are those of the new start, not the old ones.
 #[test]
 fn a_run_that_goes_back_keeps_what_it_writes_now() {
     let workspace = Workspace::new();
@@ -91,7 +91,7 @@ fn init_from_takes_the_weights_and_nothing_else() {
     let workspace = Workspace::new();
     let full = ["--set", "checkpoint.format=full"];
     workspace.succeed(&[&["train", "run.toml", "--out", "first"], &full[..]].concat());
-    // A learning rate of zero leaves the weights as they were loaded.
+    // A learning rate of zero keeps the loaded weights.
     workspace.config(
         "second.toml",
         &[
@@ -161,6 +161,6 @@ fn a_smaller_keep_says_what_it_removes() {
                 keep them all, set checkpoint.keep = 0\n";
     assert!(said.contains(line), "{said}");
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt5", "fsdp_cpt6", "latest"]);
-    // It is what the run has always had.
+    // No message if the value is the one that the run has always had.
     assert!(!resume("train.steps=7", "checkpoint.keep=2").contains("checkpoint.keep"));
 }

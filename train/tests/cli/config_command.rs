@@ -1,4 +1,4 @@
-//! `kiln config`: every key with its meaning, for people and for editors.
+//! `kiln config`: every key with its meaning, as text and as a schema for editors.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ fn repository(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file)
 }
 
-/// What the command prints for `arguments`.
+/// The output of the command for `arguments`.
 fn shown(arguments: &[&str]) -> String {
     let ended = Workspace::new().kiln(&[&["config"][..], arguments].concat());
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -26,7 +26,7 @@ fn what_it_prints_is_a_configuration() {
         let file = repository(&format!("configs/{name}.toml"));
         let printed = read(&shown(&[&file.display().to_string()]));
         let mut config = load(&file, &[]).expect("a configuration");
-        // The sizes that a preset stands for are printed.
+        // The sizes of a preset are printed expanded.
         config.model = printed.model.clone();
         assert_eq!(printed, config, "{name}");
     }
@@ -39,14 +39,14 @@ fn a_value_that_is_no_default_says_so() {
     for line in ["seed = 7  # default: 0", "schedule = \"wsd\"  # default: \"cosine\"", "beta1 = 0.9\n"] {
         assert!(text.contains(line), "{line} is not in {text}");
     }
-    // What the preset stands for.
+    // The expanded preset.
     assert!(text.contains("d_model = 640"), "{text}");
     let refused = Workspace::new().kiln(&["config", &file, "--set", "train.sed=7"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("did you mean `seed`?"), "{refused:?}");
 }
 
-/// `UPDATE_SCHEMA=1` writes the file anew.
+/// `UPDATE_SCHEMA=1` regenerates the file.
 #[test]
 fn editors_have_the_schema_of_this_version() {
     let file = repository("configs/schema.json");
@@ -64,7 +64,7 @@ fn the_page_about_configuration_has_every_key() {
     let page = std::fs::read_to_string(repository("docs/configuration.md")).expect("the page");
     let schema = json_schema();
     for (section, described) in schema["properties"].as_object().expect("sections") {
-        // The keys of `[experiment]` are the user's.
+        // The keys of `[experiment]` belong to the user.
         let Some(place) = described["$ref"].as_str().map(|place| place.trim_start_matches('#')) else {
             assert!(page.contains(&format!("## `[{section}]`")), "docs/configuration.md lacks [{section}]");
             continue;

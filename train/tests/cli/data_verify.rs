@@ -1,4 +1,4 @@
-//! Prepared data that is not as it was prepared: `kiln data verify`, and what a run notices.
+//! Prepared data that was changed after it was prepared: `kiln data verify`, and the checks of a run.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,10 +11,10 @@ use crate::hostile::ends;
 use crate::messages::Messages;
 use crate::support::Workspace;
 
-/// Bytes of a token file that have a checksum of their own.
+/// Bytes of a token file that share a checksum.
 const BLOCK: u64 = 1 << 16;
 
-/// A working directory with `own/`, prepared from `lines` lines of text.
+/// A workspace with `own/`, prepared from `lines` lines of text.
 fn prepared(lines: usize) -> Workspace {
     let workspace = Workspace::new();
     let text: String = (0..lines).map(|line| format!("line {line} of a long document\n")).collect();
@@ -25,7 +25,7 @@ fn prepared(lines: usize) -> Workspace {
     workspace
 }
 
-/// Changes a token of a file of 16-bit ids, at a position in bytes, to another one.
+/// Changes a token in a file of 16-bit ids, at a position in bytes.
 fn change(workspace: &Workspace, file: &str, position: u64) {
     let path = workspace.path(file);
     let file = File::options().read(true).write(true).open(path).expect("a file");
@@ -88,7 +88,7 @@ fn verifying_names_what_is_wrong_and_where() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// As an earlier version prepared it, without checksums of blocks and of small files.
+/// Data prepared by an earlier version, without checksums of blocks and small files.
 #[test]
 fn data_of_an_earlier_version_is_used_and_verified_as_far_as_it_goes() {
     let workspace = prepared(40_000);
@@ -130,13 +130,13 @@ fn a_changed_token_ends_a_run_before_its_folder_is_made() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// A start looks at sixteen blocks of each file; the others are looked at when they are first used.
+/// A start checks sixteen blocks of each file; the others are checked on first use.
 #[test]
 fn a_changed_token_ends_a_run_when_it_gets_there() {
     let workspace = prepared(90_000);
     let blocks = workspace.read("own/train.bin").len() as u64 / BLOCK;
     assert!((24..30).contains(&blocks), "{blocks}");
-    // Of so many, the third is not among the sixteen.
+    // With this many blocks, the third is not among the sixteen.
     change(&workspace, "own/train.bin", 2 * BLOCK + 100);
     workspace.config(
         "run.toml",
@@ -168,7 +168,7 @@ fn a_changed_token_ends_an_evaluation() {
     assert_eq!(ended.stdout, "");
 }
 
-/// A FIFO would be waited for without end, and a device may give bytes without end.
+/// Reading a FIFO would wait forever, and a device may never end.
 #[test]
 fn prepared_data_that_is_no_file_is_not_waited_for() {
     let workspace = prepared(2_000);
@@ -200,7 +200,7 @@ fn prepared_data_that_is_no_file_is_not_waited_for() {
         workspace.remove(&file);
         workspace.write(&file, kept);
     }
-    // As it is with what else is no file.
+    // Other special files are treated the same way.
     workspace.remove("own/train.bin");
     let socket = UnixListener::bind(workspace.path("own/train.bin")).expect("a socket");
     let ended = ends(&workspace, &train);
@@ -209,7 +209,7 @@ fn prepared_data_that_is_no_file_is_not_waited_for() {
     drop(socket);
 }
 
-/// They are small, so every start compares them: a tokenizer that has changed would mean other text.
+/// Small files are compared at every start: a changed tokenizer would change the meaning of the data.
 #[test]
 fn a_small_file_that_has_changed_ends_a_start() {
     let mut messages = Messages::default();
@@ -239,7 +239,7 @@ fn a_small_file_that_has_changed_ends_a_start() {
             assert!(before == workspace.tree(), "{file}: {what}");
         }
     }
-    // Whoever has meant it says so.
+    // Removing the checksums accepts the change.
     workspace.remove("own");
     workspace.copy("whole", "own");
     workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");

@@ -12,7 +12,7 @@ fn the_debug_configuration_learns() {
     let said = workspace.succeed(&["train", config.to_str().expect("UTF-8"), "--out", "run"]);
     assert!(said.contains("done: 100 steps"), "{said}");
     let val_loss = workspace.val_loss("run");
-    // What a model that ignores context could reach at best.
+    // The best loss of a model that ignores context.
     let data = DataInfo::load(workspace.path("runs/data/debug")).expect("prepared data");
     let unigram = data.unigram_entropy.expect("its unigram entropy").validation;
     assert!(val_loss < unigram, "{val_loss} is not below {unigram}");

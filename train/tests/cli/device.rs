@@ -1,8 +1,7 @@
-//! Choosing the device, and what is said where there is none.
+//! Choosing the device, and the messages where it is missing.
 //!
 //! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/standins`, which are
-//! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that are there
-//! or not.
+//! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that may be missing.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +9,7 @@ use std::process::{Command, Stdio};
 use crate::messages::Messages;
 use crate::support::{Ended, Workspace};
 
-/// Whatever on this machine could lead to a GPU, to libraries, or to a place among ranks.
+/// Variables that could lead to a GPU, to libraries, or to a place among ranks.
 const VARIABLES: &[&str] = &[
     "LD_LIBRARY_PATH",
     "CUDA_PATH",
@@ -24,7 +23,7 @@ const VARIABLES: &[&str] = &[
     "NCCL_MULTI_RANK_GPU_ENABLE",
 ];
 
-/// Runs `kiln` with nothing of the machine's own environment that matters here, and `variables`.
+/// Runs `kiln` without the relevant variables of this machine, and with `variables`.
 fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     VARIABLES.iter().for_each(|name| {
@@ -40,7 +39,7 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
         .stderr(Stdio::piped())
         .spawn();
     let mut ended = workspace.end(child.expect("the binary starts"));
-    // Paths that the kernel knows are absolute.
+    // The kernel reports absolute paths.
     let here = workspace.path("").canonicalize().expect("the folder");
     for text in [&mut ended.stdout, &mut ended.stderr] {
         *text = text.replace(&format!("{}/", here.display()), "");
@@ -48,14 +47,14 @@ fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -
     ended
 }
 
-/// A run that asks for a GPU.
+/// A workspace whose run requests a GPU.
 fn on_cuda() -> Workspace {
     let workspace = Workspace::new();
     workspace.replace("run.toml", "backend = \"cpu\"\nthreads = 1\n", "backend = \"cuda\"\n");
     workspace
 }
 
-/// Rank 2 of 3 on this node. It is not to get as far as meeting the others.
+/// The variables of rank 2 of 3 on this node. It must fail before it meets the others.
 const RANK: [(&str, &str); 6] = [
     ("RANK", "2"),
     ("LOCAL_RANK", "2"),
@@ -67,7 +66,7 @@ const RANK: [(&str, &str); 6] = [
 
 const TRAIN: &[&str] = &["train", "run.toml", "--out", "run"];
 
-/// The lines of the doctor's part on GPUs.
+/// The doctor's lines about GPUs.
 fn gpus(ended: &Ended) -> Vec<&str> {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     let lines = ended.stdout.lines().skip_while(|line| *line != "GPUs").skip(1);
@@ -78,7 +77,7 @@ fn has_driver() -> bool {
     Path::new("/proc/driver/nvidia/version").exists()
 }
 
-/// A machine without a driver; on one that has it, its GPUs are hidden, which is another message.
+/// A machine without a driver. If there is one, its GPUs are hidden, which gives a different message.
 #[test]
 fn without_a_gpu() {
     let workspace = on_cuda();
@@ -110,7 +109,7 @@ fn without_a_gpu() {
     }
 }
 
-/// `auto` takes the CPU, and says why.
+/// `auto` chooses the CPU and reports why.
 #[test]
 fn automatic() {
     let workspace = Workspace::new();
@@ -131,7 +130,7 @@ fn automatic() {
     assert!(ended.stdout.contains("device: CPU, as device.backend says\n"), "{ended:?}");
 }
 
-/// Values that do not go with a GPU.
+/// Values that are invalid on a GPU.
 #[test]
 fn combinations_that_cannot_be() {
     let workspace = on_cuda();
@@ -150,7 +149,7 @@ fn combinations_that_cannot_be() {
     insta::assert_snapshot!(name, messages.finish());
 }
 
-/// The rest needs a program that looks.
+/// The other tests need a build that looks for GPUs.
 #[cfg(feature = "cuda")]
 mod with_stand_ins {
     use std::fs;
@@ -163,7 +162,8 @@ mod with_stand_ins {
 
     const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/standins");
 
-    /// A compiler that makes nothing. As NVRTC, it opens its builtins by their bare name when it compiles.
+    /// A compiler that produces nothing. Like NVRTC, it opens its builtins by their bare name when it
+    /// compiles.
     const NVRTC: &str = "
         #include <dlfcn.h>
         #include <stdio.h>
@@ -207,7 +207,7 @@ mod with_stand_ins {
         assert!(status.expect("a C compiler").success(), "{name}");
     }
 
-    /// What a library of the stand-ins is made of.
+    /// The source files of a stand-in library.
     fn sources(files: &[&str]) -> Vec<PathBuf> {
         ["trace.c"].iter().chain(files).map(|file| Path::new(SOURCES).join(file)).collect()
     }
@@ -216,8 +216,8 @@ mod with_stand_ins {
     const NCCL_SOURCES: &[&str] =
         &["nccl.c", "nccl_collectives.c", "nccl_config.c", "nccl_ranks.c", "nccl_sum.c"];
 
-    /// A driver in `driver/`, where the loader is told to look, and a virtual environment `venv/` with
-    /// the Python packages that `parts` names.
+    /// Creates a driver in `driver/`, where the loader is told to look, and a virtual environment `venv/`
+    /// with the Python packages in `parts`.
     fn machine(parts: &[&str]) -> Workspace {
         let workspace = on_cuda();
         build(&workspace.path("driver/libcuda.so.1"), &sources(DRIVER_SOURCES));
@@ -229,7 +229,7 @@ mod with_stand_ins {
                     workspace.write("nvrtc.c", NVRTC);
                     build(&library("cu13/lib/libnvrtc.so.13"), &[workspace.path("nvrtc.c")]);
                     workspace.write("builtins.c", "");
-                    // Of the versions that tests have it say.
+                    // Builtins for every version that tests make it report.
                     for minor in [0, 2] {
                         let builtins = library(&format!("cu13/lib/libnvrtc-builtins.so.13.{minor}"));
                         build(&builtins, &[workspace.path("builtins.c")]);
@@ -287,7 +287,7 @@ mod with_stand_ins {
         insta::assert_snapshot!("drivers", messages.finish());
     }
 
-    /// GPU memory that another process has.
+    /// Another process uses the GPU's memory.
     #[test]
     fn a_check_finds_a_gpu_that_is_full() {
         let workspace = machine(ALL);
@@ -298,7 +298,7 @@ mod with_stand_ins {
         assert!(ended.stdout.contains("skipped: needs env: device"), "{ended:?}");
     }
 
-    /// Every library is missed by its name. A machine that has them all cannot show it.
+    /// Each missing library is reported by name. A machine that has all of them cannot show this.
     #[test]
     fn libraries_that_are_not_there() {
         if has_driver() || Path::new("/usr/local/cuda").exists() || Path::new("/opt/cuda").exists() {
@@ -313,7 +313,7 @@ mod with_stand_ins {
             let ended = kiln(&workspace, &variables, &[TRAIN, &arguments].concat());
             messages.record(missing, &ended, 2);
         }
-        // A file of the right name that is no library.
+        // A file with the right name that is not a library.
         let workspace = machine(&[]);
         workspace.write("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", "text");
         let ended = kiln(&workspace, &[DRIVER, PACKAGES], TRAIN);
@@ -321,7 +321,7 @@ mod with_stand_ins {
         insta::assert_snapshot!("libraries", messages.finish());
     }
 
-    /// A launcher needs nothing but the driver to count GPUs.
+    /// Counting GPUs needs only the driver.
     #[test]
     fn ranks_per_gpu_are_counted() {
         let workspace = machine(&[]);
@@ -340,7 +340,7 @@ mod with_stand_ins {
         assert!(ended.stderr.contains("no GPU can be counted (there is no GPU"), "{ended:?}");
     }
 
-    /// A GPU that is there and cannot be used ends a run that leaves the choice; without one, the CPU it is.
+    /// If a GPU exists but cannot be used, `auto` fails; without a GPU, it chooses the CPU.
     #[test]
     fn automatic_passes_over_no_gpu() {
         let workspace = machine(ALL);
@@ -361,7 +361,7 @@ mod with_stand_ins {
             if title != "no compiler" {
                 messages.record(title, &ended, 2);
             } else {
-                // Which places were looked at is said elsewhere.
+                // Another test covers the list of places searched.
                 let start = "error: there is a GPU, and it cannot be used: NVRTC, which compiles kernels, is";
                 assert!(ended.code == Some(2) && ended.stderr.starts_with(start), "{ended:?}");
             }
@@ -369,7 +369,7 @@ mod with_stand_ins {
         insta::assert_snapshot!("automatic", messages.finish());
 
         for (index, more) in [
-            // Nobody cares for the age of a driver without a GPU.
+            // Without a GPU, the age of the driver does not matter.
             &[("FAKE_CUDA_DEVICES", "0"), ("FAKE_CUDA_VERSION", "12020")][..],
             &[("CUDA_VISIBLE_DEVICES", "")],
         ]
@@ -383,8 +383,8 @@ mod with_stand_ins {
         }
     }
 
-    /// What is offloaded is not asked of the GPU, and presets go by it: each gets as far as its data, which are
-    /// not there.
+    /// Offloaded memory is not requested from the GPU, and presets account for it: each start gets as far as
+    /// its missing data.
     #[test]
     fn presets_fit_into_80_gib() {
         let workspace = machine(ALL);
@@ -402,15 +402,15 @@ mod with_stand_ins {
         for preset in ["90m", "300m", "1b"] {
             no_data(&start(preset, &[]), preset);
         }
-        // Whatever this machine has itself.
+        // Independent of this machine's own memory.
         let offload = ["--set", "shard.offload=true", "--set", "device.memory=200GiB"];
         no_data(&start("7b", &offload), "7b");
         let said = start("7b", &[]);
         assert!(said.contains("GPU 0") || said.contains("shard.offload = true"), "{said}");
     }
 
-    /// Everything is found in Python's packages, which the loader does not know of, NCCL under a name that
-    /// cudarc does not ask for.
+    /// Everything is found in Python packages that the loader does not search; NCCL is there under a name
+    /// that cudarc does not look for.
     #[test]
     fn everything_is_there() {
         let workspace = machine(ALL);
@@ -437,7 +437,7 @@ mod with_stand_ins {
         );
     }
 
-    /// Nothing is exported but a PATH with a `python3` that is a link into a virtual environment.
+    /// The only variable is a PATH with a `python3` that links into a virtual environment.
     #[test]
     fn the_environment_of_python3_is_searched() {
         let workspace = machine(ALL);
@@ -454,7 +454,7 @@ mod with_stand_ins {
         }
     }
 
-    /// NVRTC that cannot find its builtins compiles nothing, which shows before a run begins.
+    /// NVRTC without its builtins compiles nothing, which is detected before a run starts.
     #[test]
     fn a_compiler_without_builtins_is_refused() {
         let workspace = machine(ALL);

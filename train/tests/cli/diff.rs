@@ -1,21 +1,21 @@
-//! `kiln diff` and `kiln bisect`: planted mistakes are found, and there are no others.
+//! `kiln diff` and `kiln bisect`: planted mistakes are found, and nothing else is reported.
 
 use serde_json::Value as Json;
 
 use crate::support::{Ended, Workspace, example, tokens};
 
-/// A mistake, how it comes into a run, and where it shows.
+/// A mistake, how it gets into a run, and where it shows.
 struct Planted {
-    /// What PLANTED says, for a mistake in the code of `train/examples/planted.rs`.
+    /// The value of PLANTED, for a mistake in the code of `train/examples/planted.rs`.
     code: &'static str,
     /// Arguments of the good run.
     good: &'static [&'static str],
-    /// Arguments of the bad one.
+    /// Arguments of the bad run.
     bad: &'static [&'static str],
     step: u64,
     phase: &'static str,
     unit: &'static str,
-    /// The key that makes it, if it is one.
+    /// The key responsible, if there is one.
     key: Option<&'static str>,
 }
 
@@ -59,16 +59,16 @@ const PLANTED: [Planted; 26] = [
         "update",
         "layers.0",
     ),
-    // Code.
+    // Mistakes in code.
     of_code("init", 1, "start", "layers.1"),
     of_code("rope", 1, "forward", "layers.1"),
     of_code("counted_twice", 1, "loss", "head"),
     of_code("backward", 1, "backward", "layers.1"),
     of_code("gradient", 1, "gradient", "layers.0"),
     of_code("decay_norms", 1, "update", "layers.0"),
-    // It shows when there is a momentum.
+    // Shows once there is momentum.
     of_code("momentum", 2, "update", "embed"),
-    // By rank: runs on one and on two ranks are no longer the same.
+    // By rank: runs on one and on two ranks are no longer equal.
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],
         bad: &["--ranks", "2", "--set", "train.micro_batch=4"],
@@ -78,12 +78,12 @@ const PLANTED: [Planted; 26] = [
     of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head"),
     of_fault(&["--fault", "unreduced@backward:2:0"], "gradient", "head"),
     of_fault(&["--fault", STALE], "forward", "embed"),
-    // The same from a run whose sums have another order.
+    // The same, compared with a run whose sums have a different order.
     Planted {
         good: &["--ranks", "1", "--set", "train.micro_batch=4"],
         ..of_fault(&["--fault", "scale=2@backward:2:1"], "gradient", "head")
     },
-    // A small mistake in bf16, where runs on one and on two ranks are nearly the same.
+    // A small mistake in bf16, where runs on one and on two ranks are nearly equal.
     Planted {
         good: &["--ranks", "1", "--set", "precision.compute=bf16"],
         ..of_fault(
@@ -92,7 +92,7 @@ const PLANTED: [Planted; 26] = [
             "head",
         )
     },
-    // Data, of which one token is another.
+    // Data with one different token.
     Planted {
         code: "",
         good: &["--set", "data.shuffle=false"],
@@ -104,7 +104,7 @@ const PLANTED: [Planted; 26] = [
     },
 ];
 
-/// The parts of `train/examples/planted.rs`.
+/// Selects the custom parts of `train/examples/planted.rs`.
 const OWN: [&str; 8] = [
     "--set",
     "model.attention=mine",
@@ -148,7 +148,7 @@ fn every_planted_mistake_is_found() {
         let Planted { code, good, bad, step, phase, unit, .. } = planted;
         let is_own = !code.is_empty();
         let (a, b) = (format!("good-{index}"), format!("bad-{index}"));
-        // What goes by rank is wrong on any number of ranks.
+        // A mistake that depends on the rank occurs with any number of ranks.
         let of_good = if *code == "mask" { code } else { "" };
         train(&workspace, of_good, is_own, &a, good);
         train(&workspace, code, is_own, &b, bad);
@@ -177,7 +177,7 @@ fn the_key_that_makes_a_difference_is_named() {
         let set = |flag: &'static str, arguments: &'static [&'static str]| {
             arguments.iter().filter(|word| **word != "--set").flat_map(move |word| [flag, *word])
         };
-        // Others that make none.
+        // Other keys that make no difference.
         let harmless = ["train.ranks=4", "shard.strategy=NO_SHARD", "log.every=3", "checkpoint.keep=7"];
         let mut arguments = vec!["bisect", "run.toml", "run.toml", "--json"];
         arguments.extend(set("--set-good", good).chain(set("--set-bad", bad)));
@@ -227,7 +227,7 @@ fn runs_that_are_the_same_part_nowhere() {
         let (ended, report) = diff(&workspace, "two", out);
         assert_eq!((ended, &report["verdict"]), (Some(1), &"rounding".into()), "{out}: {report:#}");
         assert!(report["largest"].as_f64().is_some_and(|largest| largest < 1e-5), "{out}: {report:#}");
-        // Nothing in the first forward pass depends on how the batch is spread.
+        // The first forward pass does not depend on how the batch is split.
         assert!(["gradient", "backward", "loss"].contains(&report["first"]["phase"].as_str().expect("one")));
         let said = workspace.kiln(&["diff", "two", out, "--tolerance", "1e-5"]);
         assert_eq!(said.code, Some(0), "{said:?}");
@@ -248,12 +248,12 @@ fn runs_that_are_the_same_part_nowhere() {
         let (_, report) = diff(&workspace, "half", out);
         assert_ne!(report["verdict"], "different", "{out}: {report:#}");
     }
-    // One that went on, and evaluated other samples.
+    // A run that continued and evaluated different samples.
     run("short", &["--set", "optim.schedule=constant"]);
     run("longer", &["--set", "optim.schedule=constant", "--set", "train.steps=6", "--set", "eval.samples=3"]);
     let (_, report) = diff(&workspace, "short", "longer");
     assert_eq!(report["verdict"], "equal", "{report:#}");
-    // Without hashes, by what is left.
+    // Without hashes, compares the remaining data.
     workspace.remove("again/hashes.jsonl");
     let (ended, report) = diff(&workspace, "two", "again");
     assert_eq!((ended, &report["verdict"]), (Some(0), &"equal".into()), "{report:#}");
@@ -306,7 +306,7 @@ fn hashes_of_a_run_that_goes_on_are_those_of_one_that_did_not_stop() {
     assert!(tensors.contains("\"weights\"") && !tensors.iter().any(|name| name.contains('.')), "{tensors:?}");
 }
 
-/// Changes one value of a tensor in a model of Hugging Face.
+/// Changes one value of a tensor in a Hugging Face model.
 fn plant(workspace: &Workspace, folder: &str, tensor: &str, value: f32) {
     let path = format!("{folder}/model.safetensors");
     let mut file = workspace.read(&path);
@@ -328,7 +328,7 @@ fn what_is_not_a_number_is_a_difference_and_named_first() {
         let other = format!("hf-{value}");
         workspace.copy("hf", &other);
         plant(&workspace, &other, late, value);
-        // A finite difference in a tensor before it.
+        // A finite difference in an earlier tensor.
         plant(&workspace, &other, "model.embed_tokens.weight", 7.0);
         for (a, b) in [("hf", other.as_str()), (other.as_str(), "hf"), ("a", other.as_str())] {
             let (ended, report) = diff(&workspace, a, b);
@@ -359,7 +359,7 @@ fn tokenizers_of_data_are_compared() {
     let workspace = Workspace::new();
     workspace.write_data("same", &tokens(crate::support::TRAIN_TOKENS));
     assert_eq!(diff(&workspace, "data", "same").0, Some(0));
-    // Spelled in another way, it is the same one.
+    // A different spelling of the same tokenizer.
     let mut tokenizer = workspace.json("same/tokenizer.json");
     workspace.write("same/tokenizer.json", format!("{tokenizer:#}\n"));
     assert_eq!(diff(&workspace, "data", "same").0, Some(0));

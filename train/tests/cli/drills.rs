@@ -1,5 +1,5 @@
-//! Fire drills with ranks as threads: every failure ends the run, names the rank and what it was
-//! doing, and leaves flight recorders that say the same.
+//! Fire drills with ranks as threads: every failure ends the run, names the rank and its activity, and leaves
+//! flight recorders that agree.
 
 use crate::support::{Ended, Workspace, names};
 
@@ -9,7 +9,7 @@ fn drill(workspace: &Workspace, fault: &str) -> Ended {
     workspace.kiln(&[&["train", "run.toml", "--out", "run", "--fault", fault], &timeout[..]].concat())
 }
 
-/// What `inspect flight` prints, without times and process ids.
+/// The output of `inspect flight` without times and process ids.
 fn inspect(workspace: &Workspace, folder: &str) -> String {
     let text = workspace.succeed(&["inspect", "flight", folder]);
     let mut before = "";
@@ -27,7 +27,7 @@ fn inspect(workspace: &Workspace, folder: &str) -> String {
 
 #[test]
 fn drills_end_with_the_rank_and_the_reason() {
-    // Fault, what the error says, and what the verdict says.
+    // The fault, the error message, and the verdict.
     for (fault, error, verdict) in [
         (
             "slow=5@backward:3:1",
@@ -102,7 +102,7 @@ fn flights_are_read_from_either_folder_and_garbage_is_named() {
     insta::assert_snapshot!("flights", both);
     assert_eq!(inspect(&workspace, "run/flight"), both);
 
-    // With the verdict that the ranks agreed on gone, it is worked out again.
+    // Without the verdict that the ranks agreed on, it is derived again.
     let mut alone = workspace.json("run/flight/rank_0.json");
     alone["verdict"] = serde_json::Value::Null;
     alone["world_size"] = 4.into();

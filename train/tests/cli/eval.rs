@@ -5,21 +5,21 @@ use serde_json::Value as Json;
 use crate::messages::Messages;
 use crate::support::{SEQ_LEN, VOCAB, Workspace, tokenizer};
 
-/// A model that a few steps have made prefer some letters.
+/// Trains a few steps, after which the model prefers some letters.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     workspace
 }
 
-/// The lines of `kiln eval --json`.
+/// The output lines of `kiln eval --json`.
 fn lines(workspace: &Workspace, options: &[&str]) -> Vec<Json> {
     let arguments = [&["eval", "--checkpoint", "run", "--json"], options].concat();
     let said = workspace.succeed(&arguments);
     said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// The only line of `kiln eval --json`.
+/// The only output line of `kiln eval --json`.
 fn line(workspace: &Workspace, options: &[&str]) -> Json {
     let mut lines = lines(workspace, options);
     assert_eq!(lines.len(), 1, "{options:?}: {lines:?}");
@@ -39,7 +39,7 @@ fn ids(text: &str) -> Vec<u32> {
     tokenizer().encode(text).expect("ids")
 }
 
-/// Shape and values of a `.npy` file of f32 in C order, by NumPy's description of the format.
+/// Shape and values of an f32 `.npy` file in C order, following NumPy's description of the format.
 fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     assert_eq!(bytes[..8], *b"\x93NUMPY\x01\x00");
     let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -54,7 +54,7 @@ fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     (shape, values.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }
 
-/// The logits that `kiln eval` writes for `tokens`, a row per token.
+/// The logits that `kiln eval` writes for `tokens`, one row per token.
 fn logits(workspace: &Workspace, tokens: &[u32], options: &[&str]) -> Vec<Vec<f32>> {
     let list: Vec<_> = tokens.iter().map(u32::to_string).collect();
     let list = list.join(",");
@@ -77,7 +77,7 @@ fn validation_loss_is_that_of_the_run() {
     let workspace = trained();
     let metrics = workspace.metrics("run");
     let last = metrics.iter().rfind(|line| line.get("val_loss").is_some()).expect("an evaluation");
-    // As the run has evaluated.
+    // The same evaluation as in the run.
     let line = line(&workspace, &["--samples", "8", "--rows", "2", "--ranks", "2"]);
     assert_close("loss", number(&line, "val_loss"), number(last, "val_loss"), 1e-12);
     assert_close("perplexity", number(&line, "perplexity"), number(&line, "val_loss").exp(), 1e-12);
@@ -90,13 +90,13 @@ fn validation_loss_is_that_of_the_run() {
     assert!(said.ends_with(", 64 tokens in sequences of 8 (FULL_SHARD, 1 rank)\n"), "{said}");
 }
 
-/// 160 validation tokens are 19 sequences of 8 and the token after each.
+/// 160 validation tokens make 19 sequences of 8 tokens plus the token after each.
 #[test]
 fn all_validation_data_counts_unless_told_otherwise() {
     let workspace = trained();
     let all = line(&workspace, &[]);
     assert_eq!(all["tokens"], 19 * SEQ_LEN);
-    // More than there is.
+    // More samples than exist.
     for samples in ["1000", "18446744073709551615"] {
         assert_eq!(line(&workspace, &["--samples", samples]), all);
     }
@@ -110,7 +110,7 @@ fn all_validation_data_counts_unless_told_otherwise() {
     let all_on_two = line(&workspace, &[&most[..], &["--ranks", "2"]].concat());
     assert_close("most", number(&all_on_two, "val_loss"), number(&all, "val_loss"), 1e-6);
     assert_eq!(all_on_two["tokens"], all["tokens"]);
-    // The data may have moved, and other data may be asked for.
+    // The data may have moved, or the user may choose other data.
     workspace.copy("data", "moved");
     assert_eq!(line(&workspace, &["--data", "moved"]), all);
     workspace.write("moved/val.bin", workspace.read("data/train.bin"));
@@ -141,13 +141,13 @@ fn answers_have_the_loss_that_their_logits_have() {
     }
 }
 
-/// As in lm-evaluation-harness: the answer begins at the first token that has some of it, and white space before it
-/// belongs to it.
+/// As in lm-evaluation-harness: the answer begins at the first token that contains some of it, including the
+/// white space before it.
 #[test]
 fn an_answer_is_tokenized_with_its_prompt() {
     let workspace = Workspace::new();
     let mut file = workspace.json("data/tokenizer.json");
-    // A space belongs to the letter behind it, and two letters make a token.
+    // A space belongs to the following letter, and two letters form one token.
     let vocabulary = file["model"]["vocab"].as_object_mut().expect("a vocabulary");
     let [spaced, pair] = ["X", "Y"].map(|letter| vocabulary.remove(letter).expect("an id"));
     vocabulary.extend([("\u{120}c".to_owned(), spaced.clone()), ("de".to_owned(), pair.clone())]);
@@ -172,7 +172,7 @@ fn an_answer_is_tokenized_with_its_prompt() {
     }
 }
 
-/// A model with a long context and few validation tokens: a sequence is no longer than they are.
+/// With a long context and little validation data, the default sequence is no longer than the data.
 #[test]
 fn a_default_length_fits_the_data() {
     let workspace = trained();
@@ -197,7 +197,7 @@ fn a_default_length_fits_the_data() {
     let ended = eval(&["--seq-len", "160"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("lower --seq-len") && !ended.stderr.contains("data.seq_len"), "{ended:?}");
-    // More than usual is asked for.
+    // A sequence longer than the default.
     let long: Vec<u16> = crate::support::tokens(5000);
     workspace.write_data("long", &long);
     workspace.write("long/val.bin", workspace.read("long/train.bin"));
@@ -206,7 +206,7 @@ fn a_default_length_fits_the_data() {
     assert!(said.contains("\"seq_len\":2048"), "{said}");
 }
 
-/// Five answers of one to four tokens, and a line that counts for nothing.
+/// Five answers of one to four tokens, and one blank line.
 const PAIRS: &str = r#"{"prompt": "abc", "answer": "dea"}
 {"prompt": "", "answer": "c", "source": "other keys are passed over"}
 
@@ -247,8 +247,8 @@ fn a_file_of_pairs_is_the_sum_of_its_pairs() {
     assert!(said.contains("12 tokens of 5 answers; mean sum per answer"), "{said}");
 }
 
-/// However the model is spread, it says the same. Five pairs and nineteen sequences come out even
-/// over none of the numbers of ranks.
+/// The results do not depend on how the model is sharded. None of the numbers of ranks divides five pairs or
+/// nineteen sequences.
 #[test]
 fn ranks_and_strategies_agree() {
     let workspace = trained();
@@ -291,7 +291,7 @@ fn ranks_and_strategies_agree() {
     }
 }
 
-/// Rank 0 alone speaks, and says what one process says.
+/// Only rank 0 prints, and it prints the same as a single process.
 #[test]
 fn processes_agree_with_threads() {
     let workspace = trained();
@@ -371,7 +371,7 @@ fn evaluations_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// A path in a configuration starts where the run was started, and an evaluation may start elsewhere.
+/// A path in a configuration is relative to where the run was started; an evaluation may start elsewhere.
 #[test]
 fn the_data_of_a_run_are_found_from_elsewhere() {
     let mut messages = Messages::default();
@@ -393,7 +393,7 @@ fn the_data_of_a_run_are_found_from_elsewhere() {
         command.current_dir(workspace.path(folder));
         workspace.end(command.spawn().expect("the binary starts"))
     };
-    // Where others have the same name, and where none has.
+    // From places where other data has the same name, and where none has.
     prepare("other text, of another book\n", "elsewhere/own");
     for folder in ["elsewhere", "runs", "runs/mine/checkpoints"] {
         let ended = elsewhere(folder);

@@ -1,4 +1,4 @@
-//! A model with experts goes through the commands.
+//! Every command on a model with experts.
 
 use serde_json::Value as Json;
 
@@ -6,12 +6,12 @@ use crate::support::{Workspace, assert_same_curve};
 
 const EXPERTS: &str = "{ experts = 4, experts_per_token = 2, expert_d_ff = 12, router_aux_loss_coef = 0.01 }";
 
-/// A folder whose `moe.toml` trains a model with experts for eight steps, as Qwen3-MoE has them.
+/// A workspace whose `moe.toml` trains a model with experts like those of Qwen3-MoE for eight steps.
 fn workspace() -> Workspace {
     with(EXPERTS)
 }
 
-/// The same with biases that balance the experts, and that move so fast that they count.
+/// The same with biases that balance the experts, and that move fast enough to have an effect.
 fn with_biases() -> Workspace {
     with(&format!("{}, expert_bias = true }}", EXPERTS.trim_end_matches(" }")))
 }
@@ -74,7 +74,7 @@ fn strategies_have_bits(workspace: &Workspace) {
     }
 }
 
-/// Evaluation, generation, inspection and the layout of Hugging Face.
+/// Evaluation, generation, inspection and conversion to the layout of Hugging Face.
 #[test]
 fn every_command_knows_experts() {
     let workspace = workspace();
@@ -107,7 +107,7 @@ fn every_command_knows_biases_of_experts() {
     assert!(said.contains("layers.0.ffn.router_bias"), "{said}");
     assert!(said.contains("optimizer: adamw (state exp_avg, exp_avg_sq)"), "{said}");
     workspace.succeed(&["inspect", "run", "--verify"]);
-    // What the run itself computed, and what is computed of the checkpoint.
+    // The values that the run computed, and those computed from the checkpoint.
     let eval = |from: &str| workspace.succeed(&["eval", "--checkpoint", from, "--data", "data"]);
     let expected = format!("validation loss {:.4}", workspace.val_loss("run"));
     assert!(eval("run").contains(&expected), "{expected}: {}", eval("run"));
@@ -127,7 +127,7 @@ fn every_command_knows_biases_of_experts() {
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("moe.expert_bias, which no architecture"), "{refused:?}");
     assert!(!workspace.path("hf").exists());
-    // A model without them is another model.
+    // The model without biases is a different model.
     let arguments = ["train", "moe.toml", "--set", "model.moe.expert_bias=false", "--resume", "run"];
     let refused = workspace.kiln(&[&arguments[..], &["--out", "other"]].concat());
     assert_eq!(refused.code, Some(2), "{refused:?}");

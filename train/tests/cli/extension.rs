@@ -1,5 +1,5 @@
-//! A layer that these crates do not know: written here, put into the decoder's blocks, and trained
-//! under every strategy. docs/change-the-model.md walks through this file.
+//! A layer defined outside the crates: written here, put into the decoder's blocks, and trained under every
+//! strategy. docs/change-the-model.md walks through this file.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ impl Layer for SquaredRelu {
     }
 }
 
-/// The same twice, as an expert that a token meets and one that it does not.
+/// Two of these layers: one expert that every token uses, and one that none uses.
 #[derive(Module, Debug)]
 struct TwoExperts {
     chosen: SquaredRelu,
@@ -58,7 +58,7 @@ impl Layer for TwoExperts {
 
 const STEPS: u64 = 6;
 
-/// Below every gradient norm of the run, so that every step is clipped.
+/// Smaller than every gradient norm of the run, so that every step is clipped.
 const GRAD_CLIP: f64 = 0.01;
 
 /// Trains the decoder with the new layer; the run folder is named after the settings.
@@ -71,7 +71,7 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
         ("train.steps", &steps),
         ("train.micro_batch", "1"),
         ("model.dropout", "0.1"),
-        // Larger than usual, so that the layer's gradients are not lost beside the others.
+        // Larger than usual, so that the layer's gradients are not negligible compared with the others.
         ("model.init_std", "0.1"),
         ("optim.grad_clip", &clip),
         ("checkpoint.every", "1"),
@@ -134,7 +134,7 @@ fn a_layer_from_outside_trains_under_every_strategy() {
         assert_same_curve(strategy, &steps, &reference, 1e-5);
         assert_eq!(summary.loss, Some(steps[5].1));
 
-        // From the middle to the same end, to the bit.
+        // Resuming from the middle leads to the same bits.
         let middle = format!("{strategy}/checkpoints/fsdp_cpt3");
         let resumed = format!("{strategy}_resumed");
         train(&workspace, &resumed, &changes, Some(&middle));
@@ -177,7 +177,7 @@ fn its_parameters_are_counted_saved_and_clipped() {
     assert!((clipped - GRAD_CLIP).abs() <= 1e-4 * GRAD_CLIP, "{clipped}");
 }
 
-/// `mfu` counts what a token multiplies with.
+/// `mfu` counts the parameters that a token is multiplied with.
 #[test]
 fn experts_that_a_token_does_not_meet_make_no_mfu() {
     let workspace = Workspace::new();
@@ -190,7 +190,7 @@ fn experts_that_a_token_does_not_meet_make_no_mfu() {
     });
     let options = RunOptions { out: workspace.path("run").into(), registry, ..RunOptions::default() };
     kiln::run::train(config, &options).expect("a run");
-    // As in the test above, with attention over 8 tokens, and the tied embedding as the head's matrix.
+    // As in the test above, with attention over 8 tokens and the tied embedding as the head's matrix.
     let (d, ff, kv) = (16, 32, 8);
     let block = 2 * d * d + 2 * d * kv + 2 * d * ff + 2 * d;
     let per_token = 6 * (VOCAB * d + 2 * block + d) + 12 * 2 * d * 8;

@@ -1,11 +1,11 @@
-//! What a run keeps of the model that it starts from: chat template, end tokens, context, and nothing that a
-//! resume would need again.
+//! The parts of its base model that a run keeps: chat template, end tokens and context, so that a resume
+//! needs nothing else.
 
 use serde_json::{Value as Json, json};
 
 use crate::support::{Workspace, tokenizer};
 
-/// Files of a model folder that belong to its texts.
+/// Files of a model folder that describe its texts.
 const SMALL_FILES: [(&str, &str); 6] = [
     ("tokenizer_config.json", r#"{"chat_template": "{{ messages }}", "eos_token": "<|endoftext|>"}"#),
     ("special_tokens_map.json", r#"{"eos_token": "<|endoftext|>"}"#),
@@ -15,7 +15,8 @@ const SMALL_FILES: [(&str, &str); 6] = [
     ("merges.txt", "#version: 0.2\n"),
 ];
 
-/// `hf`, a model of a context of 64 tokens, and `second.toml`, a run from it that leaves its weights as they are.
+/// `hf`, a model with a context of 64 tokens, and `second.toml`, a run that starts from it and does not
+/// change its weights.
 fn workspace() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "first"]);
@@ -47,7 +48,7 @@ fn text(workspace: &Workspace, from: &str) -> String {
     text.trim_end_matches('\n').strip_prefix("ab").expect("the prompt").to_owned()
 }
 
-/// Lets the second end token of `hf` be the token that it generates first, named by `file` alone.
+/// Makes the first token that `hf` generates its second end token, named by `file` alone.
 fn end_at_once(workspace: &Workspace, file: &str) {
     let first: String = text(workspace, "hf").chars().take(1).collect();
     let id = tokenizer().encode(&first).expect("ids")[0];
@@ -70,7 +71,7 @@ fn a_run_keeps_what_its_model_says() {
     train(&workspace, "run", &sample);
     let samples = workspace.text("run/samples.jsonl");
     assert!(samples.lines().all(|line| line.contains(r#""text":"""#)), "{samples}");
-    // The run goes on, is converted, and is the start of another run.
+    // The run resumes, is converted, and is the start of another run.
     train(&workspace, "run", &["--set", "train.steps=6", "--resume", "latest"]);
     workspace.succeed(&["convert", "--checkpoint", "run", "--out", "full"]);
     train(&workspace, "again", &["--set", "init.from=run"]);
@@ -85,7 +86,7 @@ fn a_run_keeps_what_its_model_says() {
         assert_eq!(text(&workspace, from), "", "{from}");
         workspace.succeed(&["inspect", "--verify", from]);
     }
-    // Evaluation takes sequences as the run did.
+    // Evaluation uses the run's sequence length.
     let eval = |more: &[&str]| workspace.succeed(&[&["eval", "--checkpoint", "run"], more].concat());
     assert_eq!(eval(&[]), eval(&["--seq-len", "8"]));
     workspace.succeed(&["export", "--checkpoint", "run", "--out", "back"]);
@@ -101,7 +102,7 @@ fn a_run_keeps_what_its_model_says() {
     assert_eq!(text(&workspace, "back"), "");
 }
 
-/// `config.json` itself does not travel.
+/// `config.json` itself is not copied.
 #[test]
 fn ids_that_only_the_configuration_names_are_kept() {
     let workspace = workspace();
@@ -112,7 +113,7 @@ fn ids_that_only_the_configuration_names_are_kept() {
     assert_eq!(workspace.json("run/checkpoints/fsdp_cpt4/generation_config.json")["pad_token_id"], 7);
 }
 
-/// Ids and templates of another tokenizer would mean other text.
+/// Ids and templates would have another meaning with a different tokenizer.
 #[test]
 fn nothing_is_kept_of_another_tokenizer() {
     let workspace = workspace();
@@ -130,7 +131,7 @@ fn the_context_is_that_of_the_model() {
     let workspace = workspace();
     let context =
         |out: &str| workspace.state(&format!("{out}/checkpoints/fsdp_cpt4"))["context_length"].clone();
-    // Sequences that are longer do not stretch it silently.
+    // Longer sequences do not extend it silently.
     change(&workspace, "hf/config.json", &json!({"max_position_embeddings": 6}));
     let long = workspace.kiln(&["train", "second.toml", "--out", "long"]);
     assert_eq!(long.code, Some(0), "{long:?}");
@@ -143,7 +144,7 @@ fn the_context_is_that_of_the_model() {
     workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
     train(&workspace, "from", &["--set", "init.from=imported", "--set", "model.context_length=9"]);
     assert_eq!(context("from"), 9);
-    // Of a model that was trained from nothing, the longest sequences are known.
+    // For a model trained from scratch, the longest sequence is known.
     for (length, expected) in [("4", 8), ("16", 16)] {
         let seq_len = format!("data.seq_len={length}");
         let out = format!("of-{length}");
@@ -154,7 +155,7 @@ fn the_context_is_that_of_the_model() {
     assert!(none.stderr.contains("model.context_length = 0"), "{none:?}");
 }
 
-/// The model and its weights are in the checkpoint.
+/// The checkpoint has the model and its weights.
 #[test]
 fn a_resume_reads_no_base_model() {
     let workspace = workspace();
@@ -163,7 +164,7 @@ fn a_resume_reads_no_base_model() {
     train(&workspace, "run", &start);
     train(&workspace, "tied", &["--set", "train.steps=2"]);
     let resume = ["--resume", "latest"];
-    // With the base model still there: nothing may be missing from the checkpoint.
+    // The base model still exists here: nothing may be missing from the checkpoint.
     train(&workspace, "run", &[&untied[..], &resume, &["--set", "train.steps=3"]].concat());
     workspace.remove("hf");
     train(&workspace, "run", &resume);
@@ -196,7 +197,7 @@ fn a_resume_reads_no_base_model() {
     assert_eq!(new.code, Some(2), "{new:?}");
 }
 
-/// The schedule of a run with more steps is another one from its beginning.
+/// The schedule of a run with more steps differs from its beginning on.
 #[test]
 fn a_learning_rate_that_jumps_at_a_resume_is_told() {
     let workspace = Workspace::new();
@@ -209,7 +210,7 @@ fn a_learning_rate_that_jumps_at_a_resume_is_told() {
     let jump = "the learning rate jumps from 1.000e-3 in step 4 to 8.145e-3 in step 5";
     assert!(said.contains(jump) && said.contains("because train.steps changed"), "{said}");
     assert!(said.contains("To continue at 1.000e-3, set optim.schedule = \"constant\""), "{said}");
-    // What it says to do.
+    // The fix in the message works.
     let constant = ["optim.schedule=constant", "optim.warmup_steps=0", "optim.lr=1.000e-3", "train.steps=14"];
     let said = resume(&constant.map(|set| ["--set", set]).concat());
     assert!(!said.contains("learning rate"), "{said}");

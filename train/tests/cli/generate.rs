@@ -10,8 +10,8 @@ use kiln_model::{Key, Layers, ModelConfig};
 
 use crate::support::{VOCAB, Workspace, tokenizer};
 
-/// A model that has learned that the alphabet's first letters follow each other. There are seven of
-/// them, so that samples of eight tokens start with each.
+/// A model that has learned that the first letters of the alphabet follow each other. There are seven, so
+/// samples of eight tokens start with each of them.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     let ids = tokenizer().encode(&"abcdefg".repeat(250)).expect("ids");
@@ -46,16 +46,16 @@ fn a_temperature_of_zero_takes_the_likeliest_token() {
         let options = ["--temperature", "0", "--seed", seed];
         assert_eq!(generate(&workspace, "run", "abc", &options), "abcdefgabcdefga\n");
     }
-    // Without a prompt it starts as a document does, and says something.
+    // Without a prompt, the text starts like a document and is not empty.
     let text = generate(&workspace, "run", "", &["--temperature", "0"]);
     assert!(!text.trim().is_empty(), "{text:?}");
-    // A prompt may begin as a flag does.
+    // A prompt may begin like a flag.
     for prompt in ["-5", "--seed", "- item"] {
         assert!(generate(&workspace, "run", prompt, &["--temperature", "0"]).starts_with(prompt));
     }
 }
 
-/// The beginning of a prompt that the model cannot read is not left out in silence.
+/// A prompt that exceeds the context is an error; its beginning is not dropped silently.
 #[test]
 fn prompts_beyond_the_context_are_refused() {
     let workspace = trained();
@@ -70,12 +70,12 @@ fn prompts_beyond_the_context_are_refused() {
     let prompt = format!("sample.prompt={long}");
     refused(&["train", "run.toml", "--out", "other", "--set", &prompt], "a prompt of [sample]", 2);
     refused(&["check", "run.toml", "--set", &prompt], "a prompt of [sample]", 1);
-    // As long as the context is not too long.
+    // A prompt as long as the context is allowed.
     assert!(generate(&workspace, "run", &long[..8], &[]).starts_with(&long[..8]));
 }
 
-/// A tokenizer of bytes whose post-processor puts `<s>` in front of a text, with more special tokens. Their ids are
-/// those of characters that no text here has.
+/// A byte-level tokenizer with more special tokens, whose post-processor puts `<s>` in front of a text. Their
+/// ids belong to characters that no text here contains.
 fn with_special_tokens() -> Tokenizer {
     let workspace = Workspace::new();
     let path = "data/tokenizer.json";
@@ -83,7 +83,7 @@ fn with_special_tokens() -> Tokenizer {
     Tokenizer::load(workspace.path(path)).expect("a tokenizer")
 }
 
-/// Adds them to the file `path`. Returns the ids of `<s>` and `<|user|>`.
+/// Adds these tokens to the file `path`. Returns the ids of `<s>` and `<|user|>`.
 fn add_special_tokens(workspace: &Workspace, path: &str) -> [u32; 2] {
     let mut file = workspace.json(path);
     let vocabulary = file["model"]["vocab"].as_object_mut().expect("a vocabulary");
@@ -105,7 +105,7 @@ fn add_special_tokens(workspace: &Workspace, path: &str) -> [u32; 2] {
     ids.map(|id| u32::try_from(id.as_u64().expect("an id")).expect("a small id"))
 }
 
-/// As in transformers: what the post-processor puts in front of a text is in front of a prompt.
+/// As in transformers, the post-processor's prefix of a text is also put in front of a prompt.
 #[test]
 fn prompts_start_as_the_post_processor_says() {
     let tokenizer = with_special_tokens();
@@ -118,18 +118,18 @@ fn prompts_start_as_the_post_processor_says() {
     assert!(text.advance(&model, &Device::flex(), || Ok(())).expect("a token"));
     let expected = likeliest(&model, &[&start[..], &plain].concat());
     assert_ne!(expected, likeliest(&model, &plain));
-    // It is no part of the text.
+    // The prefix is not part of the text.
     assert_eq!(text.ids(), [&plain[..], &[expected]].concat());
     assert!(text.text().expect("a text").starts_with("abc"));
-    // A prompt that has it already does not get another one.
+    // A prompt that has it already does not get it twice.
     let reading = tokenizer.clone().reading_special_tokens(true);
     assert_eq!(reading.encode_prompt("<s>abc").expect("ids"), (0, [&start[..], &plain].concat()));
-    // Nor does an empty prompt start after the end of another text.
+    // An empty prompt does not start after the end of another text.
     let empty = continued(&tokenizer, "", &sampling).0;
     assert_eq!(empty[0], likeliest(&model, &start));
 }
 
-/// Whoever writes a prompt may write special tokens, and may mean plain text.
+/// Prompts may contain special tokens, unless they are meant as plain text.
 #[test]
 fn prompts_have_special_tokens_unless_told_otherwise() {
     let workspace = Workspace::new();
@@ -154,7 +154,7 @@ fn prompts_have_special_tokens_unless_told_otherwise() {
     let sum: f64 = row.iter().map(|value| f64::from(value - row[b]).exp()).sum();
     let read = loss("<|user|>a", &[]);
     assert!((read - sum.ln()).abs() < 1e-5 * sum.ln().abs().max(1.0), "{read} and {}", sum.ln());
-    // As plain text it is longer than the context.
+    // As plain text, it is longer than the context.
     let plain = ["eval", "--checkpoint", "run", "--prompt", "<|user|>a", "--answer", "b", "--plain-text"];
     assert_eq!(workspace.kiln(&plain).code, Some(2));
     let generated = |options: &[&str]| {
@@ -167,7 +167,7 @@ fn prompts_have_special_tokens_unless_told_otherwise() {
     assert_eq!(generated(&["--plain-text"]).code, Some(2));
 }
 
-/// The sample at the end of a run comes from the weights of its last checkpoint.
+/// The sample at the end of a run is generated from the weights of its last checkpoint.
 #[test]
 fn a_run_ends_with_a_sample() {
     let workspace = trained();
@@ -195,12 +195,12 @@ fn truncation_narrows_the_choice() {
     assert_eq!(hot(&["--top-k", "257"]), hot(&[]));
 }
 
-/// A model that nobody has trained, with weights large enough for it to have opinions.
+/// An untrained model, with weights large enough for clear preferences.
 fn opinionated() -> Decoder {
     in_window(None, None)
 }
 
-/// The same, whose blocks have a window as `pattern` says.
+/// The same model with windows according to `pattern`.
 fn in_window(window: Option<usize>, pattern: Option<&str>) -> Decoder {
     let config = ModelConfig {
         window,
@@ -222,7 +222,7 @@ fn greedy(max_tokens: usize, context_length: usize) -> Sampling {
     Sampling { max_tokens, temperature, top_k, top_p, key, context_length, end_ids }
 }
 
-/// The ids that a prompt becomes, and the number of passes that took.
+/// The ids that continue a prompt, and the number of passes that took.
 fn continued(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> (Vec<u32>, usize) {
     continued_by(&opinionated(), tokenizer, prompt, sampling)
 }
@@ -243,7 +243,7 @@ fn continued_by(
     (text.ids().to_vec(), passes.get())
 }
 
-/// The likeliest token after `window`, from a pass over all of it.
+/// The likeliest token after `window`, from a pass over the whole window.
 fn likeliest(model: &Decoder, window: &[u32]) -> u32 {
     let ids: Vec<i32> = window.iter().map(|id| i32::try_from(*id).expect("a small id")).collect();
     let tokens = Tensor::from_data(TensorData::new(ids, [1, window.len()]), &Device::flex());
@@ -253,8 +253,8 @@ fn likeliest(model: &Decoder, window: &[u32]) -> u32 {
     u32::try_from(best.0).expect("a small id")
 }
 
-/// The same without a cache: every token from a pass over the whole window, which starts again from
-/// its last half when it is full.
+/// The same without a cache: every token is computed from the whole window, which restarts from its last half
+/// when it is full.
 fn recomputed(model: &Decoder, tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> Vec<u32> {
     let end = tokenizer.end_of_text().expect("an end");
     let mut ids = tokenizer.encode(prompt).expect("ids");
@@ -284,7 +284,7 @@ fn a_cache_changes_no_token() {
     }
 }
 
-/// Nor one that holds no more than a window, with prompts shorter and longer than it.
+/// A cache that holds only a window, with prompts shorter and longer than the window.
 #[test]
 fn a_cache_of_windows_changes_no_token() {
     let tokenizer = tokenizer();
@@ -303,7 +303,7 @@ fn a_cache_of_windows_changes_no_token() {
     }
 }
 
-/// Texts that outgrow the context, and prompts that do not fit into it.
+/// Texts that exceed the context, and prompts that do not fit into it.
 #[test]
 fn a_full_context_starts_over_from_its_last_half() {
     let tokenizer = tokenizer();
@@ -325,7 +325,7 @@ fn a_full_context_starts_over_from_its_last_half() {
 fn a_text_ends_at_any_of_its_ends() {
     let tokenizer = tokenizer();
     let whole = continued(&tokenizer, "abcd", &greedy(20, 64)).0;
-    // The first token that has not been there before.
+    // The first token that has not occurred before.
     let new = (5..whole.len()).find(|at| !whole[4..*at].contains(&whole[*at]));
     let at = new.expect("a model that says more than one thing");
     let unused = (1..VOCAB as u32).find(|id| !whole.contains(id)).expect("an id");
@@ -335,7 +335,7 @@ fn a_text_ends_at_any_of_its_ends() {
     assert_eq!(passes, at - 4 + 1);
 }
 
-/// Tokenizers from elsewhere may call their end of text what they like.
+/// Tokenizers from other sources may give the end of text any name.
 #[test]
 fn a_tokenizer_without_an_end_needs_one_from_elsewhere() {
     let workspace = Workspace::new();
@@ -347,12 +347,12 @@ fn a_tokenizer_without_an_end_needs_one_from_elsewhere() {
     let sampling = Sampling { end_ids: vec![0], ..sampling };
     let (ids, _) = continued(&tokenizer, "abc", &sampling);
     assert!(ids.len() > 3, "{ids:?}");
-    // Without a prompt, the text starts after that end, which is not part of it.
+    // Without a prompt, the text starts after the end token, which is not part of it.
     let (ids, _) = continued(&tokenizer, "", &sampling);
     assert_eq!(ids[0], likeliest(&opinionated(), &[0]));
 }
 
-/// All ranks continue the text together; the checkpoint is continued by one.
+/// All ranks generate the text together; the checkpoint is continued by a single rank.
 #[test]
 fn sharded_ranks_say_what_one_rank_says() {
     let workspace = trained();

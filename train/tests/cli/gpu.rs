@@ -1,5 +1,6 @@
-//! Commands that compute on a GPU: through wgpu, which Mesa's lavapipe will do for, or where `KILN_TEST_DEVICE` is
-//! `cuda` on an NVIDIA GPU, beside the same on the CPU. Kernels add in another order and have other exponentials, so numbers agree to 1e-4.
+//! Commands that compute on a GPU, compared with the CPU: through wgpu, for which Mesa's lavapipe is
+//! sufficient, or on an NVIDIA GPU if `KILN_TEST_DEVICE` is `cuda`. Kernels use a different order of sums and
+//! different exponentials, so numbers agree to 1e-4.
 
 use serde_json::Value as Json;
 
@@ -8,11 +9,11 @@ use crate::support::{Ended, Workspace, assert_same_curve, names};
 
 const TOLERANCE: f64 = 1e-4;
 
-/// Where the two devices are told apart.
+/// The setting that selects the CPU.
 const CPU: &str = "device.backend=cpu";
 const WGPU: &str = "device.backend=wgpu";
 
-/// The GPU's backend, and how a run names it.
+/// The GPU's backend, and its name in the output of a run.
 fn backend() -> (&'static str, &'static str) {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         Err(_) | Ok("wgpu") => ("wgpu", "device: what wgpu finds"),
@@ -21,7 +22,7 @@ fn backend() -> (&'static str, &'static str) {
     }
 }
 
-/// What tells a run to compute on it.
+/// The setting that makes a run compute on the GPU.
 pub fn gpu() -> &'static str {
     if backend().0 == "cuda" { "device.backend=cuda" } else { WGPU }
 }
@@ -33,17 +34,17 @@ const HYBRID: &[(&str, &str)] = &[
     ("train.micro_batch", "1"),
 ];
 
-/// A run for either device, with some values changed.
+/// A workspace for either device, with some values changed.
 pub fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
-    // A GPU may have another default.
+    // The default may differ on a GPU.
     workspace.config("run.toml", &[&[("precision.compute", "'f32'")], changes].concat());
-    // It is for the CPU alone.
+    // This setting is for the CPU only.
     workspace.replace("run.toml", "threads = 1\n", "");
     workspace
 }
 
-/// Trains into a folder; returns what was said.
+/// Trains into a folder and returns the output.
 fn train(workspace: &Workspace, backend: &str, out: &str, more: &[&str]) -> String {
     let arguments = ["train", "run.toml", "--out", out, "--set", backend];
     workspace.succeed(&[&arguments, more].concat())
@@ -75,14 +76,14 @@ fn every_strategy_trains_as_on_the_cpu() {
         assert!(said.contains(backend().1) && said.contains("as device.backend says\n"), "{said}");
         train(&workspace, CPU, "cpu", &[]);
         assert_same(&workspace, name, "gpu", "cpu");
-        // Bytes of the GPU, which has pages of some size.
+        // Bytes of the GPU, which allocates whole pages.
         for line in workspace.metrics("gpu").iter().filter(|line| line.get("loss").is_some()) {
             assert!(line["peak_bytes"].as_u64().is_some_and(|bytes| bytes > 10_000), "{line}");
         }
     }
 }
 
-/// The same rank count gives the same bits on a GPU as well.
+/// The same number of ranks gives the same bits on a GPU too.
 #[test]
 fn a_run_has_the_same_bits_again() {
     let workspace = workspace(&[]);
@@ -97,7 +98,7 @@ fn a_run_has_the_same_bits_again() {
     }
 }
 
-/// A checkpoint does not say where it was written.
+/// A checkpoint does not depend on the device that wrote it.
 #[test]
 fn checkpoints_go_from_either_device_to_the_other() {
     for (name, changes) in [("full", &[][..]), ("groups", HYBRID)] {
@@ -117,8 +118,8 @@ fn checkpoints_go_from_either_device_to_the_other() {
     }
 }
 
-/// A save in the background writes the state of its step, however far the steps have come meanwhile, and
-/// full checkpoints have the same values.
+/// A save in the background writes the state of its step, however many steps follow before it ends. Full
+/// checkpoints have the same values.
 #[test]
 fn saves_in_the_background_are_of_their_step() {
     let workspace = workspace(&[("train.steps", "6"), ("checkpoint.every", "1")]);
@@ -164,7 +165,7 @@ fn steps_that_go_wrong_are_left_out() {
         };
         assert!(file(2) == file(3) && file(3) != file(4));
     }
-    // And, unless told so, end the run.
+    // By default, they end the run.
     let workspace = workspace(&[]);
     let arguments = ["train", "run.toml", "--out", "run", "--set", gpu()];
     let ended = workspace.kiln(&[&arguments[..], &["--fault", "nan@backward:2:0"]].concat());
@@ -173,10 +174,10 @@ fn steps_that_go_wrong_are_left_out() {
     assert!(ended.stderr.starts_with(start), "{}", ended.stderr);
 }
 
-/// Faults in calls whose buffers are on a GPU are found as others are.
+/// Faults in calls with buffers on a GPU are found like others.
 #[test]
 fn calls_that_differ_are_named() {
-    // Its backward starts with a reduction.
+    // The backward pass starts with a reduction.
     let workspace = workspace(&[("shard.strategy", "'SHARD_GRAD_OP'")]);
     for (out, fault, words) in [
         ("gather", "size@forward:2:1", "rank 1 called all_gather of "),
@@ -191,7 +192,7 @@ fn calls_that_differ_are_named() {
     }
 }
 
-/// Runs `kiln` on a device, which it names; returns what it prints.
+/// Runs `kiln` on a device, passed as an argument, and returns its output.
 fn on(workspace: &Workspace, device: &str, arguments: &[&str]) -> String {
     let arguments = [arguments, &["--device", device]].concat();
     let child = workspace.command(&arguments).env("KILN_LOG", "kiln=info").spawn();
@@ -202,12 +203,12 @@ fn on(workspace: &Workspace, device: &str, arguments: &[&str]) -> String {
     stdout
 }
 
-/// Its heads are as wide as attention's kernels need: those of others go through products that may round f32 to TF32
-/// on NVIDIA GPUs, and are tested with the layers.
+/// The heads are as wide as attention's kernels need. Other heads go through products that may round f32 to
+/// TF32 on NVIDIA GPUs; those are tested with the layers.
 const TRAINED: &[(&str, &str)] =
     &[("model.head_dim", "8"), ("train.steps", "40"), ("optim.lr", "3e-2"), ("precision.compute", "'f32'")];
 
-/// A model that has learned that the alphabet's first letters follow each other.
+/// A model that has learned that the first letters of the alphabet follow each other.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     let ids = crate::support::tokenizer().encode(&"abcdefg".repeat(250)).expect("ids");
@@ -242,7 +243,7 @@ fn evaluations_are_those_of_the_cpu() {
         let more = ["--tokens", "97,98,99", "--logits", &file];
         on(&workspace, device, &[&eval[..], &more].concat());
         let bytes = workspace.read(&file);
-        // Behind a header of 128 bytes or less.
+        // Follows a header of 128 bytes or less.
         let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
         let (values, rest) = bytes[start..].as_chunks();
         assert!(rest.is_empty());
@@ -258,7 +259,7 @@ fn evaluations_are_those_of_the_cpu() {
 #[test]
 fn generated_text_is_that_of_the_cpu() {
     let workspace = trained();
-    // One that fits into the context of 8, and one that does not.
+    // One prompt that fits into the context of 8, and one that does not.
     for prompt in ["abc", "abcdefgabcdefga"] {
         let generate = ["generate", "--checkpoint", "run", "--prompt", prompt];
         let arguments = [&generate[..], &["--max-tokens", "12", "--temperature", "0"]].concat();
@@ -320,7 +321,7 @@ fn combinations_that_cannot_be() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Processes with a GPU each, which NCCL connects, train as threads on the CPU do.
+/// Processes with one GPU each, connected by NCCL, train like threads on the CPU.
 #[cfg(feature = "cuda")]
 #[test]
 #[ignore = "needs four GPUs and NCCL, or stand-ins: benches/standins/execute.sh"]

@@ -1,5 +1,6 @@
-//! Files that somebody else has made, or that are not what their names say: every one is an error that names
-//! it, and nothing is allocated, followed, waited for or shown to a terminal because a file says so.
+//! Files from untrusted sources, or files that are not what their names suggest: each is an error that names
+//! the file. A file's content never causes an excessive allocation, a link to be followed, a wait, or raw
+//! output to a terminal.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -22,14 +23,14 @@ const FOLDER: &str = "run/checkpoints/fsdp_cpt2";
 const GENERATE: [&str; 6] = ["generate", "--prompt", "a", "--max-tokens", "2", "--checkpoint"];
 const RESUME: [&str; 6] = ["train", "run.toml", "--out", "run", "--resume", "latest"];
 
-/// A run of two steps in `run`, which a configuration of four steps can go on with.
+/// Trains two steps in `run`, which a configuration of four steps can resume.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
     workspace
 }
 
-/// Runs a command that must come to an end by itself.
+/// Runs a command, which must end by itself.
 pub fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
     workspace.end(workspace.start(arguments))
 }
@@ -40,7 +41,7 @@ fn assert_fails(what: &str, ended: &Ended, code: i32, says: &str) {
     assert!(!ended.stderr.contains("panicked"), "{what}: {ended:?}");
 }
 
-/// Whoever can write a manifest can seal it as well.
+/// Anyone who can write a manifest can also seal it.
 #[test]
 fn a_manifest_may_ask_for_no_more_than_there_is() {
     let workspace = trained();
@@ -73,12 +74,12 @@ fn a_manifest_may_ask_for_no_more_than_there_is() {
             assert_fails(&format!("{to} {command:?}"), &ended, 1, says);
         }
     }
-    // Each of them is there, and all together are not.
+    // Each weight exists, but their sum does not fit.
     workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
     workspace.replace_in_manifest(FOLDER, "\"d_ff\": 32,", "\"d_ff\": 8000,");
     let ended = ends(&workspace, &[&GENERATE[..], &["run"]].concat());
     assert_fails("a wider model", &ended, 1, "parameters, and weights of 8800");
-    // Weights that are not there take no memory either.
+    // Weights that do not exist take no memory either.
     workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
     let weights = format!("{FOLDER}/model-part-00001-of-00002.safetensors");
     workspace.write(&weights, "");
@@ -131,12 +132,12 @@ fn what_is_no_file_is_not_waited_for() {
     let ended = ends(&workspace, &["inspect", "flight", "run"]);
     let said = [ended.stdout, ended.stderr].concat();
     assert!(said.contains("rank_0.json: it is no regular file"), "{said}");
-    // The newest is found all the same.
+    // The newest checkpoint is still found.
     fifo("run/checkpoints/latest");
     assert_eq!(ends(&workspace, &["inspect", "run"]).code, Some(0));
 }
 
-/// What a model brings along is copied and handed on, so it must be the model's.
+/// Files that come with a model are copied, so they must really belong to the model.
 #[test]
 fn import_and_export_follow_no_link_out_of_a_folder() {
     let workspace = trained();
@@ -159,12 +160,12 @@ fn import_and_export_follow_no_link_out_of_a_folder() {
     symlink("../secret/config.json", workspace.path("hf/config.json")).expect("a link");
     let ended = workspace.kiln(&["import", "--hf", "hf", "--out", "new"]);
     assert_fails("config.json", &ended, 2, "hf/config.json is a link that leads out of its folder");
-    // One that is no part of the checkpoint.
+    // A link out of the checkpoint.
     symlink("../../../secret/notes", workspace.path(FOLDER).join("chat_template.jinja")).unwrap();
     let ended = workspace.kiln(&["export", "--checkpoint", "run", "--out", "new"]);
     assert_fails("checkpoint", &ended, 2, "is a link that leads out of its folder");
     assert!(!workspace.path("new").exists());
-    // As the cache of the hub has them.
+    // The same layout as in the cache of the hub.
     let snapshot = "models--a--b/snapshots/1";
     workspace.remove("hf/config.json");
     workspace.write("hf/config.json", config);
@@ -213,7 +214,7 @@ fn names_do_not_reach_a_terminal_as_orders() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains(r#"hidden_act = "\u009b31m" is not"#), "{ended:?}");
     workspace.write("hf/config.json", config);
-    // The name of a tensor: five characters for five, so that the header keeps its length.
+    // The name of a tensor: five characters replace five, so that the header keeps its length.
     let mut weights = workspace.read("hf/model.safetensors");
     let name = b"model.norm.weight";
     let at = weights.windows(name.len()).position(|window| window == name).expect("a name");
@@ -225,14 +226,14 @@ fn names_do_not_reach_a_terminal_as_orders() {
     is_plain("a file", &workspace.kiln(&["train", "run.toml", "--out", "foreign"]));
 }
 
-/// In the layout of Hugging Face, in `hf`: the model of `run`.
+/// Exports the model of `run` to `hf` in the layout of Hugging Face.
 fn exported() -> Workspace {
     let workspace = trained();
     workspace.succeed(&["export", "--checkpoint", "run", "--out", "hf"]);
     workspace
 }
 
-/// Puts a value in the place of the last ones of the weights.
+/// Replaces the last values of the weights with `value`.
 fn spoil(workspace: &Workspace, value: f32, count: usize) {
     let mut weights = workspace.read("hf/model.safetensors");
     let values: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), count).flatten().collect();
@@ -265,7 +266,7 @@ fn weights_that_are_no_numbers_are_named() {
     }
 }
 
-/// They would be found by whoever uses them, perhaps much later and somewhere else.
+/// Otherwise users of the weights would notice, perhaps much later and elsewhere.
 #[test]
 fn weights_that_are_no_numbers_are_not_handed_on() {
     let workspace = exported();
@@ -302,7 +303,7 @@ fn weights_that_are_no_numbers_are_not_handed_on() {
     }
 }
 
-/// As [`spoil`], in the first block of a full checkpoint, and its checksums with it.
+/// Like [`spoil`], in the first block of a full checkpoint, with valid checksums.
 fn spoil_checkpoint(workspace: &Workspace, folder: &str, value: f32, count: usize) {
     let path = format!("{folder}/model-00002-of-00004.safetensors");
     let mut content = workspace.read(&path);
@@ -328,7 +329,7 @@ fn spoil_checkpoint(workspace: &Workspace, folder: &str, value: f32, count: usiz
     workspace.write(&path, content);
 }
 
-/// Every weight is a number, and what comes of them is none.
+/// Every weight is finite, but the results computed from them are not.
 #[test]
 fn a_loss_that_is_no_number_is_an_error_of_an_evaluation() {
     let workspace = exported();
@@ -372,7 +373,7 @@ fn a_tokenizer_that_nothing_could_use_is_not_imported() {
     workspace.succeed(&[&GENERATE[..], &["imported"]].concat());
 }
 
-/// Names a file of metrics as the place for a table of them.
+/// Exports the metrics as a table to `place`.
 fn export(workspace: &Workspace, place: &str) -> Ended {
     workspace.kiln(&["export", "metrics", "run", "--csv", place])
 }
@@ -392,7 +393,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
     assert_eq!(workspace.read("run/metrics.jsonl"), before);
     assert_eq!(workspace.read("notes.txt"), b"mine");
     assert!(!workspace.path("run/samples.jsonl").exists() && !workspace.path("run/new.json").exists());
-    // An earlier table is replaced, where a link leads to it as well.
+    // An earlier table is replaced, also through a link.
     workspace.write("old.csv", "step,time,loss\n");
     symlink("old.csv", workspace.path("to-old.csv")).expect("a link");
     for place in ["run/table.csv", "to-old.csv", "run/table.csv"] {
@@ -401,7 +402,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
     let table = workspace.text("run/table.csv");
     assert!(workspace.path("to-old.csv").is_symlink() && workspace.text("old.csv") == table);
 
-    // A device or a pipe is written into, and is one afterwards.
+    // A device or pipe is written to, and remains a device or pipe.
     for (place, code) in [("/dev/full", 1), ("/dev/null", 0)] {
         symlink(place, workspace.path("device")).expect("a link");
         assert_eq!(export(&workspace, "device").code, Some(code), "{place}");
@@ -417,7 +418,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
     assert_eq!(export(&workspace, "pipe").code, Some(0));
     assert_eq!(reader.join().expect("a reader"), table.as_bytes());
     assert!(fs::metadata(pipe).expect("a pipe").file_type().is_fifo());
-    // The standard output has the table and nothing else.
+    // Standard output contains the table only.
     assert_eq!(export(&workspace, "/dev/stdout").stdout, table);
     let file = File::create(workspace.path("redirected")).expect("a file");
     let mut command = workspace.command(&["export", "metrics", "run", "--csv", "/dev/stdout"]);
@@ -429,7 +430,7 @@ fn a_table_of_metrics_replaces_no_file_of_a_run() {
 fn a_line_that_never_ends_is_not_read_into_memory() {
     let workspace = trained();
     workspace.copy("run", "other");
-    // A file without blocks, and larger than memory.
+    // A sparse file that is larger than memory.
     let metrics = File::options().append(true).open(workspace.path("run/metrics.jsonl")).expect("a file");
     metrics.set_len(1 << 38).expect("a longer file");
     for (arguments, code) in [
@@ -446,7 +447,7 @@ fn a_line_that_never_ends_is_not_read_into_memory() {
     }
 }
 
-/// A process of the run in `run` that this test plays: `answer` has each connection.
+/// Plays a process of the run in `run`: `answer` handles each connection.
 fn play(workspace: &Workspace, answer: impl Fn(&UnixStream) + Send + Sync + 'static) {
     let folder = Folder::make(&workspace.path("run")).expect("a folder");
     let owner = Owner { process: ProcessId::this(), ranks: vec![0] };
@@ -521,7 +522,7 @@ fn a_prompt_shows_no_orders_to_the_terminal_and_sends_no_line_that_is_too_long()
         for message in [ToPrompt::Text(evil), ToPrompt::Running] {
             let _ = send_reply(stream, &Reply::Prompt(message));
         }
-        // Until the client leaves.
+        // Waits until the client disconnects.
         let _ = std::io::copy(&mut &*stream, &mut std::io::sink());
     });
     let mut attached =
@@ -535,7 +536,7 @@ fn a_prompt_shows_no_orders_to_the_terminal_and_sends_no_line_that_is_too_long()
     assert!(ended.stdout.contains("a line has at most 65536 bytes"), "{ended:?}");
 }
 
-/// As on a file system whose names are of another time.
+/// As on a file system with names in a legacy encoding.
 #[test]
 fn a_run_folder_need_not_be_utf_8() {
     let workspace = Workspace::new();

@@ -1,4 +1,4 @@
-//! Downloads from a hub of this test's own: a server of a few files. Only with the feature:
+//! Downloads from this test's own hub, a server of a few files. Only with the feature:
 //!
 //!     cargo test --release -p kiln --features hub --test cli hub::
 
@@ -17,7 +17,7 @@ use crate::support::{Ended, Workspace, names};
 const REPO: &str = "/someone/tiny/resolve/";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Files that are served, and the requests for them so far.
+/// The files that are served, and the requests so far.
 struct Hub {
     endpoint: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -46,7 +46,7 @@ impl Hub {
     }
 }
 
-/// Answers the requests of one connection. It may end at any time: clients keep spare ones.
+/// Answers the requests of one connection, which may end at any time: clients keep spare connections.
 fn serve(stream: &TcpStream, files: &BTreeMap<String, Vec<u8>>, seen: &Mutex<Vec<String>>) {
     let mut lines = BufReader::new(stream).lines();
     while let Some(Ok(request)) = lines.next() {
@@ -142,7 +142,7 @@ fn downloads_that_fail_say_what_to_do() {
     let message = fails(&Hub::new(files), "someone/tiny");
     assert!(message.contains("cannot download config.json of someone/tiny"), "{message}");
 
-    // A port that nobody listens on.
+    // A port on which no one listens.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");
     let ended = import(&workspace, &endpoint, "someone/tiny", "new");
@@ -150,7 +150,7 @@ fn downloads_that_fail_say_what_to_do() {
     assert!(ended.stderr.contains("refused"), "{ended:?}");
 }
 
-/// An index may not name files elsewhere, on the hub as on the disk.
+/// An index must not name files outside its folder, neither on the hub nor on disk.
 #[test]
 #[ignore = "builds half of burn again: cargo test --release -p kiln --features hub --test cli -- --ignored hub::"]
 fn an_index_is_checked_before_its_files_are_asked_for() {

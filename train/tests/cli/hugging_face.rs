@@ -1,5 +1,5 @@
-//! Models in the layout of Hugging Face: their logits here and in transformers, and the way there
-//! and back. `benches/peers/hugging_face.py --fixtures` writes the fixtures.
+//! Models in the layout of Hugging Face: their logits here and in transformers, and import and export.
+//! `benches/peers/hugging_face.py --fixtures` writes the fixtures.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +23,14 @@ use serde_json::Value as Json;
 
 use crate::support::{Workspace, assert_same_curve, names};
 
-/// The largest difference of a logit from that of transformers. Logits are below 10 or so, and both
-/// compute them in f32 in another order of sums.
+/// Largest difference between a logit here and in transformers. Logits are below about 10, and both compute
+/// them in f32 with different orders of sums.
 const TOLERANCE: f32 = 1e-4;
 
-/// Bits of each tensor with dtype and shape.
+/// The bits of each tensor, with dtype and shape.
 pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// One test per fixture, and one that none is forgotten.
+/// One test per fixture, and one that checks that no fixture is forgotten.
 macro_rules! fixtures {
     ($($name:ident),* $(,)?) => {
         mod logits {
@@ -115,15 +115,15 @@ fn check_logits(name: &str) {
         for found in logits(&fixture(name), &tokens, ranks) {
             assert_eq!(found.len(), expected.len());
             let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-            // Not-a-number stays.
+            // NaN is kept.
             let worst = differences.fold(0.0, |a: f32, b| if b <= a { a } else { b });
             assert!(worst <= TOLERANCE, "{ranks} ranks: off by {worst}");
         }
     }
 }
 
-/// transformers balances the experts of all layers together. A section `[model.moe]` that does not say otherwise keeps
-/// that.
+/// transformers balances the experts of all layers together. A section `[model.moe]` that does not set this
+/// keeps it.
 #[test]
 fn the_family_decides_what_balances_experts() {
     let source = ModelSource::open(&fixture("qwen3_moe")).unwrap();
@@ -138,7 +138,7 @@ fn the_family_decides_what_balances_experts() {
     assert_eq!(resolved(Some(BalanceOver::EachLayer)), Some(BalanceOver::EachLayer));
 }
 
-/// Import and export give back the same bits, the same model and the same ids.
+/// Import followed by export gives the same bits, the same model and the same ids.
 fn check_there_and_back(name: &str) {
     let workspace = Workspace::new();
     let before = HuggingFaceFolder::open(&fixture(name)).unwrap();
@@ -154,7 +154,7 @@ fn check_there_and_back(name: &str) {
     assert_eq!(checkpoint.model(), before.model());
     assert_eq!(checkpoint.context_length(), before.context_length());
     assert_eq!(checkpoint.end_ids().unwrap(), before.end_ids());
-    // From the checkpoint, and straight from the folder.
+    // From the checkpoint, and directly from the folder.
     for (from, out) in [("kiln", "a"), (source.as_str(), "b")] {
         workspace.succeed(&["export", "--checkpoint", from, "--out", out, "--dtype", dtype]);
         let after = HuggingFaceFolder::open(&workspace.path(out)).unwrap();
@@ -162,7 +162,7 @@ fn check_there_and_back(name: &str) {
         assert_eq!(config(&workspace.path(out)), config(&fixture(name)));
         assert_eq!(after.end_ids(), before.end_ids());
         let mut expected = tensors(&fixture(name));
-        // Not weights of their own, and not written.
+        // These are not weights and are not written.
         expected.retain(|tensor, _| !tensor.contains("rotary_emb"));
         if before.model().tie_embeddings {
             expected.remove("lm_head.weight");
@@ -185,8 +185,8 @@ pub fn tensors(folder: &Path) -> Tensors {
     tensors
 }
 
-/// A run's checkpoint, exported and imported again, is the same model: bit for bit, in the text it
-/// writes, and as the start of a run.
+/// A run's checkpoint that is exported and imported again is the same model: in its bits, in the text it
+/// generates, and as the start of a run.
 #[test]
 fn a_run_goes_there_and_back() {
     let workspace = Workspace::new();
@@ -242,7 +242,7 @@ fn a_run_goes_there_and_back() {
     }
 }
 
-/// Parts of a weight are those of the whole, wherever a rank's part begins and ends.
+/// Parts of a weight equal those of the whole, wherever a rank's part begins and ends.
 #[test]
 fn parts_are_parts_of_the_whole() {
     for name in ["llama_shards", "llama_f16", "llama_tied"] {
@@ -263,7 +263,7 @@ fn parts_are_parts_of_the_whole() {
     }
 }
 
-/// `config.json` says that head and embedding are one, and the file has two: they are one if they are equal.
+/// `config.json` declares head and embedding tied, and the file has both: they are tied if they are equal.
 #[test]
 fn a_tied_model_keeps_a_head_that_differs() {
     let workspace = Workspace::new();
@@ -286,7 +286,7 @@ fn a_tied_model_keeps_a_head_that_differs() {
     };
     let differ = |tensors: &mut Tensors| {
         copy(tensors);
-        // The last value alone, and its sign.
+        // Changes the last value only, by its sign.
         *tensors.get_mut(HEAD).unwrap().2.last_mut().unwrap() ^= 0x80;
     };
     save("tied", &|_| {});
@@ -327,7 +327,7 @@ fn a_tied_model_keeps_a_head_that_differs() {
     assert!(missing.contains("missing [model.embed_tokens.weight]"), "{missing}");
 }
 
-/// Another dtype rounds once and says so where a value does not fit.
+/// Conversion to another dtype rounds once and reports values that do not fit.
 #[test]
 fn dtypes_round_once() {
     let workspace = Workspace::new();
@@ -361,14 +361,14 @@ fn dtypes_round_once() {
                 assert!(error <= exact.abs() * relative + 1e-4, "{name}: {exact} as {bits:x}");
             }
         }
-        // Once rounded, nothing changes any more.
+        // Rounding twice gives the same result.
         let again = format!("{dtype}-again");
         workspace.succeed(&["export", "--checkpoint", dtype, "--out", &again, "--dtype", dtype]);
         assert!(tensors(&workspace.path(&again)) == tensors(&workspace.path(dtype)));
     }
 }
 
-/// Ids that only `config.json` names survive the import, which does not carry that file.
+/// Ids that only `config.json` names survive the import, which does not copy that file.
 #[test]
 fn ids_of_the_configuration_survive() {
     let workspace = Workspace::new();
@@ -386,8 +386,7 @@ fn ids_of_the_configuration_survive() {
     assert_eq!((ids("hf"), ids("c")), (vec![9], vec![9]));
 }
 
-/// Whatever bytes of a header change, opening the file ends with an error or with weights that can
-/// be read.
+/// Whatever bytes of a header change, opening the file ends with an error or with readable weights.
 #[test]
 fn damaged_headers_never_crash() {
     let workspace = Workspace::new();
@@ -419,6 +418,6 @@ fn damaged_headers_never_crash() {
             }
         }
     }
-    // Some changes leave the header as it is, and most do not.
+    // Most changes invalidate the header, but some do not.
     assert!((1..300).contains(&opened), "{opened}");
 }

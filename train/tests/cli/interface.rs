@@ -1,4 +1,4 @@
-//! What other programs rely on: files of a run, their keys, and where values come from.
+//! The interface for other programs: the files of a run, their keys, and the sources of values.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ fn metrics_have_these_keys_and_no_others() {
     }
     let at: Vec<_> = evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(at, [2, 4, 5]);
-    // A loss over 64 tokens in f32 has more digits than anyone would print by hand.
+    // A loss over 64 tokens in f32 has many digits.
     let text = workspace.text("run/metrics.jsonl");
     let long = |line: &str| {
         let digits = line.split("\"loss\":").nth(1).unwrap().split(',').next().unwrap().len();
@@ -65,8 +65,8 @@ fn metrics_have_these_keys_and_no_others() {
     assert!(text.lines().filter(|line| line.contains("\"loss\"")).any(long), "{text}");
 }
 
-/// The peak of a processor is measured by the first starts, and kept. Lines have a share of it only where two
-/// measurements agree, and then no start measures again.
+/// The first starts measure the peak of a processor and store it. Metrics include the share of it only after
+/// two measurements agree; from then on, no start measures again.
 #[test]
 fn mfu_needs_a_peak_that_is_known() {
     let workspace = Workspace::new();
@@ -171,7 +171,7 @@ fn a_run_without_a_folder_gets_the_next_free_one() {
     workspace.succeed(&["train", "run.toml", "--set", "train.steps=2"]);
     assert_eq!(workspace.steps("runs/run").len(), 4);
     assert_eq!(workspace.steps("runs/run-2").len(), 2);
-    // The last one goes on.
+    // Resumes the last one.
     workspace.succeed(&["train", "run.toml", "--resume", "latest"]);
     assert_eq!(workspace.steps("runs/run-2").len(), 4);
     assert!(!workspace.path("runs/run-3").exists());

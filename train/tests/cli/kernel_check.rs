@@ -1,5 +1,5 @@
-//! The check of fused kernels at the start of a run on a GPU, through wgpu or, where `KILN_TEST_DEVICE` is
-//! `cuda`, on an NVIDIA GPU.
+//! The check of fused kernels at the start of a run on a GPU: through wgpu, or on an NVIDIA GPU if
+//! `KILN_TEST_DEVICE` is `cuda`.
 
 use crate::gpu::{assert_same, gpu, workspace};
 use crate::support::{Ended, Workspace, names};
@@ -10,7 +10,7 @@ fn train(workspace: &Workspace, out: &str, fault: Option<&str>, more: &[&str]) -
     end(workspace, &[&arguments, more].concat(), fault)
 }
 
-/// Runs a command with a cache folder of the workspace's own.
+/// Runs a command with a cache folder inside the workspace.
 fn end(workspace: &Workspace, arguments: &[&str], fault: Option<&str>) -> Ended {
     let mut command = workspace.command(arguments);
     command.env("XDG_CACHE_HOME", workspace.path("cache"));
@@ -31,7 +31,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     let workspace = workspace(&[]);
     workspace.succeed(&["train", "run.toml", "--out", "cpu", "--set", "device.backend=cpu"]);
 
-    // Nothing is checked that is not to be.
+    // Nothing is checked if the check is switched off.
     train(&workspace, "off", Some("rms_norm"), &["--set", "device.verify_kernels=false"]);
     assert!(!workspace.path("cache/kiln/verified").exists());
 
@@ -45,7 +45,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     assert!(!told.contains("pins"), "{told}");
     assert_same(&workspace, "plain", "first", "cpu");
 
-    // What was found is kept, with a report.
+    // The result is stored, with a report.
     let files = verified(&workspace);
     let report = files.iter().find(|name| name.ends_with(".txt")).expect("a report");
     assert_eq!(files.len(), 2, "{files:?}");
@@ -60,14 +60,14 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     );
     assert!(text.contains("drill: rms_norm was taken for wrong"), "{text}");
 
-    // The next start believes it: a result that says something else of another operation is not overwritten.
+    // The next start trusts the stored result: an edited result of another operation is not overwritten.
     let result = files.iter().find(|name| name.ends_with(".json")).expect("a result");
     let path = format!("cache/kiln/verified/{result}");
     let error = |digits: &str| {
         let fields = ["\"op\": \"swiglu\"", "\"dtype\": \"F32\"", "\"error\": "];
         format!("{}{digits}", fields.join(",\n      "))
     };
-    // Of 1e-7 it makes about 1.
+    // Changes about 1e-7 to about 1.
     let edited = workspace.text(&path).replace(&error(""), &error("999999"));
     assert_ne!(edited, workspace.text(&path));
     workspace.write(&path, &edited);
@@ -78,7 +78,7 @@ fn an_operation_whose_kernel_is_wrong_is_plain() {
     assert_eq!(workspace.text(&path), edited);
     assert_same(&workspace, "both plain", "second", "cpu");
 
-    // So do commands that read the checkpoint, whose kernels are the same.
+    // Commands that read the checkpoint trust it too, since they use the same kernels.
     let device = gpu().trim_start_matches("device.backend=");
     for what in [&["eval", "--samples", "2"][..], &["generate", "--prompt", "abc", "--max-tokens", "2"]] {
         let arguments = [what, &["--checkpoint", "first", "--device", device]].concat();

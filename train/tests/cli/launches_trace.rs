@@ -1,10 +1,9 @@
-//! What a step on CUDA launches, under the stand-ins for NVIDIA's libraries, as `benches/trace.sh` sets them
-//! up.
+//! The launches of a step on CUDA, with the stand-ins for NVIDIA's libraries that `benches/trace.sh` sets up.
 
 use crate::trace::{Call, run, run_as_process, third_step};
 
-/// Sums of gradients cost no pass of their own: the product, or the normalisation, that makes the next
-/// contribution adds it. In forward, the norm of the second layer adds the result of the first.
+/// Sums of gradients need no separate pass: the product or normalisation that computes the next contribution
+/// adds it. In forward, the norm of the second layer adds the result of the first.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn sums_are_made_by_what_makes_or_reads_them() {
@@ -13,19 +12,19 @@ fn sums_are_made_by_what_makes_or_reads_them() {
     let launched = |kernel: &str| {
         step.iter().filter(|call| call.name == "launch" && call.field("kernel").contains(kernel)).count()
     };
-    // What is left is the sum behind the feed-forward layer, which the next module reads.
+    // Only the sum after the feed-forward layer remains, which the next module reads.
     assert_eq!(launched("residual_kernel"), BLOCKS);
     assert_eq!(launched("binop"), 0);
     assert_eq!(launched("residual_norm"), BLOCKS);
     assert_eq!(launched("residual_backward"), 2 * BLOCKS);
     let adds = step.iter().filter(|call| call.name == "cublaslt_matmul" && call.field("beta") == "1");
-    // Of q, k and v two, and of gate and up one.
+    // Two for q, k and v, and one for gate and up.
     assert_eq!(adds.count(), 3 * BLOCKS);
 }
 
-/// Where a rank holds a whole copy of the weights and they stay from forward to backward, they are cast once;
-/// from then on, the update casts what it has changed. Elsewhere, what is cast is freed with what was
-/// gathered, and cast again.
+/// If a rank holds a whole copy of the weights that stays from forward to backward, weights are cast once;
+/// from then on, the update casts the weights that it changes. Otherwise the cast weights are freed with the
+/// gathered ones, and cast again.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn whole_weights_that_stay_are_cast_by_the_update() {
@@ -50,8 +49,8 @@ fn whole_weights_that_stay_are_cast_by_the_update() {
             calls[from..to].iter().filter(casts).count()
         };
         let found = [casts(0, ends[0]), casts(ends[0], ends[1]), casts(ends[1], ends[2])];
-        // One rank may begin a step while another one ends the last: several are judged by all steps
-        // together.
+        // One rank may begin a step while another one ends the last, so with several ranks only the sum over
+        // all steps is checked.
         let sum: usize = found.iter().sum();
         let is_right = match (strategy, ranks) {
             // Freed after forward, and cast again.

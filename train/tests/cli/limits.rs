@@ -1,4 +1,4 @@
-//! Numbers that nobody means, and a system that starts no more threads: errors at once, and nothing left behind.
+//! Absurd numbers, and a system that cannot start more threads: immediate errors, and no leftovers.
 
 use crate::messages::Messages;
 use crate::support::Workspace;
@@ -35,7 +35,7 @@ fn numbers_beyond_all_bounds_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Far more threads than cores get in each other's way until nothing moves.
+/// Far more threads than cores block each other until nothing progresses.
 #[test]
 fn threads_are_bounded_by_the_cores_of_this_machine() {
     let workspace = Workspace::new();
@@ -43,7 +43,7 @@ fn threads_are_bounded_by_the_cores_of_this_machine() {
         let set = format!("device.threads={threads}");
         workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &set])
     };
-    // What a machine of 256 cores may have.
+    // As many as a machine with 256 cores may have.
     let many = train(4096);
     let cores = std::thread::available_parallelism().expect("cores").get();
     assert!(cores >= 256 || many.code == Some(2), "{many:?}");
@@ -78,7 +78,7 @@ fn ranks_of_every_command_have_bounds() {
     insta::assert_snapshot!(messages.finish());
 }
 
-/// Rust asks for stacks of this size, which no machine has, so that no thread starts.
+/// Makes Rust request stacks of a size that no machine has, so that no thread starts.
 const NO_THREADS: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
 
 #[test]

@@ -1,47 +1,45 @@
 //! Runs the binary `kiln` as a user would, and the library as a program would.
 //!
 //! - `support`: a working directory with tiny data and a tiny model;
-//! - `resume`, `checkpoints`: what a run leaves, and going on from it; `inspect`: looking at it, and
-//!   converting it;
-//! - `run_folder`: whose a folder is, and what becomes of what was there; `restarts`: jobs that are
-//!   started again;
-//! - `fine_tuning`: what a run keeps of the model that it starts from;
+//! - `resume`, `checkpoints`: the files of a run, and resuming from them; `inspect`: inspection and
+//!   conversion;
+//! - `run_folder`: ownership of a folder, and the fate of earlier files; `restarts`: jobs that are restarted;
+//! - `fine_tuning`: the parts of the base model that a run keeps;
 //! - `hugging_face`: models in the layout of Hugging Face, in and out; `hub`: downloads of them;
-//! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
-//!   refused with a message that says what to do, and leaves nothing behind; the messages are in
-//!   `snapshots/`;
+//! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is refused
+//!   with a message that includes the fix, and leaves nothing behind; the messages are in `snapshots/`;
 //! - `check`, `check_processes`: every planted fault is found and named before a run starts;
-//! - `limits`: numbers that nobody means, and no threads; `words`: what commands say, and to whom;
-//! - `device`: the CPU or a GPU, and what is said where there is none;
-//! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
+//! - `limits`: absurd numbers, and no threads; `words`: the texts of commands, and their streams;
+//! - `device`: the CPU or a GPU, and the messages if it is missing;
+//! - `gpu`: commands on a GPU compared with the CPU (feature `wgpu`);
 //! - `kernel_check`: the check of the kernels of a GPU (feature `wgpu`);
-//! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
-//!   which order;
-//! - `interface`, `order`, `prepare`, `generate`, `bench`, `tune`: commands, files, and what they promise;
-//! - `data_verify`: prepared data that has changed since; `text_in`: what is said of inputs, and what a
-//!   killed prepare leaves;
-//! - `config_command`: every key of a configuration, as people and editors see it;
-//! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
+//! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for the order of calls to the
+//!   driver;
+//! - `interface`, `order`, `prepare`, `generate`, `bench`, `tune`: commands, files, and their guarantees;
+//! - `data_verify`: prepared data that was changed; `text_in`: messages about inputs, and leftovers of a
+//!   killed prepare;
+//! - `config_command`: every key of a configuration, for users and editors;
+//! - `eval`: losses and logits of a model, compared with each other and across ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
-//! - `hostile`: files that somebody else has made; `unfinished`: starts that came to nothing, and folders
-//!   that are not quite empty;
-//! - `lost_folder`: run folders that are moved, replaced or removed under a run;
+//! - `hostile`: files from untrusted sources; `unfinished`: starts that failed early, and nearly empty
+//!   folders;
+//! - `lost_folder`: run folders that are moved, replaced or removed during a run;
 //! - `own_tokenizer`: models, and data of other tokenizers;
-//! - `diff`: planted mistakes that `kiln diff` and `kiln bisect` find, and runs that are the same;
-//! - `drills`: failures on purpose, and the flight recorders they leave;
+//! - `diff`: planted mistakes that `kiln diff` and `kiln bisect` find, and equal runs;
+//! - `drills`: deliberate failures, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
-//! - `memory`: the least memory of a run, against what it takes and what there is;
-//! - `plan`, `published`: what a run will hold, send and take; the same of runs that others have published;
-//! - `processes`: runs of which each rank knows its own arguments only;
+//! - `memory`: the planned memory of a run, compared with its use and with the available memory;
+//! - `plan`, `published`: predictions of memory, traffic and time, also for published runs;
+//! - `processes`: runs in which each rank knows only its own arguments;
 //! - `presets`, `debug`: the configurations of this repository;
-//! - `samples`: texts, losses of answers and events on the way of a run;
-//! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
+//! - `samples`: texts, losses of answers and events during a run;
+//! - `smoke`: a shrunk run that tries everything, and views of prepared data;
 //! - `shapes`: models with the shapes of Llama and Qwen;
-//! - `status`: looks into runs that go on, hang, lag or have ended;
-//! - `screen`: what a person sees of a run at a terminal, and what a log has instead;
+//! - `status`: the status of runs that train, hang, lag or have ended;
+//! - `screen`: the output of a run on a terminal and in a log;
 //! - `surroundings`: a program that calls the library without setting up its process;
-//! - `extension`: a layer that these crates do not know, trained under every strategy.
+//! - `extension`: a layer defined outside the crates, trained under every strategy.
 
 mod bad_checkpoint;
 mod bad_command;
@@ -125,5 +123,5 @@ mod unfinished;
 mod warmup_trace;
 mod words;
 
-/// The binary that is run.
+/// The binary under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kiln");

@@ -1,4 +1,4 @@
-//! The memory that a plan says a run takes, against what runs take and what there is.
+//! The planned memory of a run, compared with its actual use and with the available memory.
 
 use std::path::Path;
 use std::process::Child;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::messages::Messages;
 use crate::support::{Ended, VOCAB, Workspace, example};
 
-/// What a run says at its end that was planned, and what a rank took, in bytes.
+/// The planned bytes and a rank's actual bytes, from a run's summary.
 fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
     let said = workspace.succeed(arguments);
     let line = said.lines().find(|line| line.starts_with("memory of a rank "));
@@ -19,8 +19,8 @@ fn planned_and_taken(workspace: &Workspace, arguments: &[&str]) -> (f64, f64) {
     (planned, taken)
 }
 
-/// Runs print what was planned and what they took; the plan is within 5 %, and not more than 2 % too low.
-/// What is counted on paper alone is in `--test memory planned`.
+/// Runs print planned and actual memory. The plan is within 5 %, and at most 2 % too low. `--test memory
+/// planned` tests the calculation itself.
 #[test]
 fn runs_take_what_was_planned() {
     let check = |name: &str, (planned, taken): (f64, f64)| {
@@ -46,7 +46,7 @@ fn runs_take_what_was_planned() {
                 let name = format!("{strategy} {recompute}, processes: {processes}");
                 let (planned, taken) = planned_and_taken(&workspace, &arguments);
                 check(&name, (planned, taken));
-                // Before the run, `kiln plan` says the same.
+                // Before the run, `kiln plan` predicts the same.
                 let mut arguments = vec!["plan", "run.toml", "--ranks", "2", "--json"];
                 arguments.extend(processes.then_some("--processes"));
                 let plan: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
@@ -74,8 +74,8 @@ fn runs_take_what_was_planned() {
     }
 }
 
-/// A rank's peak has what the rank has allocated: not what was there for the measurement of the processor's peak and
-/// for the data, which are prepared in the same process.
+/// A rank's peak counts its own allocations only, not those for measuring the processor's peak or preparing
+/// data in the same process.
 #[test]
 fn what_prepares_a_run_is_no_rank_s() {
     let workspace = Workspace::new();
@@ -95,11 +95,11 @@ fn what_prepares_a_run_is_no_rank_s() {
     let plan: Value =
         serde_json::from_str(&workspace.succeed(&["plan", "run.toml", "--json"])).expect("JSON");
     let planned = plan["rows"][0]["peak_bytes"].as_u64().expect("bytes");
-    // Some KiB of a tiny run are no tensors: lines of the log, buffers of files.
+    // Some KiB of a tiny run are not tensors: lines of the log, buffers of files.
     assert!(taken < planned + (64 << 10), "{taken} bytes, {planned} were planned");
 }
 
-/// Sizes that no machine has are refused, and a size that a user gives takes the place of the machine's.
+/// Impossible sizes are refused, and a size that the user sets replaces the machine's.
 #[test]
 fn runs_that_cannot_fit_are_refused() {
     let mut messages = Messages::default();
@@ -119,9 +119,9 @@ fn runs_that_cannot_fit_are_refused() {
         &[("train.micro_batch", "1000000"), ("train.global_batch", "4000000")],
     );
     refused(&mut messages, "a size of nothing", "'1B'", &[]);
-    // Before the data are looked at, which are not there.
+    // Before the missing data is noticed.
     refused(&mut messages, "no data either", "'64GiB'", &[&large[..], &[("data.path", "'none'")]].concat());
-    // Numbers beyond all counting.
+    // Numbers that overflow.
     let most = "9000000000000000000";
     refused(&mut messages, "a mistyped number", "'64GiB'", &[("model.layers", most)]);
     refused(
@@ -144,7 +144,7 @@ fn runs_that_cannot_fit_are_refused() {
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
 }
 
-/// Otherwise it is refused because its data have not been prepared.
+/// Otherwise it is refused because its data has not been prepared.
 #[test]
 fn the_largest_preset_is_refused_where_it_cannot_fit() {
     let path = crate::presets::folder().join("7b.toml");
@@ -158,7 +158,7 @@ fn the_largest_preset_is_refused_where_it_cannot_fit() {
     }
 }
 
-/// The first setting that a refusal names makes the run fit.
+/// The first fix in a refusal makes the run fit.
 #[test]
 fn the_first_mend_works() {
     let vocab_size = VOCAB.to_string();
@@ -171,7 +171,7 @@ fn the_first_mend_works() {
         ("optim.warmup_steps", "0"),
         ("data.vocab_size", vocab_size.as_str()),
     ];
-    // Processors differ in instructions for bf16, and what products with them take.
+    // Processors differ in bf16 instructions, and so in the memory of products.
     let run = |workspace: &Workspace, arguments: &[&str]| {
         let mut command = workspace.command(arguments);
         workspace.end(command.env("KILN_BF16", "none").spawn().expect("the binary starts"))
@@ -180,7 +180,7 @@ fn the_first_mend_works() {
     let (full, grad_op, none) =
         (strategy("'FULL_SHARD'"), strategy("'SHARD_GRAD_OP'"), strategy("'NO_SHARD'"));
     let batch = |micro, global| [("train.micro_batch", micro), ("train.global_batch", global)];
-    // What takes most differs: activations, weights and state, gradients of earlier micro-batches.
+    // The largest part differs: activations, weights and state, or gradients of earlier micro-batches.
     for (changes, batch) in [
         (&[full][..], batch("16", "32")),
         (&[full], batch("8", "32")),
@@ -218,8 +218,8 @@ fn the_first_mend_works() {
     }
 }
 
-/// What a refusal says that a setting comes to is what it comes to, also where the micro-batch is left open,
-/// which goes by the length of a sequence.
+/// The size that a refusal predicts for a fix is correct, also if the micro-batch is not set and depends on
+/// the sequence length.
 #[test]
 fn mends_come_to_what_they_say() {
     let workspace = Workspace::new();
@@ -253,7 +253,8 @@ fn mends_come_to_what_they_say() {
     }
 }
 
-/// A plan may be wrong, and another program may take memory: then the run ends with who holds how much.
+/// A plan may be wrong, and another program may use memory: then the run ends with a list of the largest
+/// holders.
 #[test]
 fn who_holds_how_much_is_told_at_the_end() {
     let workspace = Workspace::new();
@@ -281,7 +282,7 @@ fn who_holds_how_much_is_told_at_the_end() {
     assert!(ended.stderr.contains("error: out of memory: rank 1 asks for"), "{ended:?}");
 }
 
-/// Waits for the end of `child`, for two minutes at most.
+/// Waits for the end of `child`, for at most two minutes.
 fn end_in_time(workspace: &Workspace, mut child: Child, what: &str) -> Ended {
     let begun = Instant::now();
     while child.try_wait().expect("a child").is_none() {
@@ -294,7 +295,7 @@ fn end_in_time(workspace: &Workspace, mut child: Child, what: &str) -> Ended {
     workspace.end(child)
 }
 
-/// Starts a run that may map so many KiB, and returns how it ends.
+/// Runs with an address space limited to `kib` KiB, and returns how the run ends.
 fn with_address_space(workspace: &Workspace, kib: u64) -> Ended {
     let limited = "ulimit -v \"$0\"; exec \"$@\"";
     let limit = kib.to_string();
@@ -308,8 +309,8 @@ fn with_address_space(workspace: &Workspace, kib: u64) -> Ended {
     ended
 }
 
-/// A panic where there is no memory is reported without any, and without the lock that the standard library holds
-/// while it names the calls of a backtrace.
+/// A panic without free memory is reported without allocating, and without the lock that the standard library
+/// holds while it resolves a backtrace.
 #[test]
 fn a_panic_without_memory_ends_the_run() {
     let workspace = Workspace::new();
@@ -334,11 +335,11 @@ fn a_panic_without_memory_ends_the_run() {
     }
 }
 
-/// Wherever memory ends, the run ends: nothing that reports it may wait for memory or for a lock.
+/// Wherever memory runs out, the run ends: code that reports it must wait neither for memory nor for a lock.
 #[test]
 fn a_run_without_memory_ends() {
     let workspace = Workspace::new();
-    // Of the least limits for a program that starts at all and for one that trains.
+    // Between the lowest limit for a program to start at all and the one for it to train.
     let mut enough = 32 << 10;
     while with_address_space(&workspace, enough).code != Some(0) {
         enough *= 2;
@@ -350,14 +351,14 @@ fn a_run_without_memory_ends() {
         let kib = enough / 2 + enough / 2 * start / STARTS;
         let Ended { code, stderr, .. } = with_address_space(&workspace, kib);
         *ends.entry(code).or_default() += 1;
-        // Refused, failed, ended by SIGABRT as by the standard library, or enough after all.
+        // Refused, failed, aborted by the standard library, or successful after all.
         assert!([Some(0), Some(1), Some(2), None].contains(&code), "{kib} KiB: {code:?} {stderr}");
     }
     println!("{enough} KiB are enough; exit codes with less: {ends:?}");
     assert!(ends.iter().any(|(code, _)| *code != Some(0)), "no start was short of memory");
 }
 
-/// The limits of a process count before its run starts.
+/// The limits of a process apply before its run starts.
 #[test]
 fn a_run_that_cannot_fit_into_its_address_space_is_refused() {
     let workspace = Workspace::new();

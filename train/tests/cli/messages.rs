@@ -1,18 +1,18 @@
-//! Runs commands that must fail, and collects what they say.
+//! Runs commands that must fail, and collects their messages.
 
 use crate::support::{Ended, Workspace};
 
-/// What the commands of one group say, for a snapshot that people read.
+/// The messages of one group of commands, for a snapshot that reviewers read.
 #[derive(Default)]
 pub struct Messages {
     text: String,
 }
 
 impl Messages {
-    /// Runs a command that is refused before any work: exit code 2, and nothing on disk changes.
+    /// Runs a command that is refused before any work: exit code 2, and no change on disk.
     pub fn refused(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) {
         let before = workspace.tree();
-        // What is planned goes by the instructions for bf16, which processors differ in.
+        // The plan depends on bf16 instructions, which differ between processors.
         let mut command = workspace.command(arguments);
         let ended = workspace.end(command.env("KILN_BF16", "none").spawn().expect("the binary starts"));
         let after = workspace.tree();
@@ -22,7 +22,7 @@ impl Messages {
         assert!(changed.is_empty(), "{title}: changed {changed:?}");
     }
 
-    /// Runs a command that fails in its work: exit code 1, and no half-written folder remains.
+    /// Runs a command that fails during its work: exit code 1, and no half-written folder remains.
     pub fn fails(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) -> Ended {
         let ended = workspace.kiln(arguments);
         self.record(title, &ended, 1);
@@ -34,20 +34,20 @@ impl Messages {
         ended
     }
 
-    /// Adds what a command has said that was to end with `code`.
+    /// Adds the message of a command that must end with `code`.
     pub fn record(&mut self, title: &str, ended: &Ended, code: i32) {
         assert_eq!(ended.code, Some(code), "{title}: {ended:?}");
         assert_reads_well(title, &ended.stderr);
         self.text.push_str(&format!("# {title} (exit code {code})\n{}\n", ended.stderr));
     }
 
-    /// All messages, under their titles.
+    /// Returns all messages under their titles.
     pub fn finish(self) -> String {
         self.text
     }
 }
 
-/// Fails on what a user should never see.
+/// Fails on text that a user should never see.
 fn assert_reads_well(title: &str, message: &str) {
     assert!(message.starts_with("error: ") && message.ends_with('\n'), "{title}: {message}");
     for unwanted in [

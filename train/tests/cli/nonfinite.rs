@@ -1,4 +1,4 @@
-//! Steps whose gradient is not a number, under `train.nonfinite = "skip"`.
+//! Steps with a gradient that is not finite, under `train.nonfinite = "skip"`.
 
 use std::path::Path;
 
@@ -61,10 +61,10 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
         let state = |step| workspace.state(&format!("run/checkpoints/fsdp_cpt{step}"));
         assert!(state(2).get("skipped").is_none());
         assert_eq!((&state(3)["skipped"], &state(3)["step"]), (&1.into(), &3.into()));
-        // The data goes on.
+        // The position in the data advances.
         assert_eq!(state(3)["next_sample"], 3 * 8);
 
-        // The count that AdamW goes by is in the checkpoint.
+        // The checkpoint has AdamW's count of updates.
         for from in [2, 3, 4] {
             let (out, from) = (format!("from{from}"), format!("run/checkpoints/fsdp_cpt{from}"));
             let resume = ["train", "run.toml", "--out", &out, "--resume", &from];
@@ -77,8 +77,8 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
     }
 }
 
-/// The first update of AdamW moves a weight by the learning rate, whatever its gradient. It does so
-/// also in step 2, if step 1 was skipped.
+/// AdamW's first update moves a weight by the learning rate, whatever its gradient; also in step 2, if step 1
+/// was skipped.
 #[test]
 fn bias_correction_counts_updates_and_not_steps() {
     let workspace = Workspace::new();
@@ -113,7 +113,7 @@ fn bias_correction_counts_updates_and_not_steps() {
     for by in moves {
         assert!((by - 0.01).abs() < 1e-4, "{by}");
     }
-    // A checkpoint without any moments is one to go on from.
+    // A run can resume from a checkpoint without moments.
     let from = ["train", "run.toml", "--out", "on", "--resume", "run/checkpoints/fsdp_cpt1"];
     workspace.succeed(&from);
     assert_same_curve("on", &workspace.steps("on"), &workspace.steps("run"), 0.0);
@@ -122,7 +122,7 @@ fn bias_correction_counts_updates_and_not_steps() {
 #[test]
 fn too_many_in_a_row_end_the_run() {
     let workspace = Workspace::new();
-    // Weights so large that no step has a gradient.
+    // Weights so large that no step has a finite gradient.
     let endless = [("train.nonfinite", "'skip'"), ("train.steps", "20"), ("model.init_std", "1e30")];
     workspace.config("run.toml", &endless);
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);

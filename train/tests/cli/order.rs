@@ -1,12 +1,12 @@
-//! Which samples a step is made of, seen from outside: with a learning rate of zero the weights
-//! stay as they are, and the loss of a step depends on its samples alone.
+//! The samples of each step, observed from outside: with a learning rate of zero the weights do not change,
+//! and the loss of a step depends on its samples alone.
 
 use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, tokens};
 
 /// Sequences per step.
 const BATCH: usize = 8;
 
-/// Losses of `steps` steps over `train`, with weights that do not move.
+/// Losses of `steps` steps over `train`, with constant weights.
 fn losses(workspace: &Workspace, out: &str, train: &[u16], shuffle: bool, steps: usize) -> Vec<f64> {
     workspace.write_data("data", train);
     workspace.config(
@@ -36,7 +36,7 @@ fn without_shuffling_a_step_is_made_of_the_next_samples() {
     }
 }
 
-/// An epoch has every sample once, so it has the same mean in any order.
+/// An epoch contains every sample once, so it has the same mean in any order.
 #[test]
 fn shuffling_changes_the_order_of_an_epoch_and_nothing_else() {
     let workspace = Workspace::new();

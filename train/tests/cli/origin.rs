@@ -1,5 +1,6 @@
-//! Checkpoints name what they were trained with, and whoever cannot build it refuses them: a block
-//! whose parameters have the names and shapes of the built-in one, and which computes something else.
+//! Checkpoints name the parts they were trained with, and programs without these parts refuse them. The
+//! example is a block whose parameters have the names and shapes of the built-in one but which computes
+//! something else.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,7 +12,7 @@ use kiln_model::layers::{Attention, Context, Layer, LayerInit, RmsNorm, SwiGlu};
 use crate::messages::Messages;
 use crate::support::Workspace;
 
-/// Attention and feed-forward side by side, in the fields of the built-in block.
+/// Attention and feed-forward in parallel, with the fields of the built-in block.
 #[derive(Module, Debug)]
 struct Parallel {
     attention_norm: RmsNorm,
@@ -36,7 +37,7 @@ impl Layer for Parallel {
     }
 }
 
-/// Trains in `out` for `steps` steps with blocks that are called `name`, or with the built-in ones.
+/// Trains in `out` for `steps` steps with blocks called `name`, or with the built-in ones.
 fn train(
     workspace: &Workspace,
     name: Option<&str>,
@@ -62,7 +63,7 @@ fn resume(workspace: &Workspace, from: &str) -> impl FnOnce(&mut RunOptions) {
     move |options| options.resume = Some(Resume::Path(path))
 }
 
-/// A run of two steps in `run`, whose blocks are called `parallel`.
+/// Trains two steps in `run`, with blocks called `parallel`.
 fn trained() -> Workspace {
     let workspace = Workspace::new();
     train(&workspace, Some("parallel"), "run", 2, |_| {}).expect("a run");
@@ -90,7 +91,7 @@ fn every_command_refuses_parts_that_it_cannot_build() {
     }
     insta::assert_snapshot!(messages.finish());
 
-    // Looking at it, verifying and converting need none of its parts.
+    // Inspecting, verifying and converting need none of its parts.
     for from in [checkpoint, "full", "three"] {
         let said = workspace.succeed(&["inspect", from]);
         assert!(said.contains("architecture: decoder with block `parallel`, not built in"), "{said}");
@@ -125,7 +126,7 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
     let said = run(None, "run", "other", false).expect_err("the built-in block");
     assert!(said.contains("block `parallel`"), "{said}");
 
-    // Whoever renames a block, or means it, says so.
+    // The user can rename a block, or confirm that the difference is intended.
     run(Some("renamed"), "run", "renamed", true).expect("a run");
     assert_eq!(workspace.steps("renamed"), workspace.steps("whole")[2..]);
     let architecture = |out: &str| {
@@ -160,12 +161,12 @@ fn moments_of_another_optimizer_are_refused() {
         messages.refused(&format!("resume {from}"), &workspace, &arguments);
     }
     insta::assert_snapshot!(messages.finish());
-    // Its weights are as good as any.
+    // Its weights can be used like any others.
     workspace.succeed(&["eval", "--checkpoint", "full", "--data", "data"]);
     workspace.succeed(&["train", "run.toml", "--out", "new", "--set", "init.from=full"]);
 }
 
-/// The index of a full checkpoint is laid out as Hugging Face does it.
+/// The index of a full checkpoint has the layout of Hugging Face.
 #[test]
 fn a_checkpoint_is_not_imported_as_a_folder_of_hugging_face() {
     let workspace = trained();

@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_attention.rs`, whose attention layer keeps its keys and values
-//! in the cache of `generate`.
+//! Your own program, `train/examples/own_attention.rs`, whose attention layer keeps its keys and values in
+//! the cache of `generate`.
 
 use crate::support::{Workspace, example, tokenizer};
 
@@ -34,8 +34,7 @@ fn it_has_every_command() {
     assert!(said.stderr.contains("was trained with attention `alibi`"), "{said:?}");
 }
 
-/// A text that grows token by token is the one that starts anew for each of its tokens, without anything in a
-/// cache.
+/// A text generated token by token equals one that is recomputed for each token with an empty cache.
 #[test]
 fn its_cache_changes_no_token() {
     let workspace = Workspace::new();

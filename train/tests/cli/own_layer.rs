@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` says that
-//! it lacks it.
+//! Your own program, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` reports that
+//! it lacks the layer.
 
 use crate::support::{Ended, Workspace, example};
 
@@ -87,7 +87,7 @@ fn what_is_not_there_is_named() {
     assert!(said.stderr.contains("was trained with feed_forward `relu3`"), "{said:?}");
 }
 
-/// The commands in the lines "next" name the program that has the layer, and work.
+/// The commands in the "next" lines name the program that has the layer, and they work.
 #[test]
 fn what_is_next_works() {
     let workspace = Workspace::new();
@@ -102,14 +102,14 @@ fn what_is_next_works() {
     let next = run("own", &LAYER);
     let expected = ["generate own --prompt \"...\"", "eval own"];
     assert_eq!(next, expected.map(|line| format!("{program} {line}")));
-    // The layout of Hugging Face has no such layer, whichever program asks.
+    // The layout of Hugging Face has no such layer, so both programs refuse the export.
     let export = ["export", "--checkpoint", "own", "--out", "hf"];
     for refused in [own(&workspace, &export), workspace.kiln(&export)] {
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains("feed_forward relu3"), "{refused:?}");
         assert!(!refused.stderr.contains("use the program that has"), "{refused:?}");
     }
-    // With built-in layers it can be exported.
+    // With built-in layers, it can be exported.
     let next = run("stock", &[]);
     assert_eq!(next.last().expect("a line"), &format!("{program} export stock --out DIR"));
     let ended = own(&workspace, &["export", "--checkpoint", "stock", "--out", "hf"]);

@@ -1,5 +1,5 @@
-//! Programs of your own, `train/examples/own_loop.rs` and `train/examples/own_data.rs`: commands of `kiln`
-//! read what the first one leaves, and are there in the second.
+//! Your own programs, `train/examples/own_loop.rs` and `train/examples/own_data.rs`: commands of `kiln` read
+//! the files of the first one and are part of the second.
 
 use crate::support::{Workspace, example};
 
@@ -19,7 +19,7 @@ fn commands_read_what_a_loop_of_your_own_leaves() {
     assert_eq!(losses.len(), 20, "{full:?}");
     assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
     assert_eq!(train("none", "NO_SHARD", "20"), full);
-    // It goes on from a checkpoint, under another strategy too.
+    // It resumes from a checkpoint, also under another strategy.
     assert_eq!(train("again", "FULL_SHARD", "8"), full[..8]);
     assert_eq!(train("again", "SHARD_GRAD_OP", "14"), full[8..14]);
     assert_eq!(train("again", "FULL_SHARD", "20"), full[14..]);

@@ -1,5 +1,5 @@
-//! What a program of your own, `train/examples/own_metric.rs`, has in `metrics.jsonl`, and what the
-//! configuration puts there.
+//! The values that your own program, `train/examples/own_metric.rs`, and the configuration add to
+//! `metrics.jsonl`.
 
 use serde_json::Value as Json;
 
@@ -9,7 +9,7 @@ fn number(line: &Json, key: &str) -> f64 {
     line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"))
 }
 
-/// Fails unless the values of the logged steps agree within 1e-4, as sums in another order do.
+/// Fails unless the values of the logged steps agree within 1e-4, as sums in a different order do.
 fn assert_same(actual: &[Json], expected: &[Json]) {
     assert_eq!(actual.len(), expected.len());
     for (actual, expected) in actual.iter().zip(expected) {
@@ -48,7 +48,7 @@ fn metrics_of_a_program_are_logged_under_every_strategy() {
     assert_same(&train("full", &["--ranks", "2"]), &expected);
     let again = ["--ranks", "4", "--set", "shard.recompute=block", "--set", "shard.strategy=NO_SHARD"];
     assert_same(&train("again", &again), &expected);
-    // In steps that are not logged, nothing is recorded, and the others are as they were.
+    // Nothing is recorded in steps that are not logged; the others are unchanged.
     let mut few = expected.clone();
     few.remove(1);
     assert_same(&train("few", &["--ranks", "1", "--set", "log.every=3"])[..], &few);

@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_optimizer.rs`, has every command on its optimizer, and `kiln`
-//! says that it lacks it. The built-in Muon has every command as well.
+//! Your own program, `train/examples/own_optimizer.rs`, has every command on its optimizer, and `kiln`
+//! reports that it lacks the optimizer. Every command also works with the built-in Muon.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 
 use crate::support::{Ended, Workspace, example};
 
-/// What a command of `own` or of `kiln` prints, which must succeed.
+/// Runs a command of `own` or of `kiln`, which must succeed, and returns its output.
 fn succeed(workspace: &Workspace, program: &Option<PathBuf>, arguments: &[&str]) -> String {
     let ended: Ended = match program {
         Some(program) => workspace.run(program, arguments),
@@ -18,7 +18,7 @@ fn succeed(workspace: &Workspace, program: &Option<PathBuf>, arguments: &[&str])
     ended.stdout
 }
 
-/// Trains with the optimizer that `settings` choose, in every way; `state` is what a checkpoint says of it.
+/// Trains with the optimizer of `settings` in every way. `state` is its description in a checkpoint.
 fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
     let workspace = Workspace::new();
     let succeed = |arguments: &[&str]| succeed(&workspace, &program, arguments);
@@ -34,7 +34,7 @@ fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
     succeed(&[&processes[..], settings].concat());
     assert_eq!(workspace.steps("processes"), full);
 
-    // From the middle to the same end: to the bit, and nearly so at other numbers of ranks.
+    // Resuming from the middle gives the same bits, and nearly the same values with other numbers of ranks.
     let middle = "full/checkpoints/fsdp_cpt2";
     assert_eq!(train("again", &["--resume", middle]), full[2..]);
     let resumed_by = |ranks: &str, from: &str, out: &str| {
@@ -55,7 +55,7 @@ fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
     assert!(said.contains(&format!("optimizer: {state}")), "{said}");
     assert!(succeed(&["inspect", "full", "--verify"]).contains("whole"), "verified");
 
-    // Under AdamW it does not go on.
+    // It cannot resume under AdamW.
     let said = workspace.kiln(&["train", "run.toml", "--out", "other", "--resume", middle]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains(state) && said.stderr.contains("adamw"), "{said:?}");
@@ -116,7 +116,7 @@ fn what_is_not_there_is_named() {
     refused(&kiln, &["--set", group], &["optim.groups: lr = -1: must be zero or more"]);
 }
 
-/// State is not made up for parameters that had another rule.
+/// State is not invented for parameters that had a different rule.
 #[test]
 fn a_rule_cannot_change_in_the_middle() {
     let workspace = Workspace::new();
@@ -132,7 +132,7 @@ fn a_rule_cannot_change_in_the_middle() {
     assert!(said.stderr.contains("updated by another rule. Use the [[optim.groups]]"), "{said:?}");
 }
 
-/// Options by name reach the weights: what has a rate of zero stays.
+/// Options selected by name reach the weights: those with a rate of zero do not change.
 #[test]
 fn groups_have_options_of_their_own() {
     let workspace = Workspace::new();
@@ -160,7 +160,7 @@ fn groups_have_options_of_their_own() {
     );
 }
 
-/// Schedules of groups, of built-in optimizers and of one from outside: each parameter moves as in a run whose
+/// Schedules of groups, for built-in optimizers and a custom one: each parameter moves as in a run whose
 /// `[optim]` has its schedule, and `lr` in the log is that of `[optim]`.
 #[test]
 fn groups_have_schedules_of_their_own() {
@@ -213,7 +213,7 @@ fn groups_have_schedules_of_their_own() {
         let groups = [group("layers.0.*", constant), group("*norm.weight", wsd)].join(", ");
         let groups = format!("optim.groups=[{groups}]");
         let mixed = train("mixed", std::slice::from_ref(&groups));
-        // Gradients of the first step are those of the same weights.
+        // Gradients of the first step come from the same weights.
         let first = [&mixed, &all_constant, &all_wsd, &stock].map(|out| of(out, 1));
         let [mixed_1, constant_1, wsd_1, stock_1] = &first;
         for (name, values) in mixed_1 {

@@ -1,4 +1,4 @@
-//! A model and the tokenizer that it was trained with stay together: token ids mean nothing without it.
+//! A model stays with the tokenizer that it was trained with: token ids mean nothing without it.
 
 use kiln_testkit::wait_until;
 use rustix::process::Signal;
@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::run_folder::{FOREVER, assert_refused, in_run};
 use crate::support::{Workspace, signal};
 
-/// The workspace's tokenizer with the ids of two letters exchanged.
+/// The workspace's tokenizer with the ids of two letters swapped.
 fn other_tokenizer(workspace: &Workspace) -> String {
     let mut tokenizer = workspace.json("data/tokenizer.json");
     let vocab = &mut tokenizer["model"]["vocab"];
@@ -17,7 +17,7 @@ fn other_tokenizer(workspace: &Workspace) -> String {
     tokenizer.to_string()
 }
 
-/// The same tokenizer in another spelling, as another program writes it.
+/// The same tokenizer, formatted differently.
 fn respelled(workspace: &Workspace) -> String {
     let text = workspace.text("data/tokenizer.json");
     let same = serde_json::from_str::<Json>(&text).expect("JSON").to_string();
@@ -82,7 +82,7 @@ fn a_loss_on_data_of_another_tokenizer_is_refused() {
     workspace.write("moved/tokenizer.json", other);
     let own = "another tokenizer than run/checkpoints/fsdp_cpt4/tokenizer.json";
     assert_refused(&workspace.kiln(&eval), &["moved/tokenizer.json is ", own]);
-    // New weights may be trained from old ones on another vocabulary.
+    // New weights may be trained from old ones with a different vocabulary.
     let init = ["--out", "on", "--set", "data.path=moved", "--set", "init.from=run"];
     let said = workspace.succeed(&[&["train", "run.toml"], &init[..]].concat());
     assert!(said.contains("have another tokenizer than the weights to start from"), "{said}");

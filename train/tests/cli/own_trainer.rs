@@ -1,5 +1,6 @@
-//! A program of your own, `train/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does what
-//! the stock loop does, it leaves the same; and what `[experiment]` says stays with the checkpoint.
+//! Your own program, `train/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does the
+//! same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the
+//! checkpoint.
 
 use kiln::run::{RunOptions, Trainer, train_with};
 use kiln_shard::StateKind;
@@ -45,7 +46,7 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     let kept = workspace.text("own/checkpoints/fsdp_cpt4/config.toml");
     assert!(kept.contains("[experiment]") && kept.contains("patience = 10"), "{kept}");
 
-    // It goes on from what it has saved, and `kiln` does too, which keeps what it does not read.
+    // It resumes from its own checkpoint; so does `kiln`, which keeps the keys that it does not read.
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "again"];
     let from = ["--resume", "own/checkpoints/fsdp_cpt2"];
     succeed(&workspace, &[&processes[..], &experiment, &from].concat());
@@ -78,20 +79,20 @@ fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
     assert!(ended.stdout.contains("go on with --resume latest"), "{ended:?}");
     let steps = workspace.steps("run").len();
     assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
-    // To a few steps behind, all of which it takes.
+    // Resumes for a few more steps, and takes all of them.
     let more = format!("train.steps={}", steps + 3);
     succeed(&workspace, &["train", "run.toml", "--out", "run", "--resume", "latest", "--set", &more]);
     assert_eq!(workspace.steps("run").len(), steps + 3);
 }
 
-/// A save that fails is tried again at the end, and is an error then.
+/// A failed save is retried at the end, and is an error if it fails again.
 #[test]
 fn a_loop_on_the_trainer_does_not_lose_its_last_step() {
     let workspace = Workspace::new();
     let settings = ["--set", "checkpoint.on_failure=continue", "--set", "checkpoint.format=full"];
     let every = ["--set", "experiment.every=4"];
     let arguments = [&["train", "run.toml", "--out", "run"][..], &settings, &every].concat();
-    // As on a full disk, for the save that the loop makes after step 4 and for the one that `finish` makes.
+    // Simulates a full disk for the save after step 4 and for the one in `finish`.
     let full_disk = ["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\""];
     let program = example("own_trainer");
     let program = program.to_str().expect("a path");
@@ -109,7 +110,7 @@ fn errors_of_a_loop_say_what_is_wrong() {
     assert!(ended.stderr.contains("experiment: unknown field `patient`"), "{ended:?}");
 }
 
-/// A loop may evaluate again in a step, such as with averaged weights. Its run has the loss of the first time.
+/// A loop may evaluate twice in a step, such as with averaged weights. The log has the first loss.
 #[test]
 fn only_the_first_evaluation_of_a_step_is_logged() {
     let workspace = Workspace::new();

@@ -1,4 +1,4 @@
-//! `kiln plan`: what a run will hold, send and take.
+//! `kiln plan`: predictions of memory, traffic and time.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ fn preset(name: &str) -> String {
     crate::presets::folder().join(format!("{name}.toml")).to_str().expect("UTF-8").to_owned()
 }
 
-/// The rows of a plan that has any.
+/// The rows of a plan, which must have some.
 fn rows(plan: &Value) -> &Vec<Value> {
     plan["rows"].as_array().filter(|rows| !rows.is_empty()).unwrap_or_else(|| panic!("no rows: {plan}"))
 }
@@ -54,7 +54,8 @@ fn a_large_model_needs_a_way_that_fits() {
     assert_eq!(row["strategy"], recommended["strategy"]);
 }
 
-/// The configuration names no vocabulary: it is that of the prepared data, as in a run, and not `data.vocab_size`.
+/// The configuration sets no vocabulary: it is that of the prepared data, as in a run, and not
+/// `data.vocab_size`.
 #[test]
 fn the_vocabulary_is_that_of_the_data() {
     let workspace = Workspace::new();
@@ -72,8 +73,8 @@ fn the_vocabulary_is_that_of_the_data() {
     assert!(ended.stderr.contains("has 257 tokens, but model.vocab_size is 256"), "{ended:?}");
 }
 
-/// A configuration of four micro-batches of one sequence, whose gradients take more than the activations of all four
-/// sequences.
+/// A configuration of four micro-batches of one sequence, whose gradients take more memory than the
+/// activations of all four sequences.
 fn accumulating(workspace: &Workspace) {
     let model = [("model.d_model", "512"), ("model.d_ff", "2048"), ("model.layers", "8")];
     let batch = [("train.ranks", "4"), ("train.global_batch", "16"), ("train.micro_batch", "1")];
@@ -81,7 +82,7 @@ fn accumulating(workspace: &Workspace) {
     workspace.config("run.toml", &[&model[..], &batch, &accumulate].concat());
 }
 
-/// `FULL_SHARD` without recomputation, in this micro-batch.
+/// The row for `FULL_SHARD` without recomputation with this micro-batch.
 fn full_shard(plan: &Value, micro_batch: u64) -> Option<&Value> {
     rows(plan).iter().find(|row| {
         row["strategy"] == "FULL_SHARD" && row["recompute"] == "none" && row["micro_batch"] == micro_batch
@@ -108,7 +109,7 @@ fn a_larger_micro_batch_that_fits_is_found() {
     assert!(!asked.is_empty() && asked.iter().all(|row| row["fits"] == false), "{found}");
     assert_eq!(found["recommended"]["micro_batch"], 4, "{found}");
     assert_eq!(full_shard(&found, 4).expect("a row")["fits"], true);
-    // The refusal of a run names it as well.
+    // A run that is refused suggests it too.
     let memory = format!("device.memory={}B", small / 2);
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &memory]);
     assert!(ended.stderr.contains("--set train.micro_batch=4: takes"), "{ended:?}");
@@ -125,7 +126,7 @@ fn a_recommendation_leaves_a_margin() {
         rows(plan)[row]["needed_bytes"].as_u64().expect("bytes")
     };
     let least = rows(&seven(&["46GiB"])).iter().filter_map(|row| row["needed_bytes"].as_u64()).min();
-    // All that one way needs, and 1 % more.
+    // The smallest memory that any row needs, plus 1 %.
     let memory = least.expect("rows") / 100 * 101;
     let tight = format!("{memory}B");
     let without = seven(&[&tight, "--margin", "0"]);
@@ -142,7 +143,7 @@ fn a_recommendation_leaves_a_margin() {
     assert!(text.contains("\nNothing fits with any micro-batch"), "{text}");
 }
 
-/// A layer without `meta_forward` is named, in every text that has the plan's number.
+/// A layer without `meta_forward` is named in every text that has the plan's number.
 #[test]
 fn layers_that_describe_nothing_are_named() {
     let workspace = Workspace::new();
@@ -159,15 +160,15 @@ fn layers_that_describe_nothing_are_named() {
     let refused = ["train", "run.toml", "--out", "none", "--set", "device.memory=1KB"];
     let ended = run("own_layer", &[&refused[..], &layer].concat());
     assert!(ended.stderr.contains("not described: CubedRelu"), "{ended:?}");
-    // These describe themselves.
+    // These layers describe themselves.
     let ended = run("own_attention", &["plan", "run.toml", "--set", "model.attention=alibi"]);
     assert!(ended.code == Some(0) && !ended.stdout.contains("not described"), "{ended:?}");
     let text = workspace.succeed(&["plan", "run.toml"]);
     assert!(!text.contains("not described"), "{text}");
 }
 
-/// The configuration that FSDP2 runs on such cards, since it reduces every micro-batch. A run that reduces once per
-/// step needs room for the whole gradient; nothing but advice is made of that.
+/// The configuration that FSDP2 can run on such cards, because it reduces every micro-batch. A run that
+/// reduces once per step needs memory for the whole gradient; the plan only adds advice about that.
 #[test]
 fn a_large_model_accumulates_in_shards() {
     let workspace = Workspace::new();
@@ -195,7 +196,7 @@ fn a_large_model_accumulates_in_shards() {
 
     let unsharded = plan(&["shard.accumulate=unsharded"], "24GiB");
     let whole = find(&unsharded, "FULL_SHARD");
-    // 4 bytes of each parameter, of which a rank holds an eighth if they are sharded.
+    // 4 bytes for each parameter, of which a rank holds an eighth if they are sharded.
     let (less, more) = (row["needed_bytes"].as_u64(), whole["needed_bytes"].as_u64());
     assert!(less.map(|bytes| bytes + (20 << 30)) < more, "{less:?} and {more:?}");
     let advice = unsharded["accumulate"].as_str().unwrap_or_default();
@@ -205,7 +206,7 @@ fn a_large_model_accumulates_in_shards() {
     );
 }
 
-/// Every preset on every number of ranks, where its model is only planned.
+/// Every preset with every number of ranks, for models that are only planned.
 #[test]
 fn plans_reach_from_1_rank_to_4096() {
     let workspace = Workspace::new();
@@ -228,7 +229,7 @@ fn plans_reach_from_1_rank_to_4096() {
     }
 }
 
-/// The bytes of a plan are those that the recorder counts in steps that are run.
+/// The bytes of a plan equal those that the recorder counts in executed steps.
 #[test]
 fn a_plan_sends_what_steps_send() {
     let workspace = Workspace::new();

@@ -21,7 +21,7 @@ fn a_run_keeps_to_its_ports() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(workspace.text("run/config.toml").contains(&format!("ports = \"{first}-")));
 
-    // Ranks that find no port say which ones they have tried.
+    // Ranks that find no free port report the ports they have tried.
     let workspace = Workspace::new();
     let both = launch(&workspace, &format!("{}-{taken}", taken - 1), &["--set", "comm.join_timeout_s=2"]);
     assert_eq!(both.code, Some(1), "{both:?}");

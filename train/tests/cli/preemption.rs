@@ -1,4 +1,4 @@
-//! Runs that are asked to stop: they save a checkpoint, say so by their exit code, and go on later
+//! Runs that are asked to stop: they save a checkpoint, report the stop by their exit code, and later resume
 //! as if nothing had happened.
 
 use std::fs;
@@ -13,7 +13,7 @@ use crate::support::{Workspace, assert_same_curve, names, signal};
 
 const PREEMPTED: Option<i32> = Some(75);
 
-/// Ten steps with everything that has a position, on two ranks or four.
+/// A workspace for ten steps with everything that has a position, on two ranks or four.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common =
@@ -40,7 +40,7 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
     ] {
         let workspace = workspace(changes);
         workspace.succeed(&["train", "run.toml", "--out", "straight"]);
-        // Step 5 is slow enough for the signal to arrive in it.
+        // Step 5 is slow enough for the signal to arrive during it.
         let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=4@data:5:0"];
         let child = workspace.start(&slow);
         workspace.wait_for_steps("run", 4);
@@ -93,7 +93,7 @@ fn a_second_request_ends_the_run_at_once() {
         (Signal::HUP, "SIGHUP", 128 + 1),
     ] {
         let workspace = workspace(&[]);
-        // Step 3 lasts for as long as the run; the script does not hold its output open.
+        // Step 3 lasts until the run ends; the script does not hold the run's output open.
         let (script, begun) = (workspace.path("drill.sh"), workspace.path("begun"));
         let text = format!(
             "#!/bin/sh\nexec > /dev/null 2>&1\ntouch {}\nwhile kill -0 $PPID; do sleep 0.01; done\n",
@@ -107,11 +107,11 @@ fn a_second_request_ends_the_run_at_once() {
         let mut child = workspace.start(&slow.concat());
         workspace.wait_for_steps("run", 2);
         wait_until("step 3", || begun.exists());
-        // `timeout` sends its signal to the process, and then to its group.
+        // `timeout` sends its signal to the process and then to its group.
         signal(&child, asked);
         sleep(Duration::from_millis(20));
         signal(&child, asked);
-        // From here on it is another request.
+        // A signal after this pause counts as a second request.
         sleep(Duration::from_millis(1200));
         let status = child.try_wait().expect("a child");
         assert!(status.is_none(), "{asked:?}: the first request lets it finish its step");

@@ -1,4 +1,4 @@
-//! `kiln data prepare`, and training on what it makes.
+//! `kiln data prepare`, and training on its output.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -57,10 +57,10 @@ fn folders_and_json_lines_give_the_same_tokens() {
     let info = prepare(&workspace, "texts", "new/from_folder", trained);
     assert_eq!((&info["documents"], &info["vocab_size"]), (&2.into(), &400.into()));
     prepare(&workspace, "documents.jsonl", "new/from_lines", trained);
-    // And a tokenizer that is used again gives the tokens it gave before.
+    // A reused tokenizer gives the same tokens.
     let reused = ["--tokenizer", "new/from_folder/tokenizer.json"];
     prepare(&workspace, "texts", "new/again", reused);
-    // The sums cover the record of the inputs as well.
+    // SHA256SUMS also covers the record of the inputs.
     for file in FILES.into_iter().filter(|file| !["inputs.json", "SHA256SUMS"].contains(file)) {
         let read = |folder: &str| workspace.read(format!("new/{folder}/{file}"));
         assert!(read("from_folder") == read("from_lines"), "{file} from lines");
@@ -83,7 +83,7 @@ fn training_takes_the_vocabulary_of_the_data() {
     let losses = workspace.losses("run");
     assert!(losses[9] < losses[0], "{losses:?}");
 
-    // A model with room to spare is fine, and goes on with other data if that is wanted.
+    // A model may have a larger vocabulary. It resumes with other data if the user requests it.
     let wide = ["--set", "data.path=prepared", "--set", "model.vocab_size=512"];
     workspace.succeed(&[&["train", "run.toml", "--out", "wide"], &wide[..]].concat());
     workspace.write("texts/c.txt", "one more document\n".repeat(100));
@@ -108,8 +108,7 @@ fn the_first_documents_are_taken_where_there_is_a_limit() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }
 
-/// The work of a prepare that was stopped is the next one's; that of a prepare that was killed is tried in the
-/// crate of the data.
+/// A stopped prepare is continued by the next one. The data crate tests prepares that were killed.
 #[test]
 fn a_prepare_that_was_stopped_is_gone_on_with() {
     let workspace = with_texts();
@@ -131,7 +130,7 @@ fn a_prepare_that_was_stopped_is_gone_on_with() {
     }
 }
 
-/// The command and the configuration decide alike.
+/// Flags and configuration keys have the same effect.
 #[test]
 fn flags_and_keys_say_how_text_becomes_tokens() {
     let workspace = Workspace::new();
@@ -147,7 +146,7 @@ fn flags_and_keys_say_how_text_becomes_tokens() {
     assert_eq!(ended.stderr, format!(" WARN {skipped}\n"));
     let said = "data: the text has 80 spellings of special tokens, which became these tokens: <|fin|>\n";
     assert!(ended.stdout.contains(said), "{}", ended.stdout);
-    // Each of the documents has one, and ends with one.
+    // Each document contains one such token and ends with one.
     let ids = [workspace.read("flags/train.bin"), workspace.read("flags/val.bin")].concat();
     assert_eq!(ids.chunks(2).filter(|id| **id == [0, 0]).count(), 160);
 
@@ -167,7 +166,7 @@ fn flags_and_keys_say_how_text_becomes_tokens() {
     for file in ["train.bin", "val.bin", "tokenizer.json"] {
         assert!(workspace.read(format!("flags/{file}")) == workspace.read(format!("keys/{file}")), "{file}");
     }
-    // The checkpoint knows the end of text, which is none of the usual names.
+    // The checkpoint stores the end of text, which has an unusual name.
     let settings = workspace.json("run/checkpoints/fsdp_cpt4/generation_config.json");
     assert_eq!(settings["eos_token_id"], 0);
     workspace.succeed(&["generate", "--checkpoint", "run", "--prompt", "", "--max-tokens", "3"]);
@@ -190,7 +189,7 @@ fn flags_and_keys_say_how_text_becomes_tokens() {
     }
 }
 
-/// `data.text` prepares `data.path` on the first run, and leaves it alone on the next.
+/// `data.text` prepares `data.path` in the first run, and leaves it unchanged in the next.
 #[test]
 fn a_run_prepares_its_own_data_once() {
     let workspace = with_texts();
@@ -207,7 +206,7 @@ fn a_run_prepares_its_own_data_once() {
     assert_eq!(workspace.steps("first"), workspace.steps("second"));
 }
 
-/// Whoever is first prepares them; the others use what is there by then.
+/// The first run prepares the data; the others use it once it exists.
 #[test]
 fn runs_that_start_together_on_data_not_prepared_yet_all_train() {
     let workspace = with_texts();
@@ -226,7 +225,7 @@ fn runs_that_start_together_on_data_not_prepared_yet_all_train() {
     assert_eq!(names(&workspace.path("own")), FILES);
 }
 
-/// A working directory whose data was prepared from `texts` on the first run.
+/// A workspace whose data was prepared from `texts` by its first run.
 fn prepared_by_a_run() -> Workspace {
     let workspace = with_texts();
     workspace.config(
@@ -254,7 +253,7 @@ fn data_that_was_prepared_from_something_else_is_refused() {
     refused("text that has changed", &[]);
     insta::assert_snapshot!(messages.finish());
 
-    // What the message says goes on.
+    // The command in the message works.
     let second = ["train", "run.toml", "--out", "second", "--set"];
     workspace.succeed(&[&second[..], &["data.text=[]"]].concat());
     assert_eq!(workspace.steps("first"), workspace.steps("second"));
@@ -264,8 +263,8 @@ fn data_that_was_prepared_from_something_else_is_refused() {
     assert_eq!(workspace.steps("third"), workspace.steps("fourth"));
 }
 
-/// It goes on with the data that it was trained on. So does a run on a folder that does not say what it
-/// was made from.
+/// The run resumes with the data it was trained on. So does a run on a folder that does not record its
+/// sources.
 #[test]
 fn a_run_that_goes_on_is_warned_of_another_text() {
     let workspace = prepared_by_a_run();
@@ -284,8 +283,8 @@ fn a_run_that_goes_on_is_warned_of_another_text() {
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
 }
 
-/// Another seed is another split of new data, and no reason to refuse what is there. Nor is a file that
-/// was written again as it was.
+/// A different seed would only split new data differently, so existing data is not refused. Neither is a file
+/// that was rewritten with the same content.
 #[test]
 fn another_seed_and_another_time_are_no_difference() {
     let workspace = prepared_by_a_run();
@@ -293,7 +292,7 @@ fn another_seed_and_another_time_are_no_difference() {
     workspace.succeed(&["train", "run.toml", "--out", "second", "--set", "train.seed=7"]);
 }
 
-/// What can be read only once gives the tokens that the same text gives as a file.
+/// An input that can be read only once gives the same tokens as a file with the same text.
 #[test]
 fn pipes_are_inputs_like_any_other() {
     let workspace = with_texts();
@@ -318,7 +317,7 @@ fn pipes_are_inputs_like_any_other() {
         outs.push(out);
     }
 
-    // A tokenizer from a pipe is read once as well.
+    // A tokenizer from a pipe is also read only once.
     let arguments = ["data", "prepare", "--input", "texts/a.txt", "--out", "piped_tokenizer"];
     let mut command = workspace.command(&[&arguments[..], &["--tokenizer", "/dev/stdin"]].concat());
     let mut child = command.stdin(Stdio::piped()).spawn().expect("the binary starts");
@@ -330,7 +329,7 @@ fn pipes_are_inputs_like_any_other() {
     assert!(ended.stdout.contains("data: reading an input that is a pipe"), "{ended:?}");
     outs.push("piped_tokenizer".to_owned());
 
-    // A FIFO, to the command and to a run.
+    // A FIFO as an input of the command and of a run.
     for name in ["fifo.txt", "fifo.run"] {
         mkfifo(&workspace.path(name), Mode::S_IRWXU).expect("a FIFO");
     }
@@ -347,7 +346,7 @@ fn pipes_are_inputs_like_any_other() {
     let child = workspace.start(&["train", "run.toml", "--out", "run"]);
     fill("fifo.run");
     assert_eq!(workspace.end(child).code, Some(0));
-    // Nobody knows what it would yield the next time.
+    // Its next content is unknown.
     let ended = workspace.kiln(&["train", "run.toml", "--out", "again"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("fifo.run (it can be read only once"), "{ended:?}");

@@ -31,7 +31,7 @@ fn every_configuration_loads_and_fits_together() {
     let mut files: Vec<_> = PRESETS.iter().map(|preset| format!("{preset}.toml")).collect();
     files.extend(["debug", "moe", "quickstart"].map(|name| format!("{name}.toml")));
     files.sort();
-    // Beside them are folders with scripts, and the schema.
+    // The folder also contains subfolders with scripts, and the schema.
     let found: Vec<_> = names(&folder()).into_iter().filter(|name| name.ends_with(".toml")).collect();
     assert_eq!(found, files);
     for file in files {
@@ -58,7 +58,7 @@ fn presets_have_their_sizes() {
         let config = load(name);
         assert_eq!(config.model.preset.as_deref(), Some(name));
         assert_eq!(config.model.vocab_size, Some(vocab_size));
-        // The file decides the vocabulary, not the data.
+        // The file determines the vocabulary, not the data.
         let model = config.model.resolve(Some(77)).expect("a model");
         assert_eq!(Some(&model), ModelConfig::preset(name).as_ref(), "{name}");
         assert_eq!(decoder(&model).num_params(), parameters, "{name}");
@@ -66,12 +66,12 @@ fn presets_have_their_sizes() {
     }
 }
 
-/// On a GPU in bf16 and with 16,384 tokens at once, which fits into 80 GB by our own count; on the CPU as
-/// ever.
+/// On a GPU, presets use bf16 and 16,384 tokens at a time, which fits into 80 GB by our own count; on the CPU
+/// they are unchanged.
 #[test]
 fn presets_go_by_the_device() {
     const GIB: f64 = (1_u64 << 30) as f64;
-    // `kiln::device` says so of GPUs that have bf16.
+    // `kiln::device` returns this for GPUs with bf16.
     let gpu = DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 };
     for (name, on_cpu, on_gpu, ranks, offload) in [
         ("10m", 4, 4, 1, false),
@@ -101,14 +101,14 @@ fn presets_go_by_the_device() {
         let takes = needed(&config);
         println!("{name} on {ranks}: {:.1} GiB", takes / GIB);
         assert!(takes < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", takes / GIB);
-        // Blocks run again only where what they would keep does not fit.
+        // Blocks are recomputed only if their activations do not fit.
         let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
         println!("{name} on {ranks} without recompute: {:.1} GiB", needed(&config) / GIB);
         assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }
 }
 
-/// What is counted on paper is what is there.
+/// The predicted number of parameters is the actual one.
 #[test]
 fn the_sharded_10m_has_as_many_parameters_as_its_preset() {
     let model = ModelConfig::preset("10m").expect("a preset");

@@ -1,5 +1,5 @@
-//! Ranks that know their own arguments only, as processes do. Here they are threads with a world of
-//! their own making, so that each can be told something else.
+//! Ranks that know only their own arguments, as processes do. Here they are threads with separate worlds, so
+//! that each can get different arguments.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn config(workspace: &Workspace, changes: &[(&str, &str)]) -> Config {
     workspace.config("run.toml", &[&[("data.path", data.as_str())], changes].concat())
 }
 
-/// Runs `ranks` ranks into `out`; `change` makes one rank's arguments differ.
+/// Runs `ranks` ranks into `out`; `change` changes one rank's arguments.
 fn processes(
     config: &Config,
     out: PathBuf,
@@ -99,7 +99,7 @@ fn processes_train_as_threads_do() {
     let threads =
         RunOptions { out: workspace.path("threads").into(), ranks: Some(4), ..RunOptions::default() };
     let summary = train(config.clone(), &threads).expect("threads");
-    // What the configuration says of ranks does not count.
+    // The number of ranks in the configuration is ignored.
     let all = assert_all_work(processes(&config, workspace.path("run"), 4, |_, _| {}));
     assert_same_curve("processes", &workspace.steps("run"), &workspace.steps("threads"), 0.0);
     for rank in &all {
@@ -210,8 +210,8 @@ fn hybrid_groups_are_the_machines_unless_named() {
     assert!(!workspace.path("refused").exists());
 }
 
-/// A job that fails in step 5 goes on from the checkpoint of step 4, in the same folder, and fails
-/// no second time.
+/// A job that fails in step 5 resumes from the checkpoint of step 4 in the same folder, and does not fail
+/// again.
 #[test]
 fn a_job_that_is_started_again_goes_on_where_it_was() {
     let workspace = Workspace::new();
@@ -228,11 +228,11 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     let said = messages(&life(0, "mine"));
     assert!(said[1].contains("fault drill"), "{said:?}");
     assert!(said[0].contains("aborted by rank 1"), "{said:?}");
-    // What a save that was interrupted leaves is no checkpoint.
+    // The leftovers of an interrupted save are not a checkpoint.
     workspace.write("run/checkpoints/.fsdp_cpt6.partial/manifest.json", "{}");
     workspace.write("run/checkpoints/fsdp_cpt7/model.safetensors.index.json", "{}");
 
-    // Another job that comes by has no claim to the folder, whatever it is told.
+    // Another job has no claim to the folder, even if it is started as a restart.
     for said in messages(&life(1, "other")) {
         assert!(said.contains("already holds a run"), "{said}");
     }
@@ -243,8 +243,8 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     assert!(workspace.path("run/flight-before-restart-1/rank_1.json").exists());
 }
 
-/// A job that goes back moves later checkpoints aside once; when it is started again, it goes on with what
-/// it has written since.
+/// A job that goes back moves later checkpoints aside once. When it is restarted, it resumes from the
+/// checkpoints it has written since.
 #[test]
 fn a_job_that_goes_back_goes_on_from_there() {
     let workspace = Workspace::new();
@@ -296,7 +296,7 @@ fn another_position_in_the_data_is_refused_on_every_rank() {
     assert_eq!(workspace.steps("run").len(), 6);
 }
 
-/// Without a checkpoint it starts anew, and metrics of the first life are not there twice.
+/// Without a checkpoint it starts over, and the metrics of the first life do not appear twice.
 #[test]
 fn a_job_without_a_checkpoint_starts_anew_in_its_folder() {
     let workspace = Workspace::new();

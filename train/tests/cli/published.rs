@@ -1,77 +1,85 @@
-//! Runs that others have published, against what `kiln plan` says of models of their sizes on their GPUs.
+//! Published runs, compared with `kiln plan` for models of their sizes on their GPUs.
 //!
-//! `cargo test --release -p kiln --test cli -- --nocapture published` prints the table. Kiln has run none of them.
+//! `cargo test --release -p kiln --test cli -- --nocapture published` prints the table. None of these runs
+//! used Kiln.
 
 use serde_json::Value;
 
 use crate::support::Workspace;
 
-/// A published speed is met within this share.
+/// Largest relative error of a predicted speed.
 const SPEED: f64 = 0.15;
-/// And a published size of memory within this one.
+/// Largest relative error of a predicted memory size.
 const MEMORY: f64 = 0.10;
 
-/// TFLOP/s and GB/s of the H100s of torchtitan's table: HBM2e of 2.4 TB/s and a limit of 500 W. Their peak is "between
-/// SXM and NVL", the table says: here it is as far from the data sheet of the NVL (835.5 TFLOP/s at 400 W) to that of
-/// the SXM (989.5 at 700 W) as the power is, which is also the third root of the power's share, 0.894.
+/// TFLOP/s and GB/s of the H100s in torchtitan's table: HBM2e of 2.4 TB/s and a limit of 500 W. The table
+/// places their peak "between SXM and NVL". Here it is interpolated between the data sheets of the NVL (835.5
+/// TFLOP/s at 400 W) and the SXM (989.5 at 700 W) in proportion to the power. The third root of the power's
+/// share gives the same value, 0.894.
 const TORCHTITAN: Option<[f64; 2]> = Some([886.8, 2400.0]);
 
-/// What a run computes again in backward.
+/// The operations that a run computes again in backward.
 #[derive(Clone, Copy, PartialEq)]
 enum Again {
     Nothing,
     Blocks,
-    /// Every second product of a block, and all that is between them: the mean of the other two.
+    /// Every second product of a block, and everything between products: the mean of the other two.
     Half,
 }
 
-/// The share of a GPU's bandwidth that kernels reach which do nothing but read and write: what NVIDIA's
-/// `p2pBandwidthLatencyTest` says of copies within an H100, 2575 GB/s of 3352 (github.com/NVIDIA/nccl/issues/1264).
+/// The share of a GPU's bandwidth that kernels reach if they only read and write. NVIDIA's
+/// `p2pBandwidthLatencyTest` reports 2575 GB/s of 3352 for copies within an H100
+/// (github.com/NVIDIA/nccl/issues/1264).
 const STREAMED: f64 = 0.77;
 
-/// The shape of a model: width, heads, heads of keys, blocks, width of the feed-forward layer (SwiGLU), vocabulary.
+/// The shape of a model: width, heads, key heads, blocks, width of the feed-forward layer (SwiGLU),
+/// vocabulary.
 #[derive(Clone, Copy)]
 struct Shape([usize; 6], bool);
 
 impl Shape {
-    /// About what eager PyTorch reads and writes of a token between products, in bytes, beyond fused operations. Every
-    /// operation reads its operands and writes its result, values of bf16 or f32 (2 or 4 bytes); those between products
-    /// are computed again in backward. They are those of torchtitan's Llama at the time of its table: `nn.RMSNorm`, made
-    /// of operations in f32, rotation by complex f32, heads of keys repeated, `silu(x) * y`, and the loss of all logits
-    /// in f32. Left out are sums of gradients where several products read one input; the last sum of a block is
-    /// counted though it is not computed again.
+    /// Approximate bytes that eager PyTorch reads and writes for a token between products, beyond those of
+    /// fused operations. Every operation reads its operands and writes its result, values of bf16 or f32 (2
+    /// or 4 bytes). The operations between products are computed again in backward. They are those of
+    /// torchtitan's Llama at the time of its table: `nn.RMSNorm` composed of f32 operations, rotation by
+    /// complex f32, repeated key heads, `silu(x) * y`, and the loss of all logits in f32. Sums of gradients
+    /// of products that read the same input are omitted; the last sum of a block is counted although it is
+    /// not computed again.
     fn unfused_bytes(&self) -> f64 {
         let Shape([d, heads, kv_heads, blocks, d_ff, vocabulary], _) = *self;
-        // Forward twice and backward once, and what fused ones take for the same, of which half run again.
+        // Forward twice and backward once, minus the cost of the fused versions, half of which run again.
         let pass = |[forward, backward]: [usize; 2], [fused_forward, fused_backward]: [usize; 2]| {
             2 * forward + backward - (3 * fused_forward / 2 + fused_backward)
         };
-        // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; of the weight's product
-        // both sides and a sum; of the root's product the same; the mean's; three for the square; a sum; to bf16.
+        // To f32, square, mean, times its root, times the weight, to bf16. Backward: from bf16; both sides of the
+        // weight's product and a sum; the same for the root's product; the mean's; three for the square; a sum;
+        // to bf16.
         let norm = pass([6 + 8 + 4 + 8 + 8 + 6, 6 + 8 + 16 + 8 + 16 + 8 + 28 + 12 + 6], [4, 6]);
         // To f32, a product, to bf16, and the same backward.
         let rotation = pass([6 + 8 + 6, 6 + 8 + 6], [4, 4]);
-        // Two operations. Backward: both sides of the product, and the gate's own.
+        // Two operations. Backward: both sides of the product, and the gate itself.
         let gate = pass([4 + 6, 6 + 6 + 6], [6, 10]);
-        // A sum of its own; the norm that follows has read what is fused with it.
+        // A separate sum; the fused version is read by the norm that follows.
         let residual = pass([6, 6], [4, 2]);
-        // Read narrow and written wide; the other way round backward.
+        // Read narrow and written wide; backward the other way round.
         let kv_width = d / heads * kv_heads;
         let repeated = 3 * 2 * (kv_width + d);
-        // To f32, softmax and its logarithm in two passes. Backward: zeros with the targets; of the softmax; to bf16.
+        // To f32, softmax and its logarithm in two passes. Backward: zeros with the targets; the softmax's;
+        // to bf16.
         let logits = (6 + 12) + (4 + 12 + 6);
         let block = 2 * d * (norm + residual) + (d + kv_width) * rotation + d_ff * gate + 2 * repeated;
         (blocks * block + vocabulary * logits) as f64
     }
 }
 
-/// GPT-2's shape, in which tokens share their embeddings with the head. Its feed-forward layer of 4 `d` is the SwiGLU
-/// that has as many weights and writes as many values, since `kiln plan` knows no fused GELU.
+/// GPT-2's shape, which shares the token embeddings with the head. Its feed-forward layer of 4 `d` is
+/// represented by the SwiGLU with as many weights and as many written values, since `kiln plan` has no fused
+/// GELU.
 const fn gpt(d: usize, heads: usize, blocks: usize, vocabulary: usize) -> Shape {
     Shape([d, heads, heads, blocks, (8 * d).div_ceil(24) * 8, vocabulary], true)
 }
 
-/// MosaicML's MPT of this width.
+/// MosaicML's MPT with this width.
 const fn mpt(d: usize, heads: usize, blocks: usize) -> Shape {
     gpt(d, heads, blocks, 50_368)
 }
@@ -80,19 +88,20 @@ const fn mpt(d: usize, heads: usize, blocks: usize) -> Shape {
 struct Run {
     name: &'static str,
     gpu: &'static str,
-    /// TFLOP/s and GB/s, where they are not those of the data sheet.
+    /// TFLOP/s and GB/s, if they differ from the data sheet.
     speed: Option<[f64; 2]>,
     ranks: usize,
     strategy: &'static str,
     again: Again,
     shape: Shape,
-    /// Tokens of a sequence, sequences of a micro-batch, micro-batches of a step.
+    /// Tokens per sequence, sequences per micro-batch, micro-batches per step.
     batch: [usize; 3],
-    /// Published tokens per second of a GPU.
+    /// Published tokens per second and GPU.
     tokens_per_s: f64,
-    /// Whether operations between products read and write memory one by one, as [`Shape::unfused_bytes`] has it.
+    /// Set if operations between products read and write memory one by one, as [`Shape::unfused_bytes`]
+    /// assumes.
     eager: bool,
-    /// Why the plan is not within [`SPEED`], where it is not.
+    /// The reason if the plan is not within [`SPEED`].
     outside: Option<&'static str>,
 }
 
@@ -271,7 +280,7 @@ const RUNS: &[Run] = &[
     },
 ];
 
-/// A row of a plan of this run.
+/// Returns the row of a plan that matches this run.
 fn row(workspace: &Workspace, run: &Run, recompute: &str) -> Value {
     let Run { gpu, speed, ranks, strategy, shape: Shape(sizes, tied), batch, .. } = run;
     let [d, heads, kv_heads, blocks, d_ff, vocabulary] = sizes;
@@ -300,7 +309,7 @@ fn row(workspace: &Workspace, run: &Run, recompute: &str) -> Value {
     rows.iter().find(is).unwrap_or_else(|| panic!("no {strategy}: {plan}")).clone()
 }
 
-/// The tokens per second of a GPU that a plan says.
+/// The predicted tokens per second and GPU.
 fn planned(workspace: &Workspace, run: &Run) -> f64 {
     let seconds = |recompute: &str| row(workspace, run, recompute)["step_s"].as_f64().expect("seconds");
     let seconds = match run.again {
@@ -342,7 +351,7 @@ fn speeds_are_within_15_percent() {
             run.outside.unwrap_or_default()
         );
         println!("{line}");
-        // One that is within is none to excuse.
+        // A run within the bounds needs no excuse.
         if (difference.abs() <= SPEED) == run.outside.is_some() {
             wrong.push(line);
         }
@@ -350,8 +359,8 @@ fn speeds_are_within_15_percent() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// torchtitan's table has the same run of Llama 3.1 8B on 8 and on 128 GPUs, each with the same batch: what a GPU holds
-/// less is its share of weights, gradients, which are as large, and the optimizer's state.
+/// torchtitan's table has the same run of Llama 3.1 8B on 8 and on 128 GPUs with the same batch. The memory
+/// that a GPU saves is its share of weights, gradients (of the same size) and optimizer state.
 #[test]
 fn memory_that_ranks_share_is_within_10_percent() {
     let workspace = Workspace::new();

@@ -1,8 +1,8 @@
-//! A run that has the losses of the same run in PyTorch.
+//! A run with the same losses as the same run in PyTorch.
 //!
-//! `fixtures/reference_run/torch.json` is PyTorch's curve for `config.toml` beside it, from the same
-//! initial weights and the same tokens, and `fixtures/reference_run_moe` the same with experts.
-//! `benches/peers/reference_run.py` has written both.
+//! `fixtures/reference_run/torch.json` is PyTorch's curve for the `config.toml` next to it, from the same
+//! initial weights and the same tokens; `fixtures/reference_run_moe` has the same with experts.
+//! `benches/peers/reference_run.py` wrote both.
 
 use serde_json::Value as Json;
 
@@ -27,11 +27,11 @@ const EXPERTS: Reference = Reference {
 const MUON: Reference =
     Reference { torch: include_str!("../fixtures/reference_run/torch_muon.json"), ..DENSE };
 
-/// Largest relative difference of a loss. Sums in another order come to some 1e-6.
+/// Largest relative difference of a loss. A different order of sums changes it by about 1e-6.
 const LOSS_BOUND: f64 = 1e-4;
 
-/// Largest relative difference of a gradient norm, which a few large gradients decide; another
-/// order of sums comes to some 1e-4 towards the end.
+/// Largest relative difference of a gradient norm, which depends on a few large gradients. A different order
+/// of sums changes it by about 1e-4 towards the end.
 const NORM_BOUND: f64 = 1e-3;
 
 #[test]
@@ -45,7 +45,7 @@ fn one_rank_without_shards_trains_as_pytorch_does() {
     assert_trains_as_pytorch(DENSE, 1, "NO_SHARD", &[]);
 }
 
-/// As `torch.optim.Muon`, computing in f32.
+/// Compared with `torch.optim.Muon`, computed in f32.
 #[test]
 fn muon_trains_as_pytorchs_does() {
     for (ranks, strategy) in [(2, "FULL_SHARD"), (1, "NO_SHARD")] {
@@ -53,7 +53,7 @@ fn muon_trains_as_pytorchs_does() {
     }
 }
 
-/// The micro-batches of two ranks, over each of which the experts are balanced, are those of one rank.
+/// The micro-batches of two ranks, over each of which the experts are balanced, equal those of one rank.
 #[test]
 fn experts_train_as_in_pytorch() {
     assert_trains_as_pytorch(EXPERTS, 2, "FULL_SHARD", &[]);

@@ -1,4 +1,4 @@
-//! Jobs that are started again: which runs they take over, and when.
+//! Restarted jobs: the runs they take over, and when.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,7 @@ impl Rank<'_> {
         workspace.end(self.start(workspace, arguments))
     }
 
-    /// Under a launcher of its own, which is a shell.
+    /// Runs it under a separate launcher, a shell.
     fn run_under_another(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
         let kiln = workspace.command(arguments);
         let mut shell = Command::new("sh");
@@ -56,7 +56,7 @@ impl Rank<'_> {
     }
 }
 
-/// Stops a process; when this returns, none of its threads runs.
+/// Stops a process. On return, none of its threads runs.
 fn freeze(process: &Child) {
     signal(process, Signal::STOP);
     let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");
@@ -69,7 +69,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-/// A scheduler has given the job up and starts it again, but the machine was only slow.
+/// A scheduler has given up the job and restarts it, but the machine was only slow.
 #[test]
 fn a_job_that_is_started_again_waits_for_its_former_life() {
     let workspace = Workspace::new();
@@ -85,7 +85,7 @@ fn a_job_that_is_started_again_waits_for_its_former_life() {
     let said = "waiting up to 2 s for run to be free: it is in use by a run on host ";
     assert!(ended.stdout.contains(said), "{ended:?}");
     assert_eq!(workspace.metrics("run").len(), lines);
-    // It goes on, and saves when it is told to.
+    // It continues, and saves when it is asked to.
     signal(&former, Signal::CONT);
     stop(&workspace, former);
     let next = Rank::alone("j", 2).start(&workspace, &arguments);
@@ -113,7 +113,7 @@ fn a_folder_is_held_by_every_rank() {
     stop(&workspace, run);
 }
 
-/// torchrun calls every job without a name "none".
+/// torchrun names every unnamed job "none".
 #[test]
 fn a_restart_takes_over_no_run_of_a_stranger() {
     let workspace = Workspace::new();
@@ -129,11 +129,11 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     assert_refused(&none.run(&workspace, &more), &[refused[0], "another configuration"]);
     assert_refused(&Rank::alone("named", 1).run(&workspace, &run), &[refused[0], other_job]);
     assert!(workspace.tree() == before, "something was written");
-    // The launcher that has started it may start it again.
+    // The launcher that started the run may restart it.
     let ended = none.run(&workspace, &run);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt4"), "{ended:?}");
-    // A name is a job's own, whoever starts it again; but not with another configuration.
+    // A name identifies a job no matter who restarts it, but only with the same configuration.
     let named = |restarts| Rank::alone("named", restarts);
     let arguments = ["train", "run.toml", "--out", "named"];
     assert_eq!(named(0).run(&workspace, &arguments).code, Some(0));
@@ -143,8 +143,8 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     assert_refused(&named(2).run(&workspace, &other), &["another configuration"]);
 }
 
-/// One process whose ranks are threads, as the only task of a step and in the batch script itself. A job
-/// that is requeued may come to its step by another number.
+/// A single process whose ranks are threads, as the only task of a step and in the batch script itself. A
+/// requeued job may get a different step number.
 #[test]
 fn a_job_of_a_single_process_is_known_by_its_scheduler() {
     let drill = ["--set", "checkpoint.every=2", "--fault", "error@data:4:0"];

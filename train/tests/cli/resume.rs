@@ -1,4 +1,4 @@
-//! A run that was interrupted ends as if it had not been.
+//! An interrupted run ends as if it had not been interrupted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn long(workspace: &Workspace, changes: &[(&str, &str)]) {
     workspace.config("long.toml", &[&LONG[..], changes].concat());
 }
 
-/// The files of a checkpoint, apart from the configuration it was started with.
+/// The files of a checkpoint, except for the configuration of its start.
 fn files(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
     let all = names(&workspace.path(checkpoint));
     assert!(all.iter().filter(|name| name.ends_with(".safetensors")).count() >= 4, "{all:?}");
@@ -45,7 +45,7 @@ fn files(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
         .filter(|name| name != "config.toml")
         .map(|name| (name.clone(), workspace.read(Path::new(checkpoint).join(name))))
         .collect();
-    // Without the configuration here, too.
+    // Removes the configuration here too.
     let mut manifest = workspace.json(Path::new(checkpoint).join("manifest.json"));
     for key in ["checksum", "config"] {
         manifest[key] = Json::Null;
@@ -87,7 +87,7 @@ fn ten_steps_and_ten_more_are_twenty_to_the_bit() {
     }
 }
 
-/// A run keeps its `shard.accumulate`, also when it resumes under a strategy with the other default.
+/// A run keeps its `shard.accumulate`, also if it resumes under a strategy with the other default.
 #[test]
 fn a_resume_accumulates_as_before() {
     let workspace = Workspace::new();
@@ -115,7 +115,7 @@ fn a_resume_accumulates_as_before() {
         assert!(said.contains(&format!("{other}, recompute none, accumulate {accumulate}\n")), "{said}");
         assert!(!said.contains("from here on"), "{said}");
         assert_same_curve(&out, &workspace.steps(&out), &straight[10..], 0.0);
-        // A value that is set wins.
+        // An explicit value takes precedence.
         let set = format!("shard.accumulate={otherwise}");
         let out = format!("{strategy}-{otherwise}");
         let said = resume(&out, &[&set]);
@@ -126,8 +126,8 @@ fn a_resume_accumulates_as_before() {
     }
 }
 
-/// The run dies in step 14, of a token that cannot be. What it logged after its last checkpoint is
-/// not there twice.
+/// The run dies in step 14 because of an invalid token. Lines logged after its last checkpoint do not appear
+/// twice.
 #[test]
 fn a_run_that_died_goes_on_as_if_it_had_not() {
     let workspace = Workspace::new();
@@ -155,7 +155,7 @@ fn other_rank_counts_see_the_same_tokens_in_the_same_order() {
     long(&workspace, FULL_SHARD);
     workspace.succeed(&["train", "long.toml", "--out", "straight"]);
     let straight = workspace.steps("straight");
-    // Other micro-batches, too: neither the samples nor their dropout masks depend on the split.
+    // Other micro-batches too: neither the samples nor their dropout masks depend on the split.
     for (ranks, micro_batch) in [("1", "train.micro_batch=4"), ("4", "train.micro_batch=1")] {
         let out = format!("on{ranks}");
         let from = "straight/checkpoints/fsdp_cpt10";
@@ -177,7 +177,7 @@ fn other_rank_counts_see_the_same_tokens_in_the_same_order() {
         assert_eq!(count(&out), count("straight"));
     }
 
-    // The losses could agree by chance; the tokens themselves, from where the checkpoint stands:
+    // The losses could agree by chance, so the tokens are compared too, from the checkpoint's position:
     let state = workspace.state("straight/checkpoints/fsdp_cpt10");
     let start = state["next_sample"].as_u64().unwrap();
     assert_eq!(start, slice_for(10, 8, 0, 2, 0, 2));
@@ -211,7 +211,7 @@ fn a_finished_run_has_nothing_left_to_do() {
         assert_eq!(workspace.steps("run"), steps);
         assert_eq!(workspace.checkpoints("run"), checkpoints);
     }
-    // More steps than before: the run goes on.
+    // With more steps than before, the run continues.
     let more = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=6"];
     workspace.succeed(&more);
     let longer = workspace.steps("run");
@@ -219,7 +219,7 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert_eq!(longer.len(), 6);
 }
 
-/// Written down as that of the run, a configuration of fewer steps than it has done would be wrong.
+/// Recording a configuration with fewer steps than already done would be wrong.
 #[test]
 fn fewer_steps_than_have_been_done_change_nothing() {
     let workspace = Workspace::new();
@@ -239,18 +239,19 @@ fn fewer_steps_than_have_been_done_change_nothing() {
         after.remove(&holder);
         assert!(before == after, "--resume {resume}");
     }
-    // From where fewer have been done.
+    // From a checkpoint with fewer steps.
     let back = ["train", "run.toml", "--out", "run", "--resume", "run/checkpoints/fsdp_cpt2"];
     workspace.succeed(&[&back[..], &["--set", "train.steps=3"]].concat());
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt3", "latest"]);
 }
 
-/// What is left to the device is settled when a run starts, and a resume that settles it otherwise says so.
+/// Values left to the device are resolved when a run starts, and a resume reports if it resolves them
+/// differently.
 #[test]
 fn what_the_device_settles_is_written_down() {
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
-    // As on a processor without instructions for bf16, whatever this one has.
+    // As on a processor without bf16 instructions, whatever this one has.
     let plainly = |arguments: &[&str]| {
         let mut command = workspace.command(arguments);
         let ended = workspace.end(command.env(BF16_CHOICE, "none").spawn().expect("the binary starts"));
@@ -264,7 +265,7 @@ fn what_the_device_settles_is_written_down() {
         let text = workspace.text(file);
         assert!(text.contains("compute = \"f32\"\n") && text.contains("micro_batch = 4\n"), "{text}");
     }
-    // The numbers are those of the same values in the file.
+    // The numbers equal those with the values set in the file.
     workspace.config("explicit.toml", &[("train.micro_batch", "4")]);
     workspace.succeed(&["train", "explicit.toml", "--out", "explicit"]);
     assert_same_curve("settled", &workspace.steps("run"), &workspace.steps("explicit"), 0.0);
@@ -272,7 +273,7 @@ fn what_the_device_settles_is_written_down() {
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
     let said = plainly(&resume);
     assert!(!said.contains("from here on"), "{said}");
-    // As on a device that settles it otherwise.
+    // As on a device that resolves them differently.
     let other = ["--set", "train.micro_batch=2", "--set", "precision.compute=bf16"];
     let said = workspace.succeed(&[&resume[..7], &["train.steps=6"], &other[..]].concat());
     for line in [
@@ -281,7 +282,7 @@ fn what_the_device_settles_is_written_down() {
     ] {
         assert!(said.contains(line), "{said}");
     }
-    // The processor decides where nothing stands in its way.
+    // Without the variable, the processor decides.
     let precision = if bf16_instructions() == Some("AMX") { "bf16" } else { "f32" };
     let said = workspace.succeed(&["train", "run.toml", "--out", "own"]);
     let settled =

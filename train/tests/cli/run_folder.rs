@@ -1,5 +1,5 @@
-//! Whose a run folder is: what is refused, who holds it, and what becomes of what was there. Jobs that are
-//! started again are in `restarts`.
+//! Ownership of a run folder: when it is refused, who holds it, and the fate of earlier files. Restarted jobs
+//! are in `restarts`.
 
 use std::process::Child;
 
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use crate::messages::Messages;
 use crate::support::{Ended, Workspace, names, signal};
 
-/// A run that goes on until it is told to stop, or for some minutes.
+/// A run that continues until it is stopped, or for some minutes.
 pub const FOREVER: [&str; 4] = ["train", "run.toml", "--set", "train.steps=200000"];
 
 pub fn in_run<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
@@ -23,7 +23,7 @@ pub fn wait_for_a_step(workspace: &Workspace, out: &str) {
     wait_until("a step", logged);
 }
 
-/// Ends the run in `run` that would go on for ever, which must be well.
+/// Ends the endless run in `run`, which must end without an error.
 pub fn stop(workspace: &Workspace, run: Child) {
     wait_until("its start", || {
         let holder = std::fs::read_to_string(workspace.path("run/.kiln/holder.json"));
@@ -61,12 +61,12 @@ fn a_folder_that_holds_no_run_is_left_alone() {
     let mine = workspace.path("mine");
     let after = workspace.tree().into_iter().filter(|(path, _)| path.starts_with(&mine));
     assert!(after.eq(before.into_iter().filter(|(path, _)| path.starts_with(&mine))));
-    // Logs that are there before the run are those of its launcher.
+    // Logs that exist before the run were written by its launcher.
     workspace.write("run/logs/rank_0.restart_0.stdout.log", "");
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
 }
 
-/// The first run prepares it there, and the second finds it.
+/// The first run prepares the data in its folder, and the second finds it.
 #[test]
 fn data_may_be_in_the_run_folder() {
     let workspace = Workspace::new();
@@ -113,7 +113,7 @@ fn of_two_starts_in_one_folder_one_goes_on_and_the_other_names_it() {
     let pid = format!("pid {}, since 2", winner.id());
     assert_refused(&workspace.end(loser), &["run is in use by a run on host ", &pid]);
     wait_for_a_step(&workspace, "run");
-    // So is every later one, whatever it asks for.
+    // Every later run is refused, whatever its arguments.
     let run = ["train", "run.toml"];
     for more in [&[][..], &["--resume", "latest"]] {
         assert_refused(&workspace.kiln(&in_run(&run, more)), &["run is in use by", &pid]);
@@ -163,7 +163,7 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     let mut beat = || {
         number += 1;
         holder["beat"] = number.into();
-        // Renamed, since this is not written in one go.
+        // Written by a rename, so that no reader sees a partial file.
         workspace.write("beat", holder.to_string());
         let to = workspace.path("run/.kiln/holder.json");
         std::fs::rename(workspace.path("beat"), to).expect("a file");
@@ -177,7 +177,7 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     let ended = workspace.end(start);
     assert_refused(&ended, &["run is in use by a run on host elsewhere, pid "]);
     assert!(ended.stdout.contains("watching for 20 s whether it is still there"), "{ended:?}");
-    // It says that it ends.
+    // The holder reports its end.
     holder["ended"] = true.into();
     workspace.write("run/.kiln/holder.json", holder.to_string());
     workspace.succeed(&resume);
@@ -201,7 +201,7 @@ fn a_run_says_who_it_is() {
     assert_ne!(first["config_sha256"], second["config_sha256"]);
     workspace.succeed(&["train", "run.toml", "--out", "other"]);
     assert_ne!(read("other")["id"], first["id"]);
-    // A run of an older build gets an identity when it goes on.
+    // A run of an older build gets an identity when it resumes.
     workspace.remove("run/run.json");
     workspace.remove("run/.kiln");
     assert_refused(&workspace.kiln(&["train", "run.toml", "--out", "run"]), &["already holds a run"]);
@@ -212,7 +212,7 @@ fn a_run_says_who_it_is() {
 #[test]
 fn going_back_moves_what_comes_later_aside() {
     let workspace = Workspace::new();
-    // The learning rate of a step must not depend on how many there are.
+    // The learning rate of a step must not depend on the number of steps.
     let constant = ("optim.schedule", "'constant'");
     workspace.config("run.toml", &[("train.steps", "6"), ("checkpoint.every", "2"), constant]);
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
@@ -241,12 +241,12 @@ fn going_back_moves_what_comes_later_aside() {
             assert!(now == Some(content), "{}", inside.display());
         }
     }
-    // What was moved is whole, and a run of its own can go on from it.
+    // The moved checkpoints are complete, and a separate run can resume from them.
     workspace.succeed(&["inspect", "--verify", "run/superseded-1"]);
     let on = ["train", "run.toml", "--out", "on", "--resume", "run/superseded-1"];
     workspace.succeed(&[&on[..], &["--set", "train.steps=7"]].concat());
     assert_eq!(workspace.steps("on").len(), 1);
-    // Once more: the first ones stay where they are.
+    // Going back again leaves the first ones where they are.
     assert_eq!(back("train.steps=3").code, Some(0));
     assert_eq!(workspace.checkpoints("run/superseded-1"), ["fsdp_cpt4", "fsdp_cpt6"]);
     assert_eq!(workspace.checkpoints("run/superseded-2"), ["fsdp_cpt4"]);
@@ -260,7 +260,7 @@ fn going_back_moves_what_comes_later_aside() {
     assert!(metrics.lines().skip(2).all(|line| all.iter().any(|kept| kept == line)));
 }
 
-/// One that fails has changed nothing.
+/// A failed attempt changes nothing.
 #[test]
 fn going_back_to_a_damaged_checkpoint_moves_nothing() {
     let workspace = Workspace::new();
@@ -277,7 +277,7 @@ fn going_back_to_a_damaged_checkpoint_moves_nothing() {
     assert!(!workspace.path("run/superseded-1").exists());
 }
 
-/// Lines of steps that the last checkpoint does not know come again, and are kept all the same.
+/// Lines of steps after the last checkpoint are logged again; the truncated lines are kept nevertheless.
 #[test]
 fn an_ordinary_resume_keeps_the_lines_it_cuts() {
     let workspace = Workspace::new();
@@ -326,7 +326,7 @@ fn another_position_in_the_data_is_refused_unless_it_is_wanted() {
     let line = "at another position in the data, as allowed: data.seq_len was 8 and is 4 now, ";
     assert!(said.contains(line), "{said}");
     assert_eq!(workspace.steps("run").len(), 4);
-    // The size of the batch changes no position, and what is the same needs no word.
+    // The batch size changes no position, and unchanged values are not mentioned.
     let batch = ["--set", "train.global_batch=4", "--set", "train.steps=6"];
     workspace.succeed(&[&resume[..], &all, &batch].concat());
 }

@@ -1,5 +1,5 @@
-//! Texts and losses of answers on the way of a run, and its events: what they are, that they change nothing of the
-//! run, and that they are the same everywhere.
+//! Texts and losses of answers during a run, and its events: their content, that they do not change the run,
+//! and that they are the same everywhere.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ const ON_THE_WAY: [&str; 10] = [
     "eval.every=3",
 ];
 
-/// Six steps with everything that has a position, and a file of answers.
+/// A workspace for six steps with everything that has a position, and a file of answers.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
     let common = [
@@ -108,7 +108,7 @@ fn a_run_has_the_same_bits_with_samples_on_the_way() {
         let of = |(step, prompt, _): &(u64, String, String)| (*step, prompt.clone());
         let expected = [2, 4, 6].map(|step| ["abc", "x y", ""].map(|prompt| (step, prompt.to_owned())));
         assert_eq!(samples.iter().map(of).collect::<Vec<_>>(), expected.concat());
-        // On the way a line each, at the end the texts.
+        // One line for each during the run, and the texts at its end.
         for step in [2, 4] {
             assert_eq!(said.matches(&format!("step {step:>5} | sample: ")).count(), 3, "{said}");
         }
@@ -119,7 +119,7 @@ fn a_run_has_the_same_bits_with_samples_on_the_way() {
     }
 }
 
-/// With weights that do not move, they have the same bits on any number of ranks.
+/// With constant weights, the bits are the same on any number of ranks.
 #[test]
 fn samples_are_the_same_on_any_ranks() {
     let workspace = workspace(&[("optim.lr", "0.0"), ("optim.warmup_steps", "0")]);
@@ -129,7 +129,7 @@ fn samples_are_the_same_on_any_ranks() {
     };
     let alone = train("alone", &["--ranks", "1"]);
     assert_eq!(alone.1.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6]);
-    // The same weights and the same numbers.
+    // The same weights and the same random numbers.
     assert_eq!(alone.0[0].2, alone.0[6].2);
     for more in [
         &["--ranks", "2"][..],
@@ -154,7 +154,7 @@ fn processes_write_what_threads_write() {
         assert_eq!(validation(&workspace, "run", key), validation(&workspace, "threads", key), "{key}");
     }
     assert_eq!(events(&workspace, "run"), events(&workspace, "threads"));
-    // The processes of other ranks write none of it.
+    // Processes of other ranks write none of these lines.
     let logs: String =
         names(&workspace.path("logs")).iter().map(|name| workspace.text(format!("logs/{name}"))).collect();
     assert_eq!(logs.matches("step     2 | sample: ").count(), 3, "{logs}");
@@ -180,7 +180,8 @@ fn a_resumed_run_goes_on_with_its_samples_and_events() {
     let resumed = [straight, vec![(2, "resume".to_owned())], happened(&[4, 6])].concat();
     assert_eq!(events(&workspace, "run"), resumed);
 
-    // Where later checkpoints are gone, as after a crash, the texts of their steps are kept beside.
+    // If later checkpoints are missing, as after a crash, the texts of their steps are kept in a separate
+    // file.
     workspace.remove("run/checkpoints/fsdp_cpt6");
     workspace.write("run/checkpoints/latest", "fsdp_cpt4\n");
     train(&workspace, "run", &[&ON_THE_WAY[..], &["--resume", "latest"]].concat());
@@ -192,7 +193,7 @@ fn a_resumed_run_goes_on_with_its_samples_and_events() {
     assert!(text.starts_with("from step 4, run/checkpoints/fsdp_cpt4; kiln "), "{text}");
     assert!(text.contains(", 1 rank, FULL_SHARD, device: CPU"), "{text}");
 
-    // Nothing is left to do, and nothing happens.
+    // With nothing left to do, nothing changes.
     let before = workspace.tree();
     train(&workspace, "run", &[&ON_THE_WAY[..], &["--resume", "latest"]].concat());
     let name = |file: &str| workspace.path("run").join(file);
@@ -245,7 +246,7 @@ fn prompts_that_cannot_be_used_are_refused_before_the_run() {
         assert!(!workspace.path("run").exists(), "{key}");
         let checked = workspace.kiln(&["check", "run.toml", "--out", "run", "--set", key]);
         assert_eq!(checked.code, Some(1), "{key}: {checked:?}");
-        // The advice is on a line of its own there.
+        // The advice is on a separate line there.
         let problem = says.split([';', ':']).next().expect("a part");
         assert!(checked.stdout.contains(problem), "{key}: {checked:?}");
     }

@@ -1,4 +1,4 @@
-//! What a person sees of a run at a terminal, and what a log has instead.
+//! The output of a run on a terminal, and in a log.
 
 use std::process::Command;
 
@@ -6,17 +6,17 @@ use crate::PROGRAM;
 use crate::support::{Ended, Workspace};
 use crate::terminal::Terminal;
 
-/// What a gauge is made of.
+/// The characters of a gauge.
 const GAUGE: [char; 2] = ['\u{2588}', '\u{2591}'];
 
-/// `kiln` in the folder of `workspace`.
+/// The command `kiln` in the folder of `workspace`.
 fn kiln(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.current_dir(workspace.path("")).args(arguments);
     command
 }
 
-/// What a terminal shows after all of `text` has come, line by line. It is as wide as the longest line.
+/// The lines that a terminal shows after receiving `text`. The terminal is as wide as the longest line.
 fn screen(text: &str) -> Vec<String> {
     let (mut lines, mut row, mut column) = (vec![Vec::new()], 0, 0);
     let mut rest = text.chars();
@@ -92,7 +92,7 @@ fn a_terminal_that_cannot_move_its_cursor_and_a_pipe_get_lines() {
     let mut dumb = Command::new("env");
     dumb.current_dir(workspace.path("")).args(["TERM=dumb", PROGRAM]).args(run);
     let terminal = Terminal::start(&mut dumb);
-    // It has the terminal open.
+    // It still has the terminal open.
     drop(dumb);
     let (status, seen) = terminal.end();
     assert!(status.success(), "{seen}");

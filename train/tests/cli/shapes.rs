@@ -33,7 +33,7 @@ fn a_configuration_goes_through_a_file_and_back() {
         assert_eq!(written.model.rope_scaling, Some(expected));
         let text = toml::to_string(&written).expect("TOML");
         assert_eq!(toml::from_str::<Config>(&text).expect("a configuration"), written, "{text}");
-        // From the command line.
+        // The same from the command line.
         let set = format!("model.rope_scaling={scaling}");
         let loaded = config::load(&workspace.path("run.toml"), &[set]).expect("a configuration");
         assert_eq!(loaded.model, written.model);
@@ -47,7 +47,7 @@ fn a_model_of_another_shape_trains_resumes_and_speaks() {
     let config = workspace.config("run.toml", &[&changes()[..], &saved].concat());
     assert_eq!(config.model.attention_bias, Some(AttentionBias::Qkv));
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
-    // What the run has written describes the same model.
+    // The configuration that the run has written describes the same model.
     let copy = workspace.path("run/checkpoints/fsdp_cpt4/config.toml");
     let model = config::load(&copy, &[]).expect("a configuration").model;
     assert_eq!(model.resolve(None), config.model.resolve(Some(crate::support::VOCAB)));
@@ -57,7 +57,7 @@ fn a_model_of_another_shape_trains_resumes_and_speaks() {
         let name = format!("layers.1.{name}");
         assert!(index["weight_map"].get(&name).is_some(), "{name}: {index}");
     }
-    // Going on from the middle ends where the whole run ends.
+    // Resuming from the middle leads to the end of the whole run.
     let resume = ["--resume", "run/checkpoints/fsdp_cpt2", "--out", "resumed"];
     workspace.succeed(&[&["train", "run.toml"], &resume[..]].concat());
     assert_eq!(workspace.losses("resumed"), workspace.losses("run")[2..]);

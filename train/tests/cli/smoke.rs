@@ -1,4 +1,4 @@
-//! `kiln train --smoke`, and `kiln data show`: a look at a run before it starts.
+//! `kiln train --smoke` and `kiln data show`: a preview of a run.
 
 use crate::support::{Workspace, example};
 
@@ -21,7 +21,7 @@ fn a_smoke_run_tries_everything_and_leaves_nothing() {
         assert_eq!(stdout.matches("sample: ").count(), 2, "{stdout}");
         assert_eq!(workspace.tree(), before, "{more:?}");
     }
-    // In a folder that is named, everything can be looked at.
+    // With a named folder, the results can be inspected.
     workspace.succeed(&["train", "run.toml", "--smoke", "--out", "smoke"]);
     assert_eq!(workspace.steps("smoke/straight").len(), 4);
     assert_eq!(workspace.steps("smoke/resumed"), workspace.steps("smoke/straight")[2..]);
@@ -69,11 +69,11 @@ fn prepared_data_are_shown_with_their_tokens() {
     assert!(said.contains("training tokens: ") && said.contains("median"), "{said}");
     let shown: Vec<_> = lines.iter().filter(|line| line.starts_with('|')).collect();
     assert_eq!(shown.len(), 2, "{said}");
-    // Every token is between two borders; those of the text are written otherwise.
+    // Every token is between two separators; separators in the text are escaped.
     for line in shown {
         assert_eq!(line.replace("\\|", "").matches('|').count(), 17, "{line}");
     }
-    // The same sequences as a run begins with.
+    // The same sequences with which a run begins.
     assert_eq!(show(&["--samples", "2", "--seq-len", "16"]), said);
     assert_ne!(show(&["--samples", "2", "--seq-len", "16", "--seed", "1"]), said);
     let refused = workspace.kiln(&["data", "show", "text"]);

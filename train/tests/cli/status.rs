@@ -1,4 +1,4 @@
-//! `kiln status` of runs that go on, hang, are stopped, lag, have ended or were killed.
+//! `kiln status` of runs that train, hang, are stopped, lag, have ended or were killed.
 
 use std::fs;
 use std::process::Child;
@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::support::{Ended, Workspace, signal};
 
-/// A run of four processes without an end, in the folder `run`. It is killed when this is dropped.
+/// An endless run of four processes in the folder `run`, killed on drop.
 struct Job<'a> {
     workspace: &'a Workspace,
     launcher: Child,
@@ -25,7 +25,7 @@ impl<'a> Job<'a> {
         Job { workspace, launcher: command.spawn().expect("the launcher starts") }
     }
 
-    /// Looks until what is seen is as `wanted`, and returns it with the exit code of the look.
+    /// Polls the status until it satisfies `wanted`. Returns the status and its exit code.
     fn wait_until(&self, what: &str, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
         wait_for(what, || match status(self.workspace, &[]) {
             (Some(look), code) if wanted(&look) => Ok((look, code)),
@@ -36,13 +36,13 @@ impl<'a> Job<'a> {
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        // The ranks end with their launcher, also those that are stopped.
+        // The ranks end with their launcher, including stopped ones.
         let _ = self.launcher.kill();
         status_of(&mut self.launcher);
     }
 }
 
-/// What `kiln status --json` says of the run in `run`; nothing if there is no run yet.
+/// The output of `kiln status --json` for the run in `run`; `None` if there is no run yet.
 fn status(workspace: &Workspace, more: &[&str]) -> (Option<Json>, Option<i32>) {
     let Ended { code, stdout, .. } = workspace.kiln(&[&["status", "run", "--json"], more].concat());
     (serde_json::from_str(&stdout).ok(), code)
@@ -88,7 +88,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         assert!(rank["step"].as_u64().unwrap() > 0 && rank["peak_bytes"].as_u64().unwrap() > 0, "{rank:#}");
         assert!(rank["activity"]["name"].is_string() && rank["last"]["unit"].is_string(), "{rank:#}");
     }
-    // The same in words.
+    // The same as text.
     let health = "\nhealthy: no rank waits for another for longer than usual";
     let said = wait_for("a healthy run in words", || {
         let said = workspace.succeed(&["status", "run"]);
@@ -112,8 +112,8 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
         let stacks = stacks.unwrap();
         let threads = stacks["processes"][rank]["threads"].as_array().unwrap().clone();
         assert!(threads.iter().all(|thread| thread["calls"][0] == "state T"), "{threads:?}");
-        // The others go on to where they need it, and say so. They need not all wait in the same collective: the data of
-        // the stopped rank may have come to some of them already.
+        // The other ranks continue until they need the stopped one, and report that. They need not all wait
+        // in the same collective: some may already have the stopped rank's data.
         let ends = "; comm.timeout_s ends the run in ";
         let (waiting, _) = job.wait_until("ranks that wait", |look| text(look).contains(ends));
         assert!(
@@ -131,7 +131,7 @@ fn a_run_that_goes_on_is_healthy_and_one_that_is_stopped_is_not() {
 fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
-    // Once all others have come to where they need it.
+    // Once all other ranks need the stopped one.
     let all_wait = "; ranks 0, 1, 3 wait; the longest wait is ";
     let is_suspect = |look: &Json| state(look) == "trouble" || text(look).contains(all_wait);
     let (look, code) = job.wait_until("a suspicion", is_suspect);
@@ -144,7 +144,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     }
     assert_eq!(look["ranks"][2]["waits_for"], Json::from(Vec::<u64>::new()));
 
-    // What its threads are in the middle of.
+    // The stacks of its threads.
     let (stacks, _) = status(&workspace, &["--stacks"]);
     let threads = stacks.unwrap()["processes"][2]["threads"].as_array().unwrap().clone();
     let sleeps = |thread: &Json| {
@@ -154,7 +154,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     };
     assert!(threads.iter().any(sleeps), "{threads:#?}");
 
-    // As on a machine where only rank 0 is: it asks the others.
+    // As on a machine that has rank 0 only: rank 0 asks the others.
     for rank in [1, 2, 3] {
         fs::remove_file(workspace.path(format!("run/debug/rank_{rank}.json"))).unwrap();
     }
@@ -170,7 +170,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!(state(&look.unwrap()), "starting");
     fs::rename(workspace.path("run/debug/aside"), workspace.path("run/debug/rank_0.json")).unwrap();
 
-    // All processes killed: the folder is not held, and nobody has said goodbye.
+    // After all processes are killed, the folder is not held and the run has not reported an end.
     drop(job);
     let (dead, code) = wait_for("the death of the run", || match status(&workspace, &[]) {
         (Some(look), code) if state(&look) == "dead" => Ok((look, code)),
@@ -181,7 +181,7 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!(step(&dead), 2);
 }
 
-/// Looks until `wanted` is said of the run in `run`, for a minute at most.
+/// Polls the status of the run in `run` until it satisfies `wanted`, for at most a minute.
 fn look_for(workspace: &Workspace, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
     let begun = std::time::Instant::now();
     loop {
@@ -217,7 +217,7 @@ fn ranks_that_have_not_come_are_named() {
     assert_eq!(look["ranks"][3]["silent"], "has not come", "{look:#}");
     let said = workspace.succeed(&["status", "run"]);
     assert!(said.contains("\nstarting or ending: ranks wait for each other: ranks 0, 2 have come"), "{said}");
-    // One that is killed is no longer there, and a stop leaves nothing.
+    // A killed rank is no longer listed, and stopping leaves no files.
     kill_process(Pid::from_raw(second.id() as i32).unwrap(), Signal::KILL).unwrap();
     workspace.end(second);
     look_for(&workspace, |look| text(look).contains("rank 0 has come") && text(look).contains("ranks 1-3"));
@@ -248,7 +248,7 @@ fn a_run_that_died_of_a_nan_says_so() {
 
 #[test]
 fn ranks_of_other_machines_are_asked_by_rank_0() {
-    // Two folders that are not shared, as on two machines.
+    // Two separate folders, as on two machines.
     let machines = [workspace(), workspace()];
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let jobs: Vec<_> = ["0", "1"]
@@ -274,7 +274,7 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
     let doing = |rank: usize| look["ranks"][rank]["activity"]["name"].as_str();
     assert_eq!([0, 1, 2, 3].map(doing), [Some("backward"); 4], "{look:#}");
     assert_eq!(look["processes"].as_array().unwrap().len(), 2, "{look:#}");
-    // Elsewhere, only the ranks that are there are known.
+    // On the other machine, only its own ranks are known.
     let (look, _) = jobs[1].wait_until("a suspicion", is_bad);
     assert_eq!(state(&look), "suspicion", "{look:#}");
     assert!(
@@ -282,7 +282,7 @@ fn ranks_of_other_machines_are_asked_by_rank_0() {
         "{look:#}"
     );
     assert!(look["ranks"][0]["silent"].is_string() && look["ranks"][2]["silent"].is_null(), "{look:#}");
-    // A rank there is stopped.
+    // Stops a rank there.
     kill_process(pid_of(&look, 2), Signal::STOP).unwrap();
     let (look, code) = jobs[0].wait_until("a stopped rank", |look| state(look) == "trouble");
     assert_eq!(code, Some(1), "{look:#}");
@@ -305,7 +305,7 @@ fn a_process_that_died_is_named_while_others_are_there() {
     let workspace = workspace();
     let job = Job::start(&workspace, &["slow=100000@backward:3:2"]);
     let (look, _) = job.wait_until("a suspicion", |look| state(look) == "suspicion");
-    // The launcher would end the others.
+    // Stopped, because it would end the other ranks.
     signal(&job.launcher, Signal::STOP);
     kill_process(pid_of(&look, 0), Signal::STOP).unwrap();
     kill_process(pid_of(&look, 3), Signal::KILL).unwrap();
@@ -332,7 +332,7 @@ fn threads_are_one_process_and_followed_to_their_end() {
     let last = looks.last().unwrap();
     assert_eq!((state(last), step(last)), ("finished", 4), "{last:#}");
     assert!(!workspace.path("run/debug").exists());
-    // Again and in words, long after its end.
+    // Again as text, long after the run's end.
     let said = workspace.succeed(&["status", "run", "--follow"]);
     assert!(said.starts_with("run run: step 4 of 4, loss "), "{said}");
     assert!(said.ends_with("\nfinished: all of its steps are done\n"), "{said}");
@@ -341,7 +341,7 @@ fn threads_are_one_process_and_followed_to_their_end() {
 #[test]
 fn runs_that_have_ended_say_how() {
     let workspace = Workspace::new();
-    // An error, with the verdict of the ranks.
+    // A failed run, with the verdict of the ranks.
     let failed = workspace.kiln(&["train", "run.toml", "--out", "run", "--fault", "panic@backward:3:1"]);
     assert_eq!(failed.code, Some(1));
     let (look, code) = status(&workspace, &[]);
@@ -350,7 +350,7 @@ fn runs_that_have_ended_say_how() {
     assert!(text(&look).starts_with("verdict: ") && text(&look).ends_with("; nothing was saved"), "{look:#}");
     workspace.remove("run");
 
-    // A stop that was asked for.
+    // A requested stop.
     let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=3@data:3:0"];
     let child = workspace.start(&slow);
     workspace.wait_for_steps("run", 2);
@@ -362,7 +362,7 @@ fn runs_that_have_ended_say_how() {
     assert!(text(&look).contains("is saved, and --resume latest goes on from there"), "{look:#}");
     workspace.remove("run");
 
-    // No run at all.
+    // Folders that hold no run.
     workspace.write("notes/mine.txt", "mine");
     fs::create_dir(workspace.path("empty")).unwrap();
     for (folder, why) in [

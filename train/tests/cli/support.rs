@@ -1,7 +1,7 @@
-//! A folder with tiny data and a tiny model, and the binary run in it.
+//! A folder with tiny data and a tiny model, in which the binary runs.
 //!
-//! The binary's working directory is the folder, so that paths in messages are relative and the
-//! same on every machine.
+//! The folder is the binary's working directory, so that paths in messages are relative and the same on every
+//! machine.
 
 use kiln::config::Config;
 use kiln::data::Tokenizer;
@@ -17,16 +17,16 @@ use toml::{Table, Value};
 
 use crate::signals;
 
-/// Ids of the data's tokenizer: one per byte, and the end of text.
+/// Vocabulary of the data's tokenizer: one id per byte, and the end of text.
 pub const VOCAB: usize = 257;
 
 /// Tokens per sequence of [`RUN`].
 pub const SEQ_LEN: usize = 8;
 
-/// Tokens of `data/train.bin`: enough samples that 20 steps of 8 never see one twice.
+/// Tokens of `data/train.bin`: enough samples for 20 steps of 8 without repetition.
 pub const TRAIN_TOKENS: usize = 1801;
 
-/// A run of a few milliseconds. The peak is given so that none is measured.
+/// A run of a few milliseconds. The peak is set so that it is not measured.
 pub const RUN: &str = r#"
 [model]
 d_model = 16
@@ -69,7 +69,7 @@ pub struct Workspace {
     folder: TempDir,
 }
 
-/// What the binary ended with.
+/// Exit code and output of the binary.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -109,12 +109,12 @@ impl Workspace {
         serde_json::from_slice(&self.read(relative)).expect("JSON")
     }
 
-    /// Where the run stood that wrote a checkpoint.
+    /// The state of the run at a checkpoint.
     pub fn state(&self, checkpoint: &str) -> Json {
         self.json(format!("{checkpoint}/manifest.json"))["state"].clone()
     }
 
-    /// Changes the manifest of a checkpoint and its checksum with it.
+    /// Changes the manifest of a checkpoint, and its checksum accordingly.
     pub fn replace_in_manifest(&self, checkpoint: &str, from: &str, to: &str) {
         let path = format!("{checkpoint}/manifest.json");
         self.replace(&path, from, to);
@@ -124,14 +124,14 @@ impl Workspace {
         self.write(&path, format!("{{ \"checksum\": \"{checksum}\",\n{rest}"));
     }
 
-    /// Changes a text file.
+    /// Replaces text in a file.
     pub fn replace(&self, relative: &str, from: &str, to: &str) {
         let text = self.text(relative);
         assert!(text.contains(from), "{relative} has no {from}");
         self.write(relative, text.replace(from, to));
     }
 
-    /// Prepared data with `train` as its training split.
+    /// Writes prepared data with `train` as its training split.
     pub fn write_data(&self, folder: &str, train: &[u16]) {
         let bytes = |tokens: &[u16]| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>();
         let validation = &tokens(200)[40..];
@@ -167,17 +167,17 @@ impl Workspace {
         self.command(arguments).spawn().expect("the binary starts")
     }
 
-    /// Runs another program than the binary.
+    /// Runs another program instead of the binary.
     pub fn run(&self, program: &Path, arguments: &[&str]) -> Ended {
         self.end(self.command_of(program, arguments).spawn().expect("the program starts"))
     }
 
-    /// The binary, ready to be started.
+    /// A command that starts the binary.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(Path::new(crate::PROGRAM), arguments)
     }
 
-    /// Another program than the binary, ready to be started.
+    /// A command that starts another program.
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         signals::with_defaults(&mut command);
@@ -185,9 +185,9 @@ impl Workspace {
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("KILN_LOG")
-            // Nobody stops these runs, and a busy machine would have them warn of long steps.
+            // These runs are never preempted, and on a busy machine they would warn about long steps.
             .env("KILN_GRACE_S", "100000")
-            // Drivers of Vulkan complain if there is none.
+            // Vulkan drivers complain if it is not set.
             .env("XDG_RUNTIME_DIR", self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -208,16 +208,16 @@ impl Workspace {
         wait_for(&format!("{steps} steps of {out}"), seen);
     }
 
-    /// Waits for the end of what [`Workspace::start`] has started.
+    /// Waits for the end of a child of [`Workspace::start`].
     pub fn end(&self, child: Child) -> Ended {
         let output = output_of(child);
-        // As a user who passed a path of the folder would see it, on every machine.
+        // As shown to a user who passed a relative path, the same on every machine.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
         Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// Runs the binary, which must succeed, and returns what it printed.
+    /// Runs the binary, which must succeed. Returns its output.
     pub fn succeed(&self, arguments: &[&str]) -> String {
         let ended = self.kiln(arguments);
         assert_eq!(ended.code, Some(0), "kiln {arguments:?}: {ended:?}");
@@ -255,7 +255,7 @@ impl Workspace {
         losses.next_back().and_then(Json::as_f64).expect("a validation loss")
     }
 
-    /// Names of checkpoints and whatever else is in their folder, sorted.
+    /// Sorted names of checkpoints and of other entries of their folder.
     pub fn checkpoints(&self, out: &str) -> Vec<String> {
         names(&self.path(out).join("checkpoints"))
     }
@@ -327,7 +327,7 @@ pub fn changed(changes: &[(&str, &str)]) -> Table {
     table
 }
 
-/// A program of `train/examples/`. `cargo test` builds it unless it is told which tests to build.
+/// The path of a program in `train/examples/`. `cargo test` builds it unless only some targets are selected.
 pub fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("the test's own file");
     let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
@@ -341,7 +341,7 @@ pub fn tokenizer() -> Tokenizer {
     Tokenizer::train(std::iter::empty(), VOCAB).expect("a tokenizer")
 }
 
-/// Token ids of a text without a period, in which some letters are likelier than others.
+/// Token ids of an aperiodic text in which some letters are more likely than others.
 pub fn tokens(count: usize) -> Vec<u16> {
     let text: String = (0..count as u64)
         .map(|at| char::from(b'a' + (at * at % 7 + at * at * at % 11 + at / 64 % 5) as u8))
@@ -351,8 +351,8 @@ pub fn tokens(count: usize) -> Vec<u16> {
     ids.into_iter().map(|id| u16::try_from(id).expect("a small id")).collect()
 }
 
-/// Fails unless both runs have the same steps, with losses and norms within `tolerance` of each
-/// other; 0 asks for the same bits.
+/// Fails unless both runs have the same steps, with losses and norms within `tolerance` of each other. 0
+/// requires the same bits.
 pub fn assert_same_curve(what: &str, a: &[(u64, f64, f64)], b: &[(u64, f64, f64)], tolerance: f64) {
     assert_eq!(a.len(), b.len(), "{what}: number of steps");
     let close = |a: f64, b: f64| (a - b).abs() <= tolerance * b.abs();

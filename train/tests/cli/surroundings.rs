@@ -1,5 +1,5 @@
-//! A program that calls the library: what it lacks is said, and a rank that does not know that it is one
-//! starts nothing.
+//! A program that calls the library: it is warned about missing set-up, and a rank that does not know its
+//! rank starts nothing.
 
 use std::process::Command;
 
@@ -8,11 +8,11 @@ use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Workspace};
 
-/// What the program below is told: its run folder's parent, and whether it sets itself up.
+/// Variables for the program below: the parent of its run folder, and whether it sets itself up.
 const FOLDER: &str = "KILN_TEST_FOLDER";
 const START: &str = "KILN_TEST_START";
 
-/// Not a test of its own: the tests below start it as a program.
+/// Not a test by itself: the tests below start it as a program.
 #[test]
 #[ignore = "a program for other tests"]
 fn program() {
@@ -44,7 +44,7 @@ fn start(workspace: &Workspace, how: &str, variables: &[(&str, &str)]) -> Ended 
     Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// As torchrun starts the second of two ranks.
+/// Variables of torchrun for the second of two ranks.
 const TORCHRUN: [(&str, &str); 6] = [
     ("RANK", "1"),
     ("WORLD_SIZE", "2"),
@@ -54,7 +54,7 @@ const TORCHRUN: [(&str, &str); 6] = [
     ("MASTER_PORT", "29500"),
 ];
 
-/// As srun starts the second of two tasks.
+/// Variables of srun for the second of two tasks.
 const SLURM: [(&str, &str); 8] = [
     ("SLURM_JOB_ID", "7"),
     ("SLURM_STEP_ID", "0"),
@@ -95,7 +95,7 @@ fn what_a_program_lacks_is_said_once() {
     }
     assert!(warned[0].contains("call kiln::process::start first in main"), "{ended:?}");
 
-    // With all that a call can set up, the allocator is missing, which is a warning like others.
+    // With everything that a call can set up, only the allocator is missing, which is a warning like others.
     workspace.remove("run");
     let ended = start(&workspace, "started", &[]);
     assert!(ended.stdout.contains("4 steps"), "{ended:?}");
@@ -104,7 +104,7 @@ fn what_a_program_lacks_is_said_once() {
     assert!(!ended.stderr.contains("SIGTERM"), "{ended:?}");
 }
 
-/// The binary lacks nothing: its warnings would be on standard error.
+/// The binary lacks nothing; it would print warnings to standard error.
 #[test]
 fn the_command_lacks_nothing() {
     let workspace = Workspace::new();
@@ -113,7 +113,7 @@ fn the_command_lacks_nothing() {
     assert!(peak.is_some_and(|bytes| bytes > 0), "{peak:?}");
 }
 
-/// A process that variables speak of as one of several, and that nobody has told its rank, runs by itself.
+/// A process with variables of several ranks but without a rank runs alone.
 #[test]
 fn ranks_that_nobody_counts_are_said_once() {
     let workspace = Workspace::new();

@@ -1,4 +1,4 @@
-//! What `kiln data prepare` says of its inputs, and what it leaves when it is killed.
+//! Messages of `kiln data prepare` about its inputs, and its leftovers when it is killed.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -21,15 +21,14 @@ fn prepare<'a>(input: &'a str, out: &'a str) -> [&'a str; 8] {
     ["data", "prepare", "--input", input, "--out", out, "--vocab-size", "300"]
 }
 
-/// What a prepare that succeeds says on standard error.
+/// Standard error of a successful prepare.
 fn warnings(workspace: &Workspace, input: &str, out: &str) -> String {
     let ended = workspace.kiln(&prepare(input, out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     ended.stderr
 }
 
-/// What a prepare that succeeds says on standard output, apart from how far it is, which depends on how long
-/// it takes.
+/// Standard output of a successful prepare without its progress, which depends on time.
 fn said(workspace: &Workspace, inputs: &[&str], out: &str, vocab_size: &str) -> Vec<String> {
     let options = ["--out", out, "--vocab-size", vocab_size];
     let said = workspace.succeed(&[&["data", "prepare", "--input"], inputs, &options].concat());
@@ -61,7 +60,7 @@ fn files_that_are_no_text_are_counted_and_named() {
     let binary = "texts/f0.png (there is a zero byte at position 8), and 2 more; ";
     assert!(said.contains(binary), "{said}");
     assert_eq!(workspace.json("seven/data.json")["skipped_files"], 7);
-    // Also if nothing is left.
+    // Also if no text is left.
     for name in ["a.txt", "b.txt", "c.txt", "d.txt", "f0.png", "f1.png", "f2.png"] {
         workspace.remove(&format!("texts/{name}"));
     }
@@ -71,7 +70,7 @@ fn files_that_are_no_text_are_counted_and_named() {
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
     let error = "error: the inputs hold no text (1 file found, 1 of them not UTF-8); ";
     assert!(ended.stderr.contains(error), "{}", ended.stderr);
-    // One that is named is not passed over.
+    // A file named explicitly is not skipped.
     let ended = workspace.kiln(&prepare("texts/e.txt.gz", "none"));
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let message = "error: texts/e.txt.gz is not UTF-8 text: it is compressed with gzip; convert ";
@@ -131,7 +130,7 @@ fn a_vocabulary_that_is_not_reached_is_said() {
     assert!(!lines.iter().any(|line| line.contains("asked for")), "{lines:?}");
 }
 
-/// A line for every two megabytes said nothing of how long it takes, and merging was silent.
+/// Regression: a line for every two megabytes did not show the remaining time, and merging printed nothing.
 #[test]
 fn progress_is_said_by_the_clock() {
     let workspace = Workspace::new();
@@ -155,7 +154,7 @@ fn inputs_without_text_are_said() {
         let arguments = ["--out", out, "--vocab-size", "300"];
         workspace.kiln(&[&["data", "prepare", "--input"], inputs, &arguments].concat())
     };
-    // The standard input is /dev/null here.
+    // Standard input is /dev/null here.
     let ended = empty(&["a.txt", "-"], "one");
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
@@ -176,7 +175,7 @@ fn links_in_a_circle_are_passed_over() {
     assert_eq!(workspace.json("own/data.json")["documents"], 1);
 }
 
-/// It is the content that counts.
+/// Only the content counts.
 #[test]
 fn another_way_to_the_same_text_is_no_difference() {
     let workspace = Workspace::new();
@@ -193,7 +192,7 @@ fn another_way_to_the_same_text_is_no_difference() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let ended = start("['texts/../texts']", "third");
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    // Moved as a whole, and the other way round.
+    // Moved as a whole, and with the files in reverse order.
     workspace.copy("texts", "moved");
     workspace.remove("texts");
     let ended = start("['moved']", "fourth");
@@ -203,7 +202,7 @@ fn another_way_to_the_same_text_is_no_difference() {
     assert!(ended.stderr.contains("the same files in another order"), "{}", ended.stderr);
 }
 
-/// A prepare that waits for a FIFO, once it has made its folder.
+/// A prepare that waits for a FIFO after creating its folder.
 fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> (Child, Said) {
     mkfifo(&workspace.path(fifo), Mode::S_IRWXU).expect("a FIFO");
     let mut child = workspace.start(&prepare(fifo, out));
@@ -211,7 +210,7 @@ fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> (Child, Said) {
     (child, said)
 }
 
-/// Waits until `child` says that it reads a pipe.
+/// Waits until `child` reports that it reads a pipe.
 fn reads_a_pipe(child: &mut Child) -> Said {
     let mut said = Said::of(child.stdout.take().expect("a pipe"));
     let line = said.next_line();
@@ -234,7 +233,7 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     assert_eq!(unfinished(&workspace).len(), 2);
     killed.kill().expect("it runs");
     status_of(&mut killed);
-    // Of somebody else, on a machine that cannot be asked.
+    // A folder of another machine, whose processes cannot be checked.
     workspace.write(".far.partial-1-0/train.bin", "");
     workspace.write(
         ".other.partial-0123456789abcdef/.writer.json",
@@ -250,7 +249,7 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
         " WARN ./.other.partial-0123456789abcdef was made by a prepare on far (process 7), which may \
          still run; if it does not, remove the folder\n"
     );
-    // Without a reader, that is an error instead of a wait.
+    // Without a reader, this returns an error instead of waiting.
     let mut options = File::options();
     options.write(true).custom_flags(libc::O_NONBLOCK);
     let open = || options.open(workspace.path("living.fifo")).map_err(|error| error.to_string());
@@ -263,7 +262,7 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
 }
 
-/// A link may lead to anything, such as the whole disk; what a folder holds is in the folder.
+/// A link may lead anywhere, such as to the whole disk; only entries inside the folder count.
 #[test]
 fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
     let workspace = Workspace::new();
@@ -286,7 +285,7 @@ fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
     let files = workspace.json("one/inputs.json");
     let files = files["files"].as_array().expect("files");
     assert_eq!(files.len(), 1, "{files:?}");
-    // A link that is named is meant, and so are those that stay inside.
+    // A link that is named explicitly is followed, and so are links that stay inside.
     for name in ["root", "b.txt", "c.txt", "d.txt"] {
         fs::remove_file(workspace.path("texts").join(name)).expect("an entry");
     }
@@ -296,7 +295,7 @@ fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
     assert_eq!(warnings(&workspace, "named", "two"), "");
     let files = workspace.json("two/inputs.json");
     assert_eq!(files["files"].as_array().expect("files").len(), 3, "{files:?}");
-    // Nothing else is there.
+    // The folder has no other entries.
     workspace.write("empty/.hidden", "");
     symlink("../texts/a.txt", workspace.path("empty/a.txt")).expect("a link");
     let ended = workspace.kiln(&prepare("empty", "three"));
@@ -305,7 +304,7 @@ fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
     assert!(ended.stderr.contains("error: the inputs hold no text (0 files found"), "{ended:?}");
 }
 
-/// As for an input that is one: it may come later, and a stop ends the wait.
+/// As for an input that is a FIFO: data may arrive later, and a stop ends the wait.
 #[test]
 fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
     let workspace = Workspace::new();
@@ -319,7 +318,7 @@ fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
     assert_eq!(ended.code, Some(75), "{ended:?}");
     let said = said.all();
     assert!(said.contains("stopped as asked while data was prepared"), "{said}");
-    // What is no pipe is not called one.
+    // The message names the actual kind of file.
     let ended = workspace.kiln(&[&arguments[..7], &["/dev/null"]].concat());
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.starts_with("data: reading an input that is a device, to"), "{ended:?}");

@@ -23,7 +23,7 @@ fn steps_are_traced_and_summed_up_and_keep_their_bits() {
         let seconds = |value: &serde_json::Value| value.as_f64().expect("seconds");
         for rank in step["ranks"].as_array().expect("ranks") {
             let parts = ["computing_s", "data_s", "checkpoint_s", "exposed_s"].map(|key| seconds(&rank[key]));
-            // Waits of below 2 us have no slice.
+            // Waits shorter than 2 us have no slice.
             let apart = (parts.iter().sum::<f64>() - seconds(&rank["step_s"])).abs();
             assert!(apart < 0.01 * seconds(&rank["step_s"]) + 1e-3, "{rank}");
         }

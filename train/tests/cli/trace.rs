@@ -1,9 +1,8 @@
-//! Whole runs on CUDA under the stand-ins for NVIDIA's libraries, and what they give to the driver in which
-//! order. Kernels compute nothing there, so the numbers of a run mean nothing. `benches/trace.sh` sets this
-//! up.
+//! Whole runs on CUDA with the stand-ins for NVIDIA's libraries, and the order of their calls to the driver.
+//! Kernels do nothing there, so the numbers of a run are meaningless. `benches/trace.sh` sets this up.
 //!
-//! One rank that is told to communicate as one of many takes three steps. The third is looked at: by then
-//! kernels are compiled and memory has been found.
+//! One rank that communicates as one of many would takes three steps. Tests examine the third: by then
+//! kernels are compiled and memory is allocated.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -11,10 +10,10 @@ use std::sync::OnceLock;
 
 use crate::support::{Ended, Workspace, names};
 
-/// Lets a rank communicate that has no others: in a process of its own through NCCL.
+/// Makes a single rank communicate: in its own process through NCCL.
 const ALONE: &[&str] = &["--set", "shard.communicate_alone=true"];
 
-/// What ends a step.
+/// The call that ends a step.
 const UPDATE: &str = "adamw";
 
 /// One call to the driver or to NCCL.
@@ -45,7 +44,7 @@ impl Call {
         self.name == "launch" && self.field("kernel").contains(UPDATE)
     }
 
-    /// Whether the host waits in it.
+    /// Returns `true` if the host waits in this call.
     fn waits(&self) -> bool {
         self.name.contains("synchron")
     }
@@ -55,24 +54,24 @@ impl Call {
     }
 }
 
-/// A collective: where in the trace it was called, what it waits for, and who waits for it.
+/// A collective: its call in the trace, the work that it waits for, and the work that waits for it.
 #[derive(Debug)]
 struct Collective {
     name: String,
     called: usize,
-    /// Its buffers may be used once the compute stream has done what it had been given here.
+    /// Its buffers are usable once the compute stream has finished the work queued before this call.
     ready: usize,
-    /// What the compute stream is given from here on waits for it.
+    /// Work that the compute stream gets from here on waits for the collective.
     joined: usize,
 }
 
-/// How a run of three steps ended, and its calls, `more` arguments and variables given.
+/// The result of a run of three steps, and its calls, with additional arguments and variables.
 fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
     for name in ["LD_LIBRARY_PATH", "CUDA_PATH"] {
         assert!(std::env::var_os(name).is_some(), "{name} is not set: benches/trace.sh runs this");
     }
     let workspace = Workspace::new();
-    // What no kernel has written may be no number.
+    // Values that no kernel has written may be NaN.
     let changes = [
         ("train.steps", "3"),
         ("train.ranks", "1"),
@@ -80,7 +79,7 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
         ("train.global_batch", "2"),
         ("train.nonfinite", "'skip'"),
         ("device.backend", "'cuda'"),
-        // Kernels that compute nothing would be found wrong.
+        // The check would reject kernels that compute nothing.
         ("device.verify_kernels", "false"),
     ];
     workspace.config("run.toml", &changes);
@@ -90,7 +89,7 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
         .command(&[&arguments, more].concat())
         .env("FAKE_CUDA_TRACE", workspace.path("trace.txt"))
         .env_remove("FAKE_CUDA_PTX_DIR")
-        // Shared by all runs here.
+        // A cache shared by all runs here.
         .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .envs(variables.iter().copied())
         .spawn();
@@ -102,7 +101,7 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
     (ended, calls)
 }
 
-/// The calls of a run that goes through.
+/// The calls of a run that must succeed.
 pub(crate) fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
     let (ended, calls) = start(variables, more);
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -112,13 +111,13 @@ pub(crate) fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
     calls
 }
 
-/// A run of one process, as under a launcher; the same for all tests.
+/// The calls of a run in one process, as under a launcher; shared by all tests.
 pub(crate) fn run_as_process() -> &'static [Call] {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
     CALLS.get_or_init(|| as_process(&[], |variables| run(variables, ALONE)))
 }
 
-/// `run` with the variables of a process that is the only rank, and `more`.
+/// Calls `run` with the variables of a process that is the only rank, and `more`.
 fn as_process<R>(more: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> R) -> R {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
@@ -134,8 +133,8 @@ fn as_process<R>(more: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> R) 
     run(&[&variables, more].concat())
 }
 
-/// The calls of the third step: from the first after whatever came before its first gather and made the
-/// host wait, to the last of its update.
+/// The calls of the third step: from the first call after the last host wait before its first gather, to the
+/// last call of its update.
 pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
     assert!(updates.len().is_multiple_of(3), "{} updates in three steps", updates.len());
@@ -147,7 +146,7 @@ pub(crate) fn third_step(calls: &[Call]) -> &[Call] {
     &calls[waited + 1..=last]
 }
 
-/// The collectives of a step in the order of their calls, and the stream that computes.
+/// The collectives of a step in call order, and the compute stream.
 fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     let compute = step.last().expect("an update").field("stream").to_owned();
     let is_collective = |call: &Call| call.name.starts_with("nccl_");
@@ -158,7 +157,7 @@ fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     };
     let all = (0..step.len()).filter(|at| is_collective(&step[*at])).map(|called| {
         assert!(step[called].field("stream") == stream, "one stream for communication");
-        // It waits for what the compute stream had been given, and what it will have done is marked.
+        // It waits for earlier work of the compute stream, and an event marks its own completion.
         let wait = (0..called).rev().find(|at| step[*at].is("stream_wait_event", stream));
         let event = step[wait.expect("it waits for its buffers")].field("event");
         let ready = (0..called)
@@ -177,7 +176,7 @@ fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
     (all.collect(), compute)
 }
 
-/// Kernels that the compute stream is given between two calls; none where the second one comes first.
+/// Number of kernels that the compute stream gets between two calls; zero if the second call comes first.
 fn launches(step: &[Call], compute: &str, from: usize, to: usize) -> usize {
     let between = step.get(from..to).unwrap_or_default();
     between.iter().filter(|call| call.is("launch", compute)).count()
@@ -189,13 +188,13 @@ fn a_thread_trains_on_a_gpu() {
     let two = &["--ranks", "2", "--set", "train.global_batch=4"][..];
     for more in [&[][..], ALONE, two] {
         let calls = run(&[], more);
-        // Threads move what is there without NCCL.
+        // Threads move data without NCCL.
         assert!(calls.iter().all(|call| !call.name.starts_with("nccl_")));
     }
 }
 
-/// What is gathered while something is computed: in forward the next block, in backward the one before; and
-/// nothing is reduced before the next gather is under way.
+/// A gather overlaps with computation: of the next block in forward, of the previous one in backward. No
+/// reduction starts before the next gather has started.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn gathers_and_reductions_overlap_with_compute() {
@@ -203,8 +202,8 @@ fn gathers_and_reductions_overlap_with_compute() {
     let step = third_step(calls);
     let (all, compute) = collectives(step);
     let names: Vec<_> = all.iter().map(|one| one.name.trim_start_matches("nccl_")).collect();
-    // Embedding, two blocks, head; then from the end: a block is gathered before the part behind it is
-    // reduced. The embedding is not gathered in backward, which looks up no row.
+    // Embedding, two blocks, head; then in reverse: a block is gathered before the part behind it is reduced.
+    // The embedding is not gathered in backward, which reads none of its rows.
     let (gather, scatter) = ("all_gather", "reduce_scatter");
     let forward = [gather; 4];
     let backward = [gather, scatter, gather, scatter, scatter, scatter];
@@ -217,23 +216,23 @@ fn gathers_and_reductions_overlap_with_compute() {
         let beside = launches(step, &compute, next.called, next.joined);
         assert!(beside > 0, "nothing is computed while {next:?} is under way");
         // The next gather is called, and may begin, before anything is computed with this one; in backward,
-        // even before this one is waited for. At the turn, after the head, it is called in the backward of
-        // the head.
+        // even before this one is waited for. At the turning point after the head, it is called in the
+        // backward of the head.
         let before = launches(step, &compute, this.joined, next.ready);
         assert!(before == 0 || index == 3, "{before} kernels before {next:?}, {beside} beside it");
     }
     for pair in gathers[..4].windows(2) {
-        // Compute waits for the gather it needs, and not for the one under way.
+        // Computation waits for the gather it needs, but not for the one in progress.
         let waits = step[pair[0].joined + 1..pair[1].joined]
             .iter()
             .filter(|call| call.is("stream_wait_event", &compute))
             .count();
         assert_eq!(waits, 0, "compute waits for more than {:?}", pair[0]);
     }
-    // Every wait is for a collective, and there is one for each.
+    // There is exactly one wait for each collective.
     let waits = step.iter().filter(|call| call.is("stream_wait_event", &compute)).count();
     assert_eq!(waits, all.len());
-    // The reduction of a part goes on beside the backward of the next.
+    // The reduction of a part overlaps with the backward of the next.
     let scatters: Vec<_> = all.iter().filter(|one| one.name == "nccl_reduce_scatter").collect();
     for one in &scatters[..3] {
         assert!(launches(step, &compute, one.called, one.joined) > 0, "{one:?}");
@@ -258,7 +257,7 @@ fn the_third_step_allocates_nothing() {
     assert!(allocations.is_empty(), "{allocations:#?}");
 }
 
-/// A run creates its GPU's context once, because the driver takes tenths of a second to create one.
+/// A run creates its GPU's context only once, because the driver takes tenths of a second for it.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_context_is_created_once() {
@@ -267,8 +266,8 @@ fn a_context_is_created_once() {
     assert!(matches!(created[..], [call] if call.field("device") == "0"), "{created:?}");
 }
 
-/// NCCL takes from the configuration what we have put there, and no padding: up to 2.30.4, what is a field from
-/// 2.30.5 on lies behind the last one.
+/// NCCL reads the fields of the configuration that we set, and no padding: in versions up to 2.30.4, the
+/// place of a field added in 2.30.5 is behind the last field.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn every_nccl_reads_the_configuration_that_was_meant() {
@@ -286,7 +285,7 @@ fn every_nccl_reads_the_configuration_that_was_meant() {
     }
 }
 
-/// While NCCL queues an operation in the background, the thread that launches everything does not sleep.
+/// While NCCL queues an operation in the background, the launching thread does not sleep.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn launches_do_not_sleep() {
@@ -296,12 +295,12 @@ fn launches_do_not_sleep() {
     let step = third_step(&calls);
     let waited: Vec<_> = step.iter().filter(|call| call.name == "comm_looked").collect();
     assert!(waited.len() >= 5, "{waited:?}");
-    // A machine that is busy elsewhere may keep one from the processor for a whole millisecond.
+    // On a busy machine, a thread may lose the processor for a whole millisecond.
     let patient = waited.iter().filter(|call| number(call, "sleeps") < number(call, "looks") / 2);
     assert!(2 * patient.count() > waited.len(), "{waited:?}");
 }
 
-/// A communicator that is well is finalized, and destroyed once that is done; one that is sick is aborted.
+/// A healthy communicator is finalized and then destroyed; a failed one is aborted.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn communicators_end_in_good_order_unless_they_are_sick() {
@@ -333,7 +332,7 @@ fn communicators_end_in_good_order_unless_they_are_sick() {
     }
 }
 
-/// A compiler that is NVRTC as far as one can tell from outside, and compiles nothing.
+/// A compiler that looks like NVRTC from outside but compiles nothing.
 const NO_NVRTC: &str = "
     int nvrtcVersion(int *major, int *minor) { return *major = 13, *minor = 0, 0; }
     int nvrtcGetNumSupportedArchs(int *count) { return *count = 2, 0; }
@@ -349,7 +348,7 @@ const NO_NVRTC: &str = "
     int nvrtcDestroyProgram(void **program) { return 0; }
 ";
 
-/// Every kernel that was launched while CUPTI recorded is in the trace, under its name.
+/// Every kernel launched while CUPTI was recording is in the trace, under its name.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_trace_has_the_kernels_of_its_steps() {
@@ -377,11 +376,11 @@ fn a_trace_has_the_kernels_of_its_steps() {
     assert!(launched.len() > 5 && recorded == launched, "{recorded:?} of {launched:?}");
     let gpu = &summary["gpus"][0];
     assert!(gpu["rank"] == 0 && gpu["busy_s"].as_f64().is_some_and(|busy| busy > 0.0), "{gpu}");
-    // After the last step, nothing is recorded any more.
+    // Recording is disabled after the last step.
     assert!(calls.iter().any(|call| call.name == "cupti_disable" && call.field("kind") == "10"));
 }
 
-/// Processes that start at the same time fill one cache, and one that starts later compiles nothing.
+/// Processes that start at the same time fill one cache, and a process that starts later compiles nothing.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn kernels_are_compiled_once() {
@@ -398,7 +397,7 @@ fn kernels_are_compiled_once() {
     let files = names(&folder);
     assert!(files.len() > 10 && files.iter().all(|name| name.ends_with(".ptx")), "{files:?}");
 
-    // Kernels are known by the size of NVRTC as well.
+    // The key of a kernel includes the size of NVRTC.
     let libraries = std::env::var("LD_LIBRARY_PATH").expect("a path");
     let real = std::env::split_paths(&libraries).map(|folder| folder.join("libnvrtc.so.13"));
     let real = real.filter_map(|file| std::fs::metadata(file).ok()).next().expect("NVRTC");
@@ -416,9 +415,9 @@ fn kernels_are_compiled_once() {
     let stand_in = ("LD_LIBRARY_PATH", first.as_str());
     run(&[cache, stand_in], &[]);
     assert_eq!(names(&folder), files);
-    // A folder that cannot be made costs time alone.
+    // If the folder cannot be created, the only cost is time.
     run(&[("XDG_CACHE_HOME", "/dev/null")], &[]);
-    // Without what is kept, the stand-in is of no use.
+    // Without cached kernels, the stand-in cannot compile.
     let empty = workspace.path("empty");
     let (ended, _) = start(&[("XDG_CACHE_HOME", empty.to_str().expect("UTF-8")), stand_in], &[]);
     assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -1,4 +1,4 @@
-//! `kiln tune`: what it tries, what it writes, and what it leaves alone.
+//! `kiln tune`: the configurations it tries, the file it writes, and the parts it leaves unchanged.
 
 use serde_json::Value as Json;
 
@@ -6,7 +6,7 @@ use crate::support::Workspace;
 
 const QUICK: [&str; 4] = ["--steps", "1", "--rounds", "1"];
 
-/// A run of two ranks, as a person would write it.
+/// A run of two ranks, as a user would write it.
 const TUNED: &str = r#"# Mine.
 [model]
 d_model = 16
@@ -46,7 +46,7 @@ fn report(workspace: &Workspace, more: &[&str]) -> Json {
     serde_json::from_str(&tune(workspace, &[&["--json"], more].concat())).expect("JSON")
 }
 
-/// What makes rows different.
+/// The settings that distinguish rows.
 fn way(row: &Json) -> (String, String, u64) {
     let text = |key: &str| row[key].as_str().expect("a text").to_owned();
     (text("strategy"), text("recompute"), row["micro_batch"].as_u64().expect("a number"))
@@ -67,7 +67,7 @@ fn the_fastest_way_is_written_into_a_configuration_like_the_one_given() {
     for row in &rows {
         assert!(text.contains(row), "{text}");
     }
-    // The file as it was, but for the changes that are told.
+    // The file is unchanged except for the reported changes.
     assert!(text.contains("\n\n# Mine.\n[model]\nd_model = 16\n"), "{text}");
     assert!(text.contains("global_batch = 16    # shared by the ranks\nmicro_batch = "), "{text}");
     assert!(text.contains("    # to be found\n"), "{text}");
@@ -96,7 +96,7 @@ fn what_is_there_already_is_overwritten_only_by_force() {
     tune(&workspace, &["--candidates", "1", "--set", "train.steps=3"]);
     let first = workspace.text("mine.tuned.toml");
     assert!(first.contains("\nsteps = 3\n"), "{first}");
-    // The only way is the configuration itself.
+    // The only candidate is the configuration itself.
     assert!(first.contains("\nmicro_batch = 1    # to be found\n") && !first.contains("[shard]"), "{first}");
     let again = workspace.kiln(&[&["tune", "mine.toml"], &QUICK[..]].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
@@ -105,7 +105,7 @@ fn what_is_there_already_is_overwritten_only_by_force() {
     assert_eq!((again.stdout.as_str(), workspace.text("mine.tuned.toml")), ("", first));
     tune(&workspace, &["--candidates", "1", "--force"]);
     assert!(workspace.text("mine.tuned.toml").contains("\nsteps = 2\n"));
-    // What was tuned can be tuned, and has one table.
+    // A tuned file can be tuned again, and still has one table.
     let more = ["--candidates", "1", "--out", "twice.toml"];
     workspace.succeed(&[&["tune", "mine.tuned.toml"], &QUICK[..], &more].concat());
     assert_eq!(workspace.text("twice.toml").matches("kiln tune").count(), 1);
@@ -114,7 +114,7 @@ fn what_is_there_already_is_overwritten_only_by_force() {
     assert!(nowhere.stderr.contains("there is no folder nowhere"), "{nowhere:?}");
 }
 
-/// The best of a plan first: nothing is computed twice, and micro-batches are the largest.
+/// The best candidates of the plan come first: nothing is recomputed, and micro-batches are the largest.
 #[test]
 fn rows_are_what_was_planned_and_measured() {
     let workspace = workspace();
@@ -128,7 +128,7 @@ fn rows_are_what_was_planned_and_measured() {
         ways[1..4],
         ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"].map(|strategy| expected(strategy, "none", 4))
     );
-    // 3 strategies, with and without recomputation, in micro-batches of 4, 2 and 1.
+    // 3 strategies, with and without recomputation, with micro-batches of 4, 2 and 1.
     assert_eq!(ways.len(), 18);
     for row in rows {
         for key in ["planned_peak_bytes", "peak_bytes", "tokens_per_s", "relative_speed"] {
@@ -155,7 +155,7 @@ fn processes_try_the_same_ways_and_rank_0_writes() {
     let again = workspace.kiln(&[&launch[..], &QUICK].concat());
     assert_eq!(again.code, Some(2), "{again:?}");
     assert!(again.stderr.contains("is there already"), "{again:?}");
-    // Logs go where those of a launch without a run folder go.
+    // Logs go to the same place as for a launch without a run folder.
     let anywhere = ["launch", "--nproc-per-node", "2", "--", "tune", "mine.toml", "--out", "other.toml"];
     workspace.succeed(&[&anywhere[..], &QUICK, &["--candidates", "1"]].concat());
     assert!(workspace.path("other.toml").is_file());
@@ -182,7 +182,8 @@ fn what_does_not_fit_is_not_tried() {
     assert!(all.iter().any(|way| way.0 == "NO_SHARD") && all.contains(&own), "{all:?}");
     let sharded = ways("300MiB");
     assert!(sharded.iter().all(|way| way.0 != "NO_SHARD") && sharded.contains(&own), "{sharded:?}");
-    // Several micro-batches keep whole gradients from one to the next, so the configuration itself takes too much.
+    // Several micro-batches keep whole gradients between them, so the configuration itself needs too much
+    // memory.
     let whole = ways("225MiB");
     assert!(!whole.is_empty() && whole.iter().all(|way| way.2 == 4), "{whole:?}");
     let written = workspace.text("mine.tuned.toml");
@@ -194,7 +195,7 @@ fn what_does_not_fit_is_not_tried() {
     assert!(ended.stderr.contains("of memory, and device.memory is 60.0 MiB"), "{ended:?}");
 }
 
-/// Keys that another strategy refuses go.
+/// Keys that another strategy refuses are removed.
 #[test]
 fn groups_of_ranks_go_with_their_strategy() {
     let workspace = workspace();
@@ -212,7 +213,7 @@ fn groups_of_ranks_go_with_their_strategy() {
     workspace.succeed(&["config", "mine.tuned.toml"]);
 }
 
-/// A model that only the weights to start from tell, some of which are frozen.
+/// A model described only by its initial weights, some of which are frozen.
 #[test]
 fn a_model_of_weights_is_tuned() {
     let workspace = workspace();

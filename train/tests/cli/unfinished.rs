@@ -1,4 +1,4 @@
-//! Starts that ended before they had come to anything, and folders that are not quite empty.
+//! Starts that ended before producing anything, and folders that are nearly empty.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use crate::support::Workspace;
 
 const RUN: [&str; 4] = ["train", "run.toml", "--out", "run"];
 
-/// With nothing to go on from, there is one thing to do, and it works.
+/// With nothing to resume from, there is only one command, and it works.
 #[test]
 fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let workspace = Workspace::new();
@@ -19,7 +19,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let failed = workspace.text("run/metrics.jsonl");
     assert_eq!(workspace.steps("run").len(), 2);
     let id = workspace.json("run/run.json")["id"].clone();
-    // There is nothing to resume; another configuration is another run.
+    // There is nothing to resume, and another configuration is a different run.
     let ended = workspace.kiln(&[&RUN[..], &["--resume", "latest"]].concat());
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
@@ -38,7 +38,7 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_refused(&workspace.kiln(&RUN), &["already holds a run", "--resume latest"]);
 }
 
-/// What such a run has logged is of no other one, wherever that comes from.
+/// The log lines of such a run never become part of another run, wherever that one resumes from.
 #[test]
 fn a_run_from_elsewhere_does_not_continue_the_metrics_of_one_that_failed() {
     let workspace = Workspace::new();
@@ -52,7 +52,7 @@ fn a_run_from_elsewhere_does_not_continue_the_metrics_of_one_that_failed() {
     assert_eq!(workspace.text("run/metrics-superseded.jsonl"), failed);
 }
 
-/// Checkpoints that cannot be seen are not taken for none.
+/// Checkpoints that cannot be read count as existing.
 #[test]
 fn a_folder_of_checkpoints_that_is_none_is_told() {
     let workspace = Workspace::new();
@@ -65,7 +65,7 @@ fn a_folder_of_checkpoints_that_is_none_is_told() {
     assert!(ended.stderr.contains("cannot list run/checkpoints: "), "{ended:?}");
 }
 
-/// A process may end between the two.
+/// A process may end between writing the checkpoint and `latest`.
 #[test]
 fn a_checkpoint_that_latest_does_not_name_yet_is_gone_on_with() {
     let workspace = Workspace::new();
@@ -81,7 +81,7 @@ fn a_checkpoint_that_latest_does_not_name_yet_is_gone_on_with() {
     assert_eq!(workspace.steps("run").len(), 4);
 }
 
-/// What a process that was killed in the middle of a removal has left.
+/// Leftovers of a process killed while removing a checkpoint.
 #[test]
 fn the_rest_of_an_old_checkpoint_is_removed_by_the_next_start() {
     let workspace = Workspace::new();
@@ -117,12 +117,12 @@ fn a_link_to_nothing_says_where_it_leads() {
     workspace.succeed(&RUN);
 }
 
-/// A process that was killed has no time to tidy up; the next one for the same place does.
+/// A killed process cannot clean up; the next one for the same place does.
 #[test]
 fn what_a_killed_command_has_left_is_removed_by_the_next() {
     let workspace = Workspace::new();
     workspace.succeed(&RUN);
-    // Such names have a part that stands for the kernel: what other machines do here cannot be seen.
+    // These names identify the kernel, because processes of other machines are not visible here.
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a kernel's id");
     let digest = sha2::Sha256::digest(boot.trim());
     let kernel: String = digest[..4].iter().map(|byte| format!("{byte:02x}")).collect();

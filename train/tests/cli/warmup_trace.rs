@@ -1,10 +1,11 @@
-//! `kiln warmup` on stand-ins for NVIDIA's libraries, as `benches/trace.sh` sets them up.
+//! `kiln warmup` with the stand-ins for NVIDIA's libraries that `benches/trace.sh` sets up.
 
 use std::path::Path;
 
 use crate::support::{Workspace, names};
 
-/// The names of kernels in a folder of `after` that the sorted `before` has not, without the hash that each ends in.
+/// The names of kernels in a folder that are in `after` but not in the sorted `before`, without their final
+/// hash.
 fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String> {
     let entry = |file: &String| {
         let bytes = std::fs::read(folder.join(file)).expect("a kernel");
@@ -16,8 +17,8 @@ fn new_kernels(folder: &Path, before: &[String], after: &[String]) -> Vec<String
     after.iter().filter(|file| before.binary_search(file).is_err()).map(entry).collect()
 }
 
-/// A run of a model without experts after a warm-up compiles nothing, neither here nor where the kernels were carried
-/// to.
+/// After a warm-up, a run of a model without experts compiles nothing, neither here nor where the kernels
+/// were copied to.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn a_run_after_a_warm_up_compiles_nothing() {
@@ -75,8 +76,8 @@ fn compiles_nothing(changes: &[(&str, &str)]) {
     assert!(count(&run, "", " from the cache, 0 compiled") > 10, "{run}");
 }
 
-/// `--products` measures which algorithm is the fastest for each product, once; runs use it, here and where it was
-/// carried to, and say so.
+/// `--products` measures the fastest algorithm for each product once. Runs here, and where the result was
+/// copied to, use it and report that.
 #[test]
 #[ignore = "needs stand-ins for the driver: benches/trace.sh"]
 fn products_are_measured_once() {
@@ -103,7 +104,7 @@ fn products_are_measured_once() {
     let plain = said("cache", &["train", "run.toml", "--out", "before"], "3");
     assert!(!plain.contains(measured), "{plain}");
 
-    // The first one takes three times as long as the last.
+    // The first algorithm takes three times as long as the last.
     let warm = said("cache", &["warmup", "run.toml", "--products", "--pack", "kernels.tar"], "3");
     let told = line(&warm, "measured ");
     let all =
@@ -121,17 +122,17 @@ fn products_are_measured_once() {
     let doctor = said("other", &["doctor"], "0");
     line(&doctor, &format!("products: measured algorithms for {count} products are kept in "));
 
-    // What cannot be read is told, and cuBLASLt's first choices are used.
+    // An unreadable file is reported, and cuBLASLt's first choices are used.
     std::fs::write(workspace.path("other").join("kiln/kernels/products.json"), "{").expect("the file");
     let damaged = said("other", &["train", "run.toml", "--out", "damaged"], "0");
     line(&damaged, "has no measured algorithms that can be read");
     assert!(!damaged.contains(measured), "{damaged}");
 
-    // All are alike.
+    // All algorithms are equally fast.
     let even = said("even", &["warmup", "run.toml", "--products"], "0");
     line(&even, "matrix products: cuBLASLt's first choice is the fastest for all; kept in ");
 
-    // Ranks that are processes put together what they have measured, and one of them keeps it.
+    // Ranks that are processes combine their measurements, and one of them stores the result.
     let launched = ["launch", "--nproc-per-node", "2", "--", "warmup", "run.toml", "--products"];
     let launched = said("launched", &launched, "3");
     let told = format!("measured {count} matrix products: {count} faster");

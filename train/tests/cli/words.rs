@@ -1,11 +1,11 @@
-//! What commands say about themselves, and to whom.
+//! The texts that commands print, and the streams they use.
 
 use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
 
 use crate::support::Workspace;
 
-/// As a file on a disk that is full.
+/// A stand-in for a file on a full disk.
 fn full() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full").into()
 }
@@ -33,7 +33,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         let ended = workspace.end(child);
         assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
         assert!(ended.stderr.contains("standard output: No space left"), "{arguments:?}: {ended:?}");
-        // A reader that goes away has what it wants.
+        // A reader that closes the pipe has read enough.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let again = arguments.iter().map(|argument| match *argument {
@@ -46,7 +46,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         let ended = workspace.end(child);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{again:?}");
     }
-    // What is wrong is said elsewhere, and keeps its exit code.
+    // The error is reported as usual, and keeps its exit code.
     let child = workspace.command(&["inspect", "none"]).stdout(full()).spawn().expect("kiln starts");
     assert_eq!(workspace.end(child).code, Some(2));
 }
@@ -94,7 +94,7 @@ fn the_version_names_commit_and_features() {
     let rest = version.strip_prefix(start).expect(version);
     let (commit, features) = rest.split_once("; features: ").expect(version);
     let commit = commit.strip_suffix(", modified").unwrap_or(commit);
-    // Outside a repository, nobody knows.
+    // Unknown outside of a repository.
     assert!(commit == "unknown" || commit.len() == 12, "{version}");
     let features = features.strip_suffix(')').expect(version);
     for (name, has) in [("cuda", cfg!(feature = "cuda")), ("parquet", cfg!(feature = "parquet"))] {
@@ -122,7 +122,7 @@ fn shells_complete_and_manuals_tell_of_every_command() {
         assert!(page.contains(".SH SYNOPSIS"), "{command}: {page}");
     }
     assert!(workspace.text("share/man/man1/kiln-train.1").contains("allow\\-missing"));
-    // In the place of a file.
+    // The path is taken by a file.
     let ended = workspace.kiln(&["man", "--out", "run.toml"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.starts_with("error: cannot write run.toml"), "{ended:?}");
@@ -147,13 +147,13 @@ fn errors_lead_to_a_page_about_them() {
     let ended = workspace.kiln(&["explain", "out-of-memry"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("a similar value exists: 'out-of-memory'"), "{ended:?}");
-    // A shell completes the names.
+    // Shells complete the names.
     assert!(workspace.succeed(&["completions", "bash"]).contains("checkpoint-damaged"));
-    // What is wrong with the command line itself has no page.
+    // Errors of the command line itself have no page.
     assert!(!workspace.kiln(&["train"]).stderr.contains("more: "));
 }
 
-/// What is known of a run is said before its weights are there, which takes a minute for a large model.
+/// The header of a run is printed before its weights are loaded, which takes a minute for a large model.
 #[test]
 fn a_run_is_introduced_before_its_weights_are_read() {
     let workspace = Workspace::new();

@@ -1,5 +1,5 @@
-//! Signals: those that a fault of the process raises are told with rank and step, and those that whoever
-//! started the process ignores stay ignored.
+//! Signals: those raised by a fault of the process are reported with rank and step, and those that the parent
+//! process ignores stay ignored.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -28,7 +28,7 @@ fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
 
-/// A launcher may start it again, but not for ever: these faults come back in every life.
+/// A launcher may restart the job, but not forever: these faults recur in every life.
 #[test]
 fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
     config();
@@ -44,12 +44,12 @@ fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
         assert!(last.contains("has failed in step 5 as it did in the life before"), "{ended:?}");
         let lives = (0..9).filter(|life| run.logs(2, *life).iter().any(|log| !log.is_empty()));
         assert_eq!(lives.count(), 2, "{ended:?}");
-        // It had gone on from a checkpoint.
+        // It had resumed from a checkpoint.
         assert_eq!(run.check_checkpoints(), [2, 4]);
     }
 }
 
-/// As by Ctrl-Z: the time limit goes by while nobody runs.
+/// As by Ctrl-Z: the time limit passes while no rank runs.
 #[test]
 fn ranks_that_were_all_stopped_do_not_blame_the_network_or_each_other() {
     config();
@@ -89,7 +89,7 @@ fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
     config();
     for (name, signal) in [("ABRT", 6), ("BUS", 7), ("FPE", 8), ("ILL", 4), ("SEGV", SIGSEGV)] {
         let run = Run::new();
-        // A program that a rank runs sends it to the process.
+        // A program that a rank runs sends the signal to the process.
         let script = run.script(&format!("kill -{name} $PPID"));
         let fault = format!("run={script}@data:2:0");
         let arguments = run.train_arguments(&["--ranks", "1", "--fault", &fault]);

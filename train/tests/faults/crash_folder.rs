@@ -1,4 +1,4 @@
-//! What a crash leaves in the run folder, whatever its kind and wherever it comes.
+//! The files that a crash leaves in the run folder, for every kind of crash and every phase.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::support::{Ended, Run, config};
 
-/// Phases, as the drill and as the report calls them.
+/// Phases as named in the drill and in the report.
 const PHASES: [(&str, &str); 4] =
     [("data", "data loading"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")];
 
-/// Kinds of crashes, what the report says they are, and a call on the way to it.
+/// Kinds of crashes, their names in the report, and a function on the call stack.
 const KINDS: [(&str, &str, &str); 7] = [
     ("segv", "SIGSEGV", "kiln::run::trainer::"),
     ("bus", "SIGBUS (address 0x", "kiln_process::drills::read_beyond_a_file"),
@@ -21,14 +21,14 @@ const KINDS: [(&str, &str, &str); 7] = [
     ("memory=1KiB", "out of memory: rank ", "kiln_shard::memory"),
 ];
 
-/// How the ranks run.
+/// The form in which the ranks run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ranks {
     Threads,
     Processes,
 }
 
-/// Lets a rank crash in step 3, and checks what it leaves.
+/// Makes a rank crash in step 3, and checks the files it leaves.
 fn crash((kind, what, call): (&str, &str, &str), phase: (&str, &str), rank: usize, ranks: Ranks) {
     let fault = format!("{kind}@{}:3:{rank}", phase.0);
     let case = format!("{fault} {ranks:?}");
@@ -39,7 +39,8 @@ fn crash((kind, what, call): (&str, &str, &str), phase: (&str, &str), rank: usiz
     };
     assert_ne!(ended.code, Some(0), "{case}: {ended:?}");
     let is_memory = kind.starts_with("memory");
-    // Memory is that of the process: another of its ranks may ask for more first, or this one a little later.
+    // Memory belongs to the process: another of its ranks may exceed the limit first, or this one a little
+    // later.
     let folders = names(&run.out().join("crash"));
     let own = format!("rank_{rank}");
     match folders.first() {
@@ -68,7 +69,7 @@ fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &st
     };
     let rank: usize = name.trim_start_matches("rank_").parse().expect("a rank");
     assert!(value("what").starts_with(what), "{case}: {text}");
-    // A limit of memory shows when a rank asks for some, which may be in the next step.
+    // A memory limit takes effect at an allocation, which may be in the next step.
     let latest = if what.starts_with("out of memory") { 4 } else { 3 };
     let step: u64 = value("step").parse().expect("a step");
     assert!(value("rank") == rank.to_string() && (3..=latest).contains(&step), "{case}: {text}");
@@ -84,7 +85,7 @@ fn check(run: &Run, name: &str, ended: &Ended, case: &str, what: &str, call: &st
     };
     let (batch, flight) = (json("batch.json"), json("flight.json"));
     assert_eq!((&batch["rank"], &batch["step"]), (&rank.into(), &step.into()), "{case}: {batch}");
-    // Steps of 12 samples, in micro-batches of one.
+    // Steps of 12 samples, with micro-batches of one sample.
     let samples = [&batch["first_sample"], &batch["last_sample"]].map(|sample| sample.as_u64().unwrap_or(0));
     assert!(samples[0] == samples[1] && (24..12 * latest).contains(&samples[0]), "{case}: {batch}");
     assert_eq!(flight["rank"], rank, "{case}");
@@ -114,7 +115,7 @@ fn crashes_of_threads_leave_what_is_known() {
     }
 }
 
-/// What is killed can write nothing: the launcher writes what it has seen.
+/// A killed process cannot write anything, so the launcher writes its own observations.
 #[test]
 fn a_rank_that_is_killed_has_a_folder_too() {
     config();
@@ -133,7 +134,7 @@ fn a_rank_that_is_killed_has_a_folder_too() {
     assert!(batch.starts_with(r#"{"rank":1,"step":3,"micro_batch":0,"first_sample":30,"#), "{batch}");
 }
 
-/// Each life that crashes has a folder of its own, and none is lost.
+/// Each life that crashes has its own folder, and none is lost.
 #[test]
 fn a_crash_of_a_later_life_takes_nothing_from_an_earlier_one() {
     config();

@@ -1,4 +1,4 @@
-//! Ranks that are held for somebody to look into them: at every point, in every way, and nobody is left waiting.
+//! Held ranks: at every point, in every way, and without leaving others waiting.
 //!
 //! Held for three minutes with a deadline of 20 seconds: `… -- --ignored held`.
 
@@ -12,24 +12,24 @@ use kiln_testkit::{Said, run_to_end, status_of, wait_for};
 use crate::support::{Ended, Run, config, end, kiln, signal, undisturbed};
 use crate::terminal::Terminal;
 
-/// The prompt of a run, as a program has it.
+/// The prompt of a run, controlled by a program.
 pub struct Prompt {
     process: Child,
     lines: ChildStdin,
     said: Said,
-    /// The line that says where the rank is held.
+    /// The line that names the place where the rank is held.
     held_at: String,
 }
 
 impl Prompt {
-    /// Attaches to a run that has begun, once one of its ranks is held.
+    /// Attaches to a started run once one of its ranks is held.
     fn of(run: &Run, more: &[&str]) -> Prompt {
         let out = run.out().display().to_string();
         let arguments = [&["attach", &out][..], more].concat();
         Prompt::started(|| kiln(&arguments))
     }
 
-    /// The prompt that `command` opens, as often as it takes.
+    /// The prompt that `command` opens, after as many attempts as it takes.
     pub fn started(command: impl Fn() -> Command) -> Prompt {
         wait_for("a rank that is held", || {
             let mut command = command();
@@ -51,32 +51,33 @@ impl Prompt {
         writeln!(self.lines, "{line}").expect("it is read");
     }
 
-    /// The next line that has `text` in it.
+    /// The next line that contains `text`.
     pub fn expect(&mut self, text: &str) -> String {
         self.said.expect(text)
     }
 
-    /// Leaves the prompt, and the ranks as they are.
+    /// Leaves the prompt without releasing the ranks.
     pub fn leave(mut self) {
         drop(self.lines);
         status_of(&mut self.process);
     }
 }
 
-/// Ranks as threads of one process, which is started.
+/// Starts a run whose ranks are threads of one process.
 fn start_alone(run: &Run, ranks: &str, more: &[&str]) -> Child {
     config();
     kiln(run.train_arguments(&[&["--ranks", ranks], more].concat())).spawn().expect("kiln starts")
 }
 
-/// A run that was held before the update of step 3 has saved that step and ended as one that was asked to stop.
+/// Checks that a run held before the update of step 3 has saved that step and ended like one that was asked
+/// to stop.
 fn assert_stopped(run: &Run, process: Child) {
     let ended = end(process);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert_eq!(run.check_checkpoints(), [2, 3]);
 }
 
-/// What a person types who looks at rank 1 in the backward pass of block 1 in step 3, and what they see.
+/// The input and output of a user who looks at rank 1 in the backward pass of block 1 in step 3.
 fn look_around(terminal: &mut Terminal, file: &str) {
     terminal.expect("held at step 3, micro-batch 0, backward: the gradient of layers.1 output");
     terminal.expect("(rank 1) ");
@@ -123,7 +124,7 @@ fn a_person_at_the_launchers_terminal_looks_into_processes_and_changes_no_bit() 
     let place = ["--break", "backward:layers.1@3", "--rank", "1"];
     let mut terminal = Terminal::start(&mut run.launcher(4, &[], &place));
     look_around(&mut terminal, &file);
-    // The prompt of all ranks was that of rank 0, and rank 1 has another.
+    // The prompt of all ranks was rank 0's; rank 1 has its own.
     let mut prompt = Prompt::of(&run, &["--rank", "1"]);
     prompt.enter("w");
     prompt.expect("rank 1 is at step 3");
@@ -215,7 +216,7 @@ fn what_holds_all_ranks_goes_before_what_holds_one() {
     prompt.enter("delete 1");
     prompt.enter("delete 2");
     prompt.expect("4: optimizer@3");
-    // All ranks are to be held at the end of the block; rank 1 is held inside of it before.
+    // All ranks would be held at the end of the block, but rank 1 is held inside it first.
     prompt.enter("c");
     prompt.expect("rank 1 is held at step 3, micro-batch 0, backward: the gradient of layers.1.ffn output");
     prompt.enter("q");
@@ -361,7 +362,7 @@ fn a_run_that_goes_on_is_paused_and_told_to_break() {
     status_of(&mut attached);
 }
 
-/// Another user gets nothing.
+/// Another user gets no access.
 #[test]
 #[ignore = "needs root and util-linux: cargo test --release -p kiln --test faults -- --ignored held"]
 fn held_strangers_are_refused() {
@@ -369,7 +370,7 @@ fn held_strangers_are_refused() {
     let process = start_alone(&run, "2", &["--break", "step@2"]);
     let mut prompt = Prompt::of(&run, &[]);
     let out = run.out().display().to_string();
-    // Open to everybody, up to the sockets.
+    // Readable by all users, except for the sockets.
     for folder in
         run.out().ancestors().take(2).map(std::path::Path::to_owned).chain([run.out().join("debug")])
     {

@@ -1,4 +1,4 @@
-//! Runs that are killed while they save: what was saved before stays whole, and they go on from there.
+//! Runs that are killed while saving: earlier checkpoints stay complete, and the runs resume from them.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -38,11 +38,11 @@ fn start(run: &Run, sets: &[&str], resume: bool) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kiln starts")
 }
 
-/// Stops a process some microseconds into a save. One that is over by then is let go, and the next is waited
-/// for, for half as long.
+/// Stops a process some microseconds into a save. If the save is over by then, the process continues, and the
+/// next attempt waits half as long.
 fn stop_while_saving(run: &Run, process: &Child, mut micros: u64) {
     loop {
-        // Without a pause between two looks, which a save might fit into.
+        // Polls without a pause, in which a whole save might fit.
         let started = Instant::now();
         while !is_saving(run) {
             assert!(started.elapsed() < PATIENCE, "no save in {PATIENCE:?}");
@@ -58,8 +58,8 @@ fn stop_while_saving(run: &Run, process: &Child, mut micros: u64) {
     }
 }
 
-/// Kills runs at random moments of a save. `latest` verifies after each, steps never get lost, and
-/// in the end the losses are those of a run that nothing disturbed.
+/// Kills runs at random moments of a save. After each kill `latest` verifies, no step is lost, and the final
+/// losses are those of an undisturbed run.
 fn kill_while_saving(kills: u64) {
     config();
     let run = Run::new();
@@ -67,13 +67,13 @@ fn kill_while_saving(kills: u64) {
     for kill in 0..kills {
         let way = WAYS[kill as usize % WAYS.len()];
         if newest.is_none() {
-            // Killed before the first checkpoint was whole: nothing to go on from.
+            // Killed before the first checkpoint was complete: nothing to resume from.
             let _ = fs::remove_dir_all(run.out());
         }
         let forever = ["--set", "train.steps=1000000"];
         let sets = [&LARGER[..], way, &forever].concat();
         let mut process = start(&run, &sets, newest.is_some());
-        // What the life before has left is removed at the start; then the first save begins.
+        // The leftovers of the life before are removed at the start; then the first save begins.
         let steps = run.losses().len();
         wait_for("a save", || {
             assert!(process.try_wait().expect("its state").is_none(), "kill {kill}: it ended");
@@ -85,7 +85,7 @@ fn kill_while_saving(kills: u64) {
                 Err(format!("kill {kill}: {logged} steps after {steps}, and no save"))
             }
         });
-        // Some saves later, and anywhere in one.
+        // Some saves later, at any point of a save.
         std::thread::sleep(Duration::from_micros(random(1000 + kill) % 1_000_000));
         stop_while_saving(&run, &process, random(kill) % 30_000);
         process.kill().expect("a signal");

@@ -1,4 +1,4 @@
-//! What the log of a run has when it is looked at closely, and where it goes.
+//! The content of a detailed log, and its destination.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Run, config};
 
-/// The words in front of a line's level, as `key=value`, after the time.
+/// The `key=value` words of a line between the time and the level.
 fn place(line: &str) -> Vec<(&str, &str)> {
     line.split(' ').skip(1).take(5).filter_map(|word| word.split_once('=')).collect()
 }
@@ -18,7 +18,7 @@ fn every_line_says_where_its_rank_is_and_collectives_say_how_fast_they_were() {
     let mut launcher = run.launcher(2, &[], &["--set", "train.steps=2"]);
     let ended = Ended::from(run_to_end(launcher.env("KILN_LOG", "debug,comm=trace")));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    // The terminal is spared, and the files have all.
+    // The terminal shows no detail, and the files contain everything.
     assert!(!ended.stderr.contains("DEBUG") && !ended.stderr.contains("TRACE"), "{ended:?}");
     for (rank, log) in run.logs(2, 0).iter().enumerate() {
         let lines: Vec<_> = log.lines().filter(|line| line.contains(" host=")).collect();

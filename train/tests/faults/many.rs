@@ -1,4 +1,4 @@
-//! As many ranks on one machine as a large job has.
+//! As many ranks on one machine as in a large job.
 
 use crate::support::Run;
 

@@ -1,5 +1,5 @@
-//! Every fault in every part of a step: nobody hangs, the verdict names the right rank, nothing is
-//! left behind, and the run comes back as if nothing had happened.
+//! Every fault in every part of a step: no rank hangs, the verdict names the right rank, nothing is left
+//! behind, and the run resumes as if nothing had happened.
 
 use std::time::{Duration, Instant};
 
@@ -7,25 +7,25 @@ use crate::support::{Ended, Run, STEPS, undisturbed};
 
 const RANKS: usize = 3;
 
-/// The rank that fails. Not 0, which keeps the rendezvous: that is a case of its own.
+/// The rank that fails. Not rank 0, which keeps the rendezvous and has a separate test.
 const CULPRIT: usize = 1;
 
 /// Deadline of every collective.
 const TIMEOUT_S: u64 = 4;
 
-/// The longest that two lives and a fault may take: start, deadline, inquiry, the launcher's
-/// patience, restart. Far more than any case needs; a hang needs more.
+/// Longest duration of two lives and a fault: start, deadline, inquiry, the launcher's patience, restart. Far
+/// more than any case needs, so that only a hang exceeds it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Where a fault comes, as the drill calls it.
+/// The places of faults, as named in the drill.
 const PLACES: [&str; 5] = ["start:0", "forward:3", "backward:3", "optimizer:3", "checkpoint:4"];
 
-/// A fault, and what the others, or the launcher, have to say of it.
+/// A fault, and the messages expected from the other ranks or the launcher.
 struct Fault {
     kind: &'static str,
-    /// What some rank other than the culprit says.
+    /// Text that some rank other than the culprit prints.
     verdict: &'static [&'static str],
-    /// What the launcher says.
+    /// Text that the launcher prints.
     launcher: &'static [&'static str],
 }
 
@@ -112,7 +112,7 @@ fn matrix() {
     }
 }
 
-/// The rank that keeps the rendezvous takes it along.
+/// The rank that keeps the rendezvous takes it down.
 #[test]
 #[ignore = "takes minutes: cargo test --release -p kiln --test faults -- --ignored matrix"]
 fn matrix_of_rank_0() {

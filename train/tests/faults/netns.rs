@@ -1,4 +1,4 @@
-//! Two machines, made of network namespaces with addresses of their own and a cable between them.
+//! Two machines made of network namespaces, with their own addresses and a cable between them.
 //!
 //! Needs root and iproute2: `cargo test --release -p kiln --test faults -- --ignored netns`.
 
@@ -19,13 +19,13 @@ const RANKS_PER_NODE: usize = 2;
 /// Address of each machine.
 const ADDRESSES: [&str; 2] = ["10.117.0.1", "10.117.0.2"];
 
-/// The machines have their network to themselves, so any port will do.
+/// The machines have a private network, so any port works.
 const PORT: &str = "29500";
 
-/// Both lives of a cut run. A hang takes longer.
+/// Longest duration of both lives of a cut run. A hang takes longer.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Two namespaces and a cable; gone when dropped.
+/// Two namespaces and a cable, removed on drop.
 struct Machines {
     names: [String; 2],
     cables: [String; 2],
@@ -61,7 +61,7 @@ impl Machines {
         }
     }
 
-    /// A program that pulls the cable, for a rank on machine a to run.
+    /// A program that cuts the cable, run by a rank on machine a.
     fn scissors(&self, folder: &Path) -> PathBuf {
         let path = folder.join("cut.sh");
         fs::write(&path, format!("#!/bin/sh\nexec ip link set {} down\n", self.cables[0])).unwrap();
@@ -69,7 +69,7 @@ impl Machines {
         path
     }
 
-    /// Starts the launcher of machine `node`, as one would on the machine itself.
+    /// Starts the launcher of machine `node`, as a user would on the machine itself.
     fn start(&self, run: &Run, node: usize, restarts: &str, train: &[&str]) -> Child {
         let rank = node.to_string();
         let launch = [
@@ -92,7 +92,7 @@ impl Machines {
             .expect("ip starts")
     }
 
-    /// Runs both launchers to their end.
+    /// Runs both launchers until they end.
     fn run(&self, run: &Run, restarts: &str, train: &[&str]) -> [Ended; 2] {
         let children = [0, 1].map(|node| self.start(run, node, restarts, train));
         children.map(end)
@@ -195,14 +195,14 @@ fn netns_ranks_of_another_machine_are_held_for_longer_than_the_deadline() {
         let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--set", "comm.timeout_s=4", "--break", at];
         let children = [0, 1].map(|node| machines.start(&run, node, "0", &sets));
         let out = run.out().display().to_string();
-        // Rank 3 is on machine b. Where all ranks are held, it is looked at from machine a as well.
+        // Rank 3 is on machine b. If all ranks are held, it is also looked at from machine a.
         let mut prompt = Prompt::started(|| {
             let mut command = Command::new("ip");
             command.args(["netns", "exec", &machines.names[node], env!("CARGO_BIN_EXE_kiln")]);
             command.args(["attach", &out, "--rank", "3"]);
             command
         });
-        // Three deadlines.
+        // Longer than three deadlines.
         std::thread::sleep(Duration::from_secs(12));
         prompt.enter("w");
         prompt.expect("rank 3 is at step 3");

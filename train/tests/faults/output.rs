@@ -1,4 +1,4 @@
-//! Logs that cannot be written: nothing that is said ends a run or changes how it ends.
+//! Logs that cannot be written: failed output neither ends a run nor changes how it ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::support::{Ended, Run, STEPS, config, kiln};
 
-/// As a file on a disk that is full.
+/// A stand-in for a file on a full disk.
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full")
 }
@@ -19,7 +19,7 @@ fn end(command: &mut Command) -> Ended {
     output_of(command.spawn().expect("kiln starts")).into()
 }
 
-/// A run one of whose checkpoints cannot be written, which is a warning.
+/// A run with a warning, because one of its checkpoints cannot be written.
 fn with_a_warning() -> (Run, Vec<String>) {
     config();
     let run = Run::new();
@@ -37,7 +37,7 @@ fn a_warning_that_cannot_be_written_is_counted() {
     let ended = end(kiln(arguments).stderr(full()));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(run.losses().len(), 8);
-    // What could not be said on one stream is said on the other.
+    // Output lost on one stream is reported on the other.
     let last = ended.stdout.lines().last().unwrap_or_default();
     assert!(last.starts_with("kiln: ") && last.contains("line"), "{ended:?}");
     assert!(last.contains("could not be written to standard error: No space left"), "{ended:?}");
@@ -51,7 +51,7 @@ fn output_that_cannot_be_written_changes_nothing() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("could not be written to standard output"), "{ended:?}");
     assert_eq!(run.losses().len(), 8);
-    // A reader that goes away is no loss.
+    // A reader that closes its end does not count as a loss.
     let run = Run::new();
     let mut process = kiln(run.train_arguments(&[])).spawn().expect("kiln starts");
     drop(process.stdout.take());
@@ -116,20 +116,20 @@ fn the_rank_that_failed_is_named_though_no_log_took_a_line() {
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
 
-/// Metrics are for people and their tools; a run does not end for them.
+/// Metrics are for users and their tools; failing to write them does not end a run.
 #[test]
 fn metrics_that_cannot_be_written_are_counted() {
     config();
     let run = Run::new();
     let ended = run.train_alone(1, &["--set", "train.steps=2"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    // Larger than any other file of the run, and as large as a file may be.
+    // Larger than any other file of the run, and as large as the file-size limit allows.
     let path = run.out().join("metrics.jsonl");
     let padding = "x".repeat(1_000_000);
     let content = format!("{{\"step\": 1, \"loss\": 1.0, \"padding\": \"{padding}\"}}\n");
     fs::write(&path, &content).expect("a file");
     let mut shell = Command::new("sh");
-    // Another ten bytes: less than a line.
+    // Ten more bytes: less than a line.
     let limit = content.len() + 10;
     let text = format!("trap '' XFSZ; exec prlimit --fsize={limit} \"$0\" \"$@\"");
     shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln"));
@@ -143,10 +143,10 @@ fn metrics_that_cannot_be_written_are_counted() {
     assert_eq!(fs::read_to_string(&path).expect("a file"), content, "no part of a line");
 }
 
-/// Bytes that fit into the pipes here.
+/// Capacity of the pipes here, in bytes.
 const PIPE: usize = 4096;
 
-/// A pipe that nobody reads while the first value lives, with room for so many bytes.
+/// A pipe that is not read while the first value lives, with space for `room` bytes.
 fn unread(room: usize) -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = pipe().expect("a pipe");
     let size = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE as i32)).expect("a small pipe");
@@ -155,12 +155,12 @@ fn unread(room: usize) -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// The end of a process none of whose output is read meanwhile.
+/// Waits for the end of a process without reading its output.
 fn end_unread(mut process: Child) -> ExitStatus {
     status_of(&mut process)
 }
 
-/// Everything that was written to the pipe.
+/// Reads everything that was written to the pipe.
 fn read(mut reader: PipeReader) -> String {
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("text");
@@ -169,7 +169,7 @@ fn read(mut reader: PipeReader) -> String {
 
 const WAYS: [Way; 2] = [Way::Threads, Way::Processes];
 
-/// What the two ranks of a run are.
+/// The form in which the two ranks run.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Threads,
@@ -188,7 +188,7 @@ impl Way {
 
 #[test]
 fn a_reader_that_stops_does_not_hold_up_a_run() {
-    // Full from the start, and in the midst of the lines of the run.
+    // Full from the start, or in the middle of the run's lines.
     for room in [0, 300] {
         for way in WAYS {
             let run = Run::new();
@@ -237,7 +237,7 @@ fn a_rank_that_fails_does_not_wait_for_a_reader() {
     }
 }
 
-/// Whoever reads slowly gets everything, in order.
+/// A slow reader gets all lines in order.
 #[test]
 fn a_reader_that_is_late_gets_every_line_of_a_run() {
     config();

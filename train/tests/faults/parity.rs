@@ -2,7 +2,7 @@
 
 use crate::support::{Run, config, undisturbed};
 
-/// Strategies whose losses are compared; the last needs four ranks.
+/// Strategies whose losses are compared; the last one needs four ranks.
 const STRATEGIES: [&str; 4] = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"];
 
 #[test]
@@ -12,7 +12,7 @@ fn losses_of_processes_equal_those_of_threads() {
         let threads = Run::new();
         let ended = threads.train_alone(ranks, &[]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        // Sums have the same order whatever the backend, so that not only 1e-6 holds, but all bits.
+        // Sums have the same order on every backend, so all bits agree and not only the first digits.
         assert_eq!(undisturbed(ranks), threads.losses(), "{ranks} ranks");
     }
 }
@@ -37,7 +37,7 @@ fn so_do_all_strategies() {
     }
 }
 
-/// Sealing what ranks say changes no bit of what they compute.
+/// Sealing messages changes no bit of the results.
 #[test]
 fn so_do_ranks_that_seal_what_they_say() {
     let run = Run::new();

@@ -1,4 +1,4 @@
-//! Processes that are asked to stop save the last step that is whole, all of them, and go on later.
+//! Processes that are asked to stop save the last complete step on all ranks, and resume later.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,7 +22,7 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
     config();
     for name in ["USR1", "USR2", "TERM"] {
         let run = Run::new();
-        // Rank 1 is late in step 4, so that the signal comes while the others wait for it.
+        // Rank 1 is late in step 4, so that the signal arrives while the others wait for it.
         let slow = ["--fault", "slow=2@data:4:1"];
         let launcher = run.launcher(RANKS, &["--grace-s", "30"], &slow).spawn().expect("kiln starts");
         wait_for_step(&run, 3);
@@ -45,8 +45,8 @@ fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
     format!("run={}@data:{step}:{rank}", run.signalling(name))
 }
 
-/// A terminal sends SIGINT to every process of its foreground, and a launcher tells its ranks besides: that is
-/// one request.
+/// A terminal sends SIGINT to every process in its foreground, and a launcher also forwards it to its ranks:
+/// this counts as one request.
 #[test]
 fn ctrl_c_is_one_request_whoever_passes_it_on() {
     config();
@@ -75,7 +75,7 @@ fn ctrl_c_is_one_request_whoever_passes_it_on() {
     assert_eq!(run.losses(), undisturbed(RANKS));
 }
 
-/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher passes its own on.
+/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher forwards its own.
 #[test]
 fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     config();
@@ -84,7 +84,7 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     let ended = run.launch(RANKS, &[], &["--fault", &twice]);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert_eq!(run.check_checkpoints().last(), run.losses().keys().last());
-    // Without a launcher as well: `timeout` sends SIGTERM to the process and to its group. A terminal that closes
+    // Also without a launcher: `timeout` sends SIGTERM to the process and to its group. A closing terminal
     // sends SIGHUP, and so does its shell.
     for pair in ["TERM TERM", "HUP HUP"] {
         let run = Run::new();
@@ -93,9 +93,9 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
         assert_eq!(ended.code, Some(75), "{ended:?}");
         assert!(ended.stdout.contains("stopped as asked: 3 of 8 steps"), "{ended:?}");
     }
-    // Whoever asks again later is in a hurry.
+    // A second request means that the user is in a hurry.
     let run = Run::new();
-    // The script ends with the rank, and does not hold its output open until then.
+    // The script ends with the rank, and does not hold the rank's output open.
     let later = run.script(
         "exec > /dev/null 2>&1\n\
          kill -TERM $PPID; sleep 1.2; kill -TERM $PPID\n\
@@ -108,13 +108,13 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     assert_eq!(ended.stderr.trim_end(), says);
 }
 
-/// Of the first step of a life nobody knows how long it takes, so it can be given up; of later ones it
-/// is known that they are short.
+/// The duration of the first step of a life is unknown, so the step may be abandoned; later steps are known
+/// to be short.
 #[test]
 fn a_step_that_may_be_long_is_given_up_and_done_again_to_the_same_bits() {
     config();
     let run = Run::new();
-    // (the step in whose first micro-batch a rank is asked, the rank, steps done then)
+    // (the step in whose first micro-batch a rank is asked to stop, the rank, the steps done then)
     for (life, (asked, rank, done)) in [(1, 1, 0), (4, 0, 4), (5, 1, 4)].into_iter().enumerate() {
         let fault = asked_in(&run, ["TERM", "USR1"][life % 2], asked, rank);
         let resume: &[&str] = if life > 0 { &["--resume", "latest"] } else { &[] };
@@ -157,7 +157,7 @@ fn work_that_is_longer_than_the_grace_is_said_once() {
     assert!(ended.stderr.contains("--grace-s"), "{ended:?}");
 }
 
-/// Reads what a process prints until a line contains `text`; the rest is read to its end.
+/// Reads a process's output until a line contains `text`, and the rest until its end.
 fn end_after(mut process: Child, text: &str, name: &str) -> Ended {
     let mut said = Said::of(process.stdout.take().expect("its output"));
     said.expect(text);
@@ -171,7 +171,7 @@ fn preparing_data_is_given_up_when_asked() {
     let run = Run::new();
     fs::create_dir_all(run.out()).expect("a folder");
     let (text, data) = (run.out().join("text.txt"), run.out().join("data"));
-    // Enough for many times what passes until the signal arrives.
+    // Enough to still be running when the signal arrives.
     let mut content = String::new();
     for line in 0..600_000_u64 {
         writeln!(content, "{} and {}", line * 7919 % 1009, line % 97).expect("text");
@@ -186,7 +186,7 @@ fn preparing_data_is_given_up_when_asked() {
     assert!(last.starts_with("stopped as asked while data was prepared"), "{ended:?}");
     assert!(!fs::exists(&data).expect("a folder"));
 
-    // All ranks of a job wait for rank 0, which prepares.
+    // All ranks of a job wait for rank 0, which prepares the data.
     let sets = [format!("data.text=[{text:?}]"), format!("data.path={data:?}")];
     config();
     let job = Run::new();
@@ -199,7 +199,7 @@ fn preparing_data_is_given_up_when_asked() {
     assert_eq!(job.orphans(), Vec::<String>::new());
 }
 
-/// Whether a process does something of its own on SIGTERM.
+/// Returns `true` if a process handles SIGTERM.
 fn handles_sigterm(process: u32) -> bool {
     const BIT: u64 = 1 << (15 - 1);
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -211,7 +211,7 @@ fn handles_sigterm(process: u32) -> bool {
 fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     config();
     let run = Run::new();
-    // Somebody listens at the master's port and says nothing.
+    // A listener at the master's port that never replies.
     let master = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = master.local_addr().expect("an address").port().to_string();
     let place = ["--rank", "1", "--world-size", "2", "--master-addr", "127.0.0.1"];
@@ -228,7 +228,7 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     assert!(!run.out().exists());
 }
 
-/// The process of one rank that a launcher has started and that handles SIGTERM already.
+/// The process of a rank that a launcher has started and that already handles SIGTERM.
 fn rank_of(launcher: &Child, rank: usize) -> Option<u32> {
     let (parent, rank) = (format!("PPid:\t{}", launcher.id()), format!("RANK={rank}"));
     let processes = fs::read_dir("/proc").expect("/proc").flatten();
@@ -242,7 +242,7 @@ fn rank_of(launcher: &Child, rank: usize) -> Option<u32> {
     processes.filter(is_rank).find(|process| handles_sigterm(*process))
 }
 
-/// Rank 0 prepares data from a FIFO that nobody writes to, and one rank of the job is asked to stop.
+/// Rank 0 prepares data from a FIFO without a writer, and one rank of the job is asked to stop.
 #[test]
 fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
     config();
@@ -272,7 +272,7 @@ fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
     }
 }
 
-/// Ranks 2 and 3 are on a node that does not come.
+/// Ranks 2 and 3 are on a node that never arrives.
 #[test]
 fn a_rank_that_is_asked_to_stop_before_all_have_met_stops_the_job() {
     config();

@@ -1,4 +1,4 @@
-//! A step of a run taken again: the same bits, and the same hashes.
+//! Repeating a step of a run: the same bits and the same hashes.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Run, config, kiln};
 
-/// A run with dropout and several micro-batches, whose checkpoints stay.
+/// A run with dropout and several micro-batches that keeps its checkpoints.
 const LONGER: [&str; 14] = [
     "--set",
     "train.steps=200",
@@ -53,7 +53,7 @@ fn a_step_in_the_middle_is_taken_again_to_the_same_bits() {
         assert!(ended.stdout.contains(": the same bits"), "{ended:?}");
         assert_eq!(hashes(&again), hashes(&run.out()));
 
-        // From the beginning, where there is no checkpoint before; and at another number of ranks.
+        // From the beginning, because there is no earlier checkpoint; and with another number of ranks.
         let ended = replay(&run, &["--step", "3"]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("from its beginning"), "{ended:?}");

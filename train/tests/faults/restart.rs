@@ -1,4 +1,4 @@
-//! What a job that is started again makes of its run folder, and of nodes that do not come.
+//! A restarted job whose run folder is missing, or whose other nodes never arrive.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use std::net::TcpListener;
 
 use crate::support::{Run, config, undisturbed};
 
-/// It would begin anew, as if there had never been anything.
+/// Otherwise it would start from scratch, as if there had never been a run.
 #[test]
 fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     config();
@@ -16,9 +16,9 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         let script = format!("mv OUT MOVED; {and_then}");
         let script = script.replace("OUT", &out.display().to_string());
         let script = run.script(&script.replace("MOVED", &moved.display().to_string()));
-        // Rank 0 finds that out when it saves step 4.
+        // Rank 0 notices this when it saves step 4.
         let drill = format!("run={script}@data:3:0");
-        // So that the checkpoint of step 2 is complete by then.
+        // Saves synchronously, so that the checkpoint of step 2 is complete by then.
         let train = ["--fault", &drill, "--set", "checkpoint.async=false"];
         let ended = run.launch(2, &["--max-restarts", "5"], &train);
         assert_eq!(ended.code, Some(2), "{and_then}: {ended:?}");
@@ -26,7 +26,7 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         assert!(ended.stderr.contains(says), "{and_then}: {ended:?}");
         assert!(!ended.stderr.contains("restart 2 of 5"), "{and_then}: {ended:?}");
         assert!(!out.join("checkpoints").exists(), "{and_then}");
-        // Nothing of it is lost.
+        // Its files are not lost.
         let _ = fs::remove_dir_all(&out);
         fs::rename(&moved, &out).expect("the folder");
         let resume = ["--resume", "latest", "--set", "checkpoint.async=false"];
@@ -36,7 +36,7 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     }
 }
 
-/// The launcher of the other node has given up, or there never was one: this one does not try for ever.
+/// The launcher of the other node has given up or never existed: this one does not retry forever.
 #[test]
 fn a_launcher_does_not_go_on_without_the_other_node() {
     config();

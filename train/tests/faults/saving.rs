@@ -1,4 +1,4 @@
-//! Checkpoints that are interrupted or cannot be written: what was there before stays whole.
+//! Checkpoints that are interrupted or cannot be written: earlier checkpoints stay complete.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,7 +9,7 @@ use kiln_testkit::run_to_end;
 
 use crate::support::{Ended, Run, config, end, kiln};
 
-/// How a life saves.
+/// The ways of saving.
 pub const WAYS: [&[&str]; 3] =
     [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
 
@@ -17,7 +17,7 @@ pub fn checkpoints(run: &Run) -> PathBuf {
     run.out().join("checkpoints")
 }
 
-/// Whether a checkpoint is being written.
+/// Returns `true` while a checkpoint is being written.
 pub fn is_saving(run: &Run) -> bool {
     let entries = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| {
@@ -26,7 +26,7 @@ pub fn is_saving(run: &Run) -> bool {
     })
 }
 
-/// What `kiln inspect --verify` says of a checkpoint or a run, every byte of which is right.
+/// The output of `kiln inspect --verify` for a checkpoint or run, every byte of which must be valid.
 fn verify(path: &Path) -> String {
     let path = path.display().to_string();
     let ended = Ended::from(run_to_end(&mut kiln(["inspect", "--verify", &path])));
@@ -35,12 +35,12 @@ fn verify(path: &Path) -> String {
     ended.stdout
 }
 
-/// The step of the newest checkpoint; `None` if there is none. Of this one and of all others every byte is
-/// right.
+/// The step of the newest checkpoint; `None` if there is none. Every byte of this checkpoint and all others
+/// must be valid.
 pub fn verified(run: &Run) -> Option<u64> {
     let latest = checkpoints(run).join("latest");
     let there = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
-    // What is hidden is none yet, or none any more.
+    // Hidden folders are checkpoints being written or removed.
     let is_visible = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"fsdp_cpt"))
     };
@@ -54,7 +54,7 @@ pub fn verified(run: &Run) -> Option<u64> {
     after.split_whitespace().next().and_then(|step| step.parse().ok())
 }
 
-/// A run of two steps with a checkpoint of each, and more steps to go.
+/// A run of two steps with a checkpoint of each, and more steps to come.
 fn two_steps() -> Run {
     config();
     let run = Run::new();
@@ -64,7 +64,7 @@ fn two_steps() -> Run {
     run
 }
 
-/// A shell that runs `kiln train --resume latest` after `before`.
+/// Runs `before` and then `kiln train --resume latest` in a shell.
 fn resumed_in_shell(run: &Run, before: &str, more: &[&str]) -> Ended {
     let arguments = run.train_arguments(&[&["--ranks", "2", "--resume", "latest"], more].concat());
     let mut command = Command::new("sh");
@@ -73,10 +73,10 @@ fn resumed_in_shell(run: &Run, before: &str, more: &[&str]) -> Ended {
     run_to_end(&mut command).into()
 }
 
-/// As on a full disk: files cannot grow beyond some kilobytes.
+/// As on a full disk: files cannot exceed some kilobytes.
 #[test]
 fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
-    // A signal that is ignored stays ignored; the write fails instead.
+    // The signal is ignored in the child too, so the write fails instead.
     let limit = "trap '' XFSZ; ulimit -f 16";
     let run = two_steps();
     let ended = resumed_in_shell(&run, limit, &[]);
@@ -86,10 +86,10 @@ fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
     }
     assert_eq!(verified(&run), Some(2));
     assert!(!is_saving(&run), "its room is free again");
-    // It ended when the save was found to have failed, not at once.
+    // It ended when the failed save was detected, not at once.
     assert!(run.losses().len() < 8, "{:?}", run.losses());
 
-    // Told to go on, it trains to its end, and says there that the last save failed.
+    // With `continue`, it trains to its end and reports there that the last save failed.
     let run = two_steps();
     let ended = resumed_in_shell(&run, limit, &["--set", "checkpoint.on_failure=continue"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -99,13 +99,13 @@ fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
     assert_eq!(verified(&run), Some(2));
     assert!(!is_saving(&run));
 
-    // With room, it goes on from there as if nothing had been.
+    // With enough space, it resumes as if nothing had happened.
     let ended = run.train_alone(2, &["--resume", "latest"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(verified(&run), Some(8));
 }
 
-/// A program that a fault drill runs.
+/// Writes a program for a fault drill to run.
 fn script(folder: &Path, text: &str) -> String {
     let path = folder.join("drill.sh");
     fs::write(&path, format!("#!/bin/sh\nset -e\n{text}\n")).expect("a script");
@@ -117,7 +117,7 @@ fn script(folder: &Path, text: &str) -> String {
 fn a_save_that_fails_is_one_checkpoint_less() {
     for way in WAYS {
         let run = two_steps();
-        // Something is in the way of one checkpoint.
+        // A file blocks the path of one checkpoint.
         fs::write(checkpoints(&run).join(".fsdp_cpt4.partial"), "no folder").expect("a file");
         let goes_on = ["--resume", "latest", "--set", "checkpoint.on_failure=continue"];
         let keep = ["--set", "checkpoint.keep=0"];
@@ -136,7 +136,7 @@ fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let folder = checkpoints(&run).display().to_string();
     let drill = format!("run={}@data:5:0", script(place.path(), &format!("rm -r '{folder}'")));
-    // Not while one is being written, which would be an error of that one.
+    // Not while a checkpoint is being written, which would make that save fail.
     let resume = ["--resume", "latest", "--set", "checkpoint.async=false", "--fault"];
     let ended = run.train_alone(2, &[&resume[..], &[&drill]].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -154,9 +154,9 @@ fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
     assert_eq!(verified(&run), Some(4));
 }
 
-/// Two ranks as processes, each in a folder of its own with a path to the run folder in it. Rank 1 sees
-/// the folder of every save but that of step `lost`, for which it has another one, as on machines that
-/// do not share it. Returns what rank 0 and rank 1 ended with.
+/// Two ranks as processes, each in its own folder with a path to the run folder in it. Rank 1 sees the folder
+/// of every save except that of step `lost`, for which it has another folder, as on machines that do not
+/// share it. Returns how rank 0 and rank 1 ended.
 fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [Ended; 2] {
     let config = config().display().to_string();
     let other = tempfile::tempdir().expect("a temporary folder");
@@ -175,7 +175,7 @@ fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [En
     let port = listener.local_addr().expect("an address").port().to_string();
     drop(listener);
     let on_failure = format!("checkpoint.on_failure={on_failure}");
-    // Whoever waits for the save waits longer than for a collective.
+    // Waiting for the save may take longer than a collective.
     let sets = ["comm.timeout_s=2", "checkpoint.timeout_s=5", "checkpoint.keep=0", &on_failure];
     let ranks = [(0, &home), (1, &other.path().to_owned())].map(|(rank, folder)| {
         let arguments = ["train", &config, "--out", "run"];
@@ -198,7 +198,7 @@ fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [En
 #[test]
 fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     let missing = "the parts of ranks [1] are not all in run/checkpoints/.fsdp_cpt";
-    // Training goes on with the checkpoints before and after.
+    // Training continues with the earlier and later checkpoints.
     let run = Run::new();
     let ended = with_a_save_that_is_not_shared(&run, 4, "continue");
     for rank in &ended {
@@ -218,7 +218,7 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(ended[0].stderr.contains(&format!("error: {missing}8.partial")), "{ended:?}");
     assert_eq!(run.check_checkpoints(), [2, 4, 6]);
 
-    // Told to end, it ends with the reason.
+    // With `abort`, it ends and reports the reason.
     let run = Run::new();
     let ended = with_a_save_that_is_not_shared(&run, 4, "abort");
     assert_eq!(ended[0].code, Some(1), "{ended:?}");
@@ -227,14 +227,14 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(!is_saving(&run));
 }
 
-/// A disk that takes nothing for rank 1: it waits for a reader of its file, as long as it lives.
+/// A disk that never accepts rank 1's data: rank 1 waits for a reader of its file.
 #[test]
 fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
     config();
     let place = tempfile::tempdir().expect("a temporary folder");
     let run_with = |run: &Run, on_failure: &str| {
         let folder = checkpoints(run).join(".fsdp_cpt2.partial").display().to_string();
-        // At rank 0's first word on the first save, the folder is there and nobody writes yet.
+        // At rank 0's first collective of the first save, the folder exists and no rank writes yet.
         let hang = format!("mkfifo '{folder}/model-part-00002-of-00002.safetensors'");
         let drill = format!("run={}@checkpoint:2:0", script(place.path(), &hang));
         let on_failure = format!("checkpoint.on_failure={on_failure}");
@@ -258,7 +258,7 @@ fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
     assert!(!is_saving(&run));
 }
 
-/// A file system of a megabyte, in a mount namespace of its own.
+/// Runs with a file system of a megabyte in a private mount namespace.
 fn on_small_disk(run: &Run, script: &str) -> Ended {
     fs::create_dir_all(run.out()).expect("a folder");
     let out = run.out().display().to_string();
@@ -280,7 +280,7 @@ fn on_small_disk(run: &Run, script: &str) -> Ended {
 fn disk_that_is_full_or_read_only() {
     config();
     let place = tempfile::tempdir().expect("a temporary folder");
-    // Full: an error, and what is there stays whole.
+    // Full: an error, and earlier checkpoints stay complete.
     let run = Run::new();
     let ended = on_small_disk(
         &run,
@@ -297,7 +297,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
     assert!(ended.stdout.contains("fsdp_cpt4 is whole"), "{ended:?}");
 
-    // Full for a while: training goes on if it is told to, and saves again when there is room.
+    // Full for a while: training continues if configured, and saves again once there is space.
     let run = Run::new();
     let free = script(place.path(), &format!("rm '{}/filler'", run.out().display()));
     let ended = on_small_disk(
@@ -316,7 +316,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt8 is whole"), "{ended:?}");
     assert!(!ended.stdout.contains("fsdp_cpt4\n"), "{ended:?}");
 
-    // Read-only from one moment on.
+    // Becomes read-only during the run.
     let run = Run::new();
     let folder = checkpoints(&run).display().to_string();
     let text = format!("mount --bind '{folder}' '{folder}'\nmount -o remount,bind,ro '{folder}'");
@@ -334,7 +334,7 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
 }
 
-/// Blocks of 512 bytes: room for what a run writes besides its weights, and for none of its checkpoints.
+/// In blocks of 512 bytes: enough for everything that a run writes except checkpoints.
 #[test]
 fn a_limit_on_file_sizes_is_told_like_a_full_disk() {
     crate::support::config();

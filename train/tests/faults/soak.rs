@@ -1,4 +1,4 @@
-//! A run that is killed again and again ends as if it had never been.
+//! A run that is killed repeatedly ends like an undisturbed run.
 
 use std::fs;
 use std::process::Child;
@@ -8,13 +8,13 @@ use crate::support::{Run, config};
 
 const RANKS: usize = 2;
 
-/// Processes killed.
+/// Number of processes killed.
 const KILLS: usize = 200;
 
-/// Steps of the run: enough to be killed that often.
+/// Number of steps: enough to be killed that often.
 const STEPS: u64 = 12_000;
 
-/// The whole soak; a hang takes longer.
+/// Longest duration of the whole soak; a hang takes longer.
 const LIMIT: Duration = Duration::from_secs(3000);
 
 /// A counter-based random number: the same soak every time, as far as the machine allows.
@@ -25,7 +25,7 @@ fn random(counter: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The living ranks of a launcher, by process id.
+/// The process ids of a launcher's living ranks.
 fn ranks_of(launcher: &Child) -> Vec<u32> {
     let path = format!("/proc/{0}/task/{0}/children", launcher.id());
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -53,7 +53,7 @@ fn soak() {
             break status.code();
         }
         assert!(started.elapsed() < LIMIT, "{kills} kills in {:?}", started.elapsed());
-        // Anywhere from the start of a life to some steps and a checkpoint later.
+        // At any time from the start of a life to some steps and a checkpoint later.
         let pause = random(kills as u64) % 2000;
         std::thread::sleep(Duration::from_millis(pause + 50));
         let ranks = ranks_of(&launcher);

@@ -1,4 +1,4 @@
-//! A small run as processes, and what it leaves behind.
+//! A small run as processes, and its files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -53,7 +53,7 @@ every = 1
 threads = 1
 "#;
 
-/// Data and configuration, made once for all tests.
+/// Data and configuration, created once for all tests.
 fn shared() -> &'static Path {
     static SHARED: OnceLock<TempDir> = OnceLock::new();
     let folder = SHARED.get_or_init(|| {
@@ -71,7 +71,7 @@ fn shared() -> &'static Path {
 pub fn config() -> PathBuf {
     static PREPARED: OnceLock<()> = OnceLock::new();
     let path = shared().join("tiny.toml");
-    // Prepared by a run of one rank, so that later ones do not wait for it.
+    // Prepared by a run of one rank, so that later runs need not wait for the data.
     PREPARED.get_or_init(|| {
         let run = Run::new();
         let ended = run.train_alone(1, &["--set", "train.steps=2"]);
@@ -80,11 +80,11 @@ pub fn config() -> PathBuf {
     path
 }
 
-/// What a command ended with.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
-    /// Shown when a check fails.
+    /// For messages of failed checks.
     #[allow(dead_code)]
     pub stdout: String,
     pub stderr: String,
@@ -98,7 +98,7 @@ impl From<Output> for Ended {
     }
 }
 
-/// `kiln` without a place in its environment.
+/// The command `kiln` without variables that describe a place among ranks.
 pub fn kiln(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     signals::with_defaults(&mut command)
@@ -111,7 +111,7 @@ pub fn kiln(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     command
 }
 
-/// A run folder of its own.
+/// A separate run folder.
 pub struct Run {
     folder: TempDir,
 }
@@ -125,12 +125,12 @@ impl Run {
         self.folder().join("run")
     }
 
-    /// The folder that the run folder will be in.
+    /// The parent folder of the run folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// `train CONFIG --out …` with more arguments.
+    /// The arguments `train CONFIG --out …` followed by `more`.
     pub fn train_arguments(&self, more: &[&str]) -> Vec<String> {
         let path = shared().join("tiny.toml");
         let mut arguments = vec!["train".into(), path.display().to_string()];
@@ -139,14 +139,14 @@ impl Run {
         arguments
     }
 
-    /// Ranks as threads of one process.
+    /// Trains with ranks that are threads of one process.
     pub fn train_alone(&self, ranks: usize, more: &[&str]) -> Ended {
         let ranks = ranks.to_string();
         let arguments = self.train_arguments(&[&["--ranks", &ranks], more].concat());
         run_to_end(&mut kiln(arguments)).into()
     }
 
-    /// The command that runs ranks as processes.
+    /// A command that runs ranks as processes.
     pub fn launcher(&self, ranks: usize, launch: &[&str], train: &[&str]) -> Command {
         let ranks = ranks.to_string();
         let fixed = ["launch", "--nproc-per-node", &ranks];
@@ -165,7 +165,7 @@ impl Run {
         run_to_end(&mut self.launcher(ranks, launch, train)).into()
     }
 
-    /// The last word on each step: its loss, as printed.
+    /// The last printed loss of each step.
     pub fn losses(&self) -> BTreeMap<u64, String> {
         let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
         let line = |line: &str| {
@@ -175,7 +175,7 @@ impl Run {
         text.lines().filter_map(line).collect()
     }
 
-    /// A program that a fault drill runs.
+    /// Writes a program for a fault drill to run.
     pub fn script(&self, text: &str) -> String {
         let path = self.folder.path().join("drill.sh");
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
@@ -183,7 +183,8 @@ impl Run {
         path.display().to_string()
     }
 
-    /// A program that sends signals to the rank that runs it, each when the one before has been delivered.
+    /// Writes a program that sends signals to the rank that runs it, each after the previous one was
+    /// delivered.
     pub fn signalling(&self, names: &str) -> String {
         self.script(&format!(
             "for name in {names}; do\n\
@@ -201,7 +202,7 @@ impl Run {
         });
     }
 
-    /// Everything that ranks said in one life, by rank.
+    /// The complete output of ranks in one life, by rank.
     pub fn logs(&self, ranks: usize, life: u64) -> Vec<String> {
         let log = |rank: usize| {
             let stream = |name: &str| {
@@ -213,7 +214,7 @@ impl Run {
         (0..ranks).map(log).collect()
     }
 
-    /// Opens every checkpoint there is and uses it; returns their steps.
+    /// Opens and uses every checkpoint. Returns their steps.
     pub fn check_checkpoints(&self) -> Vec<u64> {
         let folder = self.out().join("checkpoints");
         let entries = fs::read_dir(&folder).map(|entries| entries.flatten().collect());
@@ -247,7 +248,7 @@ impl Run {
     }
 }
 
-/// Losses of a run that nothing disturbed, with as many ranks as processes.
+/// Losses of an undisturbed run whose ranks are processes.
 pub fn undisturbed(ranks: usize) -> BTreeMap<u64, String> {
     static KNOWN: std::sync::Mutex<BTreeMap<usize, BTreeMap<u64, String>>> =
         std::sync::Mutex::new(BTreeMap::new());
@@ -273,7 +274,7 @@ pub fn signal(name: &str, process: &Child) {
     assert!(status.expect("kill").success());
 }
 
-/// Stops a child; when this returns, none of its threads runs.
+/// Stops a child. On return, none of its threads runs.
 pub fn freeze(process: &Child) {
     signal("STOP", process);
     let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");

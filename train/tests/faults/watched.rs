@@ -1,5 +1,5 @@
-//! A run that is watched in every way there is goes on as one that nobody looks at: whoever looks may be slow, silent,
-//! many or gone, and what is written for them may find no room.
+//! A run that is watched in every possible way trains like one that is not. Observers may be slow, silent,
+//! numerous or gone, and their files may not fit on the disk.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,10 +11,10 @@ use kiln_testkit::{PATIENCE, Said, output_of, run_to_end, status_of, wait_for};
 
 use crate::support::{Ended, Run, config, kiln, undisturbed};
 
-/// Steps of the runs here, which have something to do while clients come.
+/// Number of steps: enough to keep the run busy while clients connect.
 const STEPS: &str = "train.steps=300";
 
-/// Everything that shows a run while it goes on.
+/// Settings that enable everything that shows a run.
 const EVERYTHING: [&str; 12] = [
     "--set",
     "log.http=127.0.0.1:0",
@@ -30,7 +30,7 @@ const EVERYTHING: [&str; 12] = [
     "sample.max_tokens=4",
 ];
 
-/// A run that says where its page is, and all else that it says.
+/// Starts a run. Returns its process, the address of its page, and its output.
 fn start(run: &Run, arguments: &[&str]) -> (Child, String, Said) {
     let mut child = kiln(run.train_arguments(arguments)).spawn().expect("kiln starts");
     let mut said = Said::of(child.stdout.take().expect("it is piped"));
@@ -97,11 +97,11 @@ fn a_hundred_clients_and_everything_else_that_shows_a_run_change_nothing_of_it()
         let sent = match index % 4 {
             0 => String::new(),
             1 => "GET / HTTP/1.1\r\nHos".to_owned(),
-            // Asked for again and again, and never read.
+            // Requested repeatedly, and never read.
             2 => get("/").repeat(20),
             _ => get("/api/runs"),
         };
-        // A client that is turned away is none that the run has to bear.
+        // The write fails if the client was rejected.
         let _ = stream.write_all(sent.as_bytes());
         clients.push(stream);
     }
@@ -130,7 +130,7 @@ fn a_run_of_processes_shows_itself_and_goes_on_without_a_page_whose_address_is_t
     let log = run.logs(2, 0).concat();
     assert!(log.contains("log.http: cannot serve the page at "), "{log}");
     assert_eq!(run.losses(), undisturbed(2));
-    // Rank 0 alone writes.
+    // Only rank 0 writes.
     assert_eq!(fs::read_dir(run.out().join("tensorboard")).expect("a folder").count(), 1);
 }
 
@@ -142,7 +142,7 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
     let fixed =
         ["--ranks", "2", "--set", STEPS, "--set", "log.http=127.0.0.1:0", "--set", "comm.timeout_s=1000"];
     let (mut child, address, _said) = start(&run, &[&fixed[..], &slow].concat());
-    // The last step that is done.
+    // The last completed step.
     let is_at_60 = || {
         let runs = ask(&address, "/api/runs");
         if runs.contains("\"step\":59,") { Ok(()) } else { Err(runs) }
@@ -167,8 +167,8 @@ fn the_page_of_a_run_shows_its_ranks_and_a_stranger_gets_nothing() {
     status_of(&mut child);
 }
 
-/// A page with `--control` saves a checkpoint of a run that goes on, and ends it: what it has trained until then is what
-/// an undisturbed run trains, and it goes on from there.
+/// A page with `--control` saves a checkpoint of a run and ends it. Until then the run trains like an
+/// undisturbed one, and it resumes from the checkpoint.
 #[test]
 fn a_page_with_control_saves_and_ends_a_run() {
     config();
@@ -184,7 +184,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
         .unwrap_or_else(|| panic!("an address with a token: {line}"));
     let headers = format!("Authorization: Bearer {token}\r\nX-Kiln-Control: 1\r\n");
     let order = |path: &str| request(address, &format!("POST {path}?run=run"), &headers);
-    // A run is known to the page once its folder has been read, and takes lines once it trains.
+    // The page knows a run once its folder has been read, and the run accepts commands once it trains.
     let answer = wait_for("an order that is taken", || {
         let answer = order("/api/checkpoint");
         if answer.starts_with("HTTP/1.1 200") { Ok(answer) } else { Err(answer) }
@@ -194,13 +194,13 @@ fn a_page_with_control_saves_and_ends_a_run() {
         let events = fs::read_to_string(run.out().join("events.jsonl")).unwrap_or_default();
         if events.contains("\"kind\":\"checkpoint\"") { Ok(()) } else { Err(events) }
     });
-    // Without what an order needs, the run goes on.
+    // Requests without the required headers do not affect the run.
     let refused = request(address, "POST /api/stop?run=run", "X-Kiln-Control: 1\r\n");
     assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
     let answer = order("/api/stop");
     assert!(answer.ends_with("{\"said\":\"the run saves and ends\"}"), "{answer}");
     let ended = end(child, said);
-    // As for every run that was asked to stop: it can go on.
+    // As for every run that was asked to stop, it can be resumed.
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert!(ended.stdout.contains("stopped as asked"), "{ended:?}");
     let answer = order("/api/stop");
@@ -215,7 +215,7 @@ fn a_page_with_control_saves_and_ends_a_run() {
     assert_eq!(run.losses().len(), losses.len() + 5);
 }
 
-/// What is written for those who look finds no room: no file may grow beyond what a checkpoint takes.
+/// Files for observers do not fit: no file may exceed the size of a checkpoint.
 #[test]
 fn files_for_tensorboard_that_find_no_room_end_nothing() {
     config();
@@ -229,7 +229,7 @@ fn files_for_tensorboard_that_find_no_room_end_nothing() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("done: 300 steps"), "{ended:?}");
     let told = ended.stderr.lines().filter(|line| line.contains("tensorboard")).count();
-    // A short event may still find room where a long one did not.
+    // A short event may still fit where a long one did not.
     assert!((2..30).contains(&told), "{}", ended.stderr);
     assert_eq!(run.losses().len(), 300);
 }

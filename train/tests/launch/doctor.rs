@@ -1,4 +1,4 @@
-//! What the doctor says about each source.
+//! The doctor's report on each source.
 
 use crate::support::{Ended, Job, ended};
 
@@ -8,7 +8,7 @@ fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     ended(kiln_testkit::run_to_end(&mut job.kiln(&command, variables)))
 }
 
-/// The lines of one part.
+/// The lines of one section.
 fn part<'a>(ended: &'a Ended, title: &str) -> Vec<&'a str> {
     let lines = ended.stdout.lines().skip_while(|line| *line != title).skip(1);
     lines.take_while(|line| !line.is_empty()).map(str::trim).collect()
@@ -118,7 +118,7 @@ fn the_winner_of_every_other_source() {
     }
 }
 
-/// The same for programs.
+/// The same as JSON.
 #[test]
 fn json() {
     let diagnosis = |variables: &[(&str, &str)], arguments: &[&str], code| {
@@ -177,10 +177,10 @@ fn the_network_is_examined() {
     let text = rank("1", "127.0.0.1", &port);
     assert!(text.contains("somebody listens on 127.0.0.1:"), "{text}");
     drop(listener);
-    // Nobody gets this port by chance, and nobody offers its service any more.
+    // Port 1 is never assigned by chance, and its service is no longer in use.
     let text = rank("1", "127.0.0.1", "1");
     assert!(text.contains("nobody listens there yet"), "{text}");
-    // A port that was free a moment ago may have gone to another program.
+    // A port that was just free may have been taken by another program.
     let free = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port().to_string();
@@ -188,14 +188,14 @@ fn the_network_is_examined() {
         rank("0", "127.0.0.1", &port).contains("rank 0 can listen on 127.0.0.1:")
     };
     assert!((0..20).any(|_| free()));
-    // Documentation addresses are nobody's.
+    // Documentation addresses belong to no machine.
     let text = rank("0", "192.0.2.1", &port);
     assert!(text.contains("is no address of this machine"), "{text}");
     let text = rank("0", "no-such-host.invalid", &port);
     assert!(text.contains("does not resolve"), "{text}");
 }
 
-/// Ranks that cannot find the machine of rank 0 never meet.
+/// Ranks that cannot find rank 0's machine never meet.
 #[test]
 fn a_master_that_cannot_be_found_is_a_wrong_configuration() {
     let master = [("MASTER_ADDR", "no-such-host.invalid"), ("MASTER_PORT", "29500")];

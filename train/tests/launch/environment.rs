@@ -1,4 +1,4 @@
-//! What ranks are told.
+//! The variables that ranks receive.
 
 use std::collections::BTreeMap;
 
@@ -103,7 +103,7 @@ fn words_for_the_number_of_ranks() {
     }
 }
 
-/// The launchers of all nodes together start every rank once.
+/// The launchers of all nodes together start every rank exactly once.
 #[test]
 fn two_nodes_make_one_job() {
     let job = Job::new(TELL);
@@ -124,7 +124,8 @@ fn two_nodes_make_one_job() {
     assert_eq!(places, ["0 0 4", "1 0 4", "0 1 4", "1 1 4"]);
 }
 
-/// A shell inside `salloc`, or a terminal of an editor there, has the variables of a task, and no other task is started.
+/// A shell inside `salloc`, or an editor's terminal, has the variables of a task although no other task is
+/// started.
 #[test]
 fn a_shell_in_an_allocation_is_told_at_once_how_to_run_alone() {
     let job = Job::new("");

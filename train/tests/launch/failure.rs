@@ -1,8 +1,8 @@
-//! Exit codes, and what is said about failures.
+//! Exit codes, and messages about failures.
 
 use crate::support::Job;
 
-/// Rank r ends with the r-th of `$CODES`.
+/// Rank r exits with the r-th code of `$CODES`.
 const CODES: &str = r#"exit "$(echo "$CODES" | cut -d, -f$((RANK + 1)))""#;
 
 #[test]

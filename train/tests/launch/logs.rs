@@ -1,4 +1,4 @@
-//! What ranks say is kept per rank, and rank 0 is on the console.
+//! The output of ranks is stored per rank, and rank 0's is shown on the console.
 
 use crate::support::Job;
 
@@ -16,7 +16,7 @@ fn every_rank_has_logs_and_rank_0_the_console() {
         assert_eq!(log("stderr"), format!("err of {rank}\n"));
     }
     assert_eq!(job.logs("run/logs").len(), 4);
-    // Another job in the same folder keeps what was there.
+    // Another job in the same folder keeps the earlier content.
     job.launch(&["--nproc-per-node", "2"], &[]);
     assert_eq!(job.text("run/logs/rank_1.restart_0.stdout.log"), "out of 1\nout of 1\n");
 }
@@ -46,7 +46,8 @@ fn where_logs_go() {
     assert!(ended.stderr.contains("choose another folder with --log-dir"), "{ended:?}");
 }
 
-/// A rank may write faster than its pipe takes, and up to its last moment. Its log has all of it.
+/// A rank may write faster than its pipe accepts, and until its last moment. Its log still contains
+/// everything.
 #[test]
 fn nothing_is_lost() {
     let job = Job::new("seq 1 200000; seq 1 200000 >&2");
@@ -57,7 +58,7 @@ fn nothing_is_lost() {
     }
 }
 
-/// The launcher's own output has all of it too, up to 1 MiB per stream however slow its reader is.
+/// So does the launcher's own output, up to 1 MiB per stream, however slow its reader is.
 #[test]
 fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     // 868,895 bytes; a pipe takes 65,536.
@@ -70,7 +71,7 @@ fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
     assert_eq!(job.text("run/logs/rank_0.restart_0.stdout.log"), ended.stdout);
 }
 
-/// Its ranks may well refuse, but what they say is not the other's.
+/// Its ranks may be refused, but their output must not mix with the other job's.
 #[test]
 fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     let job = Job::new("echo out of $WHO; [ $WHO = first ] && { put ready 1; wait_for go; }; echo the end");
@@ -88,7 +89,7 @@ fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     put_go(&job);
     assert_eq!(crate::support::finish(first).code, Some(0));
     assert_eq!(job.text(log), "out of first\nthe end\n");
-    // When it has ended, its folder is the next one's.
+    // After it has ended, the next launch gets its folder.
     job.launch(&id, &[("WHO", "fourth")]);
     assert!(job.text(log).contains("out of fourth"));
 }

@@ -1,5 +1,5 @@
-//! Starts `kiln launch` and `kiln doctor` as a user would. Most ranks are shell scripts, so that
-//! what they do and when they end is under control; nothing here links the trainer.
+//! Starts `kiln launch` and `kiln doctor` as a user would. Most ranks are shell scripts, so that tests
+//! control their actions and their end; nothing here links the trainer.
 
 mod doctor;
 mod environment;

@@ -1,8 +1,8 @@
-//! `kiln train` where it was started once per node: it launches the node's ranks itself.
+//! `kiln train` started once per node: it launches the node's ranks itself.
 
 use crate::support::{Ended, Job, ended};
 
-/// The ranks are the real program, which finds no configuration, so that all of them end with 2.
+/// The ranks are the real program, which finds no configuration, so all of them exit with 2.
 fn train(variables: &[(&str, &str)]) -> (Job, Ended) {
     let job = Job::new("");
     let command = ["train", "none.toml", "--out", "run"];

@@ -1,5 +1,5 @@
-//! No rank outlives its launcher. These ranks are the real program, which asks the system for that;
-//! a script in its place could not.
+//! No rank outlives its launcher. These ranks are the real program, which requests this from the system; a
+//! script could not.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use kiln_testkit::{run_to_end, status_of, wait_until};
 
 use crate::support::{Job, children_of, finish, parent_of, send};
 
-/// Trains for longer than anyone waits.
+/// Trains for longer than any test waits.
 const CONFIG: &str = r#"
 [model]
 d_model = 16
@@ -50,7 +50,7 @@ fn ranks_end_with_a_launcher_that_is_killed() {
     }
 }
 
-/// The launcher may be gone before a rank gets to ask.
+/// The launcher may be gone before a rank makes the request.
 #[test]
 fn a_rank_without_its_launcher_does_not_start() {
     let job = Job::new("");

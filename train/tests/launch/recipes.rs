@@ -1,4 +1,4 @@
-//! The scripts in `configs/`: they are there, they parse, and they start what their names say.
+//! The scripts in `configs/`: they exist, they parse, and they start what their names promise.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,7 @@ fn scripts_may_be_executed_and_parse() {
     }
 }
 
-/// Runs a script with a program that prints its arguments in place of kiln.
+/// Runs a script with a program that prints its arguments instead of kiln.
 fn run(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let job = Job::new("echo \"$*\"");
     let mut command = Command::new(script(name));
@@ -50,14 +50,14 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// What becomes of a Slurm job whose step does as `srun` says, until it is told something or ends.
+/// A Slurm job whose step runs the script `srun`, until it gets a signal or ends.
 struct SlurmJob {
     folder: Job,
     recipe: &'static str,
 }
 
 impl SlurmJob {
-    /// `srun` is what the step does once it is there; `state` the job's, once it has ended.
+    /// `srun` is the script of the step; `state` is the job's state after the step.
     fn new(recipe: &'static str, srun: &str, state: &str) -> SlurmJob {
         let folder = Job::new("");
         fs::create_dir(folder.path("bin")).expect("a folder");
@@ -76,8 +76,8 @@ impl SlurmJob {
         SlurmJob { folder, recipe }
     }
 
-    /// Runs the recipe, and sends its script SIGTERM once the step is there, if `stop`. The exit code, and
-    /// what `scontrol` was told.
+    /// Runs the recipe. With `stop`, sends its script SIGTERM once the step has started. Returns the exit
+    /// code and the arguments of `scontrol`.
     fn run(&self, stop: bool) -> (Option<i32>, String) {
         let paths = std::env::var("PATH").unwrap_or_default();
         let mut script = Command::new(script(self.recipe))
@@ -107,7 +107,7 @@ fn a_slurm_job_goes_back_into_the_queue_if_it_was_stopped() {
         assert_eq!(run(saves, "RUNNING", true), (Some(75), requeued.clone()), "{recipe}");
         assert_eq!(run("exit 75", "RUNNING", false), (Some(75), requeued.clone()), "{recipe}");
         assert_eq!(run(is_killed, "RUNNING", true), (Some(137), requeued), "{recipe}");
-        // Cancelled, or taken back into the queue by Slurm itself.
+        // Cancelled, or requeued by Slurm itself.
         assert_eq!(run(saves, "COMPLETING", true), (Some(75), String::new()), "{recipe}");
         for code in [0, 1, 137] {
             let ended = run(&format!("exit {code}"), "RUNNING", false);

@@ -86,7 +86,7 @@ fn a_second_interrupt_does_not_wait() {
     assert_eq!(finish(launcher).code, Some(130));
 }
 
-/// A rank that is stopped cannot end by itself, but SIGKILL reaches it.
+/// A stopped rank cannot exit by itself, but SIGKILL still reaches it.
 #[test]
 fn a_stopped_rank_does_not_hold_up_the_end() {
     let job = Job::new("touch ready.$RANK; [ $RANK = 1 ] && kill -s STOP $$; wait_for go; exit 1");
@@ -100,7 +100,7 @@ fn a_stopped_rank_does_not_hold_up_the_end() {
     assert!(ended.stderr.contains("told to end by the launcher: killed by SIGKILL"), "{ended:?}");
 }
 
-/// Nor does it get time that it could not use.
+/// It gets no extra time, because it could not use it.
 #[test]
 fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
     let job = Job::new("put pid.$RANK $$; wait_for go; exit 1");
@@ -121,7 +121,7 @@ fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
     assert!(line.ends_with(why), "{ended:?}");
 }
 
-/// `nohup`, and a shell that starts something in the background, ignore signals on purpose.
+/// `nohup` and shells that start background jobs ignore signals on purpose.
 #[test]
 fn signals_that_are_ignored_from_the_start_end_nothing() {
     let job = Job::new("touch ready.$RANK; wait_for go; exit 0");
@@ -140,8 +140,8 @@ fn signals_that_are_ignored_from_the_start_end_nothing() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
 }
 
-/// A process that ignores SIGCHLD cannot wait for its children. Only a program can leave it ignored to
-/// another: shells refuse to.
+/// A process that ignores SIGCHLD cannot wait for its children. Only a program can pass this on: shells
+/// refuse to.
 #[test]
 fn a_launcher_learns_how_ranks_end_where_sigchld_was_ignored() {
     let job = Job::new("exit 0");

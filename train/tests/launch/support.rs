@@ -1,4 +1,4 @@
-//! A folder with a script that plays the ranks, and the launcher run in it.
+//! A folder with a script that plays the ranks, in which the launcher runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,8 +9,8 @@ use crate::signals;
 use kiln_testkit::{output_of, run_to_end, wait_until};
 use tempfile::TempDir;
 
-/// What every script starts with. `wait_for` waits for a file, `wait_end` for the end of the process
-/// whose id is in a file: an event, not a time.
+/// The start of every script. `wait_for` waits for a file, `wait_end` for the end of the process whose id is
+/// in a file: an event instead of a time.
 const PRELUDE: &str = r#"#!/bin/sh
 wait_for() { while [ ! -e "$1" ]; do sleep 0.01; done; }
 wait_end() { wait_for "$1"; while kill -0 "$(cat "$1")" 2>/dev/null; do sleep 0.01; done; }
@@ -21,7 +21,7 @@ pub struct Job {
     folder: TempDir,
 }
 
-/// What a command ended with.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -48,7 +48,7 @@ impl Job {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// `kiln` with these arguments and only these variables.
+    /// A command for `kiln` with these arguments and only these variables.
     pub fn kiln(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
         signals::with_defaults(&mut command)
@@ -63,7 +63,7 @@ impl Job {
         command
     }
 
-    /// `kiln launch` with the script as ranks.
+    /// A command for `kiln launch` with the script as ranks.
     pub fn launcher(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let all = [
             &["launch", "--program", "./rank.sh"],
@@ -78,7 +78,7 @@ impl Job {
         ended(run_to_end(&mut self.launcher(arguments, variables)))
     }
 
-    /// Waits until the ranks have made these files.
+    /// Waits until the ranks have created these files.
     pub fn wait_for(&self, files: &[&str]) {
         for file in files {
             wait_until(file, || self.path(file).exists());
@@ -110,7 +110,7 @@ pub fn finish(process: Child) -> Ended {
     ended(output_of(process))
 }
 
-/// State and parent of a process, if it is more than a zombie.
+/// The parent of a process, if the process exists and is not a zombie.
 pub fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;

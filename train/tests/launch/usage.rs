@@ -1,4 +1,4 @@
-//! Launches that cannot be are refused with a next step, and leave nothing.
+//! Invalid launches are refused with a next step, and leave nothing behind.
 
 use crate::support::{Job, ended};
 

@@ -1,4 +1,4 @@
-//! The allocator itself: blocks keep what is written to them, and are used again.
+//! The allocator itself: blocks keep their content and are reused.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ impl Block {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the block has so many bytes, all written since it was made, and one owner.
+        // SAFETY: the block has this many bytes, all written since its creation, and one owner.
         unsafe { std::slice::from_raw_parts_mut(self.data, self.layout.size()) }
     }
 
@@ -37,10 +37,10 @@ impl Block {
         self.data = unsafe { ALLOCATOR.realloc(self.data, self.layout, size) };
         self.layout = Layout::from_size_align(size, self.layout.align()).unwrap();
         assert!(!self.data.is_null() && self.data.addr().is_multiple_of(self.layout.align()));
-        // SAFETY: written before the block was resized.
+        // SAFETY: these bytes were written before the block was resized.
         let old = unsafe { std::slice::from_raw_parts(self.data, kept) };
         assert!(old.iter().all(|&byte| byte == self.byte), "after a change of size to {size}");
-        // SAFETY: the block has so many bytes.
+        // SAFETY: the block has this many bytes.
         unsafe { self.data.write_bytes(self.byte, size) };
     }
 }
@@ -65,7 +65,7 @@ impl Random {
         ((mixed ^ (mixed >> 31)) % limit as u64) as usize
     }
 
-    /// From 1 byte to 8 MiB, as many of each order of magnitude.
+    /// A size from 1 byte to 8 MiB, with the same frequency for each order of magnitude.
     fn size(&mut self) -> usize {
         let magnitude = self.below(23);
         1 + (1 << magnitude) + self.below(1 << magnitude)
@@ -83,7 +83,7 @@ fn blocks_of_many_threads_keep_what_is_written() {
                 let (mut random, mut blocks) = (Random(seed), Vec::<Block>::new());
                 for turn in 0..2_000 {
                     if turn == 1_000 {
-                        // They keep it also while they move.
+                        // Blocks also keep their content when they are moved to huge pages.
                         memory::use_huge_pages();
                     }
                     let index = random.below(24);
@@ -107,7 +107,7 @@ fn blocks_of_many_threads_keep_what_is_written() {
     assert_eq!(memory::live_bytes(RANK), 0, "what was counted for blocks that are gone");
 }
 
-/// Buffers are often a power of two long, and a header comes on top: they lie next to each other all the same.
+/// Buffers often have a power of two as their length, plus a header. They still lie next to each other.
 #[test]
 fn blocks_lie_next_to_each_other() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,7 +116,8 @@ fn blocks_lie_next_to_each_other() {
         (0..48).map(|_| Block::new(Layout::from_size_align(SIZE, 64).unwrap(), 1, false)).collect();
     blocks.sort_by_key(|block| block.data.addr());
     let distances: Vec<_> = blocks.windows(2).map(|pair| pair[1].data.addr() - pair[0].data.addr()).collect();
-    // Others may lie between some of them, and a region may end. Rounded to a sixteenth, none would be close.
+    // Other blocks may lie between some of them, and a region may end. If sizes were rounded up to a
+    // sixteenth, none would be close.
     let close = distances.iter().filter(|distance| **distance <= SIZE + SIZE / 50).count();
     assert!(close >= 24, "{close} of {distances:?}");
 }
@@ -128,7 +129,8 @@ fn freed_blocks_are_used_again() {
     let layouts = sizes.map(|size| Layout::from_size_align(size, 64).unwrap());
     let mut seen = HashSet::new();
     for _ in 0..100 {
-        // SAFETY: the layouts are not empty, and the blocks go back with the layouts they came with.
+        // SAFETY: the layouts are not empty, and the blocks are deallocated with the layouts of their
+        // allocation.
         unsafe {
             let blocks = layouts.map(|layout| ALLOCATOR.alloc(layout));
             seen.extend(blocks.map(|block| block.addr()));

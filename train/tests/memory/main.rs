@@ -1,17 +1,17 @@
-//! Memory of one rank, in counted bytes, against the bounds that PyTorch FSDP2's own suite checks
+//! Memory of one rank, in counted bytes, compared with the bounds that PyTorch FSDP2's own suite checks
 //! (fp32; S the rank's shards, U the whole model, K the largest block, R the outer parts):
 //!
 //! - building: S + K
 //! - forward: S + 3K + R, or S + U + K when weights are never resharded
-//! - backward: 2S + 3K + R, or S + U + 1.5K when they are never resharded, whose gradient shards
-//!   replace the weights that backward frees
+//! - backward: 2S + 3K + R, or S + U + 1.5K when they are never resharded, whose gradient shards replace the
+//!   weights that backward frees
 //! - after the optimizer step: 4S (weights, gradient, two moments)
-//! - at rest after forward and after backward: what was there before, within 1 MiB
+//! - at rest after forward and after backward: the bytes held before, within 1 MiB
 //! - at rest between micro-batches: 2S, within 1 MiB, where gradients accumulate sharded
 //!
-//! The batch is a few tokens, so that weights and gradients are what is counted; activations are
-//! part of the count and get no allowance of their own. This is a binary of its own with one test
-//! at a time, because counters belong to ranks, not to tests.
+//! The batch is a few tokens, so that most counted bytes are weights and gradients; activations are counted
+//! too, without an allowance. This is a separate binary that runs one test at a time, because counters belong
+//! to ranks, not to tests.
 
 mod blocks;
 mod planned;
@@ -86,7 +86,7 @@ impl Sizes {
     }
 }
 
-/// What one rank held, beyond what it held before the model was built.
+/// The bytes that one rank held, beyond those before the model was built.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     sizes: Sizes,
@@ -104,7 +104,7 @@ fn ids(device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new((0..TOKENS as i32).collect::<Vec<_>>(), [1, TOKENS]), device)
 }
 
-/// Two steps and an evaluation under `policy`; every rank's counts.
+/// Runs two steps and an evaluation under `policy`. Returns every rank's counts.
 fn measure(policy: &Policy, tied: bool) -> Vec<Measured> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     run_ranks(RANKS, 1, |world| measure_rank(world, policy, tied)).expect("all ranks succeed")
@@ -123,7 +123,7 @@ fn measure_rank(world: Arc<dyn Communicator>, policy: &Policy, tied: bool) -> Re
     let model = ShardedDecoder::new(decoder(&config(tied), &plain), builder)?;
     let engine = model.engine();
     let init_peak = peak();
-    // Kernels keep small scratch buffers from their first call on; they are no part of the model.
+    // Kernels keep small scratch buffers after their first call; these are not part of the model.
     let loss = |device: &Device| {
         let context = Context::evaluation();
         decoder::loss(&model.pass(device), ids(device), ids(device), 1.0, &context)
@@ -183,7 +183,7 @@ fn check_resharding(policy: &Policy, tied: bool) {
         within("backward", m.backward_peak, 2 * shard + 3 * block + outer, &m);
         within("at rest after backward", m.after_backward, 2 * shard + MIB, &m);
         within("step", m.after_step, 4 * shard + MIB, &m);
-        // Moments are there from the first step on.
+        // Moments exist from the first step on.
         within("second backward", m.second_backward_peak, 4 * shard + 3 * block + outer, &m);
         assert!(m.peak_unsharded <= 2, "{} blocks unsharded at one time", m.peak_unsharded);
     }
@@ -235,8 +235,8 @@ fn replicas_hold_four_times_the_model_and_a_block_of_gradients() {
     }
 }
 
-/// Bytes that a rank holds between two micro-batches, beyond what it held before the model was built, and the most
-/// that it holds in the backward of the last of three.
+/// Bytes that a rank holds between two micro-batches, beyond those before the model was built, and its peak
+/// in the backward of the last of three.
 fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let measured = run_ranks(RANKS, 1, |world| -> Result<_, ShardError> {
@@ -264,7 +264,7 @@ fn between_micro_batches(policy: &Policy) -> Vec<(Sizes, usize, usize)> {
     measured.expect("all ranks succeed")
 }
 
-/// No whole gradient is left of a micro-batch that was reduced.
+/// No whole gradient remains of a reduced micro-batch.
 #[test]
 fn sharded_gradients_alone_stay_between_micro_batches() {
     for recompute in [Recompute::None, Recompute::Block] {
@@ -273,7 +273,7 @@ fn sharded_gradients_alone_stay_between_micro_batches() {
         for (sizes, between, peak) in between_micro_batches(&sharded) {
             let Sizes { shard, block, outer, .. } = sizes;
             assert!(between <= 2 * shard + MIB, "{between} bytes between micro-batches: {sizes:?}");
-            // Weights of two blocks, gradients of two, and the shard of one that is added to the sum.
+            // Weights of two blocks, gradients of two, and the shard of a block that is added to the sum.
             let most = 2 * shard + 4 * block + block / RANKS + outer;
             assert!(peak <= most, "{peak} bytes in backward, bound {most}: {sizes:?}");
         }

@@ -1,5 +1,5 @@
-//! What a plan says of a step, against steps that were run: the memory of a rank within bounds, and the bytes
-//! that it sends exactly.
+//! The plan of a step, compared with executed steps: a rank's memory within bounds, and its sent bytes
+//! exactly.
 
 use burn::module::Module;
 use burn::tensor::{Bool, Tensor, activation::softmax};
@@ -17,11 +17,11 @@ use kiln_shard::{Accumulate, EngineBuilder, Muon, Optimizer, Recompute, ShardErr
 
 use super::{Device, ONE_AT_A_TIME, PoisonError};
 
-/// A plan says at most so much too much, as a share of what was measured.
+/// Largest overestimate of a plan, as a share of the measured value.
 const ABOVE: f64 = 0.05;
-/// It says at most so much too little.
+/// Largest underestimate.
 const BELOW: f64 = 0.02;
-/// The bound on both sides for presets of the benchmarks with a reduction in every micro-batch.
+/// Largest error in both directions for the benchmark presets with a reduction in every micro-batch.
 const CLOSE: f64 = 0.01;
 
 /// A run to plan and to measure.
@@ -116,7 +116,7 @@ impl Case {
         shape.expect("a mesh").step(&Speed::INSTANT)
     }
 
-    /// The most that a rank held in its third step, and the bytes that it sent in it.
+    /// The peak of a rank in its third step, and the bytes that it sent in it.
     fn run(&self) -> (u64, u64) {
         let Case { config, optimizer, .. } = self;
         let measured = run_ranks(config.train.ranks, 1, |world| -> Result<(u64, u64), ShardError> {
@@ -143,7 +143,7 @@ impl Case {
     }
 
     fn check_within(&self, below: f64, above: f64) {
-        // What another test allocates would be counted.
+        // Allocations of concurrent tests would be counted too.
         let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let (planned, (peak, sent)) = (self.plan(), self.run());
         let difference = planned.peak.bytes as f64 / peak as f64 - 1.0;
@@ -159,7 +159,7 @@ fn decoder(model: &ModelConfig) -> Decoder {
     Decoder::new(&layers, model, Key::new(1), &Device::flex()).expect("layers")
 }
 
-/// Attention in plain burn, with the whole matrix of scores: a custom layer that describes itself.
+/// Attention in plain burn, with the whole matrix of scores: a custom layer with `meta_forward`.
 #[derive(Module, Debug)]
 struct PlainAttention {
     q_proj: Linear,
@@ -221,7 +221,7 @@ fn strategies_ranks_recompute_and_accumulation() {
     }
 }
 
-/// The presets of the benchmarks, in whose steps every micro-batch is reduced.
+/// The benchmark presets, whose steps reduce every micro-batch.
 #[test]
 fn micro_batches_that_are_reduced() {
     let sharded = |case: Case| case.accumulate(Accumulate::Sharded).check_within(CLOSE, CLOSE);
@@ -262,7 +262,7 @@ fn presets() {
     Case::new("90m", Strategy::FullShard, 4).seq_len(32).batch(1, 1).bf16().check();
 }
 
-/// The plan of a custom layer that describes its products of activations.
+/// The plan of a custom layer that describes the products of its activations.
 #[test]
 fn products_of_activations() {
     for ranks in [1, 2] {

@@ -1,4 +1,4 @@
-//! What is recorded of allocations, against the counters.
+//! Recorded allocations, compared with the counters.
 
 use std::sync::PoisonError;
 
@@ -38,7 +38,7 @@ fn a_profile_has_the_bytes_of_the_counters() {
             memory::reset_peak(rank);
             let profiler = memory::begin_profile(rank).expect("it is counted");
             step()?;
-            // No transfer of this rank is under way any more.
+            // Ensures that no transfer of this rank is in progress.
             engine.sum_over_ranks("after", &[1.0])?;
             let profile = profiler.end();
             let peak = memory::peak_bytes(rank) as i64;
@@ -50,7 +50,7 @@ fn a_profile_has_the_bytes_of_the_counters() {
                 most = most.max(now);
             }
             assert_eq!((now, profile.missing), (profile.held_at_end as i64, 0), "{strategy}");
-            // Threads may count in another order than they record in.
+            // Threads may count and record in different orders.
             assert!((most - peak).abs() <= peak / 100, "{strategy}: {most} recorded, {peak} counted");
             for owner in [
                 MemoryOwner::Activations,

@@ -1,4 +1,4 @@
-//! Losses that layers add to the training loss, and what blocks may capture.
+//! Losses that layers add to the training loss, and tensors that blocks capture.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -10,7 +10,7 @@ use kiln_shard::{Recompute, ShardError, Strategy};
 use crate::reference;
 use crate::support::{Rank, Run, Trace, assert_close, assert_scalars_close, block};
 
-/// A block that keeps its output small, as a loss of its own.
+/// A block with an added loss that keeps its output small.
 #[derive(Module, Debug)]
 struct Restrained {
     norm: RmsNorm,
@@ -19,7 +19,7 @@ struct Restrained {
 
 impl Layer for Restrained {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
-        // Of what is inside as well, so that its gradient takes a way of its own to the weights.
+        // Also depends on an inner tensor, so that its gradient reaches the weights by a separate path.
         let normed = self.norm.forward(x.clone());
         context.add_loss("norm", normed.powi_scalar(2).mean().mul_scalar(0.1));
         let y = self.block.forward(x, context);
@@ -60,7 +60,7 @@ fn they_train_like_one_device_also_where_blocks_run_again() {
     for run in settings() {
         assert_close(&run.name(), &train(&run), &expected);
     }
-    // The loss without them, of the same weights.
+    // The loss without the added ones, with the same weights.
     let plain = reference::standard(false);
     assert!(expected.losses[0] > plain.losses[0] * 1.01, "they count");
 }
@@ -82,10 +82,10 @@ fn they_do_not_count_in_an_evaluation() {
     }
 }
 
-/// What a block captures.
+/// The tensor that a block captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Captured {
-    /// A tensor that the embedding has made.
+    /// A tensor that the embedding computes.
     Tracked,
     /// The same, detached.
     Detached,
@@ -93,7 +93,7 @@ enum Captured {
     Constant,
 }
 
-/// Modules whose blocks add something that they have captured to their input.
+/// Modules whose blocks add a captured tensor to their input.
 struct Capturing<'a, P> {
     modules: &'a P,
     what: Captured,

@@ -1,4 +1,4 @@
-//! What must agree bit for bit.
+//! Results that must agree bit for bit.
 
 use kiln_collectives::DType;
 use kiln_shard::{Accumulate, Recompute, Strategy};
@@ -36,8 +36,8 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
     }
 }
 
-/// Four micro-batches, whose sums pass through every stage; a head that shares the embedding's weights, so that
-/// two uses of a micro-batch add up before it is reduced; gradients sent in bf16.
+/// Four micro-batches, whose sums pass through every stage; a head that shares the embedding's weights, so
+/// that the two uses in a micro-batch are added before the reduction; gradients sent in bf16.
 #[test]
 fn strategies_accumulate_alike() {
     for accumulate in ACCUMULATE {
@@ -55,7 +55,7 @@ fn strategies_accumulate_alike() {
                 let run = run(*strategy);
                 assert_same_bits(&format!("{}, {reduce_dtype}", run.name()), &run.train(), &first);
             }
-            // One row of ranks is FULL_SHARD, one column is NO_SHARD.
+            // A single row of ranks equals FULL_SHARD, a single column NO_SHARD.
             for shard_size in [1, ranks] {
                 let run = run(Strategy::HybridShard).shard_size(shard_size);
                 assert_same_bits(&format!("{}, {reduce_dtype}", run.name()), &run.train(), &first);
@@ -64,7 +64,7 @@ fn strategies_accumulate_alike() {
     }
 }
 
-/// Both hybrids on a mesh with two axes.
+/// Both hybrid strategies on a mesh with two axes.
 #[test]
 fn hybrids_accumulate_alike() {
     for accumulate in ACCUMULATE {
@@ -82,14 +82,14 @@ fn hybrids_accumulate_alike() {
     }
 }
 
-/// The two values add the same numbers in another order.
+/// The two values add the same numbers in different orders.
 #[test]
 fn sharded_and_unsharded_sums_round_differently() {
     let [sharded, unsharded] =
         ACCUMULATE.map(|accumulate| Run::new(PURE[0], 2).accumulation(4).accumulate(accumulate).train());
     assert_close("sharded", &sharded, &unsharded);
     assert!(sharded.gradients != unsharded.gradients, "one of the two is not what it says");
-    // Without accumulation there is nothing to add, and on one rank nothing to reduce.
+    // Without accumulation there is nothing to add, and on a single rank nothing to reduce.
     for (ranks, accumulation) in [(2, 1), (1, 4)] {
         let [a, b] = ACCUMULATE.map(|accumulate| {
             Run::new(PURE[0], ranks).tied(true).accumulation(accumulation).accumulate(accumulate).train()
@@ -98,7 +98,7 @@ fn sharded_and_unsharded_sums_round_differently() {
     }
 }
 
-/// Where a sum that is rounded twice is another one.
+/// In bf16, a sum that is rounded twice has a different value.
 #[test]
 fn strategies_and_recomputation_agree_bit_for_bit_in_bf16() {
     let in_bf16 = |strategy, recompute| {

@@ -1,4 +1,4 @@
-//! A run that was saved under one arrangement of ranks goes on under any other.
+//! A run saved with one arrangement of ranks resumes with any other.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const KINDS: [StateKind; 3] = [StateKind::Weight, StateKind::Slot("exp_avg"), St
 const BEFORE: u64 = 3;
 const AFTER: u64 = 5;
 
-/// What a run was at its checkpoint, and the losses of the steps after it.
+/// The state of a run at its checkpoint, and the losses of the later steps.
 #[derive(Clone, PartialEq)]
 struct Known {
     state: CheckpointState,
@@ -42,12 +42,12 @@ struct Known {
 
 fn run(strategy: Strategy, ranks: usize, recompute: Recompute) -> Run {
     let run = Run::new(strategy, ranks).tied(ranks.is_multiple_of(2)).recompute(recompute);
-    // Two by two where that goes; else one group of all.
+    // Groups of two if the number is even, otherwise a single group.
     let shard_size = if ranks.is_multiple_of(2) { 2 } else { ranks };
     if strategy.is_hybrid() { run.shard_size(shard_size) } else { run }
 }
 
-/// Models of the same shape on both sides, whatever the number of ranks.
+/// Gives the model the same shape on both sides, whatever the number of ranks.
 fn tied_like(run: Run, other: &Run) -> Run {
     let tied = other.model.tie_embeddings;
     run.tied(tied)
@@ -72,7 +72,7 @@ fn values(rank: &Rank<'_>) -> Result<[Values; 3], TrainError> {
     Ok([weights?, first?, second?])
 }
 
-/// Trains, saves, and trains on while the checkpoint is being written.
+/// Trains, saves, and continues training while the checkpoint is being written.
 fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
     let known = run.try_on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -92,7 +92,7 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
     });
     let known = known.unwrap_or_else(|error| panic!("{}: {error}", run.name()));
     let (state, values, losses) = run.same_on_all(known);
-    // Behind the steps, the values at the checkpoint are those of a run that stopped there.
+    // In the background, the values at the checkpoint are those of a run that stopped there.
     let values = values.unwrap_or_else(|| stopped(run));
     Known { state, values, losses }
 }
@@ -120,8 +120,8 @@ fn stopped(run: &Run) -> [Values; 3] {
     run.same_on_all(all.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
 }
 
-/// Loads a checkpoint and trains on; returns what it loaded and the losses, and the bytes that all
-/// ranks together have read.
+/// Loads a checkpoint and trains on. Returns the loaded values and the losses, and the bytes that all ranks
+/// together have read.
 fn load(run: &Run, path: &Path) -> (Known, u64) {
     let known = run.try_on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -144,7 +144,7 @@ fn data_bytes(run: &Run) -> u64 {
     3 * 4 * burn::module::Module::num_params(&run.decoder(&burn::tensor::Device::flex())) as u64
 }
 
-/// Saves under one arrangement and loads under those that `loads` accepts.
+/// Saves with one arrangement and loads with those that `loads` accepts.
 fn check(
     index: usize,
     strategy: Strategy,
@@ -169,7 +169,7 @@ fn check(
                 for (kind, (found, known)) in found.values.iter().zip(&known.values).enumerate() {
                     assert!(found == known, "{what}: {:?}", KINDS[kind]);
                 }
-                // The same bits where sums have the same order.
+                // The bits are equal if the sums have the same order.
                 let alike = (other == strategy && other_ranks == ranks)
                     || (other_ranks == ranks && !other.is_hybrid() && !strategy.is_hybrid());
                 if alike {
@@ -177,7 +177,7 @@ fn check(
                 } else {
                     assert_scalars_close(&what, &found.losses, &known.losses);
                 }
-                // Whoever shards over all ranks reads every byte once in total.
+                // With shards over all ranks, every byte is read once in total.
                 let copies = match other {
                     Strategy::NoShard => other_ranks,
                     other if other.is_hybrid() => other_ranks / loaded.shard_size.unwrap_or(other_ranks),
@@ -191,13 +191,13 @@ fn check(
     count
 }
 
-/// Every number of ranks to every other, every strategy on both sides.
+/// From every number of ranks to every other, with every strategy on both sides.
 #[test]
 fn any_arrangement_goes_on_where_another_stopped() {
     let mut count = 0;
     for (at, ranks) in RANKS.into_iter().enumerate() {
         let index = at * 3;
-        // Each number of ranks saves under two strategies, and each save is loaded by every number.
+        // Each number of ranks saves with two strategies, and every number loads each save.
         for shift in [0, 2] {
             let strategy = STRATEGIES[(at + shift) % 5];
             count += check(index + shift, strategy, ranks, |other_ranks, other, recompute| {
@@ -223,8 +223,8 @@ fn all_arrangements_go_on_where_any_other_stopped() {
     assert_eq!(count, 25 * 50);
 }
 
-/// The same weights make the same files, however they are spread.
-/// The engine says which optimizer it has, whoever saves.
+/// The same weights give the same files, however they are sharded. The engine provides the optimizer's name,
+/// so it does not depend on the caller.
 #[test]
 fn the_state_of_any_optimizer_is_saved() {
     for format in [Format::Sharded, Format::Full] {
@@ -279,7 +279,7 @@ fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// What converting gives is what a run would have written.
+/// A converted checkpoint equals the one that a run would have written.
 #[test]
 fn converted_checkpoints_are_those_of_a_run() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -298,14 +298,14 @@ fn converted_checkpoints_are_those_of_a_run() {
     };
     assert!(convert("sharded3", "a", Format::Full, 1) == contents(&open("full3")));
     assert!(convert("full3", "b", Format::Sharded, 3) == contents(&open("sharded3")));
-    // Three ranks and four have trained the same within rounding only; back again is exact.
+    // Three and four ranks train the same only within rounding; converting back is exact.
     let four = convert("a", "c", Format::Sharded, 4);
     assert_eq!(four.len(), contents(&open("sharded4")).len());
     assert!(convert("c", "d", Format::Sharded, 3) == contents(&open("sharded3")));
     assert!(kiln::checkpoint::convert(&open("c"), &at("d"), Format::Full, 1).is_err(), "exists");
 }
 
-/// Steps that follow do not reach the file, whatever they change and whenever it is written.
+/// Later steps do not affect the file, whatever they change and whenever it is written.
 #[test]
 fn later_steps_do_not_reach_a_snapshot() {
     let run = run(Strategy::FullShard, 2, Recompute::None);
@@ -320,7 +320,7 @@ fn later_steps_do_not_reach_a_snapshot() {
                 .collect()
         };
         let before = read(&snapshot);
-        // Let go of one: it is changed in place, and the others are copied.
+        // Releases one tensor, which is then changed in place; the others are copied.
         snapshot.release(1, StateKind::Weight);
         assert_eq!(snapshot.values(1, StateKind::Weight), Ok(None));
         let (unit, kinds) = (3, KINDS.len());
@@ -329,7 +329,7 @@ fn later_steps_do_not_reach_a_snapshot() {
             let values = snapshot.values(unit, kind).expect("f32").expect("values");
             assert!(values == before[unit * kinds + at], "{kind:?}");
         }
-        // Small units may lie on the other rank alone; padding stays zero.
+        // Small groups may lie entirely on the other rank; padding stays zero.
         let after = read(&rank.engine().snapshot());
         let moved = |(after, before): (&Vec<f32>, &Vec<f32>)| {
             after != before || before.iter().all(|value| *value == 0.0)
@@ -340,7 +340,7 @@ fn later_steps_do_not_reach_a_snapshot() {
     assert_eq!(on_all.len(), 2);
 }
 
-/// Only what is named may be missing; and what is there must fit.
+/// Only weights that are named may be missing, and existing weights must fit.
 #[test]
 fn names_are_taken_strictly() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -378,8 +378,8 @@ fn names_are_taken_strictly() {
     assert!(error.contains("is [16, 24] there and [16, 32] in the model"), "{error}");
 }
 
-/// Rank 1 writes to another folder than rank 0 looks into, as on a file system that they do not share
-/// or that shows files late: the save has failed, and the next one is complete.
+/// Rank 1 writes to a folder that rank 0 does not see, as on separate file systems or on one that shows files
+/// late: this save fails, and the next one is complete.
 #[test]
 fn a_save_whose_parts_do_not_appear_has_a_deadline() {
     for background in [true, false] {
@@ -416,7 +416,7 @@ fn a_save_whose_parts_do_not_appear_has_a_deadline() {
                 let all = Progress::from_values([sums[0], sums[1], sums[2]]);
                 ended = failing.advance(engine, all).map(|folder| assert_eq!(folder, None));
             }
-            // Nothing of it is left, and the next one does not feel it.
+            // Nothing of it remains, and the next save is not affected.
             let mut next = patient();
             next.begin(engine, SaveContext::new(state(&run, 90)))?;
             next.settle(engine)?;

@@ -1,4 +1,4 @@
-//! Damage of every kind, at random places: every one is noticed before a weight is used.
+//! Damage of every kind at random places: each is noticed before a weight is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use kiln_shard::Strategy;
 
 use crate::support::{Rank, Run};
 
-/// Damages per format.
+/// Number of damages per format.
 const DAMAGES: u64 = 250;
 
 fn small() -> Run {
@@ -55,7 +55,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
     folders.unwrap_or_else(|error| panic!("{error}")).swap_remove(0)
 }
 
-/// Loads everything on `ranks` ranks, and does one step.
+/// Loads everything on `ranks` ranks, and takes one step.
 fn load(path: &Path, ranks: usize) -> Result<(), String> {
     let run = Run { ranks, ..small() };
     let loaded = run.try_on_ranks(|world| {
@@ -83,7 +83,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Damages the checkpoint in `folder`; returns what was done and the files that may be named.
+/// Damages the checkpoint in `folder`. Returns a description and the files that the error may name.
 fn damage(folder: &Path, random: Key) -> (String, Vec<PathBuf>) {
     let files = files(folder);
     let pick = |what: u64, below: u64| random.at(what) % below;
@@ -135,11 +135,11 @@ fn every_damage_is_noticed(format: Format) {
         let error = load(&broken, 1 + index as usize % 3).expect_err(&what);
         let names = |path: &PathBuf| {
             let name = path.file_name().expect("a name").to_string_lossy();
-            // What is no checkpoint any more has no file to name but the one that it lacks.
+            // A folder that is no longer a checkpoint has no file to name except the missing one.
             error.contains(&*name)
         };
         assert!(named.iter().any(names), "{what}: {error}");
-        // Looking at every byte comes to the same end.
+        // Verifying every byte finds a problem too.
         match Checkpoint::open(&broken) {
             Ok(checkpoint) => assert!(!verify(&checkpoint).problems.is_empty(), "{what}"),
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -157,7 +157,7 @@ fn every_damage_to_a_full_checkpoint_is_noticed() {
     every_damage_is_noticed(Format::Full);
 }
 
-/// A weight and a moment of the same shape, or two ranks' parts, could stand in for each other.
+/// A weight and a moment of the same shape, or the parts of two ranks, could be confused.
 #[test]
 fn files_of_equal_length_cannot_stand_in_for_each_other() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -1,6 +1,6 @@
-//! The engine on CubeCL's tensors and buffers, with ranks as threads on one device: wgpu, which any
-//! Vulkan driver will do for, one that computes on the CPU too; or where `KILN_TEST_DEVICE` is `cuda`, an
-//! NVIDIA GPU.
+//! The engine on CubeCL's tensors and buffers, with ranks as threads on one device: wgpu, for which any
+//! Vulkan driver is sufficient, also one that computes on the CPU; or an NVIDIA GPU if `KILN_TEST_DEVICE` is
+//! `cuda`.
 
 use burn::tensor::{Device, DeviceKind};
 use kiln_collectives::DType;
@@ -10,21 +10,21 @@ use crate::bits::assert_same_bits;
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 
-/// Another order of sums, and other functions for roots and exponentials, than the CPU's.
+/// The order of sums, and the functions for roots and exponentials, differ from the CPU's.
 const TOLERANCE: f64 = 1e-4;
 
-/// Directions of Muon come from burn's matrix products, which round f32 to TF32 on NVIDIA GPUs, by up to 2⁻¹¹ of each
-/// operand; and the second step begins where the first one has led.
+/// Muon's directions come from burn's matrix products, which round f32 to TF32 on NVIDIA GPUs, by up to 2⁻¹¹
+/// of each operand; and the second step starts from the result of the first.
 const CUDA_MUON_TOLERANCE: f64 = 1e-2;
 
-/// Eight bits of each number, through three blocks and back.
+/// Eight significant bits, through three blocks and back.
 const BF16_TOLERANCE: f64 = 3e-2;
 
 fn is_cuda() -> bool {
     std::env::var("KILN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// Steps; each moves all weights by its gradient.
+/// Number of steps; each moves all weights by their gradients.
 const STEPS: u64 = 2;
 
 fn device() -> Device {
@@ -84,7 +84,8 @@ fn recomputed_blocks_and_micro_batches() {
     }
 }
 
-/// Heads of 64, which attention's kernels take whole, on tensor cores in half precision; an odd length.
+/// Heads of width 64, which attention's kernels process whole, on tensor cores in half precision; an odd
+/// sequence length.
 fn with_wide_heads(strategy: Strategy, ranks: usize) -> Run {
     let mut run = Run { batch: 8, seq: 9, ..on_gpu(strategy, ranks) };
     run.model.heads = 2;
@@ -109,7 +110,7 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
     }
 }
 
-/// What training on NVIDIA GPUs computes in; wgpu has no such dtype.
+/// The dtype for training on NVIDIA GPUs, which wgpu does not have.
 #[test]
 fn bf16_trains_alike_on_cuda() {
     if !is_cuda() {
@@ -173,18 +174,18 @@ fn in_half_precision() -> Run {
     run
 }
 
-/// The loss is scaled, and what comes out is not.
+/// The loss is scaled; the reported values are not.
 #[test]
 fn half_precision_trains_alike() {
     let run = in_half_precision();
-    // Gradients are those of the scaled loss until they are used.
+    // Gradients are those of the scaled loss until the update.
     let without_gradients = |trace: Trace| Trace { gradients: Vec::new(), ..trace };
     let expected = without_gradients(expected(&on_gpu(Strategy::FullShard, 2)));
-    // Eleven bits of each number, through three blocks and back.
+    // Eleven significant bits, through three blocks and back.
     assert_within(2e-2, &run.name(), &without_gradients(run.train()), &expected);
 }
 
-/// A scale that is too large leaves updates out, until it is small enough.
+/// A scale that is too large skips updates until it is small enough.
 #[test]
 fn the_loss_scale_adapts() {
     let run = in_half_precision();

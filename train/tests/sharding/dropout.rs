@@ -1,4 +1,4 @@
-//! Dropout belongs to the samples, not to the ranks that happen to see them.
+//! Dropout depends on the samples, not on the ranks that process them.
 
 use kiln_shard::{Recompute, Strategy};
 

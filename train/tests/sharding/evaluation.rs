@@ -1,4 +1,4 @@
-//! Passes that are no training step, between training steps.
+//! Passes that are not training steps, between training steps.
 
 use burn::tensor::Device;
 use kiln_shard::{Recompute, Reshard, ShardError, StateKind, Strategy};
@@ -37,7 +37,7 @@ fn an_evaluation_changes_nothing() {
                 let first = evaluate(step)?;
                 rank.gradients(step)?;
                 trace.gradients.push(rank.values(StateKind::Gradient)?);
-                // Between backward and update, too.
+                // Also between backward and update.
                 assert_eq!(evaluate(step)?, first, "the weights are the same");
                 let (loss, norm) = rank.update()?;
                 trace.losses.push(loss);
@@ -51,7 +51,7 @@ fn an_evaluation_changes_nothing() {
     }
 }
 
-/// The gradients of one backward pass that `passes` sets up.
+/// The gradients after `passes`, which run one backward pass.
 fn gradients(run: &Run, passes: impl Fn(&Rank<'_>) -> Result<(), ShardError> + Sync) -> Values {
     run.same_on_all(run.on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -64,7 +64,7 @@ fn gradients(run: &Run, passes: impl Fn(&Rank<'_>) -> Result<(), ShardError> + S
 #[test]
 fn two_forwards_and_one_backward() {
     for run in runs() {
-        // The second micro-batch gets the same backward in all three cases.
+        // The second micro-batch has the same backward in all three cases.
         let loss = |rank: &Rank<'_>, index| {
             let batch = rank.micro_batch(1, index, &rank.training);
             batch.loss(&rank.model.pass(&rank.training))
@@ -100,7 +100,7 @@ fn an_abandoned_step_leaves_nothing_behind() {
                 let batch = rank.micro_batch(2, 0, &rank.training);
                 let loss = batch.loss(&rank.model.pass(&rank.training));
                 if backward {
-                    // Its gradient waits for that of a micro-batch that never comes.
+                    // Its gradient waits for another micro-batch that never comes.
                     engine.backward(loss, false)?;
                 }
                 rank.train()

@@ -1,4 +1,4 @@
-//! A mixture of experts, sharded: as on one device, and with the same bits under every strategy.
+//! A sharded mixture of experts: equal to training on one device, with the same bits under every strategy.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
@@ -13,7 +13,7 @@ use crate::support::{Rank, Run, Trace, assert_close};
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// Five experts, so that their weights do not end where chunks do, and a dense block between two with
+/// Five experts, so that their weights do not end at chunk boundaries, and a dense block between two with
 /// experts.
 fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     let mut run = Run::new(strategy, ranks);
@@ -30,8 +30,8 @@ fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     run
 }
 
-/// Without the balance loss, which is a mean over the tokens of a micro-batch and depends on how the batch is
-/// split.
+/// Without the balance loss, which is a mean over the tokens of a micro-batch and so depends on how the batch
+/// is split.
 #[test]
 fn experts_train_as_on_one_device() {
     let whole = run(Strategy::NoShard, 1, 0.0);
@@ -57,7 +57,8 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_experts() {
     }
 }
 
-/// The gradient of the balance of all layers is known after the last one: in backward, also where blocks run again.
+/// The gradient of the balance over all layers is known after the last layer, in backward; also if blocks are
+/// recomputed.
 #[test]
 fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers() {
     let run = |strategy, ranks, over| {
@@ -78,7 +79,7 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_the_balance_of_all_layers()
     }
 }
 
-/// The same with biases that balance the experts.
+/// The same run with biases that balance the experts.
 fn biased(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     let mut run = run(strategy, ranks, router_aux_loss_coef);
     run.model.moe.as_mut().expect("experts").expert_bias = true;
@@ -89,7 +90,7 @@ fn is_bias(name: &str) -> bool {
     name.ends_with(Moe::BIAS)
 }
 
-/// That of a run, with this rate of the biases.
+/// The optimizer of a run, with this rate for the biases.
 fn optimizer(run: &Run, rate: f64) -> Optimizer {
     run.optimizer().with_rule(Sign { rate }, |name, _| is_bias(name))
 }
@@ -117,7 +118,7 @@ fn without_biases(mut trace: Trace) -> Trace {
     trace
 }
 
-/// The loads of the experts in all layers, in every step, as the gradients of biases have them.
+/// The loads of the experts in all layers and all steps, from the gradients of the biases.
 fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
     let passes = (run.ranks * run.accumulation) as f64;
     let choices = (run.batch * run.seq * 2) as f64;
@@ -126,7 +127,8 @@ fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
     biases.flat_map(|(_, gradient)| gradient.iter().map(load)).collect()
 }
 
-/// However a step is split, a choice of an expert counts once, and biases move by the rate towards the mean.
+/// However a step is split, each choice of an expert counts once, and biases move by the rate towards the
+/// mean.
 #[test]
 fn the_load_is_that_of_the_whole_step() {
     let rate = 0.01;
@@ -142,7 +144,7 @@ fn the_load_is_that_of_the_whole_step() {
         let biases = trace.weights.iter().filter(|(name, _)| is_bias(name));
         biases.map(|(_, values)| values.clone()).collect::<Vec<_>>()
     };
-    // As they would move by hand.
+    // The expected movement, computed by hand.
     let mut by_hand = vec![vec![0.0f32; 5]; 2];
     for (at, of_layer) in expected.chunks(5).enumerate() {
         for (bias, load) in by_hand[at % 2].iter_mut().zip(of_layer) {
@@ -166,8 +168,8 @@ fn the_load_is_that_of_the_whole_step() {
     }
 }
 
-/// Losses, norms, clipping and everything else that is trained: with biases that do not move, the bits are those
-/// of a model without them. Under Muon as well.
+/// With biases that do not move, losses, norms, clipping and all other trained parameters have the bits of a
+/// model without biases. Under Muon too.
 #[test]
 fn what_steers_biases_touches_nothing_else() {
     for muon in [None, Some(Muon { learning_rate: 20.0, ..Muon::default() })] {
@@ -177,7 +179,7 @@ fn what_steers_biases_touches_nothing_else() {
             let trace = train(&with, 0.0);
             let of_biases = trace.gradients.iter().flatten().filter(|(name, _)| is_bias(name));
             assert!(of_biases.flat_map(|(_, values)| values).any(|value| *value != 0.0));
-            // A rule that no parameter has changes nothing either.
+            // A rule without parameters changes nothing either.
             assert_same_bits(&plain.name(), &train(&plain, 0.01), &plain.train());
             assert_same_bits(&with.name(), &without_biases(trace), &plain.train());
         }
@@ -202,8 +204,8 @@ fn biases_have_no_state_and_a_parameter_group_of_their_own() {
     });
 }
 
-/// The largest load over the mean, a mean over layers and passes, at the start and at the end of a run whose
-/// routers prefer the first experts by far.
+/// The largest load divided by the mean load, averaged over layers and passes, at the start and at the end of
+/// a run whose routers strongly prefer the first experts.
 fn skewed(rate: f64) -> [f64; 2] {
     let run = biased(Strategy::FullShard, 2, 0.0).steps(120);
     let moe = run.model.moe.clone().expect("experts");
@@ -239,7 +241,7 @@ fn skewed(rate: f64) -> [f64; 2] {
     [0, 1].map(|at| loads.iter().map(|of_rank| of_rank[at]).sum::<f64>() / loads.len() as f64)
 }
 
-/// Two of five experts for each token: an expert that has all of them has 2.5 times the mean.
+/// Two of five experts for each token: an expert chosen by every token has 2.5 times the mean.
 #[test]
 fn biases_balance_a_skewed_router() {
     let ([start, without], [start_too, with]) = (skewed(0.0), skewed(0.01));

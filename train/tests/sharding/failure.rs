@@ -1,4 +1,4 @@
-//! Ranks that fail: the run ends, and says which rank failed and why.
+//! Ranks that fail: the run ends, and names the failed rank and the reason.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use kiln_shard::{Recompute, Reshard, ShardError, Strategy};
 use crate::reference;
 use crate::support::{Rank, Run, assert_close, block, small_model};
 
-/// Where in a step something happens.
+/// Places of a step at which a rank can fail.
 const PLACES: [&str; 4] = ["before forward", "after forward", "after backward", "after the step"];
 
-/// An error of the program around the engine.
+/// An error of the program that uses the engine.
 #[derive(Debug)]
 enum TestError {
     Shard(ShardError),
@@ -129,7 +129,7 @@ fn a_rank_that_panics_ends_the_run_with_its_message() {
     }
 }
 
-/// A block that panics in one of its forward passes, which with recomputation is inside backward.
+/// A block that panics in one of its forward passes. With recomputation, the pass can be inside backward.
 #[derive(Module, Debug)]
 struct Fragile {
     block: AnyLayer,
@@ -215,7 +215,7 @@ fn ranks_with_another_plan_are_named_on_every_rank() {
     }
 }
 
-/// A rank with a process of its own has its own error only; the others hear of it at once.
+/// A rank with a separate process gets only its own error; the others learn of it at once.
 #[test]
 fn a_rank_on_its_own_tells_the_others_why_it_ends() {
     type End = fn() -> Result<(), TestError>;

@@ -1,4 +1,4 @@
-//! Parameters that are sharded and gathered like others, but not trained; and tied weights.
+//! Parameters that are sharded and gathered like others but not trained, and tied weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use kiln_shard::{Recompute, Reshard, StateKind, Strategy};
 use crate::reference;
 use crate::support::{Rank, Run, Trace, Values, assert_close, distance};
 
-/// Attention's queries and values and the gates: frozen between trained ones in every block.
+/// Attention's queries and values and the gates: frozen parameters between trained ones in every block.
 fn interleaved(name: &str) -> bool {
     ["q_proj", "v_proj", "gate_proj"].iter().any(|frozen| name.contains(frozen))
 }
@@ -31,7 +31,7 @@ fn first_blocks(name: &str) -> bool {
 
 const FROZEN: [fn(&str) -> bool; 4] = [interleaved, embedding, all_but_one_norm, first_blocks];
 
-/// Every setting that frozen units may meet.
+/// All settings that can be combined with frozen groups.
 fn settings(frozen: fn(&str) -> bool, tied: bool) -> Vec<Run> {
     let mut runs = Vec::new();
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
@@ -54,7 +54,7 @@ fn initial(run: &Run) -> Values {
     run.same_on_all(run.on_ranks(|world| Rank::start(run, world)?.values(StateKind::Weight)))
 }
 
-/// Trained parameters are those of one device, frozen ones have their first bits.
+/// Checks that trained parameters equal those of one device, and that frozen ones keep their initial bits.
 fn check(run: &Run, expected: &Trace, initial: &Values) {
     let trace = run.train();
     assert_close(&run.name(), &trace, expected);
@@ -91,7 +91,7 @@ fn frozen_parameters_stay_in_bf16_too() {
     }
 }
 
-/// Units that a step reduced.
+/// The parameter groups that a step reduced.
 fn reduced(run: &Run) -> BTreeSet<String> {
     let units = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -130,8 +130,8 @@ fn frozen_units_are_not_reduced() {
     }
 }
 
-/// Gathers of one step after the first, as in `F layers.0.frozen`, with their numbers, and the most
-/// streamed units that were unsharded at one time.
+/// Gathers of one step after the first, such as `F layers.0.frozen`, with their counts, and the largest
+/// number of streamed groups that were unsharded at the same time.
 fn gathers(run: &Run) -> (BTreeMap<String, u64>, usize) {
     let results = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -161,13 +161,13 @@ fn a_part_with_frozen_parameters_is_gathered_once_per_pass() {
                 expected.insert(gather, micro_batches);
             }
         }
-        // The tape has the frozen weights of all blocks when the last one is reached in backward.
+        // When backward reaches the last block, the tape holds the frozen weights of all blocks.
         assert_eq!(gathers(&run), (expected.clone(), 3 + 2), "{}", run.name());
 
         for unit in ["layers.0", "layers.1", "layers.2"] {
             expected.insert(format!("B {unit}.frozen"), micro_batches);
         }
-        // Two parts of two units each.
+        // Two parts of two groups each.
         let run = run.recompute(Recompute::Block);
         assert_eq!(gathers(&run), (expected, 2 * 2), "{}", run.name());
     }
@@ -200,8 +200,8 @@ fn frozen_values_have_no_optimizer_state() {
     });
 }
 
-/// A decoder whose head sees a detached embedding, or whose input does: the two uses of tied
-/// weights one at a time.
+/// A decoder whose head or whose input uses a detached embedding: only one of the two uses of tied weights
+/// has a gradient.
 struct OneUse<'a, P> {
     modules: &'a P,
     as_input: bool,

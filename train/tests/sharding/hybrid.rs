@@ -18,7 +18,7 @@ fn all_meshes_of_four_ranks_train_the_same() {
             let run = Run::new(strategy, 4).shard_size(shard_size);
             let hybrid = run.train();
             assert_close(&run.name(), &hybrid, &full);
-            // One row is FULL_SHARD, one column is NO_SHARD: the same sums in the same order.
+            // A single row equals FULL_SHARD, a single column NO_SHARD: the same sums in the same order.
             if shard_size != 2 {
                 assert_eq!(hybrid, full, "{}", run.name());
             }

@@ -1,20 +1,20 @@
-//! Proves the sharding engine right: against an unsharded run written here in plain burn, bit for
-//! bit between strategies, and call for call in what the ranks send each other.
+//! Proves the sharding engine correct: against an unsharded run written here in plain burn, bit for bit
+//! between strategies, and call for call in the communication of the ranks.
 //!
 //! - `support`: a small model, its data, and the training of one sharded rank;
 //! - `reference`: the same training on one device without the engine;
 //! - `parity`: every combination of settings against the reference;
-//! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
-//! - `counts`, `order`: which collectives a step issues, and when; `timeline`: where its time goes;
+//! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: the guarantees of single settings;
+//! - `counts`, `order`: the collectives that a step issues, and when; `timeline`: where its time goes;
 //! - `muon`: an optimizer of several rules, one of which works on whole matrices;
 //! - `experts`: a mixture of experts;
-//! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
+//! - `checkpoint`: any number of ranks and any strategy resumes where any other stopped;
 //! - `cube`: the engine on a GPU's tensors (feature `wgpu`);
 //! - `corruption`: no damage to a checkpoint goes unnoticed;
 //! - `residency`, `evaluation`, `failure`, `state`: the life cycle of weights and of ranks.
 //!
-//! `parity` covers every pair of values of its settings, and `checkpoint` a part of its product. The
-//! whole products take longer and run with `cargo test --release -p kiln --test sharding -- --ignored`.
+//! `parity` covers every pair of values of its settings, and `checkpoint` a part of its product. The whole
+//! products take longer and run with `cargo test --release -p kiln --test sharding -- --ignored`.
 
 mod added_loss;
 mod bits;

@@ -9,8 +9,7 @@ use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_close, assert_withi
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// f32 against f64 through five iterations whose polynomial is steep near zero; and updates as large as
-/// weights' own size would be under AdamW.
+/// f32 compared with f64 through five iterations whose polynomial is steep near zero, with large updates.
 const TOLERANCE: f64 = 1e-4;
 
 fn muon() -> Muon {
@@ -21,7 +20,8 @@ fn run(strategy: Strategy, ranks: usize) -> Run {
     Run { muon: Some(muon()), ..Run::new(strategy, ranks) }
 }
 
-/// One step of Muon from its formulas, in f64: `weight` `[d_in, d_out]`, the momentum in `moments`.
+/// One step of Muon computed from its formulas in f64: `weight` is `[d_in, d_out]`, `moments` holds the
+/// momentum.
 pub fn step_muon(
     muon: &Muon,
     [rows, columns]: [usize; 2],
@@ -109,7 +109,7 @@ fn strategies_agree_bit_for_bit() {
     }
 }
 
-/// As the experts of a layer are.
+/// As for the experts of a layer.
 #[test]
 fn a_batch_of_matrices_is_updated_matrix_by_matrix() {
     let [matrices, rows, columns] = [3, 4, 6];
@@ -139,7 +139,7 @@ fn bits_do_not_depend_on_timing() {
     }
 }
 
-/// A rank alone that communicates nevertheless moves the same bytes to itself.
+/// A single rank that communicates nevertheless sends the same bytes to itself.
 #[test]
 fn a_rank_alone_may_communicate() {
     let alone = run(Strategy::FullShard, 1);
@@ -174,7 +174,7 @@ fn frozen_matrices_stay() {
     assert_within(TOLERANCE, &run.name(), &run.train(), &reference::train(&run));
 }
 
-/// Settings by name: a factor of the learning rate, and a weight decay of its own.
+/// Settings by name: a factor of the learning rate, and a separate weight decay.
 #[test]
 fn parameters_can_have_settings_of_their_own() {
     let with = |choose: fn(&str, Choice) -> Choice| {
@@ -213,10 +213,10 @@ fn parameters_can_have_settings_of_their_own() {
     }
 }
 
-/// More ranks sum gradients in another order, and nothing else.
+/// More ranks only change the order of sums.
 #[test]
 fn numbers_of_ranks_agree() {
-    // Newton–Schulz brings small singular values up, and their rounding with them.
+    // Newton–Schulz amplifies small singular values, and their rounding with them.
     let first = run(Strategy::FullShard, 1).steps(2).train();
     for ranks in [2, 4] {
         let run = run(Strategy::FullShard, ranks).steps(2);

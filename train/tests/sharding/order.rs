@@ -1,12 +1,12 @@
-//! When collectives are issued: what comes next is gathered while this is computed with.
+//! The times at which collectives are issued: the next group is gathered while the current one is used.
 
 use kiln_collectives::{Operation, Phase};
 use kiln_shard::{Accumulate, Recompute, Reshard, Strategy};
 
 use crate::support::{Rank, Run};
 
-/// The gathers and reductions of one step in the order in which this rank issued them, as in
-/// `F embed`, `B layers.0` and `R head`.
+/// The gathers and reductions of one step in the order in which this rank issued them, such as `F embed`, `B
+/// layers.0` and `R head`.
 fn issued(run: &Run) -> Vec<String> {
     let results = run.on_ranks(|world| {
         let recorder = world.recorder().clone();
@@ -42,7 +42,7 @@ fn gathers_run_ahead_of_compute_and_reductions() {
             "F layers.1",
             "F layers.2",
             "F head",
-            // The head reads its weight: the last block is on its way before the head is reduced.
+            // The head reads its weight: the gather of the last block starts before the head is reduced.
             "B layers.2",
             "R head",
             "B layers.1",
@@ -56,7 +56,8 @@ fn gathers_run_ahead_of_compute_and_reductions() {
     }
 }
 
-/// One rank gathers and reduces in the order of many if it is told to, and it makes no difference.
+/// With the option set, one rank gathers and reduces in the same order as many, and the results do not
+/// change.
 #[test]
 fn a_rank_alone_communicates_if_it_is_told_to() {
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
@@ -102,7 +103,7 @@ fn a_head_that_is_freed_is_gathered_first() {
 #[test]
 fn replicas_are_summed_behind_the_shards() {
     let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2);
-    // A shard is summed over the replicas once it is there: when the next unit asks for a buffer.
+    // A shard is summed over the replicas once it has arrived: when the next group requests a buffer.
     let expected = [
         "F embed",
         "F layers.0",
@@ -133,7 +134,7 @@ fn unsharded_micro_batches_reduce_in_the_last_backward_only() {
     assert_eq!(issued.iter().filter(|entry| entry.starts_with('R')).count(), 5, "{issued:?}");
 }
 
-/// Each backward is as the only one of a step, while the head's weights stay.
+/// Each backward is like the only one of a step, but the head's weights stay.
 #[test]
 fn sharded_micro_batches_reduce_in_every_backward() {
     for recompute in [Recompute::None, Recompute::Block] {
@@ -146,7 +147,7 @@ fn sharded_micro_batches_reduce_in_every_backward() {
     }
 }
 
-/// Shards add up over the micro-batches first.
+/// Shards are first added over the micro-batches.
 #[test]
 fn replicas_of_shards_are_summed_once() {
     let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2).accumulation(3);

@@ -1,4 +1,4 @@
-//! Few combinations of settings that still hold every pair of values.
+//! A small set of combinations of settings that contains every pair of values.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ pub fn product(sizes: &[usize]) -> Vec<Vec<usize>> {
     })
 }
 
-/// Combinations in which every pair of values of any two settings occurs: greedily, the first one
-/// of those that add the most pairs.
+/// A set of combinations in which every pair of values of any two settings occurs. Greedy: always adds the
+/// first combination of those that contain the most new pairs.
 pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let all = product(sizes);
     let mut missing: BTreeSet<Pair> = all.iter().flat_map(|case| pairs(case)).collect();
@@ -29,7 +29,7 @@ pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     chosen
 }
 
-/// The pairs that a combination holds.
+/// The pairs that a combination contains.
 pub fn pairs(case: &[usize]) -> Vec<Pair> {
     let settings = || case.iter().copied().enumerate();
     settings().flat_map(|a| settings().skip(a.0 + 1).map(move |b| (a, b))).collect()
@@ -47,7 +47,7 @@ fn every_pair_is_covered_by_few_combinations() {
             }
         }
     }
-    // 25 is the least, the product of the two largest settings.
+    // 25 is the minimum, the product of the sizes of the two largest settings.
     assert!((25..=35).contains(&cases.len()), "{} combinations", cases.len());
     assert_eq!(cases, pairwise(&sizes));
 }

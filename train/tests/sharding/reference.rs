@@ -115,8 +115,8 @@ impl Parameter {
     }
 }
 
-/// Visits all parameters of a decoder under the names that its sharded twin gives them: those of
-/// embedding and head are not prefixed.
+/// Visits all parameters of a decoder under the names in its sharded counterpart: those of embedding and head
+/// have no prefix.
 fn visit<R: Read>(decoder: &Decoder, visit: &mut Visit<'_, R>) {
     decoder.embed.visit(visit);
     for (index, layer) in decoder.layers.iter().enumerate() {
@@ -147,7 +147,7 @@ struct Visit<'a, R> {
 
 impl<R: Read> ModuleVisitor for Visit<'_, R> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Arms of enums have no part in names.
+        // Enum variants are not part of names.
         if !container_type.starts_with("Enum:") {
             self.path.push(name.to_owned());
         }
@@ -178,7 +178,7 @@ impl Read for Weights {
     }
 }
 
-/// Reads the gradient of every parameter; zeros where the loss did not reach.
+/// Reads the gradient of every parameter; zeros for parameters that the loss does not depend on.
 struct ReadGradients {
     gradients: Gradients,
     found: Vec<Vec<f32>>,

@@ -1,4 +1,4 @@
-//! How many units are unsharded at one time, and what keeps them so.
+//! The number of groups that are unsharded at the same time, and what keeps them unsharded.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -11,15 +11,15 @@ use crate::support::{Rank, Run, assert_close};
 
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
 
-/// A run with enough blocks for "at most two" to mean something.
+/// A run with enough blocks for "at most two" to be meaningful.
 fn deep(run: Run) -> Run {
     let mut run = Run { batch: 48, ..run };
     run.model.layers = 6;
     run
 }
 
-/// The most streamed units that were unsharded at one time, in the forward and in the whole of
-/// later steps.
+/// The largest number of streamed groups that were unsharded at the same time: in forward, and in the whole
+/// of later steps.
 fn peaks(run: &Run) -> (usize, usize) {
     let peaks = run.on_ranks(|world| {
         let rank = Rank::start(run, world)?;
@@ -102,8 +102,8 @@ fn a_block_that_keeps_a_view_is_reported_and_trains() {
             });
             let (trace, pinned) = run.same_on_all(results);
             assert_close(&run.name(), &trace, &expected);
-            // Recomputed blocks keep nothing from forward to backward; without resharding, the
-            // weights are there anyway.
+            // Recomputed blocks keep nothing from forward to backward; without resharding, the weights stay
+            // anyway.
             let keeps = strategy == Strategy::FullShard && recompute == Recompute::None;
             let blocks = ["layers.0", "layers.1", "layers.2"];
             assert_eq!(pinned, if keeps { &blocks[..] } else { &[] }, "{}", run.name());
@@ -113,14 +113,14 @@ fn a_block_that_keeps_a_view_is_reported_and_trains() {
 
 #[test]
 fn the_optimizer_refuses_weights_that_are_still_read() {
-    // On one rank the master itself serves as the weights.
+    // On a single rank, the master itself serves as the weights.
     let run = Run::new(Strategy::NoShard, 1);
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         rank.gradients(1)?;
         let plain = Device::flex();
         drop(rank.micro_batch(1, 0, &plain).loss(&rank.model.pass(&plain)));
-        // The evaluation has not been finished.
+        // The evaluation has not ended.
         let refused = rank.update();
         assert!(matches!(refused, Err(ShardError::Pinned { .. })), "{refused:?}");
         Ok(())

@@ -1,4 +1,4 @@
-//! Shapes that no number of ranks divides: padding, and shards that hold padding only.
+//! Shapes that no number of ranks divides: padding, and shards that hold only padding.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::support::{Rank, Run, Values, assert_close, small_model};
 
 const VOCAB: usize = 17;
 const WIDTH: usize = 20;
-/// Ids that occur in the data; the others are never seen.
+/// Number of ids that occur in the data; other ids are never seen.
 const SEEN: usize = 15;
 
 fn run(strategy: Strategy, ranks: usize, heads: usize, tied: bool) -> Run {
@@ -23,7 +23,7 @@ fn run(strategy: Strategy, ranks: usize, heads: usize, tied: bool) -> Run {
         layers: 2,
         ..small_model(tied)
     };
-    // Without decay, a weight changes through its gradient alone.
+    // Without decay, a weight changes only through its gradient.
     let adamw = AdamW { weight_decay: 0.0, ..AdamW::default() };
     Run { model, adamw, tokens: SEEN, batch: 24, seq: 5, ..Run::new(strategy, ranks) }
 }
@@ -45,7 +45,7 @@ fn odd_shapes_train_like_one_device() {
     }
 }
 
-/// Biases, norms inside attention, heads of a width of their own.
+/// Biases, norms inside attention, and an explicit head width.
 #[test]
 fn shapes_of_other_models_train_like_one_device() {
     let run = |strategy, ranks, tied| {
@@ -118,7 +118,7 @@ fn some_shards_hold_padding_only() {
     assert!(empty[7].contains(&"embed".to_owned()), "{empty:?}");
 }
 
-/// Row `row` of a `[rows, width]` parameter, or column `row` of a `[width, rows]` one.
+/// Row `row` of a `[rows, width]` parameter, or column `row` of a `[width, rows]` parameter.
 fn line(values: &Values, name: &str, row: usize) -> Vec<f32> {
     let values = &values[name];
     if name == "lm_head.weight" {
@@ -144,7 +144,7 @@ fn every_row_that_occurs_learns() {
                     .map(|(sample, at)| run.token(sample, at) as usize)
                     .collect();
                 for row in 0..VOCAB {
-                    // The softmax pulls at every row of the head.
+                    // The softmax gives every row of the head a gradient.
                     for name in names.iter().filter(|name| gradients.contains_key(**name)) {
                         let learns = tied || *name == names[1] || inputs.contains(&row);
                         let gradient = line(gradients, name, row);

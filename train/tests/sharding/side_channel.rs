@@ -1,4 +1,4 @@
-//! What layers record, under every strategy.
+//! Values that layers record, under every strategy.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,12 @@ use kiln_shard::{Recompute, ShardError, StateKind, Strategy, ValueHistogram};
 
 use crate::support::{Rank, Run, TOLERANCE, block};
 
-/// A block with a loss of its own, and with values of its input, its output and its weights.
+/// A block with an added loss that records values of its input, its output and its weights.
 #[derive(Module, Debug)]
 struct Telling {
     block: AnyLayer,
-    /// Whether ranks tell different things: a block knows no rank, but that its first value is small.
+    /// Set if ranks record different values. A block does not know its rank, only that its first value is
+    /// small.
     #[module(skip)]
     is_partial: bool,
 }
@@ -30,7 +31,7 @@ impl Layer for Telling {
         let ffn = context.fork("ffn");
         ffn.add_loss("size", size.clone().mean().mul_scalar(0.1));
         context.add_loss("input", x.clone().powi_scalar(2).mean().mul_scalar(0.2));
-        // A value per token.
+        // One value per token.
         ffn.record("size", size);
         let says = !self.is_partial || x.clone().narrow(0, 0, 1).mean().into_scalar::<f32>() > 0.0;
         if context.is_recording() && says {
@@ -46,7 +47,7 @@ fn decoder(run: &Run, device: &Device, is_partial: bool) -> Decoder {
 
 type Logged = Vec<(String, f64)>;
 
-/// What two steps have logged, and the norms of their gradients.
+/// The logged values of two steps, and the norms of their gradients.
 fn train(run: &Run, is_partial: bool) -> Vec<Logged> {
     let results = run_ranks(run.ranks, 1, |world| {
         let rank = Rank::with_decoder(run, world, decoder(run, &(run.device)(), is_partial))?;
@@ -89,7 +90,8 @@ fn with(strategy: Strategy, ranks: usize) -> Run {
     run
 }
 
-/// Names and values within [`TOLERANCE`] of the value, or of the largest of its kind where values are near 0.
+/// Checks names, and values within [`TOLERANCE`] of the value, or of the largest of its kind where values are
+/// near 0.
 fn assert_same(what: &str, actual: &[Logged], expected: &[Logged]) {
     for (actual, expected) in actual.iter().zip(expected) {
         let names = |logged: &Logged| logged.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
@@ -139,7 +141,7 @@ fn what_layers_record_is_the_same_under_every_strategy() {
     }
 }
 
-/// The mean is over the passes that have told it.
+/// The mean is taken over the passes that recorded the value.
 #[test]
 fn ranks_and_passes_may_record_different_values() {
     let run = with(Strategy::FullShard, 4).accumulation(4).steps(2);
@@ -152,7 +154,7 @@ fn ranks_and_passes_may_record_different_values() {
     }
 }
 
-/// Without a gradient there are norms all the same, and weights have some at any time.
+/// Without a gradient, gradient norms are still recorded; norms of weights always are.
 #[test]
 fn norms_are_those_of_whole_parameters() {
     for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 2), (Strategy::HybridShard, 4)] {
@@ -172,8 +174,8 @@ fn norms_are_those_of_whole_parameters() {
     }
 }
 
-/// What ranks count in their shards is what there is in the whole parameters, each value once: also with replicas,
-/// and without what fills flat buffers up.
+/// Counts over the ranks' shards equal counts over the whole parameters, with each value counted once: also
+/// with replicas, and without the padding of flat buffers.
 #[test]
 fn histograms_are_those_of_whole_parameters() {
     let limits = ValueHistogram::limits();
@@ -199,7 +201,7 @@ fn histograms_are_those_of_whole_parameters() {
                     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
                     let mut counts = vec![0.0; limits.len()];
                     for value in &values {
-                        // A limit belongs to the bucket that is further from 0.
+                        // A limit belongs to the bucket farther from 0.
                         let is_below = |limit: &f64| *limit < *value || (*limit == *value && *value > 0.0);
                         counts[limits.partition_point(is_below)] += 1.0;
                     }

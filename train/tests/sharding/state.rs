@@ -1,4 +1,4 @@
-//! Values in and out of the shards.
+//! Reading and writing the values of shards.
 
 use kiln_model::Key;
 use kiln_model::layers::Linear;
@@ -34,7 +34,7 @@ fn values_survive_any_change_of_ranks_and_strategy() {
             rank.step(step)?;
         }
         let saved = save(&rank)?;
-        // What an uninterrupted run does next.
+        // The steps that an uninterrupted run takes next.
         let next = [rank.step(3)?, rank.step(4)?];
         Ok((saved, next, rank.values(StateKind::Weight)?))
     });
@@ -155,7 +155,7 @@ fn values_are_replaced_beside_a_snapshot() {
     });
 }
 
-/// A norm that every rank computes from its own shards is that of the whole, under every strategy.
+/// A norm that every rank computes from its own shards equals that of the whole, under every strategy.
 #[test]
 fn sums_over_shards_count_every_element_once() {
     let mut norms = Vec::new();

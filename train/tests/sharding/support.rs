@@ -16,9 +16,9 @@ use kiln_shard::{
     ShardError, StateKind, Strategy,
 };
 
-/// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
-/// in f32 and add the same numbers in another order (rows of a batch over ranks and micro-batches),
-/// which moves sums of some hundred terms by a few units in the last place, 6e-8 each.
+/// Largest distance between a sharded and the unsharded run, as `‖a - b‖ / ‖b‖` per tensor. Both compute in
+/// f32 and add the same numbers in different orders (rows of a batch over ranks and micro-batches), which
+/// moves sums of some hundred terms by a few units in the last place, 6e-8 each.
 pub const TOLERANCE: f64 = 1e-5;
 
 pub const LEARNING_RATE: f64 = 1e-3;
@@ -26,7 +26,7 @@ pub const LEARNING_RATE: f64 = 1e-3;
 /// Values by parameter name.
 pub type Values = BTreeMap<String, Vec<f32>>;
 
-/// Everything that a run depends on.
+/// All settings of a run.
 #[derive(Clone)]
 pub struct Run {
     pub model: ModelConfig,
@@ -39,21 +39,21 @@ pub struct Run {
     /// Sequences per step over all ranks.
     pub batch: usize,
     pub seq: usize,
-    /// Token ids of the data are below this.
+    /// Token ids in the data are below this value.
     pub tokens: usize,
     pub adamw: AdamW,
-    /// For the matrices of blocks, if not AdamW as for the rest.
+    /// The optimizer of the matrices of blocks, if it is not AdamW.
     pub muon: Option<Muon>,
-    /// 0 for no clipping.
+    /// Limit of the gradient norm; 0 for no clipping.
     pub max_norm: f64,
     pub frozen: fn(&str) -> bool,
-    /// Delays communication at random.
+    /// If set, delays communication at random.
     pub delay_seed: Option<u64>,
-    /// Where weights are, and what computes.
+    /// The device of weights and computation.
     pub device: fn() -> Device,
 }
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     /// Loss of each step over all ranks.
@@ -66,8 +66,8 @@ pub struct Trace {
     pub weights: Values,
 }
 
-/// Three blocks of width 16. Weights are large for the width, so that attention is far from uniform
-/// and no gradient is small beside the others.
+/// Three blocks of width 16. Weights are large for this width, so that attention is far from uniform and no
+/// gradient is small compared with the others.
 pub fn small_model(tied: bool) -> ModelConfig {
     ModelConfig {
         vocab_size: 37,
@@ -83,8 +83,8 @@ pub fn small_model(tied: bool) -> ModelConfig {
 }
 
 impl Run {
-    /// Five steps of the small model under `strategy`; 96 sequences can be split over 1, 2, 3, 4 or
-    /// 8 ranks and four micro-batches.
+    /// Five steps of the small model under `strategy`. The 96 sequences can be split over 1, 2, 3, 4 or 8
+    /// ranks and four micro-batches.
     pub fn new(strategy: Strategy, ranks: usize) -> Self {
         let model = small_model(false);
         Run {
@@ -106,7 +106,7 @@ impl Run {
         }
     }
 
-    /// What the run updates by.
+    /// The optimizer of the run.
     pub fn optimizer(&self) -> Optimizer {
         match self.muon {
             None => self.adamw.into(),
@@ -171,7 +171,7 @@ impl Run {
         Decoder::new(&Layers::default(), &self.model, key, device).expect("built-in layers")
     }
 
-    /// A decoder of blocks that `make` makes.
+    /// A decoder with blocks from `make`.
     pub fn with_blocks<L: Layer>(
         &self,
         device: &Device,
@@ -182,13 +182,13 @@ impl Run {
         Decoder::new(&layers, &model, self.key(), device).expect("a layer of the test")
     }
 
-    /// The text of the data: a token depends on nothing but where it is.
+    /// The text of the data: a token depends only on its position.
     pub fn token(&self, sample: usize, position: usize) -> i32 {
         let key = Key::new(2).fork_index(sample as u64);
         (key.at(position as u64) % self.tokens as u64) as i32
     }
 
-    /// Inputs and targets `[rows, seq]` of `rows` samples from `first` on, and how to run them.
+    /// Inputs and targets `[rows, seq]` of `rows` samples starting with `first`, and their context.
     pub fn samples(&self, first: usize, rows: usize, device: &Device) -> Batch {
         let ids = |shift: usize| {
             let ids: Vec<i32> = (first..first + rows)
@@ -227,7 +227,7 @@ impl Run {
         self.try_on_ranks(body).unwrap_or_else(|error| panic!("{}: {error}", self.name()))
     }
 
-    /// Trains sharded and returns what rank 0 saw, which is what every rank must have seen.
+    /// Trains sharded. Returns rank 0's results, which must be those of every rank.
     pub fn train(&self) -> Trace {
         self.same_on_all(self.on_ranks(|world| {
             let rank = Rank::start(self, world)?;
@@ -237,7 +237,7 @@ impl Run {
         }))
     }
 
-    /// The one value that all ranks came to.
+    /// The result of all ranks, which must be equal.
     pub fn same_on_all<T: PartialEq>(&self, results: Vec<T>) -> T {
         let mut results = results.into_iter();
         let first = results.next().expect("at least one rank");
@@ -297,7 +297,7 @@ impl<'a> Rank<'a> {
         Rank::made_of(run, world, decoder, run.optimizer())
     }
 
-    /// [`Rank::start`] with another optimizer than that of the run.
+    /// [`Rank::start`] with a different optimizer than the run's.
     pub fn with_optimizer(
         run: &'a Run,
         world: Arc<dyn Communicator>,
@@ -345,7 +345,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Clips and updates: the loss over all ranks, and the norm of the gradient.
+    /// Clips and updates. Returns the loss over all ranks and the norm of the gradient.
     pub fn update(&self) -> Result<(f64, f64), ShardError> {
         let update = self.engine().update(LEARNING_RATE, self.run.max_norm)?;
         let outcome = self.engine().outcome(update)?;
@@ -353,13 +353,13 @@ impl<'a> Rank<'a> {
         Ok((outcome.loss, outcome.grad_norm))
     }
 
-    /// One whole step: loss and norm.
+    /// Takes one whole step. Returns loss and norm.
     pub fn step(&self, step: u64) -> Result<(f64, f64), ShardError> {
         self.gradients(step)?;
         self.update()
     }
 
-    /// All parameters that have values of this kind.
+    /// All values of this kind by parameter.
     pub fn values(&self, kind: StateKind) -> Result<Values, ShardError> {
         let engine = self.engine();
         let mut values = Values::new();
@@ -391,7 +391,7 @@ pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     match norm(&mut b.iter().map(|b| f64::from(*b))) {
-        // Where nothing is expected, there must be nothing.
+        // If the expected norm is zero, the actual one must be zero.
         0.0 if difference == 0.0 => 0.0,
         0.0 => f64::INFINITY,
         size => difference / size,

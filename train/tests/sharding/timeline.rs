@@ -1,4 +1,4 @@
-//! Where the time of a step goes: every moment of it is in a span, and every wait names its collective.
+//! The time of a step: every moment belongs to a span, and every wait names its collective.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use kiln_shard::{Recompute, Strategy};
 
 use crate::support::{Rank, Run};
 
-/// Seconds between two spans: waits below two microseconds have no span.
+/// Longest time in seconds between two spans: waits below two microseconds have no span.
 const GAP: f64 = 1e-5;
 
 fn second_step(run: &Run) -> Vec<(StepTimeline, Vec<String>)> {
@@ -53,7 +53,7 @@ fn every_moment_of_a_step_is_in_a_span_and_waits_name_their_collective() {
             let gathers = records.iter().filter(|record| record.operation == Operation::AllGather).count();
             assert_eq!(gathers > 0, strategy != Strategy::NoShard, "{strategy}");
         }
-        // The rank that comes last to every collective of a step waits for nobody.
+        // The rank that is last at every collective of a step waits for no other.
         assert!(ranks_that_waited > 0, "{strategy}: four ranks wait for each other at the end of a step");
     }
 }

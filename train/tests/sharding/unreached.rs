@@ -1,4 +1,4 @@
-//! Parameters that a batch does not reach, as those of sparse experts: other ones on every rank, in
+//! Parameters that a batch does not reach, such as those of sparse experts: different ones on every rank, in
 //! every step and micro-batch.
 
 use std::cell::Cell;
@@ -17,12 +17,11 @@ use crate::support::{Rank, Run, Trace, assert_close};
 const EXPERTS: usize = 3;
 
 thread_local! {
-    /// Names the micro-batch that this rank computes.
+    /// Identifies the current micro-batch of this rank.
     static MICRO_BATCH: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Some of its experts, one after the other; which ones depends on the micro-batch, and it may be
-/// none.
+/// Applies some of its experts in sequence. The selection depends on the micro-batch and may be empty.
 #[derive(Module, Debug)]
 struct Experts {
     index: usize,
@@ -68,7 +67,7 @@ fn train(run: &Run) -> Trace {
         for step in 1..=run.steps {
             rank.engine().begin_step();
             for index in 0..run.accumulation {
-                // The same number for the same samples, however they are spread over the ranks.
+                // The same number for the same samples, however they are split over the ranks.
                 let micro_batch = number * run.accumulation + index;
                 MICRO_BATCH.set(step << 32 | micro_batch as u64);
                 let batch = rank.micro_batch(step, index, &rank.training);
@@ -90,7 +89,7 @@ fn train(run: &Run) -> Trace {
 fn settings(ranks: usize, accumulation: usize, frozen: fn(&str) -> bool) -> Vec<Run> {
     let new = |strategy, ranks| {
         let mut run = Run::new(strategy, ranks).accumulation(accumulation).frozen(frozen).steps(6);
-        // Ranks that do not call the same are to be noticed soon.
+        // A mismatch of calls between ranks must be noticed quickly.
         run.policy.timeout = Duration::from_secs(30);
         run
     };

@@ -3,8 +3,8 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// Starts `command` with the default actions of signals. The tests' own process may have some ignored:
-/// a shell starts `cargo test &` with SIGINT ignored, `nohup` with SIGHUP.
+/// Starts `command` with the default actions of signals. The tests' own process may ignore some: a shell
+/// starts `cargo test &` with SIGINT ignored, and `nohup` ignores SIGHUP.
 pub fn with_defaults(command: &mut Command) -> &mut Command {
     let defaults = || {
         let ends = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];

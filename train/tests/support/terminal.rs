@@ -1,4 +1,4 @@
-//! A program on a terminal, as a person has it in front of them.
+//! A program on a terminal, as a user sees it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,19 +12,19 @@ use kiln_testkit::{PATIENCE, status_of};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// A program that was started on a terminal of its own.
+/// A program that was started on a separate terminal.
 pub struct Terminal {
     child: Child,
     keys: File,
     screen: Receiver<Vec<u8>>,
-    /// What has come and was not waited for yet.
+    /// Received text that was not waited for yet.
     unread: String,
-    /// All that has come.
+    /// All received text.
     all: String,
 }
 
 impl Terminal {
-    /// Starts `command` as the leader of a session, whose terminal this is.
+    /// Starts `command` as the leader of a session with this terminal.
     pub fn start(command: &mut Command) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("a terminal");
@@ -55,7 +55,7 @@ impl Terminal {
         Terminal { child, keys, screen, unread: String::new(), all: String::new() }
     }
 
-    /// Waits until `text` has come, and returns what came before it and was not waited for yet.
+    /// Waits for `text`. Returns the text before it that was not waited for yet.
     pub fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -73,7 +73,7 @@ impl Terminal {
         }
     }
 
-    /// Types a line, or a key that acts by itself, such as Ctrl-C.
+    /// Types a line, or a key with an immediate effect, such as Ctrl-C.
     pub fn enter(&mut self, line: &str) {
         let end = if line.ends_with(char::is_control) { "" } else { "\r" };
         self.keys.write_all(format!("{line}{end}").as_bytes()).expect("it is read");
@@ -81,7 +81,7 @@ impl Terminal {
 
     /// Waits for the end.
     pub fn end(mut self) -> (ExitStatus, String) {
-        // Nothing more comes once nobody has the terminal open.
+        // The output ends when no process has the terminal open.
         loop {
             match self.screen.recv_timeout(PATIENCE) {
                 Ok(bytes) => self.all.push_str(&String::from_utf8_lossy(&bytes)),

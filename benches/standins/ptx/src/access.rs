@@ -1,4 +1,4 @@
-//! Memory as a warp sees it: spaces, addresses, and what is checked at each access.
+//! Memory from the view of a warp: spaces, addresses, and the checks at each access.
 
 use crate::check::{Books, Who};
 use crate::error::{Fault, Other, Space};
@@ -11,10 +11,10 @@ use crate::races::Party;
 use crate::wgmma::alike::Alike;
 use crate::wgmma::descriptor::CHUNK;
 
-/// What a lane did wrong.
+/// The result of a lane's operation; errors have the number of the lane.
 pub type Lane<T> = Result<T, (usize, Box<Fault>)>;
 
-/// Bytes that a lane reads or writes, and how many of them at once.
+/// The bytes that a lane reads or writes, and the size of the parts that are accessed at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     pub space: Space,
@@ -35,19 +35,19 @@ pub struct Memory<'a> {
     pub view: &'a View,
     pub parameters: &'a [u8],
     pub shared: Vec<u8>,
-    /// Checks, unless they are switched off.
+    /// Books for the checks; `None` if checks are switched off.
     pub books: Option<Books>,
-    /// The same for what warps of a warpgroup execute together.
+    /// The same for instructions that the warps of a warpgroup execute together.
     pub alike: Option<Alike>,
-    /// Where in `view` the last access was.
+    /// Position in `view` of the last access.
     pub hint: usize,
     /// Launch, block and barriers, for accesses to device memory.
     pub party: Party,
-    /// The device memory that is used, where somebody asks for it.
+    /// The device memory that is used, if someone requests it.
     pub footprint: Option<Box<Footprint>>,
 }
 
-/// The part of a warp that memory needs to know: its number, its local memory, the line.
+/// The parts of a warp that memory needs: its number, its local memory, the line.
 pub struct Local<'a> {
     pub warp: usize,
     pub line: u32,
@@ -65,7 +65,7 @@ impl Local<'_> {
     }
 }
 
-/// The space of a generic address, and the address in it.
+/// Resolves a generic address to its space and the address in that space.
 fn resolved(space: Space, address: u64) -> (Space, u64) {
     match (space, address >> 48 << 48) {
         (Space::Generic, SHARED_WINDOW) => (Space::Shared, address - SHARED_WINDOW),
@@ -75,7 +75,7 @@ fn resolved(space: Space, address: u64) -> (Space, u64) {
     }
 }
 
-/// `bytes` at `address` of a memory that begins at 0.
+/// Position of `bytes` bytes at `address` in a memory that starts at 0.
 #[inline]
 pub fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usize, Fault> {
     if address & u64::from(bytes - 1) != 0 {
@@ -87,7 +87,7 @@ pub fn inside(space: Space, len: usize, address: u64, bytes: u32) -> Result<usiz
     Ok(address as usize)
 }
 
-/// The bytes of a number, the lowest first: 1, 2, 4, 8 or 16 of them, each as one access of the host.
+/// The value of 1, 2, 4, 8 or 16 bytes, lowest first, read by a single access of the host.
 #[inline(always)]
 fn value_of(from: &[u8], bytes: u32) -> u128 {
     match (bytes, from) {
@@ -144,7 +144,7 @@ impl Memory<'_> {
         Ok(value_of(from, bytes))
     }
 
-    /// Reads 16 bytes of shared memory for a product of warpgroups.
+    /// Reads 16 bytes of shared memory for a product of a warpgroup.
     pub fn read_for_product(&mut self, address: u32) -> Result<u128, Fault> {
         let at = inside(Space::Shared, self.shared.len(), u64::from(address), CHUNK)?;
         if let Some(books) = &mut self.books {
@@ -193,7 +193,7 @@ impl Memory<'_> {
     }
 }
 
-/// The address of a lane.
+/// The address that a lane accesses.
 #[inline(always)]
 pub fn address(r: &Registers, base: u16, offset: i32, wide: bool, lane: usize) -> u64 {
     if wide {
@@ -224,7 +224,7 @@ pub fn load(
     Ok(())
 }
 
-/// The parts of a vector that a lane has read.
+/// Splits a value that a lane has read into the parts of a vector.
 #[inline(always)]
 pub fn split(value: u128, bits: u32, lane: usize, values: &mut [[u64; LANES]]) {
     for (n, values) in values.iter_mut().enumerate() {
@@ -232,7 +232,7 @@ pub fn split(value: u128, bits: u32, lane: usize, values: &mut [[u64; LANES]]) {
     }
 }
 
-/// Puts what was loaded in registers.
+/// Stores loaded values in registers.
 #[inline(always)]
 pub fn set(r: &mut Registers, access: &Access, results: &[u16], values: &[[u64; LANES]; 4], mask: u32) {
     for (&result, values) in results.iter().zip(values) {

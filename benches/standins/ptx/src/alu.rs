@@ -1,5 +1,5 @@
-//! Executes what computes, for all lanes of a warp at once. The lanes that take no part compute as well, and
-//! their results are not kept.
+//! Executes arithmetic instructions for all lanes of a warp at once. Inactive lanes compute too, but their
+//! results are discarded.
 
 use crate::conversion::{convert, pack, unpack};
 use crate::float;
@@ -9,7 +9,7 @@ use crate::program::{Compare, Float1, Float2, Kind, Logic, Mode, Op, Round, Type
 
 const HALF: u32 = 0xffff;
 
-/// Executes `op` with the registers `o`, if it is of this kind.
+/// Executes `op` with the registers `o` if it is an arithmetic instruction.
 #[inline(always)]
 pub fn execute(r: &mut Registers, op: Op, o: &[u16], mask: u32) -> bool {
     match op {
@@ -121,7 +121,7 @@ fn map_float(r: &mut Registers, o: &[u16], mask: u32, mode: Mode, f: impl Fn(f32
 fn float1(r: &mut Registers, op: Float1, mode: Mode, o: &[u16], mask: u32) {
     let double = |f: fn(f64) -> f64| move |a: f32| f(f64::from(a)) as f32;
     match op {
-        // Signs alone: what is no number keeps its bits.
+        // These change the sign only: a NaN keeps its bits.
         Float1::Neg if !mode.flush => map1(r, o, mask, |a| a ^ 0x8000_0000),
         Float1::Abs if !mode.flush => map1(r, o, mask, |a| a & 0x7fff_ffff),
         Float1::Neg => map_float(r, o, mask, mode, |a| -a),
@@ -129,7 +129,7 @@ fn float1(r: &mut Registers, op: Float1, mode: Mode, o: &[u16], mask: u32) {
         Float1::Reciprocal => map_float(r, o, mask, mode, |a| 1.0 / a),
         Float1::Sqrt => map_float(r, o, mask, mode, f32::sqrt),
         Float1::ReciprocalSqrt => map_float(r, o, mask, mode, double(|a| 1.0 / a.sqrt())),
-        // The one that kernels use most, so that it becomes a loop over vectors.
+        // The most frequent instruction of kernels, written so that it becomes a loop over vectors.
         Float1::Exp2 if mode.flush && !mode.saturate => {
             map1(r, o, mask, |a| float::flushed(float::exp2(float::flushed(f32::from_bits(a)))).to_bits())
         }
@@ -219,7 +219,7 @@ fn compared(r: &Registers, compare: Compare, ty: Type, flush: bool, o: &[u16]) -
 
 #[inline(always)]
 fn ordered<T: PartialOrd>(compare: Compare, a: &T, b: &T) -> bool {
-    // Neither is no number, if they have an order.
+    // Neither is NaN if they can be compared.
     let order = a.partial_cmp(b);
     match compare {
         Compare::Equal => a == b,

@@ -1,11 +1,11 @@
-//! Decodes what computes: integers, floats, comparisons, conversions.
+//! Decodes arithmetic instructions: integers, floats, comparisons, conversions.
 
 use crate::builder::{Builder, Decoded, Flags, width_of};
 use crate::float;
 use crate::parse::{Instruction, Operand, Width};
 use crate::program::{Compare, Float1, Float2, Int1, Int2, Kind, Logic, Mode, Op, Round, Type};
 
-/// Decodes `instruction`, if it is of this kind and all of its flags are known.
+/// Decodes `instruction` if it is of this kind and all of its flags are known.
 pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<bool> {
     let mut flags = Flags::of(&instruction.name);
     let operands = &instruction.operands;
@@ -51,7 +51,7 @@ fn compare(builder: &mut Builder<'_>, op: Op, width: Width, operands: &[Operand]
     Ok(())
 }
 
-/// The operation of a name, and the registers of its result and operands.
+/// The operation with this name, and the registers of its result and operands.
 fn operation(head: &str, flags: &mut Flags<'_>) -> Option<(Op, Vec<Width>)> {
     let predicate = Width::Predicate;
     if matches!(head, "and" | "or" | "xor" | "not") && flags.take("pred") {
@@ -217,7 +217,7 @@ fn float(head: &str, ty: Type, mode: Mode, nan: bool, approximate: bool) -> Opti
     if let Some(two) = two {
         return Some(Op::Float2(two, mode));
     }
-    // What is approximate may be as exact as it likes; what is not has to be.
+    // Approximate instructions may be computed exactly; the others must be exact.
     let one = match (head, approximate) {
         ("neg", false) => Float1::Neg,
         ("abs", false) => Float1::Abs,
@@ -285,7 +285,7 @@ fn comparison(flag: &str) -> Option<Compare> {
     })
 }
 
-/// `compare`, if values of this type can be compared that way.
+/// Returns `compare` if values of this type support it.
 fn for_type(compare: Compare, ty: Type) -> Option<Compare> {
     let ordered = matches!(
         compare,

@@ -1,4 +1,4 @@
-//! What decoding an instruction needs: flags of its name, registers of its operands, and a place for the
+//! Helpers for decoding an instruction: flags of its name, registers of its operands, and a place for the
 //! result.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use crate::program::{Instr, Mode, Op, Round, Special, Type};
 
 pub type Decoded<T> = Result<T, ParseError>;
 
-/// Where a virtual register has its value from.
+/// The source of a virtual register's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     Instructions,
@@ -17,7 +17,7 @@ pub enum Origin {
     Special(Special),
 }
 
-/// A kernel whose registers are as many as its text has.
+/// A kernel with the registers of its text, before they are assigned to places.
 pub struct Virtual {
     pub code: Vec<Instr>,
     pub operands: Vec<u32>,
@@ -34,7 +34,7 @@ pub struct Builder<'a> {
     guards: Vec<Option<u32>>,
     operands: Vec<u32>,
     pub code: Vec<Instr>,
-    /// Branches whose targets are not known yet: instruction, label, line.
+    /// Branches with unresolved targets: instruction, label, line.
     pub branches: Vec<(usize, String, u32)>,
     pub static_shared: u32,
     pub local_bytes: u32,
@@ -58,7 +58,7 @@ impl<'a> Builder<'a> {
             names.insert(variable.name.clone(), (variable.space, u64::from(at)));
         }
         for variable in source.variables.iter().filter(|variable| variable.bytes == 0) {
-            // All of them are the same memory, behind the rest.
+            // All of these variables share the same memory, after the others.
             static_shared = aligned(static_shared, variable.align.max(16));
         }
         for variable in source.variables.iter().filter(|variable| variable.bytes == 0) {
@@ -84,7 +84,7 @@ impl<'a> Builder<'a> {
         builder
     }
 
-    /// Parameters with their places, and the bytes of all.
+    /// Parameters with their positions, and the total number of bytes.
     pub fn parameters(&self) -> (Vec<(Variable, u32)>, u32) {
         let mut bytes = 0;
         let places = self.source.parameters.iter().map(|variable| {
@@ -95,7 +95,7 @@ impl<'a> Builder<'a> {
         (places.collect(), bytes)
     }
 
-    /// From here on, errors and code belong to `instruction`.
+    /// Attributes errors and code from here on to `instruction`.
     pub fn begin(&mut self, instruction: &Instruction) {
         self.line = instruction.line;
         self.guard = instruction.guard;
@@ -105,7 +105,7 @@ impl<'a> Builder<'a> {
         Err(ParseError::new(self.line, reason))
     }
 
-    /// The architecture that the module is for.
+    /// The target architecture of the module.
     pub fn target(&self) -> &'a str {
         &self.source.target
     }
@@ -115,7 +115,7 @@ impl<'a> Builder<'a> {
         self.plain(Op::Label);
     }
 
-    /// An instruction without registers.
+    /// Adds an instruction without registers.
     pub fn plain(&mut self, op: Op) {
         self.push(op, &[], &[]);
     }
@@ -159,12 +159,12 @@ impl<'a> Builder<'a> {
             Width::Bits32 => value & 0xffff_ffff,
             Width::Bits64 => value,
         };
-        // Registers of 16 bits are the low halves of others.
+        // Registers of 16 bits are the low halves of 32-bit registers.
         let width = if width == Width::Bits16 { Width::Bits32 } else { width };
         self.born(width, Origin::Constant(value))
     }
 
-    /// A register that the text does not have.
+    /// Creates a register that does not occur in the text.
     pub fn scratch(&mut self, width: Width) -> u32 {
         self.registers.push((width, Origin::Instructions));
         self.registers.len() as u32 - 1
@@ -213,7 +213,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The registers of `{…}`, or of one operand.
+    /// The registers of `{…}`, or of a single operand.
     pub fn sources(&mut self, operand: &Operand, width: Width) -> Decoded<Vec<u32>> {
         match operand {
             Operand::Vector(all) => all.iter().map(|one| self.source(one, width)).collect(),
@@ -228,7 +228,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Register, offset, and whether the register has 64 bits, of what is in brackets.
+    /// Register and offset of an address in brackets, and whether the register has 64 bits.
     pub fn address(&mut self, operand: &Operand) -> Decoded<(u32, i32, bool)> {
         let Operand::Address(base, offset) = operand else { return self.fail("brackets are missing") };
         let Ok(offset) = i32::try_from(*offset) else { return self.fail("an offset of more than 31 bits") };
@@ -237,7 +237,7 @@ impl<'a> Builder<'a> {
         Ok((self.source(base, width)?, offset, !narrow))
     }
 
-    /// So many operands, or an error.
+    /// Returns the operands if there are `N` of them, otherwise an error.
     pub fn counted<'b, const N: usize>(&self, operands: &'b [Operand]) -> Decoded<&'b [Operand; N]> {
         match operands.try_into() {
             Ok(all) => Ok(all),
@@ -268,7 +268,7 @@ fn special(name: &str) -> Option<Special> {
     })
 }
 
-/// Registers for values of a type.
+/// The width of registers for values of a type.
 pub fn width_of(ty: Type) -> Width {
     match ty.bits {
         64 => Width::Bits64,
@@ -290,7 +290,7 @@ impl<'a> Flags<'a> {
         at.map(|at| self.0.remove(at)).is_some()
     }
 
-    /// The first flag for which `known` has a value.
+    /// Takes the first flag for which `known` has a value.
     pub fn first<T>(&mut self, known: impl Fn(&str) -> Option<T>) -> Option<T> {
         let (at, value) = self.0.iter().enumerate().find_map(|(at, flag)| Some((at, known(flag)?)))?;
         self.0.remove(at);
@@ -319,7 +319,7 @@ impl<'a> Flags<'a> {
         Mode { round, flush: self.take("ftz"), saturate: self.take("sat") }
     }
 
-    /// Whether all flags have been taken.
+    /// Returns `true` if all flags have been taken.
     pub fn done(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,13 +1,13 @@
-//! Books of the shared memory of a block: who wrote and read each part of it last, and when.
+//! Books of a block's shared memory: which thread last wrote and read each part, and when.
 //!
-//! Time is counted in barriers. An access comes before another one if it is by the same thread, if a barrier
-//! of the block is between them, or, in one warp, a barrier of that warp.
+//! Time is counted in barriers. One access comes before another if the same thread makes both, if a barrier
+//! of the block lies between them or, within one warp, a barrier of that warp.
 
 use crate::error::{Fault, Other, Space};
 use crate::wgmma::descriptor::CHUNK;
 use crate::wgmma::reads::Reads;
 
-/// Who makes an access: a thread of the block and the line that it executes.
+/// The author of an access: a thread of the block and the line that it executes.
 #[derive(Debug, Clone, Copy)]
 pub struct Who {
     pub thread: u32,
@@ -19,11 +19,12 @@ enum State {
     #[default]
     Unwritten,
     Written,
-    /// `cp.async` has begun to write, and the thread has not waited.
+    /// `cp.async` has begun to write, and the thread has not waited for it.
     Pending,
 }
 
-/// Stands for threads of several warps. With the highest bit alone, a number stands for threads of that warp.
+/// Represents threads of several warps. With the highest bit set, any other number represents threads of one
+/// warp.
 const MANY: u16 = u16::MAX;
 const MANY_OF_WARP: u16 = 1 << 15;
 
@@ -54,15 +55,15 @@ pub struct Books {
     granule: u32,
     cells: Vec<Cell>,
     clock: u32,
-    /// Times of the last barrier of the block, and of each warp.
+    /// Times of the last barrier of the block and of each warp.
     block_barrier: u32,
     warp_barriers: Vec<u32>,
-    /// What products of warpgroups read, in kernels that have some.
+    /// Reads by products of warpgroups, in kernels that have such products.
     products: Option<Box<Reads>>,
 }
 
 impl Books {
-    /// Books of so many bytes; `products` says whether the kernel has products of warpgroups.
+    /// Creates books of `bytes` bytes. `products` is set if the kernel has products of warpgroups.
     pub fn new(bytes: u32, granule: u32, warps: usize, products: bool) -> Books {
         Books {
             block: 0,
@@ -75,7 +76,7 @@ impl Books {
         }
     }
 
-    /// Begins a block, whose shared memory nothing has written.
+    /// Begins a block, whose shared memory is unwritten.
     pub fn begin(&mut self, block: u32) {
         self.block = block;
         self.cells.fill(Cell::default());
@@ -100,7 +101,7 @@ impl Books {
         self.warp_barriers[warp] = self.clock;
     }
 
-    /// Whether an access of another thread comes before one that `who` makes now.
+    /// Returns `true` if the access of `thread` at `time` comes before one that `who` makes now.
     #[inline]
     fn before(&self, thread: u16, time: u32, who: Who) -> bool {
         if u32::from(thread) == who.thread || time < self.block_barrier {
@@ -114,7 +115,7 @@ impl Books {
     }
 
     fn other(&self, thread: u16, line: u32) -> Other {
-        // Of several threads, the first of the warp stands for all.
+        // The first thread of the warp represents several threads.
         let thread = if thread >= MANY_OF_WARP { warp_of(thread).min(31) * 32 } else { u32::from(thread) };
         Other { block: self.block, thread, line }
     }
@@ -158,12 +159,12 @@ impl Books {
         self.change(address, bytes, who, State::Written)
     }
 
-    /// `cp.async` begins to write.
+    /// Records that `cp.async` begins to write.
     pub fn begin_copy(&mut self, address: u32, bytes: u32, who: Who) -> Result<(), Fault> {
         self.change(address, bytes, who, State::Pending)
     }
 
-    /// The thread has waited for a copy, which is its write from now on.
+    /// Records that the thread has waited for a copy, which counts as its write from now on.
     pub fn end_copy(&mut self, address: u32, bytes: u32) {
         for at in self.cells(address, bytes) {
             self.cells[at].state = State::Written;
@@ -206,7 +207,7 @@ impl Books {
         Ok(())
     }
 
-    /// A product of warpgroups reads 16 bytes.
+    /// Records that a product of a warpgroup reads 16 bytes.
     pub fn read_by_product(&mut self, address: u32) -> Result<(), Fault> {
         let Some(products) = &mut self.products else { return Ok(()) };
         for at in (address / self.granule) as usize..(address + CHUNK).div_ceil(self.granule) as usize {
@@ -230,21 +231,22 @@ impl Books {
         Ok(())
     }
 
-    /// A warp has issued a product in this line, which read what [`Books::read_by_product`] was told.
+    /// Records that a warp has issued a product in this line. The product made the reads recorded by
+    /// [`Books::read_by_product`].
     pub fn issued_product(&mut self, warp: usize, group: u32, line: u32) {
         if let Some(products) = &mut self.products {
             products.issued(warp as u32, group, line);
         }
     }
 
-    /// A warp has waited for the products of its first groups, so many.
+    /// Records that a warp has waited for the products of its first `groups` groups.
     pub fn waited_for_products(&mut self, warp: usize, groups: u32) {
         if let Some(products) = &mut self.products {
             products.waited(warp as u32, groups, [self.clock, self.block_barrier]);
         }
     }
 
-    /// Threads of a warp fence their writes from reads of products behind the next barrier.
+    /// Records a proxy fence by threads of a warp: after the next barrier, products see their writes.
     pub fn fence_products(&mut self, threads: impl Iterator<Item = u32>) {
         self.clock += 1;
         if let Some(products) = &mut self.products {
@@ -252,7 +254,7 @@ impl Books {
         }
     }
 
-    /// Atomic changes do not race with each other.
+    /// Records an atomic update. Atomic updates do not race with each other.
     pub fn atomic(&mut self, address: u32, bytes: u32) -> Result<(), Fault> {
         for at in self.cells(address, bytes) {
             if self.cells[at].state == State::Unwritten {

@@ -1,4 +1,4 @@
-//! Executes conversions between types, and what packs and unpacks registers.
+//! Executes conversions between types, and packing and unpacking of registers.
 
 use crate::float;
 use crate::integers::signed;
@@ -47,7 +47,7 @@ pub fn convert(r: &mut Registers, to: Type, from: Type, mode: Mode, integral: bo
     }
 }
 
-/// One value of another type.
+/// Converts one value to another type.
 fn converted(value: u64, to: Type, from: Type, mode: Mode, integral: bool) -> u64 {
     let keep = u64::MAX >> (64 - to.bits);
     if !from.is_float() {

@@ -1,5 +1,5 @@
-//! Executes `cp.async`: a copy is begun, and its bytes are in their place when its thread has waited for it. A
-//! GPU may put them there at any time between.
+//! Executes `cp.async`: the bytes are stored when the thread has waited for the copy. A GPU may store them at
+//! any time before that.
 
 use crate::access::{Lane, Local, Memory, Span, address, inside};
 use crate::error::{Fault, Space};
@@ -15,7 +15,7 @@ pub struct Copy {
     value: u128,
 }
 
-/// Where a `cp.async` copies to and from, and what registers have its addresses.
+/// Source and target of a `cp.async`, and the widths of the registers with their addresses.
 pub struct Copied {
     pub bytes: u8,
     pub target: i32,
@@ -42,7 +42,7 @@ pub fn begin_copy(
     if wanted > 0 && from & u64::from(bytes - 1) != 0 {
         return Err(fail(Fault::Misaligned { space: Space::Global, address: from, bytes }));
     }
-    // A short source may have any length.
+    // A shorter source may have any length.
     let step = if wanted == bytes { bytes } else { 1 };
     for at in (0..wanted).step_by(step as usize) {
         let span =
@@ -55,7 +55,7 @@ pub fn begin_copy(
     Ok(Copy { lane: lane as u8, group, target, bytes: copied.bytes, value })
 }
 
-/// Puts the bytes of a copy in their place.
+/// Stores the bytes of a copy.
 pub fn end_copy(memory: &mut Memory<'_>, copy: &Copy) {
     let bytes = usize::from(copy.bytes);
     memory.shared[copy.target as usize..][..bytes].copy_from_slice(&copy.value.to_le_bytes()[..bytes]);

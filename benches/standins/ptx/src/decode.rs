@@ -1,4 +1,4 @@
-//! Statements to instructions with registers: names are looked up, constants get registers of their own.
+//! Decodes statements into instructions with registers: resolves names, and assigns registers to constants.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::program::{Kernel, Module, Op};
 use crate::watch;
 use crate::wgmma;
 
-/// The kernels of `text`, ready to be executed.
+/// Decodes the kernels of `text` for execution.
 pub fn module(text: &str) -> Result<Module, ParseError> {
     let shared: Arc<str> = Arc::from(text);
     let sources = parse(text)?;
@@ -22,7 +22,7 @@ pub fn module(text: &str) -> Result<Module, ParseError> {
     Ok(Module { kernels: kernels.collect::<Result<_, _>>()? })
 }
 
-/// Kinds of instructions in `text` that are not known, each with the first line that has it.
+/// Unknown kinds of instructions in `text`, each with its first line.
 pub fn unknown(text: &str) -> Result<Vec<ParseError>, ParseError> {
     let (mut found, mut names) = (Vec::new(), HashSet::new());
     for source in parse(text)? {
@@ -61,14 +61,14 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
             }
             Statement::Instruction(instruction) => {
                 decode(&mut builder, instruction)?;
-                // A path that did not branch may meet others behind the branch.
+                // Lanes that did not branch may join others after the branch.
                 if instruction.name.starts_with("bra") && instruction.guard.is_some() {
                     builder.label();
                 }
             }
         }
     }
-    // The end of the text is an end of the kernel.
+    // The end of the text ends the kernel.
     builder.plain(Op::Return);
     for (at, label, line) in std::mem::take(&mut builder.branches) {
         let Some(&target) = labels.get(&label) else {
@@ -105,7 +105,7 @@ fn kernel(source: &Source, text: &Arc<str>) -> Result<Kernel, ParseError> {
     })
 }
 
-/// Bytes of the smallest part of shared memory that an instruction reads or writes on its own.
+/// Bytes of the smallest part of shared memory that an instruction accesses separately.
 fn shared_bytes(op: &Op) -> Option<u32> {
     let (access, elements) = match op {
         Op::Load(access) | Op::Store(access) => (access, u32::from(access.count)),

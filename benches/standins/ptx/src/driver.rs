@@ -1,5 +1,5 @@
-//! Functions with C's calling convention, for `benches/standins`: its modules, functions, memory and launches.
-//! `FAKE_CUDA_CHECK`, `FAKE_CUDA_THREADS` and `FAKE_CUDA_PLANT` are read here.
+//! C functions for `benches/standins`: its modules, functions, memory and launches. Reads `FAKE_CUDA_CHECK`,
+//! `FAKE_CUDA_THREADS` and `FAKE_CUDA_PLANT`.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::program::{Kernel, Module};
 use crate::stream_driver::{self, device};
 use crate::streams::Submitted;
 
-/// CUDA's numbers of errors.
+/// CUDA error codes.
 const SUCCESS: c_int = 0;
 const INVALID_VALUE: c_int = 1;
 const LAUNCH_FAILED: c_int = 719;
@@ -46,7 +46,7 @@ fn options() -> Options {
     })
 }
 
-/// The text of a module, with the bug that `FAKE_CUDA_PLANT` says, which is told.
+/// The text of a module with the bug of `FAKE_CUDA_PLANT`, which is also reported.
 fn planted(text: &str) -> Option<String> {
     static PLANT: OnceLock<Option<Plant>> = OnceLock::new();
     let plant = PLANT.get_or_init(|| {
@@ -61,13 +61,13 @@ fn planted(text: &str) -> Option<String> {
     Some(text)
 }
 
-/// A kernel, and the shared memory that its launches may ask for.
+/// A kernel, and the limit of shared memory that its launches may request.
 pub struct Function {
     kernel: Arc<Kernel>,
     dynamic_shared_limit: AtomicU32,
 }
 
-/// `bytes` at `start` are device memory from now on.
+/// Registers `bytes` bytes at `start` as device memory.
 ///
 /// # Safety
 /// They must be memory of this process until `kiln_ptx_freed`.
@@ -82,7 +82,7 @@ pub extern "C" fn kiln_ptx_freed(start: u64) {
     memory().remove(start);
 }
 
-/// The host or a library has written `bytes` at `to`.
+/// Records that the host or a library has written `bytes` bytes at `to`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_ptx_wrote(to: u64, bytes: u64) {
     memory().wrote(to, bytes);
@@ -93,10 +93,10 @@ pub extern "C" fn kiln_ptx_copied(to: u64, from: u64, bytes: u64) {
     memory().copied(to, from, bytes);
 }
 
-/// A module, or null if the text cannot be read, which is told.
+/// Loads a module. Reports an error and returns null if the text cannot be read.
 ///
 /// # Safety
-/// `text` must be a string of C.
+/// `text` must be a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_module(text: *const c_char) -> *mut Module {
     // SAFETY: as above.
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn kiln_ptx_module(text: *const c_char) -> *mut Module {
 }
 
 /// # Safety
-/// `module` must be of `kiln_ptx_module`, and not be used afterwards.
+/// `module` must come from `kiln_ptx_module`, and must not be used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_unload(module: *mut Module) {
     // SAFETY: as above. Functions keep their kernels.
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn kiln_ptx_unload(module: *mut Module) {
 /// A function of a module, or null. It lives as long as the process.
 ///
 /// # Safety
-/// `module` must be of `kiln_ptx_module`, and `name` a string of C.
+/// `module` must come from `kiln_ptx_module`, and `name` must be a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_function(module: *const Module, name: *const c_char) -> *mut Function {
     // SAFETY: as above.
@@ -137,10 +137,10 @@ pub unsafe extern "C" fn kiln_ptx_function(module: *const Module, name: *const c
     }
 }
 
-/// Lets launches of `function` ask for `bytes` of shared memory.
+/// Allows launches of `function` to request `bytes` of shared memory.
 ///
 /// # Safety
-/// `function` must be of `kiln_ptx_function`.
+/// `function` must come from `kiln_ptx_function`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_allow_shared(function: *const Function, bytes: u32) {
     // SAFETY: as above.
@@ -148,12 +148,12 @@ pub unsafe extern "C" fn kiln_ptx_allow_shared(function: *const Function, bytes:
     function.dynamic_shared_limit.store(bytes, Ordering::Relaxed);
 }
 
-/// Executes a launch to its end, or gives it to `stream` where streams are asynchronous. What stops it is told, and
-/// a number of CUDA's returned.
+/// Executes a launch to its end, or queues it on `stream` if streams are asynchronous. Reports a fault and
+/// returns its CUDA error code.
 ///
 /// # Safety
-/// `function` must be of `kiln_ptx_function`, `grid` and `block` have three numbers each, and `arguments` a
-/// pointer to each argument, as `cuLaunchKernel` has them.
+/// `function` must come from `kiln_ptx_function`, `grid` and `block` must have three numbers each, and
+/// `arguments` a pointer to each argument, as for `cuLaunchKernel`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_launch(
     function: *const Function,
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn kiln_ptx_launch(
         .iter()
         .enumerate()
         .map(|(number, (variable, _))| {
-            // SAFETY: there is a pointer for each parameter, to as many bytes as the kernel takes.
+            // SAFETY: there is a pointer for each parameter, to as many bytes as the kernel reads.
             unsafe {
                 std::slice::from_raw_parts((*arguments.add(number)).cast::<u8>(), variable.bytes as usize)
             }
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn kiln_ptx_launch(
     })
 }
 
-/// A launch as a stream has it in its queue.
+/// A launch in the form that a stream queues.
 fn queued(launch: Launch, sizes: String) -> Submitted {
     Submitted::kernel(format!("launch of {}", launch.kernel.name), move || {
         let footprint = Mutex::new(Footprint::default());

@@ -1,9 +1,9 @@
-//! What is wrong with a module, or with a kernel that runs.
+//! Errors of modules and of running kernels.
 
 use std::error::Error as StdError;
 use std::fmt::{Display, Formatter, Result as FmtResult};
 
-/// PTX that could not be read: a line, and why.
+/// PTX that cannot be read: the line and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError {
     pub line: u32,
@@ -31,7 +31,7 @@ pub enum Space {
     Shared,
     Local,
     Param,
-    /// Any of the first three: the address says which.
+    /// Any of the first three; the address determines which.
     Generic,
 }
 
@@ -47,52 +47,52 @@ impl Display for Space {
     }
 }
 
-/// Another thread of the block or grid, and the line of what it did.
+/// Another thread of the block or grid, and the line of its access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Other {
-    /// Block, counted along x, then y, then z.
+    /// Index of the block, counted along x, then y, then z.
     pub block: u32,
-    /// Thread in its block, counted alike.
+    /// Index of the thread in its block, in the same order.
     pub thread: u32,
-    /// Line of the access; 0 if it is not known.
+    /// Line of the access; 0 if unknown.
     pub line: u32,
 }
 
-/// What a thread did wrong.
+/// An error of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// An access that is not inside of an allocation.
+    /// An access outside of every allocation.
     OutOfBounds {
         space: Space,
         address: u64,
         bytes: u32,
         limits: Option<(u64, u64)>,
     },
-    /// An address that is no multiple of the size of the access.
+    /// An address that is not a multiple of the size of the access.
     Misaligned {
         space: Space,
         address: u64,
         bytes: u32,
     },
-    /// A read of memory that nothing has written.
+    /// A read of unwritten memory.
     Uninitialised {
         space: Space,
         address: u64,
     },
     /// A read of a register that the thread has not written.
     Unset,
-    /// A read or write of what `cp.async` is still copying.
+    /// An access to memory that `cp.async` is still copying.
     Pending {
         address: u64,
         copy: Other,
     },
-    /// A read of what another thread has written, without a barrier between them.
+    /// A read of another thread's write, without a barrier between them.
     ReadAfterWrite {
         space: Space,
         address: u64,
         other: Other,
     },
-    /// A write of what another thread has read or written, without a barrier between them.
+    /// A write to memory that another thread has read or written, without a barrier between them.
     WriteAfterRead {
         space: Space,
         address: u64,
@@ -103,21 +103,22 @@ pub enum Fault {
         address: u64,
         other: Other,
     },
-    /// `bar.sync` or another instruction of a whole warp, executed by some of its threads.
+    /// `bar.sync` or another instruction of a whole warp, executed by only some of its threads.
     Divergent {
         active: u32,
         expected: u32,
     },
-    /// A barrier that another thread has ended without reaching, or where it waits at another one.
+    /// A barrier that another thread does not reach because it has ended, or because it waits at a different
+    /// one.
     Barrier {
         other: Other,
         ended: bool,
     },
-    /// A lane that takes a value from a lane which takes no part.
+    /// A lane that takes a value from an inactive lane.
     InactiveLane {
         lane: u32,
     },
-    /// Rows of a matrix that do not have the distance that the instruction asks for.
+    /// Rows of a matrix whose distance does not match the instruction.
     Stride {
         stride: u32,
     },
@@ -126,24 +127,25 @@ pub enum Fault {
         descriptor: u64,
         reason: &'static str,
     },
-    /// A warpgroup that the block does not have whole.
+    /// A warpgroup of which the block has only a part.
     Warpgroup {
         threads: u32,
     },
-    /// What has to be the same in all lanes of a warp, or, of another warp of the warpgroup, in all warps.
+    /// An operand that must be the same in all lanes of a warp or in all warps of a warpgroup, but is not.
     Unlike {
         what: &'static str,
         other: Option<Other>,
     },
-    /// A product whose registers were used in a line, or 0, without a fence since.
+    /// A product without a fence since the use of its registers in this line, or without any fence if the
+    /// line is 0.
     Unfenced {
         line: u32,
     },
-    /// A use of a register that a product in this line may still use.
+    /// A use of a register that the product in this line may still use.
     InFlight {
         line: u32,
     },
-    /// A wait for all products, of which one is not committed.
+    /// A wait for all products while one is not committed.
     Uncommitted {
         line: u32,
     },
@@ -151,17 +153,17 @@ pub enum Fault {
     Unwaited {
         line: u32,
     },
-    /// A read by a product of what its writer has not fenced.
+    /// A read by a product of data whose writer has not executed a proxy fence.
     Proxy {
         address: u64,
         other: Other,
     },
-    /// A write of what a product still reads.
+    /// A write to memory that a product still reads.
     AsyncRead {
         address: u64,
         other: Other,
     },
-    /// `trap`, which kernels call themselves.
+    /// `trap`, which kernels execute deliberately.
     Trap,
 }
 
@@ -275,7 +277,7 @@ impl Display for Other {
     }
 }
 
-/// A fault with its place: kernel, line with its text, block and thread.
+/// A fault with its place: kernel, line and text, block and thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub kernel: String,
@@ -295,14 +297,14 @@ impl Display for Error {
 
 impl StdError for Error {}
 
-/// A launch that did not reach its end.
+/// A launch that did not complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaunchError {
     /// The module has no kernel of this name.
     NoKernel(String),
-    /// A size that the device does not have, or arguments that do not fit the kernel.
+    /// A size that the device does not support, or arguments that do not fit the kernel.
     Refused(String),
-    /// A thread did something wrong.
+    /// A thread caused a fault.
     Failed(Box<Error>),
 }
 

@@ -1,11 +1,11 @@
-//! Floats as PTX has them: rounding in four directions, halves, TF32, and what is no number.
+//! Floats as defined by PTX: rounding in four directions, halves, TF32, and NaN.
 
 use crate::program::{Kind, Mode, Round};
 
-/// What operations on f32 give where the result is no number.
+/// The NaN that operations on f32 return.
 pub const NAN: u32 = 0x7fff_ffff;
 
-/// `value` with the one representation of what is no number.
+/// Returns `value` with the canonical representation of NaN.
 #[inline(always)]
 pub fn canonical(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(NAN) } else { value }
@@ -22,7 +22,7 @@ pub fn rounded(value: f64, rest: f64, round: Round) -> f32 {
     if !value.is_finite() {
         return near;
     }
-    // Sign of what is exact minus what is near.
+    // Sign of the exact value minus the nearest.
     let off = match f64::from(near) {
         n if value > n => 1,
         n if value < n => -1,
@@ -43,12 +43,12 @@ pub fn rounded(value: f64, rest: f64, round: Round) -> f32 {
     }
 }
 
-/// To the nearest f32, where `value` itself may have been rounded: what was left decides between two.
+/// The nearest f32 to a `value` that may have been rounded; `rest` decides ties.
 fn nearest(value: f64, rest: f64) -> f32 {
     odd(value, rest) as f32
 }
 
-/// `value + rest` with an odd last bit where it is not exact, so that it lies on no middle of two shorter floats.
+/// `value + rest` with an odd last bit if inexact, so that it is not midway between two shorter floats.
 fn odd(value: f64, rest: f64) -> f64 {
     if rest == 0.0 || !value.is_finite() || value.to_bits() & 1 == 1 {
         return value;
@@ -57,14 +57,14 @@ fn odd(value: f64, rest: f64) -> f64 {
     f64::from_bits(if away { value.to_bits() + 1 } else { value.to_bits() - 1 })
 }
 
-/// `a + b` as f64, and what that leaves out, exactly.
+/// `a + b` as f64, and the exact rounding error.
 fn sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let part = sum - a;
     (sum, (a - (sum - part)) + (b - part))
 }
 
-/// The half that is one.
+/// The value one in halves.
 pub fn one(kind: Kind) -> u32 {
     if kind == Kind::F16 { 0x3c00 } else { 0x3f80 }
 }
@@ -87,7 +87,7 @@ fn multiply_add_directed(a: f32, b: f32, c: f32, round: Round) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let (sum, rest) = sum(product, c);
     if sum == 0.0 {
-        // Opposite values leave the zero of the direction.
+        // Opposite values give the zero of the rounding direction.
         let same = product == 0.0 && c == 0.0 && product.is_sign_negative() == c.is_sign_negative();
         return match (same, round) {
             (true, _) => sum as f32,
@@ -111,24 +111,24 @@ pub fn multiply(a: f32, b: f32, round: Round) -> f32 {
     if round == Round::Nearest { a * b } else { rounded(f64::from(a) * f64::from(b), 0.0, round) }
 }
 
-/// The smaller, or the one that is a number.
+/// The smaller number, or the one that is not NaN.
 #[inline(always)]
 pub fn minimum(a: f32, b: f32) -> f32 {
     let smaller = if a < b || (a == b && a.is_sign_negative()) { a } else { b };
     canonical(if b.is_nan() { a } else { smaller })
 }
 
-/// The larger, or the one that is a number.
+/// The larger number, or the one that is not NaN.
 #[inline(always)]
 pub fn maximum(a: f32, b: f32) -> f32 {
     let larger = if a > b || (a == b && a.is_sign_positive()) { a } else { b };
     canonical(if b.is_nan() { a } else { larger })
 }
 
-/// 2 to the power of `x`, to the last place of f32 but for ties within 2⁻⁵⁰.
+/// 2 to the power of `x`, correctly rounded to f32 except for ties within 2⁻⁵⁰.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
-    // What is further out is 0 or infinite all the same.
+    // Beyond these limits, the result is 0 or infinite anyway.
     let x = f64::from(x);
     let clamped = x.clamp(-160.0, 140.0);
     let whole = clamped.round_ties_even();
@@ -145,7 +145,7 @@ pub fn exp2(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN) } else { result }
 }
 
-/// The bits of bf16, from the nearest.
+/// The bits of the nearest bf16.
 #[inline(always)]
 pub fn to_bf16(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -158,13 +158,13 @@ pub fn from_bf16(bits: u32) -> f32 {
     f32::from_bits(bits << 16)
 }
 
-/// The bits of f16, from the nearest.
+/// The bits of the nearest f16.
 #[inline(always)]
 pub fn to_f16(value: f32) -> u32 {
     let bits = value.to_bits();
     let sign = bits >> 16 & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
-    // Adding the right power of two lets the addition of f32 round at the last place of a subnormal f16.
+    // Adding the right power of two makes the addition in f32 round at the last place of a subnormal f16.
     let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let near = magnitude.wrapping_add(0xc800_0fff).wrapping_add(magnitude >> 13 & 1) >> 13;
     let result = if magnitude < 0x3880_0000 { small } else { near.min(0x7c00) };
@@ -179,7 +179,7 @@ pub fn to_f16(value: f32) -> u32 {
 pub fn from_f16(bits: u32) -> f32 {
     let sign = (bits & 0x8000) << 16;
     let magnitude = bits & 0x7fff;
-    // The exponents differ by 112; a product normalises what is subnormal.
+    // The exponents differ by 112; the product normalises subnormal values.
     let scaled = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
     let special = f32::from_bits(0x7f80_0000 | magnitude << 13);
     let value = if magnitude >= 0x7c00 { special } else { scaled };
@@ -191,10 +191,11 @@ pub fn from_half(bits: u32, kind: Kind) -> f32 {
     if kind == Kind::F16 { from_f16(bits) } else { from_bf16(bits) }
 }
 
-/// To the nearest half, from a value that has not been rounded: f64 has more than twice its bits.
+/// Rounds to the nearest half. `value` must be unrounded: f64 has more than twice the bits of a half.
 pub fn to_half(value: f64, kind: Kind) -> u32 {
     let near = value as f32;
-    // Rounding twice would go wrong in the middle of two halves; an odd last bit keeps what is not exact off it.
+    // Rounding twice would be wrong midway between two halves; an odd last bit keeps inexact values off the
+    // middle.
     let off = value - f64::from(near);
     let odd = match near.to_bits() & 1 == 0 && off != 0.0 && near.is_finite() {
         true if (off > 0.0) == (value > 0.0) => f32::from_bits(near.to_bits() | 1),
@@ -204,14 +205,14 @@ pub fn to_half(value: f64, kind: Kind) -> u32 {
     if kind == Kind::F16 { to_f16(odd) } else { to_bf16(odd) }
 }
 
-/// f32 with the ten bits of TF32, from the nearest; of two, the one further from zero.
+/// Rounds f32 to the nearest TF32 with ten bits; ties go away from zero.
 #[inline(always)]
 pub fn to_tf32(value: f32) -> f32 {
     let bits = value.to_bits().wrapping_add(0x1000) & 0xffff_e000;
     if value.is_finite() { f32::from_bits(bits) } else { canonical(value) }
 }
 
-/// An operation with flushed operands and result, saturated if asked for.
+/// An operation with optional flushing of operands and result, and optional saturation.
 #[inline(always)]
 pub fn with_mode<const N: usize>(values: [f32; N], mode: Mode, operation: impl Fn([f32; N]) -> f32) -> f32 {
     let values = if mode.flush { values.map(flushed) } else { values };
@@ -222,7 +223,7 @@ pub fn with_mode<const N: usize>(values: [f32; N], mode: Mode, operation: impl F
     if mode.saturate { saturated(result) } else { canonical(result) }
 }
 
-/// Between 0 and 1; what is no number is 0.
+/// Clamps to the range from 0 to 1; NaN becomes 0.
 #[inline(always)]
 pub fn saturated<T: PartialOrd + From<u8>>(value: T) -> T {
     let (zero, one) = (T::from(0), T::from(1));
@@ -235,24 +236,24 @@ pub fn saturated<T: PartialOrd + From<u8>>(value: T) -> T {
     }
 }
 
-/// An integer from a number without a fraction: the nearest that there is.
+/// Converts a number without a fraction to the nearest representable integer.
 pub fn to_int(whole: f64, signed: bool, bits: u32) -> u64 {
     if signed {
         let limit = i64::MAX >> (64 - bits);
-        // A cast of Rust keeps to the limits of i64, and makes 0 of what is no number.
+        // Rust's casts saturate to the limits of i64, and turn NaN into 0.
         (whole as i64).clamp(-limit - 1, limit) as u64
     } else {
         (whole as u64).min(u64::MAX >> (64 - bits))
     }
 }
 
-/// A float from an integer: the sum of its parts, rounded once.
+/// Converts an integer to a float: the sum of its parts, rounded once.
 pub fn from_int(value: i128, round: Round) -> f32 {
     let high = value as f64;
     rounded(high, (value - high as i128) as f64, round)
 }
 
-/// A number without a fraction.
+/// Rounds to a number without a fraction.
 pub fn integral(value: f64, round: Round) -> f64 {
     match round {
         Round::Nearest => value.round_ties_even(),

@@ -1,29 +1,29 @@
-//! The bytes of device memory that a kernel reads and writes, found while it runs.
+//! Determines the bytes of device memory that a kernel reads and writes, while it runs.
 
 use std::collections::HashMap;
 
 use crate::streams::operation::{Access, Use};
 
-/// Bytes that are kept together, one bit each.
+/// Bytes of a page, each of which is represented by a bit.
 const PAGE: u64 = 4096;
 const WORDS: usize = (PAGE / 64) as usize;
 
-/// Pages that are found without a look into the table.
+/// Number of pages that are found without a table lookup.
 const RECENT: usize = 64;
 
-/// Which bytes of a page are read and written: a bit for each.
+/// The bytes of a page that are read and written, with one bit for each.
 struct Page {
     number: u64,
     reads: [u64; WORDS],
     writes: [u64; WORDS],
 }
 
-/// The bytes that a launch, or what one thread of the host executes of it, has read and written.
+/// The bytes that a launch has read and written, or the part of it that one thread of the host executes.
 pub struct Footprint {
     pages: Vec<Page>,
-    /// Where in `pages` a page is.
+    /// Indices in `pages` by page.
     places: HashMap<u64, u32>,
-    /// The same for the pages that were used last.
+    /// The same for the most recently used pages.
     recent: [(u64, u32); RECENT],
 }
 
@@ -49,7 +49,7 @@ impl Footprint {
         &mut self.pages[place as usize]
     }
 
-    /// Notes an access of 1, 2, 4, 8 or 16 bytes, to which its address is aligned.
+    /// Records an access of 1, 2, 4, 8 or 16 bytes, whose address is aligned to its size.
     #[inline]
     pub fn note(&mut self, address: u64, bytes: u32, writes: bool) {
         let bits = ((1u64 << bits_of(bytes)) - 1) << (address % 64);
@@ -59,7 +59,7 @@ impl Footprint {
         words[word] |= bits;
     }
 
-    /// Adds what another thread of the host has noted.
+    /// Adds the bytes recorded by another thread of the host.
     pub fn merge(&mut self, other: &Footprint) {
         for page in &other.pages {
             let into = self.page(page.number);
@@ -70,7 +70,7 @@ impl Footprint {
         }
     }
 
-    /// All bytes as ranges that are as long as possible. What is read and written is told as written.
+    /// All bytes as ranges of maximal length. Bytes that are both read and written are reported as written.
     pub fn accesses(&self) -> Vec<Access> {
         let mut pages: Vec<&Page> = self.pages.iter().collect();
         pages.sort_unstable_by_key(|page| page.number);
@@ -81,7 +81,7 @@ impl Footprint {
     }
 }
 
-/// No access has more bytes than a word has bits.
+/// Limits the bits of a shift. No access has more bytes than a word has bits.
 fn bits_of(bytes: u32) -> u32 {
     bytes.min(63)
 }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn accesses_become_ranges() {
         let (mut all, mut other) = (Footprint::default(), Footprint::default());
-        // 32 lanes of four bytes, over the border of a page.
+        // 32 lanes of four bytes, across the border of a page.
         for lane in 0..32 {
             all.note(2 * PAGE - 64 + 4 * lane, 4, false);
         }

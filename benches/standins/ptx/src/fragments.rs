@@ -1,4 +1,4 @@
-//! Executes what reads and writes matrices in memory: `ldmatrix` and `wmma`.
+//! Executes instructions that read and write matrices in memory: `ldmatrix` and `wmma`.
 
 use crate::access::{Lane, Local, Memory, Span, address};
 use crate::error::Fault;
@@ -6,7 +6,7 @@ use crate::lanes::{LANES, Registers, lanes};
 use crate::matrix;
 use crate::program::{Access, Fragment, Kind};
 
-/// `ldmatrix`: eight lanes have the addresses of the rows of a matrix.
+/// `ldmatrix`: eight lanes provide the addresses of the rows of a matrix.
 pub fn load_matrix(
     memory: &mut Memory<'_>,
     local: &mut Local<'_>,
@@ -42,7 +42,7 @@ pub fn load_matrix(
     Ok(())
 }
 
-/// Registers of a fragment, halves in each, and the offset in elements of the one that a lane holds.
+/// Offset in elements of the `half` of a `register` of a fragment that a lane holds.
 fn offset(fragment: &Fragment, stride: u32, lane: usize, register: usize, half: usize) -> u64 {
     let halves = if fragment.ty.bits == 16 { 2 } else { 1 };
     let (row, column) = matrix::element(fragment.matrix, halves, lane, register, half);
@@ -50,7 +50,7 @@ fn offset(fragment: &Fragment, stride: u32, lane: usize, register: usize, half: 
     line as u64 * u64::from(stride) + place as u64
 }
 
-/// Checks what PTX asks of the start and the stride of a matrix in memory.
+/// Checks PTX's requirements for the start and the stride of a matrix in memory.
 fn matrix_at(r: &Registers, access: &Access, base: u16, stride: u16, lane: usize) -> Lane<(u64, u32)> {
     let stride = r.narrow(stride)[lane];
     let bytes = access.ty.bits / 8;
@@ -79,7 +79,7 @@ pub fn wmma_load(
         for (lane, value) in values.iter_mut().enumerate() {
             let (start, stride) = matrix_at(r, access, operands[0], operands[1], lane)?;
             for half in 0..(4 / bytes) as usize {
-                // Fragments of f16 have eight registers, of which four say all.
+                // Fragments of f16 have eight registers, of which four determine all.
                 let register = if access.ty.kind == Kind::F16 { register % 4 } else { register };
                 let at = start + offset(fragment, stride, lane, register, half) * u64::from(bytes);
                 let read =

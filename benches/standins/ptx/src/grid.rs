@@ -1,4 +1,4 @@
-//! A launch: blocks of a grid, side by side on the threads of the host.
+//! Launches: the blocks of a grid, executed in parallel on threads of the host.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,27 +15,27 @@ use crate::races::Party;
 use crate::warp::{Stop, Warp};
 use crate::wgmma::alike::Alike;
 
-/// Shared memory that a block has without asking for more, and that it can ask for: those of an H100.
+/// Shared memory of a block by default, and the maximum it can request, on an H100.
 const SHARED_LIMIT: u32 = 48 << 10;
 const SHARED_MOST: u32 = 227 << 10;
 
-/// What is checked while a kernel runs. What would end this process, such as an address out of bounds, always
-/// is.
+/// The checks while a kernel runs. Errors that would end this process, such as an address out of bounds, are
+/// always checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Checks {
     Off,
-    /// Races, memory that nothing has written, and copies that nothing has waited for.
+    /// Races, unwritten memory, and copies that nothing has waited for.
     On,
     /// Also reads of device memory that other blocks or warps write. Kernels of CubeCL that write to their
-    /// input do that: where an index is outside, they read the first element, and throw it away.
+    /// input do that: for an index out of range, they read the first element and discard it.
     Strict,
 }
 
-/// How a launch is executed.
+/// Options of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     pub checks: Checks,
-    /// Threads of the host that execute blocks.
+    /// Number of host threads that execute blocks.
     pub threads: usize,
 }
 
@@ -45,30 +45,30 @@ impl Default for Options {
     }
 }
 
-/// A kernel with all that it needs to run: what a stream has in its queue.
+/// A kernel with everything it needs to run, in the form that a stream queues.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub kernel: Arc<Kernel>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Bytes of shared memory behind what the text asks for.
+    /// Bytes of shared memory in addition to those in the text.
     pub dynamic_shared: u32,
-    /// What the kernel's function was allowed to ask for.
+    /// Maximum that the kernel's function is allowed to request.
     pub dynamic_shared_limit: u32,
-    /// The values of the parameters, each where the kernel has it.
+    /// The values of the parameters, each at its position in the kernel.
     pub parameters: Vec<u8>,
 }
 
-/// What a launch has done.
+/// The work that a launch has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     pub threads: u64,
-    /// Instructions of all threads.
+    /// Number of instructions executed by all threads.
     pub instructions: u64,
 }
 
 impl Launch {
-    /// A launch of `kernel` with arguments in the order of its parameters.
+    /// Creates a launch of `kernel` with arguments in the order of its parameters.
     pub fn new(
         kernel: &Arc<Kernel>,
         grid: [u32; 3],
@@ -97,7 +97,7 @@ impl Launch {
         Ok(Launch { kernel, grid, block, dynamic_shared: 0, dynamic_shared_limit: SHARED_LIMIT, parameters })
     }
 
-    /// Why a device would not begin this launch.
+    /// The reason why a device would refuse this launch, if any.
     pub(crate) fn refused(&self) -> Option<String> {
         let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).product::<u64>();
         let (grid, block, kernel) = (self.grid, self.block, &self.kernel);
@@ -126,8 +126,7 @@ impl Launch {
         self.run_noting(memory, options, None)
     }
 
-    /// Executes all blocks, and adds the device memory that they use to `footprint`; until its end, or the
-    /// fault.
+    /// Executes all blocks until the end or a fault, and adds the device memory that they use to `footprint`.
     pub fn run_noting(
         &self,
         memory: &DeviceMemory,
@@ -141,7 +140,7 @@ impl Launch {
         let blocks = self.grid.iter().map(|&size| u64::from(size)).product::<u64>();
         let threads = u64::from(self.block.iter().product::<u32>());
         let (next, instructions) = (AtomicU64::new(0), AtomicU64::new(0));
-        // Of several blocks that fail, the first one is told.
+        // If several blocks fail, the first one is reported.
         let failed: Mutex<Option<(u64, Box<Error>)>> = Mutex::new(None);
         let worker = || {
             let mut block = Block::new(self, &view, number, options.checks);
@@ -161,7 +160,7 @@ impl Launch {
                 }
                 if let Err(error) = block.run(number as u32) {
                     note(&block);
-                    // No block behind this one is begun.
+                    // No block after this one is started.
                     next.fetch_max(blocks, Ordering::Relaxed);
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                     if failed.as_ref().is_none_or(|(other, _)| number < *other) {
@@ -171,7 +170,7 @@ impl Launch {
                 }
             }
         };
-        // A thread is worth its start if it has some warps to execute.
+        // Starting a thread is only worthwhile if it has several warps to execute.
         let workers = (blocks * threads / 512).clamp(1, blocks.min(options.threads.max(1) as u64));
         std::thread::scope(|scope| {
             (1..workers).for_each(|_| drop(scope.spawn(worker)));
@@ -184,21 +183,21 @@ impl Launch {
     }
 }
 
-/// What executes one block after the other.
+/// Executes one block after another.
 struct Block<'a> {
     launch: &'a Launch,
     memory: Memory<'a>,
     warps: Vec<Warp>,
 }
 
-/// A number for each launch.
+/// Returns a number for each launch.
 fn launch_number() -> u64 {
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
-    // They fit into their place in the books, and begin again when all have been used.
+    // The numbers fit into their place in the books, and wrap around.
     1 + LAUNCHES.fetch_add(1, Ordering::Relaxed) % ((1 << 20) - 1)
 }
 
-/// What a warp of a block does at the moment.
+/// The state of a warp of a block.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Goes,
@@ -244,7 +243,7 @@ impl<'a> Block<'a> {
             block_size: launch.block,
             dynamic_shared: launch.dynamic_shared,
         };
-        // What shared memory has at the start is not defined: not what the last block left.
+        // The initial content of shared memory is undefined; it must not be that of the previous block.
         self.memory.shared.fill(0xff);
         if let Some(books) = &mut self.memory.books {
             books.begin(number);
@@ -285,7 +284,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Why the barrier at which the warp `first` waits is not one of all threads.
+    /// The fault if some threads do not reach the barrier at which the warp `first` waits.
     fn missing(&self, block: u32, first: usize, states: &[State]) -> Option<Fault> {
         let ended = self.warps.iter().enumerate().find(|(_, warp)| warp.live != warp.all);
         if let Some((number, warp)) = ended {

@@ -1,11 +1,11 @@
-//! Executes operations on integers, of 16, 32 or 64 bits.
+//! Executes operations on integers of 16, 32 or 64 bits.
 
 use crate::lanes::{LANES, Lanes, Registers, lanes, lanes_of, map1, map2, map2_wide};
 use crate::program::{Int1, Int2, Type};
 
 const HALF: u32 = 0xffff;
 
-/// The value of `bits` bits as a signed one.
+/// Interprets a value of `bits` bits as signed.
 #[inline(always)]
 pub fn signed(value: u64, bits: u32) -> i64 {
     (value << (64 - bits)) as i64 >> (64 - bits)
@@ -34,7 +34,7 @@ pub fn int1(r: &mut Registers, op: Int1, ty: Type, o: &[u16], mask: u32) {
     }
 }
 
-/// What is divided by zero is not defined; here it is all bits, and what is left the dividend.
+/// Division by zero is undefined; here the quotient has all bits set, and the remainder is the dividend.
 macro_rules! divided {
     ($unsigned:ty, $signed:ty, $sign:expr, $remainder:expr, $a:expr, $b:expr) => {{
         let (a, b) = ($a, $b);
@@ -76,7 +76,7 @@ pub fn int2(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
 }
 
 pub fn int2_half(r: &mut Registers, op: Int2, sign: bool, o: &[u16], mask: u32) {
-    // As numbers of 32 bits, of which the low half stays.
+    // Computes with 32 bits and keeps the low half.
     let extend = |value: u32| if sign { value as u16 as i16 as u32 } else { value };
     let shift = matches!(op, Int2::ShiftLeft | Int2::ShiftRight);
     map2(r, o, mask, |a, b| {

@@ -1,14 +1,14 @@
-//! The registers of a warp: every register has the values of 32 lanes side by side.
+//! The registers of a warp: each register has the values of 32 lanes in a row.
 
-/// Lanes of a warp, and the mask of all of them.
+/// Number of lanes of a warp, and the mask of all lanes.
 pub const LANES: usize = 32;
 pub const ALL: u32 = u32::MAX;
 
 /// Values of one register in all lanes.
 pub type Lanes<T> = [T; LANES];
 
-/// The values that `f` has for the lanes. Unlike `std::array::from_fn`, it becomes a loop over vectors where it
-/// is called.
+/// The values of `f` for all lanes. Unlike `std::array::from_fn`, it becomes a loop over vectors where it is
+/// called.
 #[inline(always)]
 pub fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> Lanes<T> {
     let mut values = [T::default(); LANES];
@@ -18,17 +18,18 @@ pub fn lanes<T: Copy + Default>(f: impl Fn(usize) -> T) -> Lanes<T> {
     values
 }
 
-/// The values that `f` makes of those of the lanes.
+/// Applies `f` to the values of all lanes.
 #[inline(always)]
 pub fn lanes_of<T: Copy, U: Copy + Default>(values: &Lanes<T>, f: impl Fn(T) -> U) -> Lanes<U> {
     lanes(|lane| f(values[lane]))
 }
 
-/// The registers of a warp. Those of 16 bits are the low halves of others, whose high halves are zero.
+/// The registers of a warp. Registers of 16 bits are the low halves of 32-bit registers whose high halves are
+/// zero.
 pub struct Registers {
     pub narrow: Vec<Lanes<u32>>,
     pub wide: Vec<Lanes<u64>>,
-    /// A bit per lane.
+    /// One bit per lane.
     pub predicates: Vec<u32>,
 }
 
@@ -84,7 +85,7 @@ fn blend<T: Copy>(to: &mut Lanes<T>, values: &Lanes<T>, mask: u32) {
     }
 }
 
-/// Computes a register from one, two or three others, in all lanes.
+/// Computes a register from one, two or three others in all lanes.
 #[inline(always)]
 pub fn map1(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u32) -> u32) {
     let a = *r.narrow(o[1]);
@@ -121,7 +122,7 @@ pub fn map2_wide(r: &mut Registers, o: &[u16], mask: u32, f: impl Fn(u64, u64) -
     r.set_wide(o[0], &lanes(|i| f(a[i], b[i])), mask);
 }
 
-/// The lanes of a mask, from the lowest.
+/// The lanes of a mask, lowest first.
 pub fn each(mask: u32) -> impl Iterator<Item = usize> {
     let mut left = mask;
     std::iter::from_fn(move || {

@@ -1,14 +1,15 @@
-//! Puts the many registers of the text into few: two whose values are not needed at once share a place.
+//! Assigns the many registers of the text to few places: two registers share a place if their values are not
+//! needed at the same time.
 
 use crate::builder::{Origin, Virtual};
 use crate::parse::Width;
 use crate::program::{Instr, Op, Special};
 
-/// A kernel with its registers in their places.
+/// A kernel with its registers assigned to places.
 pub struct Placed {
     pub code: Vec<Instr>,
     pub operands: Vec<u16>,
-    /// Places for 32 bits, for 64 bits and for predicates.
+    /// Numbers of places with 32 bits, with 64 bits, and for predicates.
     pub registers: [usize; 3],
     pub constants32: Vec<(u16, u32)>,
     pub constants64: Vec<(u16, u64)>,
@@ -48,7 +49,7 @@ impl Set {
     }
 }
 
-/// Instructions one after the other that are executed together, and where they lead.
+/// A sequence of instructions that are executed together, and its successors.
 struct Block {
     start: usize,
     end: usize,
@@ -87,7 +88,8 @@ fn blocks(code: &[Instr]) -> Vec<Block> {
         .collect()
 }
 
-/// What an instruction reads: its operands, its guard, and results that it may leave as they are or adds to.
+/// Visits the registers that an instruction reads: its operands, its guard, and results that it may keep or
+/// adds to.
 fn reads(kernel: &Virtual, at: usize, mut action: impl FnMut(u32)) {
     let instr = &kernel.code[at];
     let all = &kernel.operands[instr.first as usize..][..usize::from(instr.operands)];
@@ -101,7 +103,7 @@ fn writes(kernel: &Virtual, at: usize) -> &[u32] {
     &kernel.operands[instr.first as usize..][..usize::from(instr.results)]
 }
 
-/// What is needed at the start of each block.
+/// The registers that are live at the start of each block.
 fn needed(kernel: &Virtual, blocks: &[Block]) -> Vec<Set> {
     let len = kernel.registers.len();
     let mut live_in = vec![Set::new(len); blocks.len()];
@@ -122,14 +124,14 @@ fn needed(kernel: &Virtual, blocks: &[Block]) -> Vec<Set> {
     }
 }
 
-/// What is needed at the end of a block.
+/// The registers that are live at the end of a block.
 fn needed_behind(kernel: &Virtual, live_in: &[Set], block: &Block) -> Set {
     let mut set = Set::new(kernel.registers.len());
     block.next.iter().for_each(|&next| set.add(&live_in[next]));
     set
 }
 
-/// The registers that may be read before an instruction has written them.
+/// The registers that may be read before an instruction writes them.
 pub fn unwritten(kernel: &Virtual) -> Vec<u32> {
     let blocks = blocks(&kernel.code);
     let mut found = Vec::new();
@@ -141,7 +143,7 @@ pub fn unwritten(kernel: &Virtual) -> Vec<u32> {
     found
 }
 
-/// The first and the last instruction at which each register has a value that is needed.
+/// The first and the last instruction at which each register is live.
 fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
     let blocks = blocks(&kernel.code);
     let len = kernel.registers.len();
@@ -162,7 +164,7 @@ fn intervals(kernel: &Virtual) -> Vec<Option<(usize, usize)>> {
     intervals
 }
 
-/// Places of one width that are free, and how many there are.
+/// The free places of one width, and the total number.
 #[derive(Default)]
 struct Places {
     free: Vec<u16>,
@@ -178,7 +180,7 @@ impl Places {
     }
 }
 
-/// Gives every register its place.
+/// Assigns every register to a place.
 pub fn allocate(kernel: Virtual) -> Placed {
     let intervals = intervals(&kernel);
     let file = |register: usize| match kernel.registers[register].0 {
@@ -197,7 +199,7 @@ pub fn allocate(kernel: Virtual) -> Placed {
             order.push((first, last, register));
             continue;
         }
-        // Values that a kernel is born with keep their places.
+        // Initial values of a kernel keep their places.
         place[register] = places[file(register)].take();
         match origin {
             Origin::Constant(value) if file(register) == 0 => {
@@ -217,7 +219,7 @@ pub fn allocate(kernel: Virtual) -> Placed {
     let mut active: Vec<(usize, usize)> = Vec::new();
     for (first, last, register) in order {
         active.retain(|&(end, other)| {
-            // Results and operands of one instruction have places of their own.
+            // Results and operands of the same instruction have different places.
             let over = end < first;
             if over {
                 places[file(other)].free.push(place[other]);

@@ -1,8 +1,8 @@
-//! Cuts PTX into words and signs.
+//! Splits PTX into tokens.
 
 use crate::error::ParseError;
 
-/// A word, a sign or a string, with the line that it stands in.
+/// A word, a sign or a string, with its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lexeme<'a> {
     pub text: &'a str,
@@ -13,7 +13,8 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// The tokens of `text`, without comments. Two colons are part of a word, as in `shared::cta`; one is a sign.
+/// The tokens of `text` without comments. Two colons are part of a word, as in `shared::cta`; a single one is
+/// a sign.
 pub fn tokens(text: &str) -> Result<Vec<Lexeme<'_>>, ParseError> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();

@@ -1,28 +1,29 @@
-//! Executes PTX on the CPU, for the stand-in of NVIDIA's driver (`benches/standins`), and checks kernels
-//! while they run.
+//! Executes PTX on the CPU for the stand-in of NVIDIA's driver (`benches/standins`), and checks kernels while
+//! they run.
 //!
-//! [`module`] reads the text, a [`Launch`] executes a kernel of it. In the order of a launch's way:
+//! [`module`] reads the text, and a [`Launch`] executes one of its kernels. In the order in which a launch
+//! uses them:
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
 //! | `lexer`, `parse` | text to statements, with names of registers resolved |
 //! | `decode`, `builder`, `arithmetic`, `movement` | statements to the instructions of `program` |
 //! | `layout` | places for registers, of which the text has thousands |
-//! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes side by side |
-//! | `position` | which thread of a grid is which |
+//! | `grid`, `warp`, `lanes` | blocks, barriers, branches; 32 lanes in a row |
+//! | `position` | the place of a thread in its grid |
 //! | `watch` | registers that are read before they are written |
-//! | `alu`, `integers`, `float`, `conversion`, `matrix` | what computes |
-//! | `access`, `moved`, `copies`, `fragments` | what reads and writes |
+//! | `alu`, `integers`, `float`, `conversion`, `matrix` | arithmetic |
+//! | `access`, `moved`, `copies`, `fragments` | reads and writes of memory |
 //! | `wgmma` | products of warpgroups |
-//! | `memory` | what is allocated and has been written |
-//! | `check`, `races` | who wrote and read what, when: in shared memory, in device memory |
-//! | `streams`, `footprint` | asynchronous streams, and whether the order of what they do is safe |
+//! | `memory` | allocated and written bytes |
+//! | `check`, `races` | books of reads and writes: in shared memory, in device memory |
+//! | `streams`, `footprint` | asynchronous streams, and the safety of the order of their operations |
 //! | `plant` | bugs that tests put into kernels |
 //! | `driver`, `stream_driver` | the functions that the stand-in calls |
 //!
-//! Floats are those of PTX's manual: f32 operations and conversions are exactly rounded, and so is what the
-//! manual calls approximate, for which it states a bound. Differences from a GPU: sums of tensor cores (see
-//! `matrix`), bits of what is no number, and the order of atomic additions.
+//! Floats follow PTX's manual: f32 operations and conversions are exactly rounded, including those that the
+//! manual calls approximate and for which it states a bound. Differences from a GPU: sums of tensor cores
+//! (see `matrix`), the bits of NaN, and the order of atomic additions.
 
 mod access;
 mod alu;

@@ -1,8 +1,9 @@
-//! Products of matrices whose elements are spread over the lanes of a warp, as PTX's manual says.
+//! Products of matrices whose elements are distributed over the lanes of a warp, as described in PTX's
+//! manual.
 //!
-//! Products are exact in f32, and are added to the accumulator one after the other, in the order of k, each
-//! sum rounded to the nearest. Tensor cores add several at once and cut instead: results differ in the last
-//! bits.
+//! Products are exact in f32. They are added to the accumulator one after another in the order of k, and each
+//! sum is rounded to the nearest. Tensor cores add several at once and truncate instead, so results differ in
+//! the last bits.
 
 use crate::float;
 use crate::lanes::{LANES, Lanes, Registers, lanes_of};
@@ -11,13 +12,13 @@ use crate::program::{Kind, Matrix};
 pub const ROWS: usize = 16;
 pub const COLUMNS: usize = 8;
 
-/// Row and column, in its matrix, of an element that a lane holds: the element `half` of a register that has
-/// `2` halves, or the whole of one that has `1` element.
+/// Row and column, in its matrix, of an element that a lane holds: the element `half` of a register with
+/// `halves` elements.
 ///
-/// For `mma`, `B` has 8 columns; the registers of `wmma` are those of two such products side by side.
+/// For `mma`, `B` has 8 columns; the registers of `wmma` are those of two such products next to each other.
 pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half: usize) -> (usize, usize) {
     let (group, thread) = (lane / 4, lane % 4);
-    // Elements along k that a register of all four threads has together.
+    // Number of elements along k in one register of all four threads.
     let along = 4 * halves;
     match matrix {
         Matrix::A => (group + 8 * (register % 2), thread * halves + half + along * (register / 2)),
@@ -28,12 +29,12 @@ pub fn element(matrix: Matrix, halves: usize, lane: usize, register: usize, half
     }
 }
 
-/// The numbers that the bits of a register stand for.
+/// The numbers represented by the bits of a register.
 #[inline(always)]
 fn numbers(values: &Lanes<u32>, half: usize, kind: Kind) -> Lanes<f32> {
     let shift = 16 * half as u32;
     match kind {
-        // The lowest bits do not count.
+        // The lowest bits are ignored.
         Kind::TF32 => lanes_of(values, |bits| f32::from_bits(bits & 0xffff_e000)),
         Kind::F16 => lanes_of(values, |bits| float::from_f16(bits >> shift & 0xffff)),
         _ => lanes_of(values, |bits| float::from_bf16(bits >> shift & 0xffff)),
@@ -44,7 +45,7 @@ pub fn halves(kind: Kind) -> usize {
     if kind == Kind::TF32 { 1 } else { 2 }
 }
 
-/// `D = A · B + C` of 16 × k, k × 8 and 16 × 8, with K at least k.
+/// `D = A · B + C` of 16 × k, k × 8 and 16 × 8, where K is at least k.
 #[inline(always)]
 fn sums<const K: usize>(
     k: usize,
@@ -122,7 +123,7 @@ fn multiply_lanes(r: &mut Registers, k: usize, kind: Kind, d: &[u16], a: &[u16],
     add_product(r, k, [d, c], &left, &right);
 }
 
-/// `mma`: registers of D, A, B and C one after the other.
+/// `mma`: the registers of D, A, B and C in sequence.
 #[inline(always)]
 pub fn mma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
     let (d, rest) = o.split_at(4);
@@ -131,7 +132,7 @@ pub fn mma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
     multiply_lanes(r, usize::from(k), kind, d, a, b, c);
 }
 
-/// `wmma.mma`: two products side by side. Fragments of f16 have every register twice.
+/// `wmma.mma`: two products next to each other. Fragments of f16 have every register twice.
 #[inline(always)]
 pub fn wmma(r: &mut Registers, k: u8, kind: Kind, o: &[u16]) {
     let (d, rest) = o.split_at(8);

@@ -1,6 +1,6 @@
-//! Device memory: which addresses are allocated, and which of their bytes have been written.
+//! Device memory: the allocated addresses, and the bytes that have been written.
 //!
-//! Device memory is memory of this process, given by its addresses, as in the stand-in for the driver.
+//! Device memory is memory of this process, identified by its addresses, as in the stand-in for the driver.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::error::{Fault, Space};
 use crate::races::{Party, Word};
 
-/// Blocks make no promises to each other on the order of their accesses.
+/// Blocks have no guarantees about the order of each other's accesses.
 const ORDER: Ordering = Ordering::Relaxed;
 
-/// Bits at the top of a generic address that say in which space it is. No pointer of this process has them.
+/// Upper bits of a generic address that identify its space. No pointer of this process has these values.
 pub const SHARED_WINDOW: u64 = 0x5ead << 48;
 pub const LOCAL_WINDOW: u64 = 0x10ca << 48;
 
@@ -22,30 +22,30 @@ pub const LOCAL_WINDOW: u64 = 0x10ca << 48;
 struct Allocation {
     start: u64,
     bytes: u64,
-    /// A byte per byte: whether it has been written.
+    /// One byte for each byte: whether it has been written.
     written: Vec<AtomicU8>,
-    /// A word per four bytes: who wrote and read it last.
+    /// One word for each four bytes: who wrote and read it last.
     words: Vec<Word>,
 }
 
-/// What is allocated. Clones are the same memory.
+/// The allocations. Clones refer to the same memory.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceMemory {
     table: Arc<RwLock<BTreeMap<u64, Arc<Allocation>>>>,
 }
 
-/// A type whose values of all zeros are values.
+/// A type for which all bits zero is a valid value.
 trait Zeroed {}
 impl Zeroed for AtomicU8 {}
 impl Zeroed for Word {}
 
-/// Zeros that the system hands out when they are touched.
+/// Zeros, which the system provides on first access.
 fn zeros<T: Zeroed>(len: usize) -> Vec<T> {
     let Ok(layout) = Layout::array::<T>(len) else { return Vec::new() };
     if len == 0 {
         return Vec::new();
     }
-    // SAFETY: the layout has a size, and is that of a vector of so many values, of which zeros are some.
+    // SAFETY: the layout has a size and is that of a vector of `len` values, for which zeros are valid.
     unsafe {
         let start = alloc_zeroed(layout).cast::<T>();
         if start.is_null() {
@@ -56,7 +56,7 @@ fn zeros<T: Zeroed>(len: usize) -> Vec<T> {
 }
 
 impl DeviceMemory {
-    /// Says that `bytes` at `start` are device memory, none of them written.
+    /// Registers `bytes` bytes at `start` as unwritten device memory.
     ///
     /// # Safety
     /// Until [`DeviceMemory::remove`], they must be memory of this process that may be read and written.
@@ -67,12 +67,12 @@ impl DeviceMemory {
         self.table.write().unwrap_or_else(PoisonError::into_inner).insert(start, allocation);
     }
 
-    /// Says that the memory at `start` is no longer device memory.
+    /// Unregisters the device memory at `start`.
     pub fn remove(&self, start: u64) {
         self.table.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
     }
 
-    /// Says that the host or a library has written.
+    /// Records a write by the host or a library.
     pub fn wrote(&self, start: u64, bytes: u64) {
         let view = self.view();
         if let Some((allocation, offset)) = view.find(start, bytes) {
@@ -80,7 +80,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Says that bytes were copied from one place to another: what was not written there is not here.
+    /// Records a copy: bytes that are unwritten in the source are unwritten in the target.
     pub fn copied(&self, to: u64, from: u64, bytes: u64) {
         let view = self.view();
         let Some((target, at)) = view.find(to, bytes) else { return };
@@ -97,7 +97,7 @@ impl DeviceMemory {
         }
     }
 
-    /// What is allocated now.
+    /// The current allocations.
     pub fn view(&self) -> View {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         View { allocations: table.values().cloned().collect() }
@@ -114,14 +114,14 @@ impl Allocation {
     }
 }
 
-/// What is allocated while a kernel runs.
+/// The allocations while a kernel runs.
 #[derive(Debug, Clone)]
 pub struct View {
     allocations: Vec<Arc<Allocation>>,
 }
 
 impl View {
-    /// The allocation that has all of these bytes, and where in it they are.
+    /// The allocation that contains all of these bytes, and their position in it.
     fn find(&self, start: u64, bytes: u64) -> Option<(&Allocation, u64)> {
         let at = self.allocations.partition_point(|allocation| allocation.start <= start);
         let allocation = &**self.allocations.get(at.checked_sub(1)?)?;
@@ -129,7 +129,7 @@ impl View {
         (offset < allocation.bytes && bytes <= allocation.bytes - offset).then_some((allocation, offset))
     }
 
-    /// The nearest allocation, for a message.
+    /// The limits of the nearest allocation, for a message.
     fn limits(&self, address: u64) -> Option<(u64, u64)> {
         let distance = |a: &Allocation| match address {
             _ if address < a.start => a.start - address,
@@ -139,8 +139,8 @@ impl View {
         Some((nearest.start, nearest.start + nearest.bytes))
     }
 
-    /// Finds `bytes` at `address` for an access that has to be aligned.
-    /// `hint` is where the last one was found.
+    /// Finds `bytes` bytes at `address` for an access that must be aligned. `hint` is the position of the
+    /// last allocation found.
     #[inline]
     pub fn reach(&self, address: u64, bytes: u32, hint: &mut usize) -> Result<Region<'_>, Fault> {
         if address & u64::from(bytes - 1) != 0 {
@@ -176,7 +176,7 @@ impl Region<'_> {
         self.allocation.start + self.offset
     }
 
-    /// The words of the bytes, with their addresses and the bytes in them.
+    /// The words that contain the bytes, with their addresses and the bytes in them.
     fn words(&self) -> impl Iterator<Item = (&Word, u64, u64)> {
         let bytes = if self.bytes >= 4 { 0xf } else { ((1 << self.bytes) - 1) << (self.offset % 4) };
         let first = self.offset / 4;
@@ -189,7 +189,7 @@ impl Region<'_> {
             .map(move |(word, n)| (word, start + 4 * n, bytes))
     }
 
-    /// Fails if a byte has not been written.
+    /// Fails if any byte is unwritten.
     #[inline]
     fn initialised(&self) -> Result<(), Fault> {
         let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
@@ -202,14 +202,14 @@ impl Region<'_> {
         }
     }
 
-    /// The bytes that nothing has written, a bit for each.
+    /// The unwritten bytes, one bit for each.
     pub fn unwritten(&self) -> u16 {
         let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
         let bytes = written.iter().take(self.bytes as usize).enumerate();
         bytes.fold(0, |all, (n, byte)| all | u16::from(byte.load(Ordering::Relaxed) == 0) << n)
     }
 
-    /// Says that nothing has written these bytes, a bit for each.
+    /// Marks these bytes as unwritten, one bit for each.
     pub fn unmark(&self, bytes: u16) {
         let written = self.allocation.written.get(self.offset as usize..).unwrap_or_default();
         for (n, byte) in written.iter().take(self.bytes as usize).enumerate() {
@@ -219,34 +219,34 @@ impl Region<'_> {
         }
     }
 
-    /// Fails if a byte has not been written, or was by others; keeps books of a read.
+    /// Checks and records a read. Fails if a byte is unwritten, or was written by others.
     #[inline]
     pub fn check_read(&self, party: Party) -> Result<(), Fault> {
         self.initialised()?;
         self.words().try_for_each(|(word, address, bytes)| word.read(address, party, bytes))
     }
 
-    /// Fails if a byte has not been written, or if others have read or written it otherwise than by an atomic
-    /// operation; keeps books of one.
+    /// Checks and records an atomic operation. Fails if a byte is unwritten, or if others have accessed it by
+    /// other than atomic operations.
     pub fn check_update(&self, party: Party) -> Result<(), Fault> {
         self.initialised()?;
         self.check_write(party, true)
     }
 
-    /// Fails if others have written or read the bytes; keeps books of a write.
+    /// Checks and records a write. Fails if others have written or read the bytes.
     #[inline]
     pub fn check_write(&self, party: Party, atomic: bool) -> Result<(), Fault> {
         self.words().try_for_each(|(word, address, bytes)| word.write(address, party, bytes, atomic))
     }
 
-    /// The bytes, the lowest first, in parts of `size`, each of which is read at once.
+    /// Reads the bytes, lowest first, in parts of `size` bytes, each with a single access.
     #[inline]
     pub fn read(&self, size: u32) -> u128 {
         let mut value = 0;
         for at in (0..self.bytes).step_by(size as usize) {
             let address = self.address() + u64::from(at);
-            // SAFETY: the bytes are inside of an allocation, which whoever added it keeps readable and writable,
-            // and aligned to `size`, which divides `bytes`. Other blocks of the kernel may write to them at the
+            // SAFETY: the bytes are inside an allocation that its owner keeps readable and writable, and are
+            // aligned to `size`, which divides `bytes`. Other blocks of the kernel may write to them at the
             // same time, which atomic accesses allow.
             let part = unsafe {
                 match size {
@@ -261,7 +261,7 @@ impl Region<'_> {
         value
     }
 
-    /// Writes the bytes of `value`, the lowest first, in parts of `size`.
+    /// Writes the bytes of `value`, lowest first, in parts of `size` bytes.
     #[inline]
     pub fn write(&self, value: u128, size: u32) {
         for at in (0..self.bytes).step_by(size as usize) {
@@ -280,7 +280,7 @@ impl Region<'_> {
         self.allocation.mark(self.offset, u64::from(self.bytes));
     }
 
-    /// Changes 2, 4 or 8 bytes at once, and returns what was there.
+    /// Changes 2, 4 or 8 bytes atomically. Returns the previous value.
     pub fn update(&self, f: impl Fn(u64) -> u64) -> u64 {
         let address = self.address();
         // SAFETY: as in `read`.

@@ -1,9 +1,9 @@
-//! Values that a kernel only moves from one place of device memory to another, or chooses from: they may be some that
-//! nothing has written. As with `cuMemcpy`, nothing has written the copy then, and nothing is wrong with a value that
-//! is not chosen. One that is chosen is an error there.
+//! Values that a kernel only copies within device memory or selects from may be unwritten. As with
+//! `cuMemcpy`, the copy is then unwritten too, and a value that is not selected does no harm. Selecting an
+//! unwritten value is an error.
 //!
-//! burn copies outputs before anything has written them, to measure kernels on the copies. CubeCL's matrix products
-//! read the padding between rows, and choose a zero in its place.
+//! burn copies unwritten outputs to measure kernels on the copies. CubeCL's matrix products read the padding
+//! between rows and select a zero instead.
 
 use crate::access::{self, Lane, Local, Memory, address};
 use crate::builder::Virtual;
@@ -11,7 +11,7 @@ use crate::error::{Fault, Space};
 use crate::lanes::{LANES, Registers, each, lanes};
 use crate::program::{Access, Op};
 
-/// What was loaded to a register: for each lane, which bytes nothing has written, and where the value is.
+/// The values loaded to a register: for each lane, the unwritten bytes, and the address of the value.
 #[derive(Debug)]
 struct Loaded {
     register: u16,
@@ -19,7 +19,7 @@ struct Loaded {
     addresses: [u64; LANES],
 }
 
-/// Registers that were loaded since something was loaded that nothing has written.
+/// Registers loaded since the first load of unwritten memory.
 #[derive(Debug, Default)]
 pub struct Undefined(Vec<Loaded>);
 
@@ -29,7 +29,7 @@ impl Undefined {
         found.map_or(0, |loaded| loaded.missing[lane])
     }
 
-    /// Where the value of a lane is, if nothing has written it.
+    /// The address of a lane's value if the value is unwritten.
     fn address(&self, register: u16, lane: usize) -> Option<u64> {
         let loaded = self.0.iter().find(|loaded| loaded.register == register)?;
         (loaded.missing[lane] != 0).then(|| loaded.addresses[lane])
@@ -47,8 +47,8 @@ impl Undefined {
     }
 }
 
-/// Finds loads of device memory whose values do nothing but get into stores of it and choices, and these stores and
-/// choices.
+/// Finds the loads of device memory whose values are only used in stores to it and selections, and these
+/// stores and selections.
 pub fn mark(kernel: &mut Virtual) {
     let len = kernel.registers.len();
     let mut writers: Vec<Vec<usize>> = vec![Vec::new(); len];
@@ -58,7 +58,7 @@ pub fn mark(kernel: &mut Virtual) {
         let (results, operands) = all.split_at(usize::from(instr.results));
         results.iter().for_each(|&register| writers[register as usize].push(at));
         for (position, &register) in operands.iter().enumerate() {
-            // The address of a store is the first one, the predicate of a choice the last.
+            // The first operand of a store is the address, the last operand of a selection is the predicate.
             let is_value = match instr.op {
                 Op::Store(_) => position > 0,
                 Op::Select32 => position < 2,
@@ -119,7 +119,7 @@ pub fn mark(kernel: &mut Virtual) {
     kernel.code.iter_mut().zip(ops).for_each(|(instr, op)| instr.op = op);
 }
 
-/// As [`access::load`], also of what nothing has written, which is noted.
+/// Like [`access::load`], but permits unwritten memory and records it.
 pub fn load(
     memory: &mut Memory<'_>,
     local: &mut Local<'_>,
@@ -174,7 +174,7 @@ pub fn load(
     Ok(())
 }
 
-/// As [`access::store`]; nothing has written the bytes of which nothing had written the originals.
+/// Like [`access::store`]; bytes whose originals were unwritten become unwritten.
 pub fn store(
     memory: &mut Memory<'_>,
     local: &mut Local<'_>,
@@ -204,7 +204,7 @@ pub fn store(
     Ok(())
 }
 
-/// Fails if a lane chooses a value that nothing has written, of those that were `loaded`.
+/// Fails if a lane selects an unwritten value from operands that were `loaded`.
 pub fn select(undefined: &Undefined, r: &Registers, loaded: [bool; 2], o: &[u16], mask: u32) -> Lane<()> {
     if undefined.0.is_empty() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! Decodes what moves values and control: memory, branches, barriers, warps, matrices.
+//! Decodes instructions that move values and control: memory, branches, barriers, warps, matrices.
 
 use crate::builder::{Builder, Decoded, Flags, width_of};
 use crate::error::Space;
 use crate::parse::{Instruction, Operand, Width};
 use crate::program::{Access, Atomic, Fragment, Kind, Matrix, Op, Shuffle, Type, Vote};
 
-/// Decodes `instruction`, if it is of this kind and all of its flags are known.
+/// Decodes `instruction` if it is of this kind and all of its flags are known.
 pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<bool> {
     let mut flags = Flags::of(&instruction.name);
     let operands = &instruction.operands[..];
@@ -73,7 +73,7 @@ fn moved(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand])
     Ok(flags.done())
 }
 
-/// The space that a name has, or that of all.
+/// The space in the name, or the generic space.
 fn space(flags: &mut Flags<'_>) -> Space {
     let known = |flag: &str| {
         Some(match flag {
@@ -87,7 +87,7 @@ fn space(flags: &mut Flags<'_>) -> Space {
     flags.first(known).unwrap_or(Space::Generic)
 }
 
-/// Says nothing about what a lane reads or writes: caches, order, scope.
+/// Takes flags that do not affect results: caches, order, scope.
 fn take_hints(flags: &mut Flags<'_>) {
     let known = [
         "nc",
@@ -195,7 +195,7 @@ fn copy(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) 
         if !(flags.take("shared::cta") || flags.take("shared")) || !flags.take("global") || size.len() > 1 {
             return Ok(false);
         }
-        // Only 16 bytes may pass by the first cache.
+        // Only copies of 16 bytes may bypass the first cache.
         let known = matches!((flags.take("cg"), bytes), (true, 16) | (false, 4 | 8 | 16));
         take_hints(flags);
         let (base, target, wide_target) = builder.address(to)?;
@@ -227,7 +227,7 @@ fn load_matrix(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Ope
         && matches!(space, Space::Shared | Space::Generic))
 }
 
-/// The kind of products whose sums are f32: `types` are those of D, A, B, C.
+/// The kind of products with f32 sums; `types` are those of D, A, B, C.
 fn kind_of_product(types: &[Type]) -> Option<Kind> {
     match types {
         [Type::F32, a, b, Type::F32] if a == b && matches!(a.kind, Kind::F16 | Kind::BF16 | Kind::TF32) => {
@@ -280,7 +280,7 @@ fn wmma(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) 
     let (Some(k), true) = (k, form) else { return Ok(false) };
     let row_major = layout(flags);
     if act == Some("mma") {
-        // Both layouts are those that the fragments were loaded with: fragments do not depend on them.
+        // Both layouts must match those of the loaded fragments, which do not depend on them.
         let all = builder.counted::<4>(operands)?;
         let types: Vec<Type> = std::iter::from_fn(|| flags.ty()).collect();
         let kind = if types == [Type::F32, Type::F32] { Some(Kind::F16) } else { kind_of_product(&types) };

@@ -1,11 +1,12 @@
-//! Text to statements: kernels with parameters, variables and instructions, names of registers resolved.
+//! Parses text into statements: kernels with parameters, variables and instructions, with names of registers
+//! resolved.
 
 use std::collections::HashMap;
 
 use crate::error::{ParseError, Space};
 use crate::lexer::{Lexeme, tokens};
 
-/// How many bits a register has.
+/// The number of bits of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Width {
     Predicate,
@@ -14,22 +15,22 @@ pub enum Width {
     Bits64,
 }
 
-/// What an instruction works on.
+/// An operand of an instruction.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operand {
     Register(u32),
-    /// A predicate that counts the other way round.
+    /// A negated predicate.
     Not(u32),
     /// The value, or the bits of a float.
     Immediate(u64),
     /// A variable, a label or a special register such as `%tid.x`.
     Name(String),
-    /// What is in brackets: a register, a name or a number, and an offset.
+    /// An address in brackets: a register, a name or a number, and an offset.
     Address(Box<Operand>, i64),
     Vector(Vec<Operand>),
     /// Two destinations, as in `%r1|%p1`.
     Pair(Box<Operand>, Box<Operand>),
-    /// `_`, a destination that is not wanted.
+    /// `_`, a destination that is discarded.
     Sink,
 }
 
@@ -37,7 +38,7 @@ pub enum Operand {
 #[derive(Debug, Clone)]
 pub struct Instruction {
     pub line: u32,
-    /// The predicate that lets it happen, and whether it has to be false.
+    /// The predicate under which it executes, and whether the predicate is negated.
     pub guard: Option<(u32, bool)>,
     pub name: String,
     pub operands: Vec<Operand>,
@@ -49,32 +50,32 @@ pub enum Statement {
     Instruction(Instruction),
 }
 
-/// A variable: of the kernel's, in one of its spaces, or a parameter.
+/// A variable of the kernel in one of its spaces, or a parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     pub name: String,
     pub space: Space,
     pub align: u32,
-    /// 0 for shared memory whose size the launch says.
+    /// 0 for shared memory whose size is set by the launch.
     pub bytes: u32,
 }
 
-/// A kernel as it is written.
+/// A kernel as parsed.
 #[derive(Debug, Clone)]
 pub struct Source {
     pub name: String,
     pub line: u32,
-    /// The architecture that the module is for, such as `sm_90a`.
+    /// The architecture that the module targets, such as `sm_90a`.
     pub target: String,
     pub parameters: Vec<Variable>,
     pub variables: Vec<Variable>,
-    /// `.maxntid`: threads that a block may have.
+    /// `.maxntid`: the maximum number of threads of a block.
     pub most_threads: Option<u32>,
     pub registers: Vec<Width>,
     pub statements: Vec<Statement>,
 }
 
-/// The kernels of `text`.
+/// Parses the kernels of `text`.
 pub fn parse(text: &str) -> Result<Vec<Source>, ParseError> {
     let tokens = tokens(text)?;
     Parser { tokens: &tokens, at: 0, target: "", shared: Vec::new() }.module()
@@ -88,10 +89,10 @@ struct Parser<'a> {
     shared: Vec<Variable>,
 }
 
-/// The body of a kernel while it is read.
+/// The body of a kernel during parsing.
 struct Body {
     source: Source,
-    /// Names of registers, the innermost braces last.
+    /// Names of registers; the scope of the innermost braces is last.
     scopes: Vec<HashMap<String, u32>>,
 }
 
@@ -142,7 +143,7 @@ impl<'a> Parser<'a> {
         Err(ParseError::new(self.line(), reason))
     }
 
-    /// Passes over the rest of a line, such as that of `.loc`.
+    /// Skips the rest of a line, such as that of `.loc`.
     fn skip_line(&mut self) {
         let line = self.line();
         while self.at < self.tokens.len() && self.line() == line {
@@ -187,14 +188,14 @@ impl<'a> Parser<'a> {
                 other => return self.fail(format!("`{other}` is not known")),
             }
         }
-        // Declarations may stand behind a kernel as well.
+        // Declarations may also follow a kernel.
         for kernel in &mut kernels {
             kernel.variables.extend(self.shared.iter().cloned());
         }
         Ok(kernels)
     }
 
-    /// `.shared .align 16 .b8 name[64]`, in which most parts may be missing.
+    /// Parses `.shared .align 16 .b8 name[64]`, where most parts are optional.
     fn variable(&mut self) -> Parsed<Variable> {
         let space = match self.next()? {
             ".shared" => Space::Shared,
@@ -266,7 +267,7 @@ impl<'a> Parser<'a> {
         Ok(body.source)
     }
 
-    /// What is between two braces, in which registers may have names of their own.
+    /// Parses a block in braces, in which registers may have local names.
     fn braces(&mut self, body: &mut Body) -> Parsed<()> {
         self.expect("{")?;
         body.scopes.push(HashMap::new());
@@ -302,7 +303,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.reg .b32 %r<5>, %x;`
+    /// Parses `.reg .b32 %r<5>, %x;`.
     fn registers(&mut self, body: &mut Body) -> Parsed<()> {
         self.at += 1;
         let kind = self.next()?;
@@ -416,7 +417,7 @@ fn integer(text: &str) -> Option<u64> {
     }
 }
 
-/// Bytes of a type such as `f32`.
+/// Number of bytes of a type such as `f32`.
 pub fn bytes_of(kind: &str) -> Option<u32> {
     Some(match kind {
         "b8" | "u8" | "s8" => 1,

@@ -1,6 +1,6 @@
-//! Bugs that tests plant into kernels: an edit of a module's text before it is read.
+//! Bugs that tests plant into kernels: edits of a module's text before it is parsed.
 
-/// An edit of a line. Spaces and tabs of the text are told apart from nothing else.
+/// An edit of a line. Runs of spaces and tabs are treated alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plant {
     kernel: String,
@@ -9,7 +9,7 @@ pub struct Plant {
     put: String,
 }
 
-/// Which of the lines that have the text, in each kernel.
+/// Selects among the lines of each kernel that contain the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
     All,
@@ -28,13 +28,13 @@ pub struct Planted {
 }
 
 impl Plant {
-    /// Reads four lines: a part of the kernel's name; `all`, `last`, or a number from 1; a part of a line, in which
-    /// one `*` may stand for any text; and what comes in its place, which may be missing, and have that text with
-    /// another `*`.
+    /// Parses four lines: a part of the kernel's name; `all`, `last`, or a number from 1; a part of a line,
+    /// in which one `*` may match any text; and its replacement, which may be missing, and which may use the
+    /// matched text by another `*`.
     ///
     /// # Errors
     ///
-    /// Which of the lines is not as said.
+    /// Names the invalid line.
     pub fn parse(text: &str) -> Result<Plant, String> {
         let mut lines = text.lines().map(spaced);
         let mut next = |what: &str| lines.next().filter(|line| !line.is_empty()).ok_or(format!("no {what}"));
@@ -47,7 +47,7 @@ impl Plant {
         Ok(Plant { kernel, which, find, put: lines.next().unwrap_or_default() })
     }
 
-    /// The text of a module with the bug in it, line for line, and where it is.
+    /// The text of a module with the bug in it, with the same number of lines, and the places of the bug.
     pub fn apply(&self, text: &str) -> (String, Vec<Planted>) {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let mut planted = Vec::new();
@@ -67,7 +67,7 @@ impl Plant {
         (lines.join("\n") + "\n", planted)
     }
 
-    /// `line` with the edit, if it has the text.
+    /// Returns `line` with the edit if it contains the text.
     fn edited(&self, line: &str) -> Option<String> {
         let (first, last) = self.find.split_once('*').unwrap_or((&self.find, ""));
         let (before, rest) = line.split_once(first)?;
@@ -75,7 +75,7 @@ impl Plant {
         Some(format!("{before}{}{after}", self.put.replacen('*', any, 1)))
     }
 
-    /// The lines that have the text, in each kernel that is meant.
+    /// The lines that contain the text, in each matching kernel.
     fn places(&self, text: &str) -> Vec<(String, Vec<usize>)> {
         let mut kernels: Vec<(String, Vec<usize>)> = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -93,7 +93,7 @@ impl Plant {
     }
 }
 
-/// A line with one space for each run of spaces and tabs.
+/// Replaces each run of spaces and tabs in a line by one space.
 fn spaced(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,9 +1,9 @@
-//! Where a thread is in its block and grid.
+//! The position of a thread in its block and grid.
 
 use crate::lanes::ALL;
 use crate::program::Special;
 
-/// The numbers that special registers have.
+/// The values of special registers.
 pub struct Position {
     pub block: [u32; 3],
     pub grid_size: [u32; 3],
@@ -31,7 +31,7 @@ impl Position {
     }
 }
 
-/// Position of a thread, counted along x, then y, then z.
+/// The position of a thread counted along x, then y, then z.
 pub fn unfolded(number: u32, size: [u32; 3]) -> [u32; 3] {
     [number % size[0], number / size[0] % size[1], number / size[0] / size[1]]
 }

@@ -1,4 +1,4 @@
-//! Kernels as they are executed: instructions with numbers of registers in place of names.
+//! Kernels in executable form: instructions with register numbers instead of names.
 
 use std::sync::Arc;
 
@@ -56,14 +56,14 @@ pub enum Float2 {
     Div,
     Min,
     Max,
-    /// Of which the result is no number where an operand is none.
+    /// The result is NaN if an operand is.
     MinNan,
     MaxNan,
-    /// The second with the sign of the first.
+    /// The second operand with the sign of the first.
     CopySign,
 }
 
-/// A comparison; those of floats that end in `OrNan` are true where an operand is no number.
+/// A comparison. For floats, those that end in `OrNan` are true if an operand is NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
     Equal,
@@ -78,9 +78,9 @@ pub enum Compare {
     LessEqualOrNan,
     GreaterOrNan,
     GreaterEqualOrNan,
-    /// Both are numbers.
+    /// Both are not NaN.
     Numbers,
-    /// One is none.
+    /// At least one is NaN.
     Nan,
 }
 
@@ -119,7 +119,7 @@ pub enum Atomic {
     CompareAndSwap,
 }
 
-/// Which matrix of `D = A · B + C`.
+/// A matrix of `D = A · B + C`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matrix {
     A,
@@ -132,14 +132,14 @@ pub enum Matrix {
 pub struct Access {
     pub space: Space,
     pub ty: Type,
-    /// Elements one after the other, as in `.v4`.
+    /// Number of consecutive elements, as in `.v4`.
     pub count: u8,
     pub offset: i32,
-    /// Whether the address is in a register of 64 bits.
+    /// Set if the address is in a 64-bit register.
     pub wide: bool,
 }
 
-/// Elements of `wmma`: 16 rows and columns, and `k` of them along the sum.
+/// Elements of `wmma`: 16 rows and columns, and `k` elements along the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fragment {
     pub matrix: Matrix,
@@ -148,10 +148,10 @@ pub struct Fragment {
     pub row_major: bool,
 }
 
-/// What an instruction does. In the comments: results, then operands.
+/// An operation. Comments list results, then operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
-    /// Where branches go to and paths may meet.
+    /// A target of branches, where paths may meet.
     Label,
     Branch(u32),
     Return,
@@ -163,7 +163,7 @@ pub enum Op {
     Move32,
     Move64,
     MovePredicate,
-    /// The address of a variable of this space, as a generic one, and back.
+    /// Converts the address of a variable in this space to a generic address, or back.
     ToGeneric(Space),
     FromGeneric(Space),
     Int1(Int1, Type),
@@ -183,7 +183,7 @@ pub enum Op {
     MulAddFloat(Mode),
     Half2(Float2, Kind),
     HalfMulAdd(Kind),
-    /// predicate, perhaps its opposite; a, b, perhaps another predicate
+    /// predicate, optionally its opposite; a, b, optionally another predicate
     Compare {
         compare: Compare,
         ty: Type,
@@ -191,7 +191,7 @@ pub enum Op {
         with: Option<Logic>,
         opposite: bool,
     },
-    /// 1.0, or all bits of an integer, where the comparison holds; a, b
+    /// 1.0, or all bits of an integer, if the comparison holds; a, b
     Set {
         compare: Compare,
         ty: Type,
@@ -208,12 +208,12 @@ pub enum Op {
         mode: Mode,
         integral: bool,
     },
-    /// Two floats to one register of two halves: high, low
+    /// Two floats to one register with two halves: high, low
     ConvertPair {
         kind: Kind,
         mode: Mode,
     },
-    /// Parts of so many bits, the lowest first, to or from one register.
+    /// Parts of this many bits, lowest first, to or from one register.
     Pack {
         bits: u32,
     },
@@ -221,12 +221,12 @@ pub enum Op {
         bits: u32,
     },
     Load(Access),
-    /// Of values that do nothing but get into [`Op::StoreMoved`] and [`Op::SelectMoved`].
+    /// Loads values that are only used in [`Op::StoreMoved`] and [`Op::SelectMoved`].
     LoadMoved(Access),
     Store(Access),
-    /// Of values that come from [`Op::LoadMoved`] alone.
+    /// Stores values that only come from [`Op::LoadMoved`].
     StoreMoved(Access),
-    /// [`Op::Select32`] of values of which one or both come from [`Op::LoadMoved`].
+    /// [`Op::Select32`] where at least one of the two values comes from [`Op::LoadMoved`].
     SelectMoved([bool; 2]),
     /// target, source, bytes of the source
     CopyAsync {
@@ -236,7 +236,7 @@ pub enum Op {
         wide_target: bool,
     },
     CopyCommit,
-    /// Waits for all groups but so many.
+    /// Waits for all groups except the latest `left`.
     CopyWait {
         left: u32,
         uncommitted: bool,
@@ -257,13 +257,13 @@ pub enum Op {
         kind: Kind,
     },
     Warpgroup(WarpgroupOp),
-    /// Writes to shared memory come before reads of `wgmma` behind it.
+    /// Orders writes to shared memory before later reads of `wgmma`.
     ProxyFence,
-    /// d, perhaps a predicate; a, b, limits, mask
+    /// d, optionally a predicate; a, b, limits, mask
     Shuffle(Shuffle),
     Vote(Vote),
     ActiveMask,
-    /// perhaps what was there; address, a, perhaps b
+    /// optionally the previous value; address, a, optionally b
     Atomic {
         op: Atomic,
         access: Access,
@@ -271,27 +271,27 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether results are operands as well, unless the last operand, a predicate, is false.
+    /// Returns `true` if results are also operands, unless the last operand, a predicate, is false.
     pub fn adds_to_results(&self) -> bool {
         matches!(self, Op::Warpgroup(WarpgroupOp::Product(_)))
     }
 }
 
-/// One instruction: its registers are `operands[first..]`, results first.
+/// One instruction. Its registers are `operands[first..]`, results first.
 #[derive(Debug, Clone, Copy)]
 pub struct Instr {
     pub op: Op,
-    /// The predicate that lets it happen, and whether it has to be false.
+    /// The predicate under which it executes, and whether the predicate is negated.
     pub guard: Option<(u16, bool)>,
     pub results: u8,
     pub operands: u8,
     pub first: u32,
     pub line: u32,
-    /// Whether the kernel's `watches` or `product_uses` have it.
+    /// Set if the kernel's `watches` or `product_uses` contain it.
     pub watched: bool,
 }
 
-/// A value that a kernel is born with.
+/// A value that a kernel starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Special {
     Thread(u8),
@@ -315,21 +315,21 @@ pub struct Kernel {
     pub name: String,
     pub code: Vec<Instr>,
     pub operands: Vec<u16>,
-    /// Parameters with their places in the bytes that `ld.param` reads.
+    /// Parameters with their positions in the bytes that `ld.param` reads.
     pub parameters: Vec<(Variable, u32)>,
     pub parameter_bytes: u32,
     pub most_threads: Option<u32>,
-    /// Bytes of shared memory whose size is in the text. What the launch asks for comes behind.
+    /// Bytes of shared memory whose size is in the text. The memory requested by the launch follows.
     pub static_shared: u32,
     pub local_bytes: u32,
-    /// Registers of 32 and of 64 bits, and predicates.
+    /// Numbers of 32-bit and 64-bit registers, and of predicates.
     pub registers: [usize; 3],
     pub constants32: Vec<(u16, u32)>,
     pub constants64: Vec<(u16, u64)>,
     /// Predicates that are always true.
     pub true_predicates: Vec<u16>,
     pub specials: Vec<(u16, Special)>,
-    /// Bytes of the smallest access to shared memory, for which checks keep books.
+    /// Bytes of the smallest access to shared memory, which is the granularity of the books.
     pub granule: u32,
     pub watches: Watches,
     pub product_uses: ProductUses,
@@ -343,18 +343,18 @@ impl Kernel {
     }
 }
 
-/// What an instruction does with watched registers, which are counted from 0.
+/// The effect of an instruction on watched registers, which are counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watch {
     pub at: usize,
     pub guard: Option<u16>,
     pub reads: Vec<u16>,
-    /// Results that are added to, if the instruction does that.
+    /// Results that are added to, if the instruction does so.
     pub sums: Vec<u16>,
     pub writes: Vec<u16>,
 }
 
-/// The registers that a kernel may read before it has written them: how many, and the instructions that use
+/// The registers that a kernel may read before writing them: their number, and the instructions that use
 /// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watches {

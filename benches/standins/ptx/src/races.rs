@@ -1,26 +1,26 @@
-//! Books of device memory while a kernel runs: which block, and which of its warps, wrote and read each word last.
+//! Books of device memory while a kernel runs: the block and warp that last wrote and read each word.
 //!
-//! Blocks of a launch have no order, so what one of them writes no other one may read or write. Warps of one
-//! block have the order that its barriers give them. Lanes of one warp are not told apart here.
+//! The blocks of a launch are unordered, so no block may read or write what another one writes. The warps of
+//! a block are ordered by its barriers. Lanes of the same warp are not distinguished here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Fault, Other, Space};
 
-/// Who makes an access.
+/// The author of an access.
 #[derive(Debug, Clone, Copy)]
 pub struct Party {
-    /// Number of the launch, from 1.
+    /// Number of the launch, counted from 1.
     pub launch: u64,
     pub block: u32,
     pub warp: u32,
-    /// Barriers that the block has come to.
+    /// Number of barriers that the block has reached.
     pub barriers: u32,
-    /// Whether reads count: see [`Checks::Strict`](crate::Checks::Strict).
+    /// Set if reads are checked: see [`Checks::Strict`](crate::Checks::Strict).
     pub strict: bool,
 }
 
-/// How bits of a record are used, from the lowest: bytes of the word, a flag, barriers, warp, block, launch.
+/// Layout of a record's bits, from the lowest: bytes of the word, a flag, barriers, warp, block, launch.
 const BYTES: u64 = 0xf;
 const FLAG: u64 = 1 << 4;
 const BARRIERS: u32 = 5;
@@ -29,10 +29,10 @@ const BLOCK: u32 = 22;
 const LAUNCH: u32 = 44;
 const BLOCK_BITS: u64 = (1 << 22) - 1;
 
-/// Stands for several blocks; the last one that has a number of its own is the one before.
+/// Represents several blocks, so the last block with its own number is the one before.
 const SEVERAL: u64 = BLOCK_BITS;
 
-/// A record that was kept in 64 bits.
+/// A record in 64 bits.
 #[derive(Clone, Copy, PartialEq)]
 struct Record(u64);
 
@@ -64,8 +64,8 @@ impl Record {
         self.block() == other.block() && self.0 >> BARRIERS & 0xfff == other.0 >> BARRIERS & 0xfff
     }
 
-    /// Whether two accesses of the same launch have no order; `several` says whether the flag of this record means
-    /// that it stands for several warps.
+    /// Returns `true` if two accesses of the same launch are unordered. `several` is set if this record's
+    /// flag means that it represents several warps.
     fn unordered(self, other: Record, several: bool) -> bool {
         if !self.same_launch(other) || self.0 & other.0 & BYTES == 0 {
             return false;
@@ -79,7 +79,7 @@ impl Record {
     }
 
     fn other(self) -> Other {
-        // Several blocks are told as the first of them.
+        // The first block represents several blocks.
         let block = if self.block() == SEVERAL { 0 } else { self.block() as u32 };
         Other { block, thread: 32 * self.warp() as u32, line: 0 }
     }
@@ -88,14 +88,14 @@ impl Record {
 /// The last write and the last read of a word of four bytes.
 #[derive(Debug, Default)]
 pub struct Word {
-    /// The flag says that the write was atomic.
+    /// The flag means that the write was atomic.
     write: AtomicU64,
-    /// The flag says that several warps of the block have read since its last barrier.
+    /// The flag means that several warps of the block have read since its last barrier.
     read: AtomicU64,
 }
 
 impl Word {
-    /// Keeps a read of `bytes` of the word at `address`, which must not have been written by others.
+    /// Records a read of `bytes` of the word at `address`. Fails if others have written them.
     #[inline]
     pub fn read(&self, address: u64, party: Party, bytes: u64) -> Result<(), Fault> {
         if !party.strict {
@@ -107,7 +107,7 @@ impl Word {
             return Err(Fault::ReadAfterWrite { space: Space::Global, address, other: write.other() });
         }
         let old = Record(self.read.load(Ordering::Relaxed));
-        // One record cannot keep all reads: those that meet are kept, of others the last.
+        // One record cannot hold all reads: those of common bytes are merged, otherwise the last one is kept.
         let both = old.0 & new.0 & BYTES;
         let merged = if !old.same_launch(new) {
             new.0
@@ -130,7 +130,7 @@ impl Word {
         Ok(())
     }
 
-    /// Keeps a write, which must not touch what others have written or read.
+    /// Records a write. Fails if others have written or read the bytes.
     #[inline]
     pub fn write(&self, address: u64, party: Party, bytes: u64, atomic: bool) -> Result<(), Fault> {
         let mut new = Record::new(party, bytes, atomic);

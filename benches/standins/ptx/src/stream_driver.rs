@@ -1,5 +1,5 @@
-//! Functions with C's calling convention for `benches/standins`, where `FAKE_CUDA_ASYNC` makes its streams
-//! asynchronous. `FAKE_CUDA_QUEUE` and `FAKE_CUDA_RACES` are read here, too.
+//! C functions for `benches/standins`, where `FAKE_CUDA_ASYNC` makes streams asynchronous. Also reads
+//! `FAKE_CUDA_QUEUE` and `FAKE_CUDA_RACES`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -7,12 +7,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::streams::{Access, Device, Event, Failed, Settings, Submitted, Use};
 
-/// CUDA's numbers of errors.
+/// CUDA error codes.
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
 const LAUNCH_FAILED: c_int = 719;
 
-/// Operations that a stream takes before the host waits; about as many as a driver takes.
+/// Number of operations that a stream accepts before the host waits; about as many as a real driver.
 const QUEUE: usize = 1024;
 
 /// The streams of this process, if they are asynchronous.
@@ -33,12 +33,12 @@ fn events() -> MutexGuard<'static, HashMap<c_ulong, Event>> {
     EVENTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an event stands for; nothing, if it was never recorded.
+/// The event with this number; an event that was never recorded is empty.
 fn event(number: c_ulong) -> Event {
     events().get(&number).cloned().unwrap_or_default()
 }
 
-/// CUDA's number for a result.
+/// The CUDA error code of a result.
 pub fn code(result: Result<(), Failed>) -> c_int {
     if result.is_ok() { SUCCESS } else { LAUNCH_FAILED }
 }
@@ -55,7 +55,7 @@ fn query(event: &Event) -> c_int {
     }
 }
 
-/// Whether streams are asynchronous.
+/// Returns 1 if streams are asynchronous.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_ptx_is_async() -> c_int {
     c_int::from(device().is_some())
@@ -118,7 +118,7 @@ pub extern "C" fn kiln_ptx_stream_wait(stream: c_ulong, number: c_ulong) -> c_in
     on_device(|device| device.wait(stream as usize, &event(number)))
 }
 
-/// `struct span` of `ptx.h`: `count` times `bytes`, one `stride` apart.
+/// `struct span` of `ptx.h`: `count` pieces of `bytes` bytes, `stride` apart.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Span {
@@ -139,10 +139,11 @@ impl Span {
     }
 }
 
-/// Gives `stream` a function to call, with a copy of `size` bytes of `data`, which uses `count` spans.
+/// Queues a function on `stream` with a copy of `size` bytes of `data`. The function uses `count` spans.
 ///
 /// # Safety
-/// `what` must be a string of C, `spans` and `data` be as long as said, and `run` be safe on any thread.
+/// `what` must be a C string, `spans` and `data` must have the given lengths, and `run` must be safe on any
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_ptx_submit(
     stream: c_ulong,
@@ -161,7 +162,7 @@ pub unsafe extern "C" fn kiln_ptx_submit(
             std::slice::from_raw_parts(data.cast::<u8>(), size),
         )
     };
-    // Words, so that the copy is aligned.
+    // In words, so that the copy is aligned.
     let mut copy = vec![0_u64; size.div_ceil(8)];
     for (word, bytes) in copy.iter_mut().zip(data.chunks(8)) {
         let mut all = [0; 8];
@@ -176,10 +177,10 @@ pub unsafe extern "C" fn kiln_ptx_submit(
     on_device(|device| device.submit(stream as usize, Submitted::call(what, accesses, call)))
 }
 
-/// A pointer of C that goes to another thread.
+/// A C pointer that is passed to another thread.
 struct Opaque(*mut c_void);
 
-// SAFETY: who launches a function of the host says that it may be called with it on another thread.
+// SAFETY: the caller that queues a host function permits a call with this pointer on another thread.
 unsafe impl Send for Opaque {}
 
 impl Opaque {
@@ -188,7 +189,7 @@ impl Opaque {
     }
 }
 
-/// Calls `function` when `stream` gets there.
+/// Calls `function` when `stream` reaches it.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_ptx_host_function(
     stream: c_ulong,
@@ -200,19 +201,20 @@ pub extern "C" fn kiln_ptx_host_function(
     on_device(|device| device.submit(stream as usize, Submitted::host_function(call)))
 }
 
-/// Where memory is allocated or freed: on a stream, or by the host.
+/// The stream on which memory is allocated or freed; `None` for the host.
 fn stream_of(number: i64) -> Option<usize> {
     usize::try_from(number).ok()
 }
 
-/// Memory that streams may use: from the next operation of `stream` on, or at once where that is negative.
+/// Registers memory for streams: from the next operation of `stream` on, or immediately if `stream` is
+/// negative.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_ptx_stream_allocated(start: u64, bytes: u64, stream: i64) -> c_int {
     on_device(|device| device.allocated(start, bytes, stream_of(stream)))
 }
 
-/// Frees memory when `stream` gets there, or, where that is negative, when all streams have done what they have.
-/// `release` is called when its addresses may be used anew.
+/// Frees memory when `stream` reaches this operation or, if `stream` is negative, when all streams have
+/// finished their current operations. Calls `release` once the addresses may be reused.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_ptx_stream_free(start: u64, stream: i64, release: extern "C" fn(u64)) -> c_int {
     on_device(|device| device.free(start, stream_of(stream), Box::new(move || release(start))))

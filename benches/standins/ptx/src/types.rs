@@ -1,6 +1,6 @@
-//! Types of values, and how floats are rounded.
+//! Types of values, and rounding of floats.
 
-/// What the bits of a value mean.
+/// The interpretation of a value's bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Signed,
@@ -23,7 +23,7 @@ pub struct Type {
 impl Type {
     pub const F32: Type = Type { kind: Kind::F32, bits: 32 };
 
-    /// The type of this name, without a dot.
+    /// The type with this name, without a dot.
     pub fn named(name: &str) -> Option<Type> {
         let (kind, bits) = match name {
             "f16" => (Kind::F16, 16),
@@ -55,25 +55,25 @@ impl Type {
     }
 }
 
-/// Where a result goes that a float cannot hold.
+/// The rounding of a result that a float cannot represent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Round {
-    /// To the nearest, of two to the even one.
+    /// To the nearest; ties to even.
     Nearest,
-    /// To the nearest, of two to the one that is further from zero.
+    /// To the nearest; ties away from zero.
     NearestAway,
     Zero,
     Down,
     Up,
 }
 
-/// How a float operation treats its result.
+/// Options of a float operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
     pub round: Round,
-    /// Subnormal operands and results are zero.
+    /// Subnormal operands and results become zero.
     pub flush: bool,
-    /// Results are between 0 and 1, and what is no number is 0.
+    /// Results are clamped to the range from 0 to 1, and NaN becomes 0.
     pub saturate: bool,
 }
 

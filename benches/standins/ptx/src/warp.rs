@@ -1,7 +1,7 @@
 //! A warp: 32 lanes that execute one instruction at a time.
 //!
-//! Where lanes branch differently, the paths go on one after the other. The path whose next instruction
-//! stands first in the text goes first, and paths that come to one label become one again.
+//! If lanes branch differently, their paths are executed in turn. The path whose next instruction comes first
+//! in the text is executed first, and paths that reach the same label merge.
 
 use crate::access::{self, Lane, Local, Memory};
 use crate::alu;
@@ -18,10 +18,10 @@ use crate::watch;
 use crate::wgmma::pipeline::Pipeline;
 use crate::wgmma::product::{self, Issue};
 
-/// Why a warp no longer goes on.
+/// The reason why a warp has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// It waits at the barrier of this number.
+    /// It waits at the barrier with this number.
     Barrier(u32),
     End,
 }
@@ -41,21 +41,21 @@ pub struct Warp {
     /// Paths that wait for their turn: instruction and lanes.
     waiting: Vec<(usize, u32)>,
     copies: Vec<Copy>,
-    /// Of what was loaded to be moved.
+    /// Loaded values that are only moved.
     undefined: Undefined,
-    /// Lanes that have written the registers which are watched.
+    /// Lanes that have written each watched register.
     written: Vec<u32>,
     /// Groups of copies that each lane has committed.
     groups: [u32; LANES],
-    /// Products of the warpgroup that have been issued, and the threads of the block that the warpgroup has.
+    /// Products of the warpgroup in progress, and the number of the warpgroup's threads in the block.
     products: Pipeline,
     warpgroup: u32,
-    /// Instructions that lanes have executed, in all blocks.
+    /// Number of instructions that lanes have executed, in all blocks.
     pub executed: u64,
 }
 
 impl Warp {
-    /// The warp of this number of blocks of `threads` threads.
+    /// Creates the warp with this number for blocks of `threads` threads.
     pub fn new(kernel: &Kernel, number: usize, threads: u32) -> Warp {
         let lanes = (threads - (number * LANES) as u32).min(LANES as u32);
         let mut registers = Registers::new(kernel.registers);
@@ -107,16 +107,16 @@ impl Warp {
         self.active.trailing_zeros() as usize
     }
 
-    /// Goes on behind a barrier.
+    /// Continues after a barrier.
     pub fn release(&mut self) {
         self.at += 1;
     }
 
-    /// Goes on to a barrier or to the end. On an error, `at` is the instruction that made it.
+    /// Runs to a barrier or to the end. On an error, `at` is the instruction that caused it.
     pub fn run(&mut self, kernel: &Kernel, memory: &mut Memory<'_>) -> Lane<Stop> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: this processor has the instructions.
+            // SAFETY: this processor supports the instructions.
             return unsafe { self.run_with_vectors(kernel, memory) };
         }
         self.go(kernel, memory)
@@ -196,7 +196,7 @@ impl Warp {
         }
     }
 
-    /// Looks at the registers of an instruction that is watched.
+    /// Checks the registers of a watched instruction.
     #[inline(never)]
     fn watch(&mut self, kernel: &Kernel, instr: &Instr, o: &[u16], mask: u32, checked: bool) -> Lane<()> {
         let adding = match o.last() {
@@ -217,7 +217,7 @@ impl Warp {
         Err((active.trailing_zeros() as usize % LANES, Box::new(Fault::Divergent { active, expected })))
     }
 
-    /// Fails unless all lanes execute an instruction that needs them.
+    /// Fails unless all lanes execute an instruction that requires this.
     fn whole(&self, mask: u32) -> Lane<()> {
         if mask == ALL { Ok(()) } else { self.divergent(mask, ALL) }
     }
@@ -237,7 +237,7 @@ impl Warp {
         }
     }
 
-    /// At a label: paths that wait at it join in, and one that is further up goes first.
+    /// At a label, merges paths that wait there, and switches to a path with an earlier next instruction.
     fn meet(&mut self) {
         let lowest = self.waiting.iter().map(|(at, _)| *at).min().unwrap_or(usize::MAX);
         if lowest < self.at {
@@ -255,14 +255,14 @@ impl Warp {
         });
     }
 
-    /// Goes on with the path that is furthest up, if there is one.
+    /// Switches to the path with the earliest next instruction. Returns `false` if there is none.
     fn next_path(&mut self) -> bool {
         self.at = usize::MAX;
         self.meet();
         self.active != 0
     }
 
-    /// Memory and what goes across lanes.
+    /// Executes accesses to memory and instructions across lanes.
     #[inline(never)]
     fn other(
         &mut self,
@@ -389,12 +389,12 @@ impl Warp {
         }
     }
 
-    /// The lanes that a mask names, all of which have to be here.
+    /// The lanes in a mask, all of which must be active.
     fn together(&self, register: u16, mask: u32) -> Lane<u32> {
         let masks = self.registers.narrow(register);
         let members = masks[mask.trailing_zeros() as usize % LANES];
         let same = each(mask).all(|lane| masks[lane] == members);
-        // Lanes that have ended, or that the block does not have, are not waited for.
+        // Lanes that have ended or do not exist in the block are not expected.
         let expected = members & self.live;
         if same && mask & !members == 0 && expected == mask {
             Ok(expected)

@@ -1,5 +1,5 @@
-//! Registers that a kernel may read before it has written them: few have any, and only there it is looked
-//! whether it does.
+//! Registers that a kernel may read before it has written them. Few kernels have any, and only these kernels
+//! are checked.
 
 use crate::access::Lane;
 use crate::builder::Virtual;
@@ -8,7 +8,7 @@ use crate::lanes::each;
 use crate::layout;
 use crate::program::{Watch, Watches};
 
-/// Finds the registers of `kernel`, and marks the instructions that use them.
+/// Finds these registers of `kernel`, and marks the instructions that use them.
 pub fn find(kernel: &mut Virtual) -> Watches {
     let watched = layout::unwritten(kernel);
     let mut watches = Watches { registers: watched.len(), all: Vec::new() };
@@ -31,9 +31,9 @@ pub fn find(kernel: &mut Virtual) -> Watches {
     watches
 }
 
-/// Fails if one of the lanes that are here reads a guard that it has not written, or one of those that
-/// execute the instruction an operand, or one of those that add to results such a result; keeps in `written`,
-/// lanes by register, what they write.
+/// Fails if a lane in `here` reads a guard that it has not written, if a lane in `mask` reads such an
+/// operand, or if a lane in `adding` adds to such a result. Records in `written`, which has lanes by
+/// register, the registers that are written.
 pub fn check(watches: &Watches, at: usize, [here, mask, adding]: [u32; 3], written: &mut [u32]) -> Lane<()> {
     let Ok(found) = watches.all.binary_search_by_key(&at, |watch| watch.at) else { return Ok(()) };
     let Watch { guard, reads, sums, writes, .. } = &watches.all[found];

@@ -367,7 +367,7 @@ pub(super) mod tests {
         assert_eq!(qwen3.model.head_dim, Some(128));
     }
 
-    /// Windows in every notation: in all layers, in all after the first ones, and layer by layer.
+    /// Windows in every notation: in every layer, in every layer after the first ones, and layer by layer.
     #[test]
     fn windows_of_layers() {
         let config = |layers: usize, rest: &str| {

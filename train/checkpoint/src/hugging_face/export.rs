@@ -23,8 +23,8 @@ use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;
 
-/// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
-/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time. `meter` counts the
+/// Writes a model in the layout of Hugging Face into the new folder `out`, in files of at most
+/// `max_shard_bytes` unless a single weight is larger. Holds one weight in memory at a time. `meter` counts the
 /// bytes of the weights, as f32.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! The place of this process among the ranks of a job.
 //!
-//! Every launcher and scheduler describes the place of a process in variables of its own. [`survey`] asks
+//! Every launcher and scheduler describes the place of a process in its own variables. [`survey`] asks
 //! these sources in a fixed order. The first source with an answer wins, and an invalid answer is an error
 //! instead of a reason to ask the next source: a rank that wrongly believed to be alone would train by
 //! itself.

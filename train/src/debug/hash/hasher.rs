@@ -15,22 +15,22 @@ use crate::error::{Result, TrainError};
 use crate::metrics::StepMetrics;
 use crate::run::{MicroBatch, Moment, Observer};
 
-/// Ranks that have hashes of their own at most.
+/// Largest number of ranks whose samples are hashed separately.
 const MOST_RANKS: usize = 64;
 
-/// Hashes the tensors of the steps that were asked for; rank 0 writes a line per step. Every rank hashes its own
-/// samples and chunks.
+/// Hashes the tensors of the requested steps. Every rank hashes its own samples and chunks; rank 0 writes one
+/// line per step.
 pub(crate) struct Hasher {
     options: HashOptions,
     path: PathBuf,
     rows: usize,
-    /// On rank 0, from the first line on.
+    /// The output file, on rank 0 only; opened with the first line.
     file: Option<Lines>,
     has_begun: bool,
     step: Collected,
 }
 
-/// Sums by name, in the order in which the names came.
+/// Sums by name, in order of first appearance.
 #[derive(Default)]
 struct Collected {
     order: Vec<(Key, TensorSums)>,
@@ -52,14 +52,14 @@ impl Collected {
     }
 }
 
-/// The module that a place or a parameter belongs to, and what it is called in there.
+/// Splits a place or parameter name into its module and its name within that module.
 pub(crate) fn split(name: &str) -> (&str, &str) {
     let dots = if name.starts_with("layers.") { 2 } else { 1 };
     let end = name.match_indices('.').nth(dots - 1).map_or(name.len(), |(end, _)| end);
     (&name[..end], name[end..].trim_start_matches('.'))
 }
 
-/// The sums over a tensor of a pass, whose first row belongs to the sample `first` of the run.
+/// Sums over a tensor of a pass, with its dtype. Its first row belongs to the run's sample `first`.
 fn of_pass(seen: &Seen<'_>, first: u64, rows: usize) -> Result<(TensorSums, String)> {
     let data = seen.values.clone().into_data();
     let rows = if seen.shape.first().is_some_and(|size| size.is_multiple_of(rows)) { rows } else { 1 };
@@ -79,13 +79,13 @@ fn unreadable(error: &impl std::fmt::Debug) -> TrainError {
 }
 
 impl Hasher {
-    /// One for a rank of the run in `out`, whose micro-batches have so many `rows`.
+    /// Creates the hasher of a rank for the run in `out`. `rows` is the number of samples of a micro-batch.
     pub(crate) fn new(options: HashOptions, out: &Path, rows: usize) -> Self {
         let path = out.join(HASHES_FILE);
         Hasher { options, path, rows, file: None, has_begun: false, step: Collected::default() }
     }
 
-    /// This rank's chunk of a group, parameter by parameter.
+    /// Adds this rank's chunk of a group, parameter by parameter.
     fn add_group(
         &mut self,
         engine: &Engine,
@@ -122,10 +122,10 @@ impl Hasher {
         Ok(())
     }
 
-    /// Weights and moments, as they are now.
+    /// Adds the current weights and moments.
     fn add_state(&mut self, engine: &Engine, phase: StepPhase) -> Result<()> {
         for position in 0..engine.layout().groups.len() {
-            // An update makes moments of the gradient, and steps of the moments.
+            // Moments come before weights: an update computes them first.
             if self.options.has(HashedKind::Moments) {
                 for slot in engine.slots_of_group(position) {
                     self.add_group(engine, phase, position, StateKind::Slot(slot))?;
@@ -138,7 +138,7 @@ impl Hasher {
         Ok(())
     }
 
-    /// The tensors of all ranks; on rank 0, the line of the step.
+    /// Combines the tensors of all ranks. On rank 0, writes the line of the step.
     fn finish(&mut self, engine: &Engine, step: u64) -> Result<()> {
         let mine = std::mem::take(&mut self.step).order;
         let message = serde_json::to_vec(&mine).map_err(|error| unreadable(&error))?;
@@ -187,7 +187,7 @@ impl Observer for Hasher {
 
     fn fetched(&mut self, engine: &Engine, at: Moment, batch: &MicroBatch) -> Result<()> {
         if at.micro_batch == 0 {
-            // Of a step that was given up.
+            // Discards the tensors of an abandoned step.
             self.step = Collected::default();
             if !std::mem::replace(&mut self.has_begun, true) {
                 self.add_state(engine, StepPhase::Start)?;
@@ -209,7 +209,7 @@ impl Observer for Hasher {
         let phase = match at.pass {
             Pass::Forward => StepPhase::Forward,
             Pass::Backward => StepPhase::Backward,
-            // It has been seen in forward.
+            // Already hashed in the forward pass.
             Pass::Recompute => return Ok(()),
         };
         let (unit, inner) = split(seen.place);
@@ -230,7 +230,7 @@ impl Observer for Hasher {
     fn reduced(&mut self, engine: &Engine, _step: u64) -> Result<()> {
         if self.options.has(HashedKind::Gradients) {
             let groups = &engine.layout().groups;
-            // Backward reduces from the last.
+            // Backward reduces the last group first.
             for position in (0..groups.len()).rev().filter(|position| groups[*position].trainable) {
                 self.add_group(engine, StepPhase::Gradient, position, StateKind::Gradient)?;
             }
@@ -239,7 +239,7 @@ impl Observer for Hasher {
     }
 
     fn stepped(&mut self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
-        // All ranks know them: they count once.
+        // The same on all ranks, so counted once.
         if engine.world().rank() == 0 {
             self.step.add_number(StepPhase::Loss, "head", "loss", metrics.loss);
             self.step.add_number(StepPhase::Norm, "model", "grad_norm", metrics.grad_norm);

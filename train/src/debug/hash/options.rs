@@ -1,4 +1,4 @@
-//! Which tensors are hashed, and how that is written.
+//! Selection of the tensors to hash, and its syntax.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -22,30 +22,29 @@ pub enum HashedKind {
     Moments,
 }
 
-/// Which tensors of which steps are hashed: `steps=1-20`, or `steps=5,activations,weights`, or
-/// `steps=1-20,units`.
+/// The tensors and steps to hash: `steps=1-20`, `steps=5,activations,weights` or `steps=1-20,units`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashOptions {
     /// The optimizer steps, from 1.
     pub steps: RangeInclusive<u64>,
-    /// Whether a module has one hash per kind, rather than one per tensor: smaller files.
+    /// Set if a module has one hash per kind instead of one per tensor, which makes smaller files.
     pub by_unit: bool,
-    /// Kinds of tensors; tokens, loss and norm always are.
+    /// Kinds of tensors. Tokens, loss and norm are always included.
     pub kinds: Vec<HashedKind>,
 }
 
 impl HashOptions {
-    /// Every tensor of `steps`.
+    /// Selects every tensor of `steps`.
     pub fn all(steps: RangeInclusive<u64>) -> Self {
         HashOptions { steps, by_unit: false, kinds: HashedKind::value_variants().to_vec() }
     }
 
-    /// Whether tensors of this phase and kind are hashed.
+    /// Returns `true` if tensors of this kind are hashed.
     pub(super) fn has(&self, kind: HashedKind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// Whether what a pass shows in `phase` is hashed.
+    /// Returns `true` if tensors seen in `phase` of a pass are hashed.
     pub(super) fn has_pass(&self, phase: StepPhase) -> bool {
         self.has(match phase {
             StepPhase::Backward => HashedKind::Gradients,
@@ -54,7 +53,7 @@ impl HashOptions {
     }
 }
 
-/// A text that says nothing that can be hashed.
+/// A text that does not select anything to hash.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write steps=1-20, or steps=5,activations,gradients,weights,moments, or steps=1-20,units")]
 pub struct HashOptionsError {
@@ -90,7 +89,7 @@ impl fmt::Display for HashOptions {
         if self.by_unit {
             f.write_str(",units")?;
         }
-        // No kind is hidden.
+        // Every kind has a visible name.
         let mut names = self.kinds.iter().filter_map(ValueEnum::to_possible_value);
         names.try_for_each(|name| write!(f, ",{}", name.get_name()))
     }

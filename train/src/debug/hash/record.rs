@@ -7,14 +7,14 @@ use kiln_shard::TensorSums;
 use kiln_storage::LineReader;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Name of the file in a run folder.
+/// Name of the hash file in a run folder.
 pub const HASHES_FILE: &str = "hashes.jsonl";
 
-/// The part of a step that a tensor belongs to, in the order of time.
+/// The part of a step that a tensor belongs to, in chronological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepPhase {
-    /// Before the first step that is hashed: weights and moments.
+    /// Weights and moments before the first hashed step.
     Start,
     /// The tokens of the step.
     Data,
@@ -33,12 +33,13 @@ pub enum StepPhase {
 }
 
 impl StepPhase {
-    /// Returns `true` if its tensors may have infinite elements in a healthy run, such as masked scores.
+    /// Returns `true` if tensors of this phase may have infinite elements in a healthy run, such as masked
+    /// scores.
     pub fn may_mask(self) -> bool {
         matches!(self, StepPhase::Forward | StepPhase::Backward)
     }
 
-    /// Whether its tensors are of samples, each of which one rank has.
+    /// Returns `true` if tensors of this phase hold samples, each of which is on one rank.
     pub(super) fn is_of_samples(self) -> bool {
         matches!(self, StepPhase::Data | StepPhase::Forward | StepPhase::Backward)
     }
@@ -53,28 +54,28 @@ impl fmt::Display for StepPhase {
 /// A tensor of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// When.
+    /// The part of the step.
     pub phase: StepPhase,
-    /// The module, as in `layers.3`; `embed`, `head`, or `model` for a number of the whole.
+    /// The module, such as `layers.3`, `embed` or `head`; `model` for a number of the whole model.
     pub unit: String,
-    /// The tensor in it, as in `ffn.output` or `attention.q_proj.weight`.
+    /// The tensor in the module, such as `ffn.output` or `attention.q_proj.weight`.
     pub tensor: String,
-    /// How its elements are stored.
+    /// The type in which its elements are stored.
     pub dtype: String,
-    /// Number of its elements, of all samples of the step.
+    /// Number of elements over all samples of the step.
     pub count: u64,
-    /// The same wherever the bits are the same, however they are spread over ranks and micro-batches.
+    /// A hash of the bits, independent of how they are spread over ranks and micro-batches.
     #[serde(serialize_with = "to_hex", deserialize_with = "of_hex")]
     pub hash: u64,
-    /// 2-norm of what is finite in it.
+    /// 2-norm of its finite elements.
     pub norm: f64,
-    /// Sums of the values with pseudo-random signs: they tell how far two tensors are apart.
+    /// Sums of the values with pseudo-random signs, for estimating the distance between two tensors.
     pub sketch: [f64; TensorSums::SKETCHES],
-    /// Elements that are no finite numbers.
+    /// Number of elements that are NaN or infinite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub non_finite: u64,
-    /// A short hash of the samples of each rank, for tensors of a pass on several ranks: it tells which rank has
-    /// others, where two runs have the same ranks.
+    /// A short hash of each rank's samples, for tensors of a pass on several ranks. If two runs have the same
+    /// ranks, it shows which rank's samples differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_rank: Vec<u32>,
 }
@@ -99,12 +100,12 @@ impl Entry {
         Entry { phase, unit, tensor, dtype, count, hash, norm: squares.sqrt(), sketch, non_finite, by_rank }
     }
 
-    /// What it is called: everything but its values.
+    /// Its identity: everything but the values.
     pub fn name(&self) -> (StepPhase, &str, &str) {
         (self.phase, &self.unit, &self.tensor)
     }
 
-    /// The ranks whose samples have other values, where that is known and some have the same.
+    /// The ranks whose samples have different values; empty if unknown, or if all ranks differ.
     pub fn ranks_apart(&self, other: &Entry) -> Vec<usize> {
         let (a, b) = (&self.by_rank, &other.by_rank);
         if a.len() != b.len() {
@@ -125,7 +126,7 @@ impl Entry {
     }
 }
 
-/// What a tensor is called.
+/// The identity of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) phase: StepPhase,
@@ -134,32 +135,32 @@ pub(super) struct Key {
     pub(super) dtype: String,
 }
 
-/// The tensors of one step, in the order of time.
+/// The tensors of one step in chronological order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepHashes {
     /// The optimizer step, from 1.
     pub step: u64,
-    /// Ranks that took it.
+    /// Number of ranks that took the step.
     pub ranks: usize,
-    /// Whether a module has one hash per kind, rather than one per tensor.
+    /// Set if a module has one hash per kind instead of one per tensor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_unit: bool,
-    /// Its tensors.
+    /// The tensors of the step.
     pub entries: Vec<Entry>,
 }
 
-/// A file of hashes that cannot be used.
+/// A hash file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HashesError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// It is not as it was written.
+    /// A line of the file is damaged.
     #[error("{path}, line {line}: {problem}")]
     Line { path: PathBuf, line: usize, problem: String },
 }
 
-/// The steps in a file of hashes. A last line that is not whole, as after a crash, is left out.
+/// Reads the steps of a hash file. An incomplete last line, as after a crash, is skipped.
 pub(crate) fn read(path: &Path) -> Result<Vec<StepHashes>, HashesError> {
     let unreadable = |source| HashesError::Read { path: path.to_owned(), source };
     let (mut lines, mut steps, mut number) = (LineReader::open(path).map_err(unreadable)?, Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! `kiln train --memory-profile`: who holds how much memory when, in one step.
+//! `kiln train --memory-profile`: who holds how much memory at which time of one step.
 
 mod profiler;
 

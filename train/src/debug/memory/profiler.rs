@@ -12,22 +12,22 @@ use crate::error::Result;
 use crate::metrics::{StepMetrics, say};
 use crate::run::Observer;
 
-/// Records the allocations of a rank in one step; after it, rank 0 writes the profiles of all ranks.
+/// Records a rank's allocations in one step. After the step, rank 0 writes the profiles of all ranks.
 pub(crate) struct MemoryProfiler {
     step: u64,
     folder: PathBuf,
     rank: usize,
     under_way: Option<Profiler>,
-    /// What was recorded, until all ranks have put theirs together.
+    /// The recorded profile, until the ranks' profiles have been collected.
     profile: Option<Profile>,
-    /// What makes the peak, once that is known; on rank 0 alone.
+    /// A description of the peak once it is known; on rank 0 only.
     words: Option<String>,
-    /// Whether the step has begun, or was told not to come.
+    /// Set once the step has begun, or once a warning said that it will not come.
     is_told: bool,
 }
 
 impl MemoryProfiler {
-    /// One for `rank` of the run in the folder `out`.
+    /// Creates the profiler of `rank` for the run in `out`.
     pub(crate) fn new(step: u64, out: &Path, rank: usize) -> Self {
         MemoryProfiler {
             step,
@@ -40,7 +40,7 @@ impl MemoryProfiler {
         }
     }
 
-    /// What was recorded, on the clock of the step.
+    /// The recorded profile on the clock of the step.
     fn recorded(&self, of: memory::Profile, timeline: Option<StepTimeline>) -> Recorded {
         let memory::Profile { holders, held, changes, held_at_end, missing } = of;
         let holder =
@@ -95,17 +95,17 @@ impl Observer for MemoryProfiler {
     }
 
     fn ended(&mut self, engine: &Engine, step: u64) {
-        // Before the step is logged, which takes memory of its own.
+        // Stops before the step is logged, which allocates memory too.
         let Some(profiler) = self.under_way.take().filter(|_| step == self.step) else { return };
         let profile = profiler.end();
-        // What the rank was doing until now ends here.
+        // Ends the rank's previous activity here.
         engine.set_activity("memory profile");
         let timeline = engine.world().view().timeline(Some(step));
         self.profile = Some(Profile::of(self.recorded(profile, timeline)));
     }
 
     fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
-        // A rank that cannot say it takes part all the same.
+        // A rank that cannot serialize its profile still takes part in the collective.
         let mine = serde_json::to_vec(&self.profile.take()).unwrap_or_default();
         let all = collect(engine, mine)?;
         if self.rank != 0 {
@@ -121,7 +121,7 @@ impl Observer for MemoryProfiler {
         self.words = Some(format!("memory of rank {rank} in step {}: {largest}", self.step));
         match save(&profiles, &self.folder) {
             Ok(text) => say(&format!("memory profile: {}", text.display())),
-            // A run does not end for it.
+            // A failure here does not end the run.
             Err(error) => tracing::warn!("no memory profile in {}: {error}", self.folder.display()),
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Where a run stops for somebody to look into it, and how that is written.
+//! Breakpoints and their syntax.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 /// A breakpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breakpoint {
-    /// What has to happen.
+    /// The event that stops the run.
     pub on: Trigger,
-    /// The optimizer step; every one without.
+    /// The optimizer step; every step if `None`.
     pub step: Option<u64>,
-    /// The rank that stops; all without.
+    /// The rank to stop; all ranks if `None`.
     pub rank: Option<usize>,
-    /// What the others do.
+    /// The behaviour of the other ranks meanwhile.
     pub others: Others,
 }
 
@@ -30,27 +30,27 @@ pub enum Others {
     Run,
 }
 
-/// What makes a run stop.
+/// The event that stops a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Trigger {
     /// A part of a step begins.
     Part(Part),
-    /// A pass comes to a place.
+    /// A pass reaches a place.
     Tensor {
         /// The pass.
         pass: Pass,
-        /// The place, as in `layers.3`, with `*` for anything; or a tensor of it, as in `layers.3.output`.
+        /// The place, such as `layers.3`, or a tensor in it, such as `layers.3.output`. `*` matches any text.
         pattern: String,
     },
     /// A tensor of a pass, or the loss, is not finite.
     Nan,
     /// A number of a step is above or below a value.
     Number {
-        /// Which number.
+        /// The number to compare.
         number: Number,
-        /// Whether above, or below.
+        /// Set to stop above the value instead of below it.
         above: bool,
-        /// The value.
+        /// The value to compare with.
         than: f64,
     },
 }
@@ -88,7 +88,7 @@ pub enum Number {
     GradNorm,
 }
 
-/// A text that names no breakpoint.
+/// A text that is not a breakpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; write forward:layers.3@12, backward:layers.3.ffn, optimizer@5, step, nan, or \"grad_norm > 10\", \
@@ -98,45 +98,46 @@ pub struct BreakpointError {
     problem: String,
 }
 
-/// How a value is written.
+/// The command-line spelling of a value.
 pub(super) fn written(value: &impl ValueEnum) -> String {
-    // No value is hidden.
+    // No variant is hidden.
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 impl Breakpoint {
-    /// Whether a pass that has come to the tensor `name` of `place` is where this one stops. A place alone
-    /// stands for where the pass enters it: its input in forward, and the gradient of its output in backward.
+    /// Returns `true` if this breakpoint stops a pass that reaches tensor `name` of `place`. A pattern that
+    /// is a place alone means where the pass enters it: its input in forward, the gradient of its output in
+    /// backward.
     pub fn is_at(&self, pass: Pass, place: &str, name: &str) -> bool {
         let Trigger::Tensor { pass: wanted, pattern } = &self.on else { return false };
         let entry = if pass == Pass::Backward { "output" } else { "input" };
-        // The embedding has token ids for an input, which no pass shows.
+        // The embedding's input is token ids, which no pass shows.
         let is_entry = name == entry || (place == "embed" && name == "output");
         let tensor = format!("{place}.{name}");
         *wanted == pass && (matches(pattern, &tensor) || (is_entry && matches(pattern, place)))
     }
 
-    /// Whether it can come in `step`.
+    /// Returns `true` if this breakpoint can stop `step`.
     pub fn is_in(&self, step: u64) -> bool {
         self.step.is_none_or(|at| at == step)
     }
 }
 
-/// The steps and places of a run, at which breakpoints can hold it.
+/// The steps and places of a run at which breakpoints can hold it.
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
-    /// Steps that it takes from here on.
+    /// Remaining steps of the run.
     pub(crate) steps: RangeInclusive<u64>,
-    /// Blocks of its model.
+    /// Number of blocks of its model.
     pub(crate) layers: usize,
-    /// Set if custom layers may show further places and tensors.
+    /// Set if custom layers may show additional places and tensors.
     pub(crate) has_own_places: bool,
     /// Set if blocks run again in backward.
     pub(crate) recomputes: bool,
 }
 
 impl Reach {
-    /// Why `breakpoint` cannot come, in words; `None` if it can.
+    /// Describes why `breakpoint` can never be hit; `None` if it can be.
     pub(super) fn objection(&self, breakpoint: &Breakpoint) -> Option<String> {
         let (first, last) = (self.steps.start(), self.steps.end());
         if breakpoint.step.is_some_and(|step| !self.steps.contains(&step)) {
@@ -171,7 +172,7 @@ fn is_inside(pattern: &str, place: &str) -> bool {
     pattern.strip_prefix(place).is_some_and(|inside| inside.starts_with('.'))
 }
 
-/// Whether `text` is what `pattern` describes, in which `*` stands for anything.
+/// Returns `true` if `text` matches `pattern`, in which `*` matches any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
@@ -321,7 +322,7 @@ mod tests {
         ] {
             assert!(objection(&stock, text).contains(why), "{text}: {}", objection(&stock, text));
         }
-        // Custom layers may show further tensors in a place that exists.
+        // Custom layers may show additional tensors in an existing place.
         let own = Reach { has_own_places: true, recomputes: true, ..stock };
         for text in
             ["forward:layers.1.attention.after attention", "recompute:layers.1", "forward:layers.*.mine"]

@@ -1,4 +1,4 @@
-//! What one can type at the prompt of a run that is held.
+//! Commands of the prompt of a held run.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,71 +9,71 @@ use super::slice::Slice;
 /// A command of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Command {
-    /// What can be typed.
+    /// Lists the commands.
     Help,
-    /// Where the rank is.
+    /// Shows where the rank is.
     Where,
-    /// Where all ranks are.
+    /// Shows where all ranks are.
     Ranks,
-    /// Another rank to look at.
+    /// Switches to another rank.
     Rank(usize),
-    /// The points around this one.
+    /// Lists the points around the current one.
     List,
-    /// A tensor: its statistics and first values.
+    /// Prints a tensor's statistics and first values.
     Print(Name, Option<Slice>),
-    /// A histogram of a tensor.
+    /// Prints a histogram of a tensor.
     Histogram(Name),
-    /// A checksum of a tensor.
+    /// Prints a checksum of a tensor.
     Hash(Name),
-    /// A tensor into a file.
+    /// Writes a tensor to a file.
     Save(Name, PathBuf),
-    /// A tensor against a file.
+    /// Compares a tensor with a file.
     Diff(Name, PathBuf),
-    /// The tokens of the micro-batch.
+    /// Prints the tokens of the micro-batch.
     Batch,
-    /// The parameters whose names have this in them.
+    /// Lists the parameters whose names contain this text.
     Params(String),
-    /// On to the next point that is not inside of this one.
+    /// Continues to the next point that is not inside the current one.
     Next,
-    /// On to the next point.
+    /// Continues to the next point.
     Step,
-    /// On to the end of this place.
+    /// Continues to the end of the current place.
     UntilEnd,
-    /// On to the next breakpoint.
+    /// Continues to the next breakpoint.
     Continue,
-    /// Lets the other ranks go.
+    /// Releases the other ranks.
     Clear,
-    /// Another breakpoint.
+    /// Adds a breakpoint.
     Break(Breakpoint),
-    /// The breakpoints there are.
+    /// Lists the breakpoints.
     Breakpoints,
-    /// Takes breakpoint `.0` away, counted from 1; all with 0.
+    /// Deletes breakpoint `.0`, counted from 1; all with 0.
     Delete(usize),
-    /// Changes a value of the configuration for the steps to come.
+    /// Changes a configuration value for the steps to come.
     Set(String, String),
     /// Saves a checkpoint after this step.
     Checkpoint,
-    /// Holds all ranks after the step they are in.
+    /// Holds all ranks after the current step.
     Pause,
     /// Saves and ends the run.
     Quit,
 }
 
-/// What tensor is meant.
+/// A tensor to look at.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Name {
-    /// The one at this point.
+    /// The tensor at the current point.
     Here,
     /// A parameter, its gradient, or a slot of the optimizer: `name`, `name.grad`, `name.exp_avg`.
     Parameter(String),
 }
 
-/// What is said of a line that is no command.
+/// The reply to a line that is not a command.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}; h lists the commands")]
 pub(super) struct CommandError(String);
 
-/// What can be typed, for people.
+/// The list of commands, as text.
 pub(super) const HELP: &str = "\
 where, w             where this rank is          ranks              where all ranks are
 list, l              the points around           rank N             look at another rank

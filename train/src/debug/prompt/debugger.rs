@@ -1,4 +1,4 @@
-//! When a rank is held.
+//! The debugger of a rank, which decides when to hold it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use crate::error::Result;
 use crate::metrics::StepMetrics;
 use crate::run::{Controls, MicroBatch, Moment, Observer};
 
-/// Whether breakpoints in the code of layers hold a run.
+/// `true` if this build supports breakpoints in the code of layers.
 pub const BREAKPOINTS_IN_CODE: bool = cfg!(feature = "breakpoints");
 
-/// Holds a run in the code of a layer, where `$tensor` can be looked at; the value is the tensor. All ranks are
-/// held, so all of them must come here. Does nothing, and costs nothing, in a build without the feature
-/// `breakpoints`.
+/// Holds a run in the code of a layer, where `$tensor` can be looked at; evaluates to the tensor. All ranks
+/// are held, so all of them must reach this point. In a build without the feature `breakpoints`, does nothing
+/// and costs nothing.
 ///
 /// ```ignore
 /// let mixed = kiln::breakpoint!(context, "after attention", mixed);
@@ -39,20 +39,20 @@ macro_rules! breakpoint {
     };
 }
 
-/// What the debugger of a rank has to know of it.
+/// Facts about a rank that its debugger needs.
 pub(crate) struct DebuggedRank {
     pub(crate) rank: usize,
-    /// Where it computes.
+    /// The device on which it computes.
     pub(crate) device: ResolvedDevice,
     pub(crate) desk: Arc<Desk>,
     pub(crate) controls: Controls,
-    /// Asks the run to stop.
+    /// Requests a stop of the run.
     pub(crate) stop: Arc<AtomicBool>,
-    /// The file of the data's tokenizer.
+    /// The content of the tokenizer file of the data.
     pub(crate) tokenizer: Arc<[u8]>,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub(crate) seq_len: usize,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub(crate) rows: usize,
     /// The run folder.
     pub(crate) out: PathBuf,
@@ -60,51 +60,51 @@ pub(crate) struct DebuggedRank {
     pub(crate) reach: Reach,
 }
 
-/// Holds one rank at breakpoints, and does what is typed at the prompt there. Every rank has one, and all of
-/// them know the same breakpoints.
+/// Holds one rank at breakpoints and executes the commands typed at the prompt there. Every rank has a
+/// debugger, and all of them know the same breakpoints.
 pub(crate) struct Debugger {
     pub(super) desk: Arc<Desk>,
     pub(super) controls: Controls,
-    /// Asks the run to stop.
+    /// Requests a stop of the run.
     pub(super) stop: Arc<AtomicBool>,
-    /// The file of the data's tokenizer.
+    /// The content of the tokenizer file of the data.
     pub(super) tokenizer: Arc<[u8]>,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub(super) seq_len: usize,
     /// The run folder.
     pub(super) out: PathBuf,
     /// The steps and places of the run.
     pub(super) reach: Reach,
-    /// Whether the prompt may be opened on the terminal of the run.
+    /// Set if the prompt may be opened on the terminal of the run.
     pub(super) has_prompt: bool,
     pub(super) rank: usize,
-    /// By number, the same on all ranks.
+    /// Breakpoints by number, the same on all ranks.
     pub(super) breakpoints: BTreeMap<usize, Breakpoint>,
-    /// Those that hold this rank alone, and do so no more. The other ranks do not know of it.
+    /// Breakpoints that no longer hold this rank. The other ranks do not know of this.
     pub(super) muted: BTreeSet<usize>,
-    /// Those that have come.
+    /// Breakpoints that were hit.
     reached: BTreeSet<usize>,
-    /// The number of the next one.
+    /// The number of the next breakpoint.
     pub(super) next_number: usize,
-    /// Where all ranks are held next, besides.
+    /// The next place at which all ranks are held, apart from breakpoints.
     pub(super) going: Going,
-    /// Where this rank is held next, which the others are not.
+    /// The next place at which this rank alone is held.
     pub(super) alone: Going,
-    /// The rank that is looked at.
+    /// The rank to look at.
     pub(super) focus: usize,
-    /// The micro-batch that is under way.
+    /// The current micro-batch.
     pub(super) batch: Option<(Moment, MicroBatch)>,
-    /// The points of this step so far, and those of the step before.
+    /// The points of this step so far, and those of the previous step.
     pub(super) points: [Vec<Point>; 2],
-    /// The numbers of the last step.
+    /// The metrics of the last step.
     pub(super) metrics: Option<StepMetrics>,
-    /// The step whose gradient was found not to be finite.
+    /// The step whose gradient was found to have values that are not finite.
     spoilt: Option<u64>,
-    /// The last line, which an empty one repeats.
+    /// The last line typed, which an empty line repeats.
     pub(super) last_line: String,
 }
 
-/// Where a rank is held next, besides breakpoints.
+/// The next place at which a rank is held, apart from breakpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Going {
     /// Nowhere.
@@ -112,9 +112,9 @@ pub(super) enum Going {
     Free,
     /// At the next point.
     ToNext,
-    /// At the next point that is not further inside than this.
+    /// At the next point that is at most this deep.
     Over(usize),
-    /// Where the pass leaves the place of this point.
+    /// At the point where the pass leaves the place of this one.
     ToEndOf(Point),
 }
 
@@ -132,14 +132,14 @@ impl Going {
 /// Why a rank is held.
 struct Reason {
     text: String,
-    /// Whether the others run on.
+    /// Set if the other ranks continue.
     alone: bool,
     /// The rank to look at first.
     focus: Option<usize>,
 }
 
 impl Debugger {
-    /// The debugger of a rank.
+    /// Creates the debugger of a rank.
     pub(crate) fn new(options: &DebugOptions, of: DebuggedRank) -> Self {
         let DebuggedRank { rank, desk, controls, stop, tokenizer, seq_len, out, reach, rows: _, device: _ } =
             of;
@@ -173,10 +173,10 @@ impl Debugger {
         }
     }
 
-    /// Why this rank is held at `point`, if it is. `happens` says whether what a breakpoint waits for has
-    /// happened; it may communicate.
+    /// Returns the reason to hold this rank at `point`, if there is one. `happens` reports whether the event
+    /// of a breakpoint has occurred; it may communicate.
     ///
-    /// `note` stands behind the breakpoint that is the reason.
+    /// `note` is appended to the breakpoint that is the reason.
     fn reason(
         &mut self,
         point: &Point,
@@ -186,7 +186,7 @@ impl Debugger {
         let in_code = point.in_code().map(|name| Reason { text: name.to_owned(), alone: false, focus: None });
         let (mut common, mut own) = (in_code, None);
         for (number, breakpoint) in self.breakpoints.iter().filter(|(_, of)| of.is_in(point.step)) {
-            // All ranks ask about all breakpoints, so that they communicate alike.
+            // All ranks evaluate all breakpoints, so that they call the same collectives.
             if !happens(breakpoint)? {
                 continue;
             }
@@ -202,14 +202,15 @@ impl Debugger {
             }
         }
         let stepped = |alone| Reason { text: "stepped".to_owned(), alone, focus: None };
-        // What holds all ranks goes before what holds this one: the others are held already.
+        // A reason to hold all ranks takes precedence: the other ranks are held already.
         Ok(common
             .or_else(|| self.going.is_over(point).then(|| stepped(false)))
             .or(own)
             .or_else(|| self.alone.is_over(point).then(|| stepped(true))))
     }
 
-    /// Comes to `point`, where `tensor` is what can be looked at, and holds this rank if there is a reason.
+    /// Handles the arrival at `point`, where `tensor` can be looked at: holds this rank if there is a reason
+    /// to.
     fn come_to(
         &mut self,
         engine: &Engine,
@@ -237,7 +238,7 @@ impl Debugger {
         let point = Point { step, what: What::Part(part) };
         let metrics = self.metrics.clone().filter(|metrics| metrics.step == step);
         let asks = |breakpoint: &Breakpoint| breakpoint.on == Trigger::Nan && breakpoint.is_in(step);
-        // No pass shows the gradients of parameters.
+        // Gradients of parameters are not shown by a pass.
         let spoilt = match part {
             Part::Optimizer if self.breakpoints.values().any(asks) => engine.first_non_finite_gradient()?,
             _ => None,
@@ -273,7 +274,7 @@ impl Debugger {
     }
 }
 
-/// Whether a tensor has a value that is not finite.
+/// Returns `true` if the tensor has a value that is not finite.
 fn is_spoilt(seen: &Seen<'_>) -> bool {
     !seen.values.clone().is_finite().all().into_data().iter::<bool>().all(|all| all)
 }
@@ -343,7 +344,7 @@ impl Drop for Debugger {
             return;
         }
         self.desk.end();
-        // A place that is not there, or a step that the run does not have, most likely.
+        // Most likely its place does not exist, or the run never takes its step.
         for (_, breakpoint) in self.breakpoints.iter().filter(|(number, _)| !self.reached.contains(number)) {
             tracing::warn!("the breakpoint {breakpoint} has never come");
         }

@@ -1,4 +1,4 @@
-//! Where what people type at the prompts of a process comes in, and what the ranks say goes out.
+//! Messages between the prompts of a process and its ranks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kiln_observe::ask::ToPrompt;
 
-/// The prompts of one process, and the ranks that are held there.
+/// The prompts of one process, and the ranks held there.
 #[derive(Debug, Default)]
 pub struct Desk {
     state: Mutex<State>,
@@ -18,36 +18,36 @@ pub struct Desk {
 struct State {
     prompts: BTreeMap<u64, Prompt>,
     next: u64,
-    /// What each rank that is held waits for a line with.
+    /// The held ranks, each with its place and its prompt text.
     held: BTreeMap<usize, Held>,
-    /// Lines for a rank, in the order in which they came.
+    /// Lines for each rank, in order of arrival.
     lines: BTreeMap<usize, VecDeque<String>>,
-    /// Whether prompts can reach it.
+    /// Set while prompts can connect.
     is_open: bool,
     is_over: bool,
 }
 
 #[derive(Debug)]
 struct Prompt {
-    /// The rank that it is for; whichever is held without.
+    /// The rank that the prompt is for; `None` for whichever is held.
     rank: Option<usize>,
     out: Sender<ToPrompt>,
 }
 
 #[derive(Debug)]
 struct Held {
-    /// Where it is.
+    /// The place at which the rank is held.
     place: String,
     ask: String,
 }
 
 impl State {
-    /// The rank that a prompt talks to: its own, or the first that is held, or rank 0.
+    /// The rank that a prompt talks to: its own, or else the first that is held, or else rank 0.
     fn rank_of(&self, prompt: &Prompt) -> usize {
         prompt.rank.or_else(|| self.held.keys().next().copied()).unwrap_or(0)
     }
 
-    /// Sends `message` to the prompts of `rank`. Those that are gone are forgotten.
+    /// Sends `message` to the prompts of `rank` and forgets prompts that are gone.
     fn send(&mut self, rank: usize, message: &ToPrompt) {
         let mine: Vec<_> = self
             .prompts
@@ -70,17 +70,17 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, prompts can reach it.
+    /// Lets prompts connect from now on.
     pub(in crate::debug) fn open(&self) {
         self.lock().is_open = true;
     }
 
-    /// Whether prompts can reach it.
+    /// Returns `true` if prompts can connect.
     pub(super) fn is_open(&self) -> bool {
         self.lock().is_open
     }
 
-    /// A prompt for `rank`, or for whichever rank is held. It is told where that is.
+    /// Connects a prompt for `rank`, or for whichever rank is held, and sends it that rank's place.
     pub fn attach(&self, rank: Option<usize>) -> (u64, Receiver<ToPrompt>) {
         let (out, messages) = mpsc::channel();
         let mut state = self.lock();
@@ -93,42 +93,43 @@ impl Desk {
             Some(Held { place, ask }) => vec![ToPrompt::Text(place.clone()), ToPrompt::Ask(ask.clone())],
             None => vec![ToPrompt::Running],
         };
-        // The receiver is here.
+        // The receiver still exists, so sending cannot fail.
         told.into_iter().for_each(|message| _ = prompt.out.send(message));
         state.prompts.insert(id, prompt);
         (id, messages)
     }
 
-    /// The prompt is gone.
+    /// Removes a prompt.
     pub fn detach(&self, prompt: u64) {
         self.lock().prompts.remove(&prompt);
     }
 
-    /// A line that was typed at a prompt.
+    /// Queues a line that was typed at a prompt.
     pub fn line(&self, prompt: u64, line: &str) {
         let mut state = self.lock();
         let Some(rank) = state.prompts.get(&prompt).map(|prompt| state.rank_of(prompt)) else { return };
-        // A line with a byte that cannot be typed is none of a person.
+        // Removes the byte that marks the debugger's own lines.
         let line = line.replace('\0', "");
         state.lines.entry(rank).or_default().push_back(line);
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Whether a line for `rank` waits to be read.
+    /// Returns `true` if a line for `rank` is queued.
     pub(super) fn has_line(&self, rank: usize) -> bool {
         self.lock().lines.get(&rank).is_some_and(|lines| !lines.is_empty())
     }
 
-    /// Whether anyone sees what `rank` says, now or when the ranks that are held besides are let go.
+    /// Returns `true` if a prompt shows the messages of `rank`, now or once the other held ranks are
+    /// released.
     pub(super) fn has_prompt(&self, rank: usize) -> bool {
         self.lock().prompts.values().any(|prompt| prompt.rank.is_none_or(|of| of == rank))
     }
 
-    /// `rank` is held at `place`, and asks for a line with `ask`.
+    /// Records that `rank` is held at `place` and asks for a line with the text `ask`.
     pub(super) fn hold(&self, rank: usize, place: &str, ask: &str) {
         let mut state = self.lock();
-        // Lines that came while the run went on are for rank 0, which has read them.
+        // Lines that came while the run continued were for rank 0, which has read them.
         if rank != 0 {
             state.lines.remove(&rank);
         }
@@ -137,12 +138,12 @@ impl Desk {
         state.send(rank, &ToPrompt::Ask(ask.to_owned()));
     }
 
-    /// Where ranks are held, in words.
+    /// Describes where ranks are held.
     pub(in crate::debug) fn held(&self) -> Vec<String> {
         self.lock().held.values().map(|held| held.place.clone()).collect()
     }
 
-    /// `rank` says something, and asks for the next line with `ask` if it is held on.
+    /// Sends `text` from `rank`, and asks for the next line with `ask` if the rank stays held.
     pub(super) fn say(&self, rank: usize, text: &str, ask: Option<&str>) {
         let mut state = self.lock();
         if !text.is_empty() {
@@ -156,13 +157,13 @@ impl Desk {
         }
     }
 
-    /// `rank` is not held any more.
+    /// Records that `rank` is no longer held.
     pub(super) fn release(&self, rank: usize) {
         let mut state = self.lock();
-        // Before it is let go, so that the prompts which are here for whichever rank is held hear of it.
+        // Sent before the release, so that prompts for whichever rank is held receive it.
         state.send(rank, &ToPrompt::Running);
         state.held.remove(&rank);
-        // They go on to the next one.
+        // These prompts switch to the next held rank.
         let Some((&next, Held { place, ask })) = state.held.first_key_value() else { return };
         let (place, ask) = (ToPrompt::Text(place.clone()), ToPrompt::Ask(ask.clone()));
         let free = state.prompts.values().filter(|prompt| prompt.rank.is_none());
@@ -173,7 +174,7 @@ impl Desk {
         }
     }
 
-    /// The next line for `rank`, if one comes within `patience`.
+    /// Returns the next line for `rank` if one comes within `patience`.
     pub(super) fn next(&self, rank: usize, patience: Duration) -> Option<String> {
         let is_empty = |state: &mut State| state.lines.get(&rank).is_none_or(VecDeque::is_empty);
         let waited = self.changed.wait_timeout_while(self.lock(), patience, is_empty);
@@ -181,7 +182,7 @@ impl Desk {
         state.lines.get_mut(&rank).and_then(VecDeque::pop_front)
     }
 
-    /// The run is over.
+    /// Ends all prompts: the run is over.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
@@ -206,7 +207,7 @@ mod tests {
         assert!(desk.has_line(2) && !desk.has_line(0));
         assert_eq!(desk.next(2, Duration::ZERO), Some("w".to_owned()));
         assert_eq!(desk.next(2, Duration::ZERO), None);
-        // One that comes later hears where the rank is; one for another rank does not.
+        // A prompt that connects later gets the rank's place; a prompt for another rank does not.
         let (_, late) = desk.attach(Some(2));
         assert_eq!(late.try_recv(), Ok(ToPrompt::Text("rank 2 is here".to_owned())));
         let (_, other) = desk.attach(Some(1));

@@ -1,4 +1,4 @@
-//! The lines of a prompt, on their way to all ranks that are held.
+//! Distribution of a prompt's lines to all held ranks.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,27 +9,27 @@ use super::debugger::Debugger;
 use crate::debug::share::share;
 use crate::error::Result;
 
-/// How often a rank that waits for a line looks whether the others are still there.
+/// Interval at which a rank that waits for a line checks that the others are still there.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often ranks that are processes ask each other whether the run is to stop.
+/// Interval at which ranks in different processes agree on whether the run should stop.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 
-// Lines that nobody can type: they have a byte that no terminal sends.
+// Lines that cannot be typed: they contain a byte that no terminal sends.
 
-/// The ranks ask each other whether the run is to stop.
+/// The ranks agree on whether the run should stop.
 const ASK: &str = "\0ask";
 
-/// The run is to stop.
+/// The run should stop.
 pub(super) const STOP: &str = "\0stop";
 
-/// Nobody can reach the prompt.
+/// No prompt can connect.
 pub(super) const UNREACHABLE: &str = "\0unreachable";
 
 impl Debugger {
-    /// The next line, which `reader` reads and all ranks that are held get. Collective unless `alone`.
+    /// Reads the next line on `reader` and returns it on all held ranks. Collective unless `alone`.
     pub(super) fn read(&mut self, engine: &Engine, reader: usize, alone: bool) -> Result<String> {
-        // Threads of one process are asked to stop together.
+        // A stop request reaches the threads of one process together.
         let asks_others = !alone && engine.world().backend() != "local";
         loop {
             let line = match reader == self.rank {
@@ -50,7 +50,7 @@ impl Debugger {
         }
     }
 
-    /// The next line for this rank. With `asks_others`, [`ASK`] once in a while.
+    /// Waits for the next line for this rank. With `asks_others`, returns [`ASK`] at regular intervals.
     fn wait_for_line(&self, engine: &Engine, asks_others: bool) -> Result<String> {
         if !self.desk.is_open() {
             tracing::warn!("a breakpoint holds nothing: this process has no socket for kiln attach");
@@ -64,7 +64,7 @@ impl Debugger {
             if let Some(error) = engine.world().failure() {
                 return Err(ShardError::from(error).into());
             }
-            // Whoever asks for a stop wants the run to save and end, and not to wait for a prompt.
+            // A stop request means that the run should save and end instead of waiting for a prompt.
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(STOP.to_owned());
             }

@@ -1,4 +1,4 @@
-//! The tensors that can be looked at where a rank is held.
+//! Tensors that can be looked at while a rank is held.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,11 @@ use crate::data::Tokenizer;
 use crate::error::Result;
 use crate::npy::{self, Array};
 
-/// Characters of a text that are shown.
+/// Largest number of characters shown of a text.
 const LONGEST_TEXT: usize = 400;
 
 impl Shown {
-    /// The tensor that a pass shows.
+    /// The tensor shown by a pass.
     pub(super) fn of(seen: &Seen<'_>) -> Self {
         let of = if seen.is_gradient { "gradient of " } else { "" };
         let data = seen.values.clone().into_data();
@@ -32,7 +32,7 @@ impl Shown {
         }
     }
 
-    /// What `p NAME[SLICE]` prints.
+    /// The output of `p NAME[SLICE]`.
     pub(super) fn part(&self, slice: &Slice) -> String {
         match slice.of(&self.shape, &self.values) {
             Ok((shape, values)) => {
@@ -44,23 +44,23 @@ impl Shown {
     }
 }
 
-/// Compares `tensor` with the array in `file`, in the words of `diff NAME FILE`.
+/// Compares `tensor` with the array in `file`; returns the output of `diff NAME FILE`.
 fn difference(tensor: &Shown, file: &Path) -> io::Result<String> {
     let array = Array::open(file)?;
     let shape = array.shape.clone();
-    // A file may claim any shape; values are read only if there are as many of them as the tensor has.
+    // The file may claim any shape. Its values are read only if its shape is that of the tensor.
     let values = if shape == tensor.shape { array.values()? } else { Vec::new() };
     Ok(tensor.difference(&shape, &values))
 }
 
-/// The parameter of this full name.
+/// Finds a parameter by its full name.
 fn parameter<'a>(engine: &'a Engine, name: &str) -> Option<&'a ParameterLayout> {
     let parameters = engine.layout().groups.iter().flat_map(|group| &group.parameters);
     parameters.into_iter().find(|parameter| parameter.name == name)
 }
 
 impl Debugger {
-    /// The tensor of this name, or what is said in its place. Collective where all ranks are held.
+    /// Returns the tensor of this name, or the message to show instead. Collective where all ranks are held.
     pub(super) fn tensor(&self, view: &View<'_>, name: &Name) -> Result<Result<Shown, String>> {
         let engine = view.engine;
         let name = match name {
@@ -74,7 +74,7 @@ impl Debugger {
             (Some(found), _) => (found, StateKind::Weight),
             (None, Some((of, kind))) if parameter(engine, of).is_some() => {
                 let kind = if kind == "grad" { StateKind::Gradient } else { StateKind::Slot(kind) };
-                // It was found above.
+                // Always found: its name was looked up above.
                 let Some(found) = parameter(engine, of) else { return Ok(Err(String::new())) };
                 (found, kind)
             }
@@ -125,7 +125,7 @@ impl Debugger {
     pub(super) fn save(&self, view: &View<'_>, name: &Name, file: &Path) -> Result<String> {
         Ok(match self.tensor(view, name)? {
             Err(text) => text,
-            // One rank is enough.
+            // One rank writes it.
             Ok(_) if !view.alone && self.focus != self.rank => String::new(),
             Ok(tensor) if file.exists() => {
                 format!("{} is there already: name another file for {}", file.display(), tensor.title)
@@ -152,7 +152,7 @@ impl Debugger {
         })
     }
 
-    /// The tokens of the micro-batch that is under way, as text.
+    /// The tokens of the current micro-batch as text.
     pub(super) fn show_batch(&self) -> String {
         let Some((at, batch)) = &self.batch else { return "no batch is under way".to_owned() };
         let tokenizer = match Tokenizer::from_file(self.tokenizer.to_vec(), Path::new("tokenizer.json")) {
@@ -176,7 +176,7 @@ impl Debugger {
         lines.join("\n")
     }
 
-    /// The parameters whose names have `pattern` in them.
+    /// Lists the parameters whose names contain `pattern`.
     pub(super) fn parameters(&self, view: &View<'_>, pattern: &str) -> String {
         let mut lines = Vec::new();
         for group in &view.engine.layout().groups {
@@ -203,7 +203,7 @@ impl Debugger {
 mod tests {
     use super::*;
 
-    /// The run holds the tensor and much else: a file must not make it hold more.
+    /// A file must not make the run allocate more memory than the comparison needs.
     #[test]
     fn a_file_of_another_shape_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ mod tests {
         let tensor = Shown { title: "x".into(), dtype: "f32".into(), shape: vec![2], values: vec![1.0, 2.0] };
         npy::write(&path, &[2], &tensor.values).unwrap();
         assert_eq!(difference(&tensor, &path).unwrap(), "x: equal, bit by bit");
-        // A file without blocks, larger than memory.
+        // An array without data that claims to be larger than memory.
         let huge = 1 << 36;
         npy::write(&path, &[huge], &[]).unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! A point of a step, at which a rank can be held.
+//! Points of a step at which a rank can be held.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::breakpoint::{Part, Pass, written};
 use crate::debug::hash::split;
 use crate::run::Moment;
 
-/// The name of a tensor that [`breakpoint!`](crate::breakpoint) shows begins so.
+/// Prefix of the names of tensors that [`breakpoint!`](crate::breakpoint) shows.
 const IN_CODE: &str = "breakpoint: ";
 
 /// A point of a step.
@@ -16,11 +16,11 @@ const IN_CODE: &str = "breakpoint: ";
 pub(super) struct Point {
     /// The optimizer step.
     pub(super) step: u64,
-    /// What the rank has come to.
+    /// The part or tensor that the rank has reached.
     pub(super) what: What,
 }
 
-/// What a rank has come to.
+/// The part or tensor that a rank has reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A part of a step.
@@ -30,22 +30,22 @@ pub(super) enum What {
         /// The micro-batch, from 0.
         micro_batch: usize,
         pass: Pass,
-        /// As in `layers.3.ffn`.
+        /// The place, such as `layers.3.ffn`.
         place: String,
-        /// As in `output`.
+        /// The tensor in the place, such as `output`.
         name: String,
     },
 }
 
 impl Point {
-    /// The point at which `seen` is seen.
+    /// The point at which the pass shows `seen`.
     pub(super) fn of(at: Moment, seen: &Seen<'_>) -> Self {
         let Moment { step, micro_batch, pass, .. } = at;
         let (place, name) = (seen.place.to_owned(), seen.name.to_owned());
         Point { step, what: What::Tensor { micro_batch, pass, place, name } }
     }
 
-    /// How far inside of a module it is: 0 at the edge of one, 1 in `layers.3.ffn`.
+    /// Depth inside a module: 0 at its edge, 1 in `layers.3.ffn`.
     pub(super) fn depth(&self) -> usize {
         match &self.what {
             What::Part(_) => 0,
@@ -56,7 +56,7 @@ impl Point {
         }
     }
 
-    /// The name of a breakpoint in the code of a layer, if this is one.
+    /// The name of a breakpoint in the code of a layer, if this point is one.
     pub(super) fn in_code(&self) -> Option<&str> {
         match &self.what {
             What::Tensor { pass: Pass::Forward | Pass::Recompute, name, .. } => name.strip_prefix(IN_CODE),
@@ -64,19 +64,19 @@ impl Point {
         }
     }
 
-    /// Whether it is where a pass leaves the place of `start`.
+    /// Returns `true` if a pass leaves the place of `start` at this point.
     pub(super) fn ends(&self, start: &Point) -> bool {
         match (&self.what, &start.what) {
             (What::Tensor { pass, place, name, .. }, What::Tensor { pass: entered, place: of, .. }) => {
                 let exit = if *pass == Pass::Backward { "input" } else { "output" };
-                // A pass that is over has left it as well.
+                // A pass that is over has left the place as well.
                 pass != entered || (place == of && name == exit)
             }
             _ => true,
         }
     }
 
-    /// Without step and micro-batch, as in `backward layers.3 output`.
+    /// Its name without step and micro-batch, such as `backward layers.3 output`.
     pub(super) fn name(&self) -> String {
         match &self.what {
             What::Part(part) => written(part),

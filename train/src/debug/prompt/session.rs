@@ -1,8 +1,8 @@
-//! A rank that is held: it does what is typed, until it is let go.
+//! A held rank: it executes the commands typed at its prompt until it is released.
 //!
-//! Where all ranks are held, rank 0 reads a line and sends it to the others; all of them do what it says, and
-//! the rank that is looked at answers, through rank 0. So a sharded tensor can be gathered, and no rank is left
-//! waiting. A rank that is held alone reads its lines itself, and sees its own shard.
+//! Where all ranks are held, rank 0 reads a line and sends it to the others. All ranks execute it, and the
+//! rank looked at answers through rank 0. So a sharded tensor can be gathered, and no rank is left waiting. A
+//! rank that is held alone reads its lines itself and sees only its own shard.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -21,37 +21,37 @@ use crate::error::Result;
 use crate::metrics::say;
 use crate::process::terminal;
 
-/// Points that are listed before and after the one that a rank is at.
+/// Number of points listed before and after the current one.
 const AROUND: usize = 6;
 
-/// What is said where other ranks would time out.
+/// The reply to a request that would make other ranks time out.
 const NO_TIME_WITH_MPI: &str = "with MPI, all ranks are held together: the others would time out";
 
 fn is_mpi(engine: &Engine) -> bool {
     engine.world().backend() == "mpi"
 }
 
-/// What becomes of a rank that is held.
+/// The state of a held rank after a command.
 enum Next {
-    /// It is held on.
+    /// Stays held.
     Stay,
-    /// It goes on.
+    /// Continues.
     Go,
-    /// It is held on, alone.
+    /// Stays held, alone.
     Alone,
 }
 
-/// What a rank that is held can look at.
+/// The state that a held rank can look at.
 pub(super) struct View<'a> {
     pub(super) engine: &'a Engine,
     pub(super) point: &'a Point,
     pub(super) tensor: Option<&'a Shown>,
-    /// Whether the other ranks run on.
+    /// Set if the other ranks continue.
     pub(super) alone: bool,
 }
 
 impl Debugger {
-    /// Holds this rank at `point` until somebody lets it go.
+    /// Holds this rank at `point` until a command releases it.
     pub(super) fn hold(
         &mut self,
         engine: &Engine,
@@ -113,7 +113,7 @@ impl Debugger {
         }
     }
 
-    /// Does what was typed while the run went on, at the end of a step.
+    /// Executes the lines that were typed while the run continued. Called at the end of a step.
     pub(super) fn listen(&mut self, engine: &Engine, point: &Point) -> Result<()> {
         loop {
             let waiting = f64::from(u8::from(self.rank == 0 && self.desk.has_line(0)));
@@ -136,7 +136,7 @@ impl Debugger {
         }
     }
 
-    /// The rank whose desk lines are read from.
+    /// The rank that reads the lines.
     fn reader(&self, alone: bool) -> usize {
         if alone { self.rank } else { 0 }
     }
@@ -165,7 +165,7 @@ impl Debugger {
         }
     }
 
-    /// Opens the prompt on the terminal of the run, if that is in the foreground.
+    /// Opens the prompt on the terminal of the run, if the run is in the foreground.
     fn open_prompt(&self, alone: bool) -> bool {
         let Ok(program) = std::env::current_exe() else { return false };
         let mut command = std::process::Command::new(program);
@@ -176,17 +176,17 @@ impl Debugger {
         terminal::lend(command)
     }
 
-    /// Holds this rank no more: with all others, or `alone`. Returns `text`.
+    /// Releases this rank, with all others or `alone`. Returns `text`.
     fn let_go(&mut self, alone: bool, text: &str) -> String {
         match alone {
-            // The others keep their breakpoints, and this rank keeps those that it shares with them.
+            // The others keep their breakpoints; this rank mutes those that it shares with them.
             true => self.muted.extend(self.breakpoints.keys()),
             false => self.breakpoints.clear(),
         }
         text.to_owned()
     }
 
-    /// What the rank that is looked at has said, on the rank that has the prompt. Collective unless `alone`.
+    /// Returns the answer of the rank looked at, on the rank that has the prompt. Collective unless `alone`.
     fn carry(&self, engine: &Engine, text: String, alone: bool) -> Result<String> {
         if alone || self.focus == 0 {
             return Ok(text);
@@ -194,7 +194,7 @@ impl Debugger {
         Ok(String::from_utf8_lossy(&share(engine, text.into_bytes(), self.focus)?).into_owned())
     }
 
-    /// Does what `line` says. Errors of the user are part of the text.
+    /// Executes `line`. The user's errors become part of the returned text.
     fn obey(&mut self, view: &View<'_>, line: &str) -> Result<(String, Next)> {
         if line.trim().is_empty() {
             return Ok((String::new(), Next::Stay));
@@ -245,7 +245,7 @@ impl Debugger {
                 false => Ok((String::new(), Next::Go)),
             },
             Command::Breakpoints => stay(self.list_breakpoints()),
-            // What all ranks have to know is only changed where all of them hear of it.
+            // State that all ranks share changes only while all of them are held.
             Command::Delete(number) if view.alone => stay(self.delete(number, true)),
             Command::Break(_) | Command::Set(..) | Command::Checkpoint if view.alone => {
                 stay("the other ranks would not know of it: c, and then when all ranks are held".to_owned())
@@ -324,7 +324,7 @@ impl Debugger {
         let first = here.saturating_sub(AROUND);
         let mut lines: Vec<_> = now[first..here].iter().map(|point| format!("   {}", point.name())).collect();
         lines.push(format!("-> {}", point.name()));
-        // What comes next is known from the step before.
+        // The previous step shows which points come next.
         let coming = before.iter().skip(here + 1).take(AROUND);
         lines.extend(coming.map(|point| format!("   {}", point.name())));
         lines.join("\n")
@@ -358,8 +358,8 @@ impl Debugger {
         if lines.is_empty() { "there are no breakpoints".to_owned() } else { lines.join("\n") }
     }
 
-    /// Takes breakpoint `number` away, or all with 0. A rank that is held `alone` is not held by those any more that
-    /// hold no other rank.
+    /// Deletes breakpoint `number`, or all with 0. For a rank held `alone`, mutes breakpoints instead of
+    /// deleting them for the others.
     fn delete(&mut self, number: usize, alone: bool) -> String {
         if number != 0 && !self.breakpoints.contains_key(&number) {
             return format!("there is no breakpoint {number}");

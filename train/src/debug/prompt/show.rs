@@ -1,26 +1,26 @@
-//! A tensor in words: statistics, values, a histogram, a checksum.
+//! Text output of a tensor: statistics, values, a histogram, a checksum.
 
 use kiln_shard::{TensorDifference, TensorStatistics};
 use sha2::{Digest, Sha256};
 
-/// Values that are shown of a tensor.
+/// Number of values in a tensor's summary.
 const SHOWN: usize = 8;
 
-/// Rows that are shown of a part of a tensor.
+/// Largest number of rows printed of a slice.
 const MOST_ROWS: usize = 32;
 
-/// Bars of a histogram.
+/// Number of bars of a histogram.
 const BARS: usize = 12;
 
-/// Characters of the longest bar.
+/// Length of the longest bar in characters.
 const LONGEST: usize = 40;
 
 /// A tensor, or a part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
-    /// What it is, as in `layers.0.ffn output`.
+    /// Its name, such as `layers.0.ffn output`.
     pub(super) title: String,
-    /// The type that it has where it came from.
+    /// The dtype it has in the run.
     pub(super) dtype: String,
     /// Its shape.
     pub(super) shape: Vec<usize>,
@@ -29,7 +29,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// What `p` prints: shape, statistics and the first values.
+    /// The output of `p`: shape, statistics and the first values.
     pub(super) fn summary(&self) -> String {
         let statistics = TensorStatistics::of(&self.values);
         format!("{} {} {:?}\n{statistics}\n{}", self.title, self.dtype, self.shape, self.first_values())
@@ -54,14 +54,14 @@ impl Shown {
         format!("[{}{more}]", first.join(", "))
     }
 
-    /// What `hist` prints.
+    /// The output of `hist`.
     pub(super) fn histogram(&self) -> String {
         let TensorStatistics { min, max, nan, infinite, .. } = TensorStatistics::of(&self.values);
         let width = (f64::from(max) - f64::from(min)) / BARS as f64;
         let mut counts = [0_usize; BARS];
         for value in self.values.iter().filter(|value| value.is_finite()) {
             let at = (f64::from(*value) - f64::from(min)) / width;
-            // All values are the same where there is no width.
+            // With zero width, all values are the same.
             counts[if width > 0.0 { (at as usize).min(BARS - 1) } else { 0 }] += 1;
         }
         let most = counts.iter().copied().max().unwrap_or(0).max(1);
@@ -76,7 +76,7 @@ impl Shown {
         text
     }
 
-    /// What `hash` prints: SHA-256 of the values as f32, little-endian, in row-major order.
+    /// The output of `hash`: SHA-256 of the values as f32, little-endian, in row-major order.
     pub(super) fn hash(&self) -> String {
         let mut hash = Sha256::new();
         self.values.iter().for_each(|value| hash.update(value.to_le_bytes()));
@@ -84,7 +84,7 @@ impl Shown {
         format!("{} {} {:?}  sha256 {digest}…", self.title, self.dtype, self.shape)
     }
 
-    /// What `diff` prints: how far `other`, a tensor from a file, is from this one.
+    /// The output of `diff`: how far `other`, a tensor from a file, is from this one.
     pub(super) fn difference(&self, shape: &[usize], other: &[f32]) -> String {
         if shape != self.shape {
             return format!("{}: shape {:?} here, and {shape:?} in the file", self.title, self.shape);

@@ -1,31 +1,31 @@
-//! Parts of a tensor, written as in NumPy: `0, :8`.
+//! Slices of a tensor in NumPy's syntax: `0, :8`.
 
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A part of a tensor.
+/// A slice of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slice(Vec<Part>);
 
-/// What is taken of one dimension.
+/// The selection in one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// One index; negative ones count from the end.
+    /// One index; negative indices count from the end.
     At(i64),
-    /// From and to, the last one left out.
+    /// A half-open range from the first to the second index.
     Between(Option<i64>, Option<i64>),
 }
 
-/// A text that is no slice, or a slice of another tensor.
+/// An invalid slice, or one that does not fit the tensor.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SliceError {
-    /// It cannot be read.
+    /// The text is not a slice.
     #[error("\"{0}\" is no part of a dimension; write an index, or FROM:TO")]
     Unreadable(String),
-    /// It has too many parts.
+    /// The slice has too many parts.
     #[error("{parts} indices for a tensor of {dimensions} dimensions")]
     Dimensions { parts: usize, dimensions: usize },
-    /// An index is not there.
+    /// An index is out of range.
     #[error("index {index} of a dimension of {size}")]
     Outside { index: i64, size: usize },
 }
@@ -52,7 +52,8 @@ impl FromStr for Slice {
 }
 
 impl Slice {
-    /// The part of `values`, which have `shape`, and its shape, in which single indices do not count.
+    /// Selects from `values`, which have `shape`. Returns the shape and values of the slice; the shape omits
+    /// dimensions with a single index.
     pub(super) fn of(&self, shape: &[usize], values: &[f32]) -> Result<(Vec<usize>, Vec<f32>), SliceError> {
         if self.0.len() > shape.len() {
             return Err(SliceError::Dimensions { parts: self.0.len(), dimensions: shape.len() });
@@ -82,7 +83,7 @@ impl Part {
                 let at = usize::try_from(place(index)).ok().filter(|at| *at < size);
                 at.map(|at| at..at + 1).ok_or(SliceError::Outside { index, size })
             }
-            // As in NumPy, ends beyond the tensor are its ends.
+            // As in NumPy, bounds beyond the tensor are clamped to it.
             Part::Between(from, to) => {
                 let end = |index: i64| place(index).clamp(0, size as i64) as usize;
                 let (from, to) = (from.map_or(0, end), to.map_or(size, end));

@@ -15,7 +15,7 @@ use crate::run::{Progress, progress};
 use kiln_observe::ask::ask_all;
 use kiln_observe::status::{Look, LookAt, State, look, text};
 
-/// Time between two looks of `--follow`.
+/// Interval between two updates of `--follow`.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Arguments of `kiln status`.
@@ -35,7 +35,7 @@ pub struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// Looks, once or again and again. Returns the exit code: 1 if somebody should look after the run.
+    /// Prints the status, once or repeatedly. Returns the exit code: 1 if the run needs attention.
     ///
     /// # Errors
     ///
@@ -51,13 +51,13 @@ impl StatusArgs {
                 false => text(&look),
             };
             let between = match (redraws, is_first || self.json) {
-                // Clears the terminal and begins at its top.
+                // Clears the terminal and starts at its top.
                 (true, _) => "\x1b[H\x1b[2J",
                 (false, true) => "",
                 (false, false) => "\n",
             };
             if let Err(error) = show(between, &text) {
-                // A reader that went away needs no word.
+                // No message if the reader has closed the pipe.
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     complain(&format!("error: cannot write to standard output: {error}"));
                 }
@@ -72,19 +72,19 @@ impl StatusArgs {
     }
 }
 
-/// Writes a look to standard output, behind what stands between two looks.
+/// Writes one status to standard output, after the separator `between`.
 fn show(between: &str, text: &str) -> io::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{between}{}", printable(text))?;
     out.flush()
 }
 
-/// Looks at runs, for whoever shows them.
+/// A function that looks at runs, for the programs that display them.
 pub(crate) fn look_at_runs() -> LookAt {
     Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
 }
 
-/// The run in the folder `out` at this moment.
+/// The current status of the run in the folder `out`.
 fn look_at(out: &Path, stacks: bool) -> Result<Look> {
     let answers = ask_all(out, stacks).map_err(|error| {
         let out = out.display();
@@ -94,11 +94,11 @@ fn look_at(out: &Path, stacks: bool) -> Result<Look> {
         true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),
         false => {
             let mut look = look(out.display().to_string(), answers);
-            // Ranks that have failed leave before those that hang or are busy.
+            // Failed ranks exit before hung or busy ones do.
             if let Some(verdict) = ended::verdict(out).filter(|_| !look.state.is_bad()) {
                 (look.state, look.text) = (State::Trouble, format!("it is about to fail: {verdict}"));
             }
-            // Of a run whose processes are all stopped, the folder says how far it has come.
+            // If all processes of a run are stopped, its folder shows its progress.
             let Progress { steps, logged, loss, saved } = progress(out);
             look.steps = look.steps.or(steps);
             look.step = look.step.or(logged);

@@ -1,4 +1,4 @@
-//! Runs without a process that answers: finished, failed, killed, or about to begin.
+//! Runs without a process that answers: finished, failed, killed, or about to start.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use crate::run::{FAILURE, Progress, Standing, last_event, progress, standing};
 use kiln_observe::ask::{ProcessState, state_of, threads_of};
 use kiln_observe::status::{Look, ProcessLook, State};
 
-/// The run in the folder `out`, by what is in it.
+/// The status of the run in `out` according to its files.
 ///
 /// # Errors
 ///
-/// If there is no run.
+/// If the folder holds no run.
 pub(in crate::debug) fn look(out: &Path, stacks: bool) -> Result<Look> {
     let standing = match standing(out)? {
         Standing::NoRun(why) => {
@@ -48,21 +48,21 @@ pub(in crate::debug) fn look(out: &Path, stacks: bool) -> Result<Look> {
     })
 }
 
-/// What the ranks of a run that fails have found, by the flight recorders that they have left. Those of earlier starts
-/// are elsewhere.
+/// The verdict on a failed run from the flight recorders that its ranks left. Those of earlier starts are
+/// stored elsewhere.
 pub(in crate::debug) fn verdict(out: &Path) -> Option<String> {
     let is_there = !flight::files_in(&flight::folder_of_run(out)).is_empty();
     let text = is_there.then(|| inspect::flight(out).ok())?;
     let verdict = text.as_ref().and_then(|text| text.lines().next());
     let verdict = verdict.unwrap_or("verdict: there is none, see its folder flight");
-    // Flight recorders know who waits for whom, and no more.
+    // Flight recorders only show which rank waits for which.
     (!verdict.ends_with(NOTHING)).then(|| verdict.to_owned())
 }
 
-/// The end of a verdict on ranks that have failed without waiting, such as for a loss that is not a number.
+/// Last part of a verdict on ranks that failed without waiting, such as for a NaN loss.
 const NOTHING: &str = "no rank waits for another";
 
-/// Why the last start of the run in `out` has failed, by its events.
+/// Why the last start of the run in `out` failed, according to its events.
 fn failure(out: &Path) -> Option<String> {
     let event = last_event(out)?;
     (event.kind == FAILURE).then(|| format!("it failed after step {}: {}", event.step, event.text))

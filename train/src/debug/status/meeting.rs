@@ -1,4 +1,4 @@
-//! A run whose ranks have not all come: who is there, and who is missing.
+//! A run whose ranks have not all arrived: which are present, and which are missing.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use crate::metrics::unix_time;
 use crate::run::{Waiting, waiting};
 use kiln_observe::status::{Look, ProcessLook, RankLook, State, ranks_of};
 
-/// A wait of this length is suspect, in seconds: as a wait outside of steps.
+/// Length of a wait that is suspicious, in seconds; the same as for a wait outside of steps.
 const SUSPECT: f64 = 30.0;
 
-/// Ranks of a world that are shown one by one, at most.
+/// Largest number of ranks shown individually.
 const SHOWN: usize = 256;
 
-/// The run in the folder `out`, if ranks of it wait for others.
+/// The status of the run in `out`, if some of its ranks are waiting for others to arrive.
 pub(super) fn look(out: &Path) -> Option<Look> {
     let waiting = waiting(out);
     let world_size = waiting.first()?.world_size;

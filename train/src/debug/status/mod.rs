@@ -1,5 +1,6 @@
-//! `kiln status`: what a process says of its ranks (`process.rs`), who is there of a run whose ranks have not all come
-//! (`meeting.rs`), and what is left of a run that has ended (`ended.rs`). `kiln_observe::status` makes something of all that is said.
+//! `kiln status`: a process's report on its ranks (`process.rs`), the ranks of a run that have arrived so far
+//! (`meeting.rs`), and the remains of a run that has ended (`ended.rs`). `kiln_observe::status` combines
+//! these into one status.
 
 mod command;
 pub(super) mod ended;

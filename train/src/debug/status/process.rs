@@ -1,4 +1,4 @@
-//! What a process says of its ranks.
+//! A process's report on its ranks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use crate::process::stacks;
 use kiln_collectives::StepTimeline;
 use kiln_observe::ask::{Known, ProcessStatus, RankStatus, Thread};
 
-/// Operations of each rank that are told: some steps of most models.
+/// Operations reported for each rank: a few steps of most models.
 const RECORDS: usize = 256;
 
-/// How long ranks of other processes may take to answer.
+/// Longest time that ranks of other processes may take to answer.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// What is the same for all ranks of a run.
+/// Facts that are the same for all ranks of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub(crate) world_size: usize,
-    /// Optimizer steps of the run.
+    /// Number of optimizer steps of the run.
     pub(crate) steps: u64,
-    /// How long a rank may wait for the others in one collective.
+    /// Longest time a rank may wait for the others in one collective.
     pub(crate) deadline: Duration,
-    /// Whether the ranks compute on GPUs, whose memory is counted elsewhere.
+    /// Set if the ranks compute on GPUs, whose memory is counted elsewhere.
     pub(crate) on_gpu: bool,
     /// The prompts of this process.
     pub(crate) desk: Arc<Desk>,
 }
 
 impl About {
-    /// What `ranks` of this process are doing; with `stacks`, what its threads are in the middle of, and with
-    /// `all`, what other processes say.
+    /// Reports the activity of `ranks` of this process; with `stacks`, the stacks of its threads, and with
+    /// `all`, the reports of other processes.
     pub(in crate::debug) fn status(&self, ranks: &[usize], stacks: bool, all: bool) -> ProcessStatus {
         let mut here = position::all();
         here.retain(|whereabouts| ranks.contains(&whereabouts.rank));
@@ -50,7 +50,7 @@ impl About {
         }
     }
 
-    /// The last step that has ended, of each of `ranks` of this process.
+    /// The timeline of the last completed step of each of `ranks`.
     pub(in crate::debug) fn timelines(&self, ranks: &[usize]) -> Vec<StepTimeline> {
         let here = position::all().into_iter().filter(|whereabouts| ranks.contains(&whereabouts.rank));
         here.filter_map(|whereabouts| whereabouts.view.timeline(None)).collect()

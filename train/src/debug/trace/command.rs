@@ -29,11 +29,11 @@ pub enum TraceCommand {
 }
 
 impl TraceArgs {
-    /// Returns what is to be printed.
+    /// Returns the text to print.
     ///
     /// # Errors
     ///
-    /// If the file is no trace of a run.
+    /// If the file is not a trace of a run.
     pub fn run(&self) -> Result<String> {
         let TraceCommand::Summary { file, json } = &self.command;
         let trace = Trace::open(file).map_err(|error| TrainError::usage(error.to_string()))?;

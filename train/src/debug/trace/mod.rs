@@ -1,4 +1,4 @@
-//! `kiln train --trace` and `kiln trace`: a few steps of all ranks in a file for Perfetto.
+//! `kiln train --trace` and `kiln trace`: a few steps of all ranks in one file for Perfetto.
 
 mod command;
 mod options;

@@ -1,4 +1,4 @@
-//! Which steps are traced, and how that is written.
+//! Selection of the steps to trace, and its syntax.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,24 +7,24 @@ use std::str::FromStr;
 
 use crate::debug::steps;
 
-/// Which steps are traced, and where to: `steps=10-12`, or `steps=10,slow.pftrace`.
+/// The steps to trace and the output file: `steps=10-12` or `steps=10,slow.pftrace`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
     /// The optimizer steps, from 1.
     pub steps: RangeInclusive<u64>,
-    /// The file, instead of one in the run folder.
+    /// The output file, instead of one in the run folder.
     pub file: Option<PathBuf>,
 }
 
 impl TraceOptions {
-    /// The file for a run in the folder `out`.
+    /// The output file for a run in the folder `out`.
     pub(super) fn path(&self, out: &Path) -> PathBuf {
         let name = || format!("steps-{}.pftrace", steps::name(&self.steps));
         self.file.clone().unwrap_or_else(|| out.join("traces").join(name()))
     }
 }
 
-/// A text that names no steps to trace.
+/// A text that does not name steps to trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; write steps=10-12, or steps=10-12,FILE")]
 pub struct TraceOptionsError {

@@ -15,31 +15,31 @@ use crate::error::{Result, TrainError};
 use crate::metrics::{StepMetrics, say};
 use crate::run::Observer;
 
-/// Keeps what the recorder of a rank knows of the steps that were asked for; after the last of them, rank 0 writes the
-/// trace of all ranks. Tensors are not looked at, so the steps are what they would be without it.
+/// Keeps the events that the recorder of a rank has of the requested steps. After the last of them, rank 0
+/// writes the trace of all ranks. Tensors are not read, so the steps are the same as without tracing.
 pub(crate) struct Tracer {
     options: TraceOptions,
     path: PathBuf,
     rank: usize,
-    /// Where the rank computes.
+    /// The device on which the rank computes.
     device: ResolvedDevice,
     recorded: RecordedRank,
-    /// What its GPU does, while that is recorded.
+    /// The recording of its GPU, while there is one.
     gpu: Option<Recording>,
-    /// The step that is under way, and what the sums of the recorder were when it began.
+    /// The current step, and the recorder's sums at its start.
     now: Option<(u64, BTreeMap<String, u64>)>,
     is_done: bool,
 }
 
 impl Tracer {
-    /// One for the rank `of` a run.
+    /// Creates the tracer of rank `of`.
     pub(crate) fn new(options: TraceOptions, of: &DebuggedRank) -> Self {
         let (path, device) = (options.path(&of.out), of.device.clone());
         let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new(), gpu: Vec::new() };
         Tracer { options, path, rank: of.rank, device, recorded, gpu: None, now: None, is_done: false }
     }
 
-    /// Begins to record what the rank's GPU does, if it has one. A trace without that is still one.
+    /// Starts recording the rank's GPU, if it has one. On failure, the trace goes without GPU events.
     fn record_gpu(&self) -> Option<Recording> {
         self.device
             .record()
@@ -48,7 +48,7 @@ impl Tracer {
             .flatten()
     }
 
-    /// The step that was under way has ended.
+    /// Ends the current step.
     fn end_step(&mut self, engine: &Engine) {
         let Some((step, before)) = self.now.take() else { return };
         let after = sums(engine.world().recorder());
@@ -59,21 +59,21 @@ impl Tracer {
         let sums = after.into_iter().filter_map(since).collect();
         if let Some(mut timeline) = engine.world().view().timeline(Some(step)) {
             if engine.world().backend() == "local" {
-                // Threads need no name of their machine to find each other.
+                // Ranks that are threads share a machine and need no node name.
                 timeline.node = rustix::system::uname().nodename().to_string_lossy().into_owned();
             }
             self.recorded.steps.push(RecordedStep { timeline, sums });
         }
     }
 
-    /// On rank 0, writes the trace of all ranks. Collective.
+    /// Writes the trace of all ranks on rank 0. Collective.
     fn finish(&mut self, engine: &Engine) -> Result<()> {
         let view = engine.world().view();
         let groups = view.flight(0).groups.into_iter().map(|group| (group.name, group.ranks));
         self.recorded.groups = groups.collect();
         let mine = serde_json::to_vec(&self.recorded);
         (self.recorded.steps, self.recorded.gpu) = (Vec::new(), Vec::new());
-        // A rank that cannot say it takes part all the same.
+        // A rank that cannot serialize its steps still takes part in the collective.
         let all = collect(engine, mine.unwrap_or_default())?;
         if self.rank != 0 {
             return Ok(());
@@ -87,7 +87,7 @@ impl Tracer {
                     "trace: {path}; open it at https://ui.perfetto.dev, or ask: kiln trace summary {path}"
                 ));
             }
-            // A run does not end for it.
+            // A failure here does not end the run.
             Err(error) => tracing::warn!("no trace: {error}"),
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Tracer {
 
 impl Observer for Tracer {
     fn looks_into(&self, step: u64) -> bool {
-        // Once, after the last one: what a step was is in the recorder.
+        // Once, after the last traced step: the recorder has all of them.
         step == *self.options.steps.end()
     }
 
@@ -128,13 +128,13 @@ impl Observer for Tracer {
     }
 
     fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
-        // What the rank was doing until now ends here.
+        // Ends the rank's previous activity here.
         engine.set_activity("tracing");
         self.end_step(engine);
         engine.world().recorder().keep_all(false);
         self.is_done = true;
         if let Some(gpu) = self.gpu.take() {
-            // What it has been given up to now belongs to the steps of the trace.
+            // Work submitted so far belongs to the steps of the trace.
             self.device
                 .device()
                 .sync()
@@ -153,7 +153,7 @@ impl Drop for Tracer {
     }
 }
 
-/// The sums that the recorder keeps, by name. Times are in nanoseconds.
+/// The recorder's sums by name. Times are in nanoseconds.
 fn sums(recorder: &Recorder) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     let mut add = |name: String, sum: u64| *sums.entry(name).or_insert(0) += sum;

@@ -1,16 +1,16 @@
-//! Vector clocks: what has happened before an operation, as the number of operations of each stream.
+//! Vector clocks: the operations before another operation, as a number for each stream.
 
-/// For each stream, how many of its operations come before something, or are part of it.
+/// For each stream, the number of its operations that come before an event or belong to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clock(Vec<u32>);
 
 impl Clock {
-    /// How many operations of `stream` come before.
+    /// The number of earlier operations of `stream`.
     pub fn at(&self, stream: usize) -> u32 {
         self.0.get(stream).copied().unwrap_or(0)
     }
 
-    /// Says that the first `count` operations of `stream` come before.
+    /// Adds the first `count` operations of `stream`.
     pub fn raise(&mut self, stream: usize, count: u32) {
         if self.0.len() <= stream {
             self.0.resize(stream + 1, 0);
@@ -18,7 +18,7 @@ impl Clock {
         self.0[stream] = self.0[stream].max(count);
     }
 
-    /// Says that all that comes before `other` comes before this, too.
+    /// Adds everything that comes before `other`.
     pub fn join(&mut self, other: &Clock) {
         for (stream, &count) in other.0.iter().enumerate() {
             self.raise(stream, count);

@@ -1,4 +1,4 @@
-//! Streams and events, as a driver has them, and the threads that execute what streams are given.
+//! Streams and events as in a driver, and the threads that execute the operations of streams.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -6,12 +6,12 @@ use std::thread;
 use super::state::{Event, Failed, Release, Settings, State, Stream, Submitted, Work};
 use super::worker::{Shared, lock};
 
-/// The streams of a process, and the memory that they use. Stream 0 is the default stream.
+/// The streams of a process, and their memory. Stream 0 is the default stream.
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 
 impl Device {
-    /// A device that calls `tell` with each problem that it finds.
+    /// Creates a device that calls `tell` for each problem it finds.
     pub fn new(settings: Settings, tell: impl Fn(&str) + Send + Sync + 'static) -> Device {
         let shared = Shared {
             settings,
@@ -26,7 +26,7 @@ impl Device {
         device
     }
 
-    /// Makes a stream, and the thread that executes it. `blocking` ones have an order with the default stream.
+    /// Creates a stream and its thread. Streams that are `blocking` are ordered with the default stream.
     pub fn create(&self, number: usize, blocking: bool) {
         let stream = Stream { blocking, ..Stream::default() };
         lock(&self.0.state).streams.insert(number, stream);
@@ -37,7 +37,7 @@ impl Device {
         }
     }
 
-    /// Ends a stream, which finishes what it has.
+    /// Ends a stream once it has finished its operations.
     pub fn destroy(&self, number: usize) {
         if let Some(stream) = lock(&self.0.state).streams.get_mut(&number) {
             stream.ends = true;
@@ -45,12 +45,12 @@ impl Device {
         }
     }
 
-    /// Gives `stream` an operation, and waits for room in its queue.
+    /// Queues an operation on `stream`, and waits for room in the queue.
     pub fn submit(&self, stream: usize, submitted: Submitted) -> Result<(), Failed> {
         self.0.issue(stream, submitted, None).map(drop)
     }
 
-    /// Says that `bytes` at `start` are memory: from the next operation of `stream` on, or at once.
+    /// Registers `bytes` bytes at `start` as memory: from the next operation of `stream` on, or immediately.
     pub fn allocated(&self, start: u64, bytes: u64, stream: Option<usize>) -> Result<(), Failed> {
         let what = "allocation".to_owned();
         let operation = match stream {
@@ -63,14 +63,14 @@ impl Device {
         Ok(())
     }
 
-    /// Says that `bytes` at `start` are memory of the host which copies read when their turn has come.
+    /// Registers `bytes` bytes at `start` as host memory that copies read when they are executed.
     pub fn pinned(&self, start: u64, bytes: u64) {
         let operation = self.0.by_host("allocation".to_owned());
         lock(&self.0.order).allocated(start, bytes, &operation);
         lock(&self.0.state).pinned.insert(start, start + bytes);
     }
 
-    /// Frees pinned memory at once.
+    /// Frees pinned memory immediately.
     pub fn unpinned(&self, start: u64, release: Release) {
         let operation = self.0.by_host("free".to_owned());
         let end = lock(&self.0.state).pinned.remove(&start).unwrap_or(start);
@@ -81,7 +81,8 @@ impl Device {
         }
     }
 
-    /// Frees the memory at `start` when `stream` gets there, or when all streams have done what they have.
+    /// Frees the memory at `start` when `stream` reaches this operation, or when all streams have finished
+    /// their current operations.
     pub fn free(&self, start: u64, stream: Option<usize>, release: Release) -> Result<(), Failed> {
         let what = "free".to_owned();
         if let Some(stream) = stream {
@@ -94,21 +95,21 @@ impl Device {
         result
     }
 
-    /// What `stream` has been given so far.
+    /// Records the operations of `stream` so far.
     pub fn record(&self, stream: usize) -> Event {
         let state = lock(&self.0.state);
         let mark = |of: &Stream| Event { place: Some((stream, of.issued)), clock: of.clock.clone() };
         state.streams.get(&stream).map(mark).unwrap_or_default()
     }
 
-    /// Makes what `stream` is given from now on wait for `event`. One that was never recorded is not waited for.
+    /// Makes later operations of `stream` wait for `event`. An event that was never recorded is ignored.
     pub fn wait(&self, stream: usize, event: &Event) -> Result<(), Failed> {
         let what = "wait for an event".to_owned();
         let submitted = Submitted { what, accesses: Vec::new(), work: Work::Nothing };
         self.0.issue(stream, submitted, Some(event)).map(drop)
     }
 
-    /// Whether all that `event` stands for is done. If so, the host knows.
+    /// Returns `true` if everything recorded in `event` is done. The host then knows this.
     pub fn query(&self, event: &Event) -> Result<bool, Failed> {
         let mut state = lock(&self.0.state);
         if state.failed {
@@ -133,13 +134,13 @@ impl Device {
         if state.failed { Err(Failed) } else { Ok(()) }
     }
 
-    /// Waits until all streams have done what they have.
+    /// Waits until all streams have finished their operations.
     pub fn synchronize(&self) -> Result<(), Failed> {
         let streams: Vec<usize> = lock(&self.0.state).streams.keys().copied().collect();
         streams.into_iter().map(|stream| self.wait_on_host(&self.record(stream))).fold(Ok(()), Result::and)
     }
 
-    /// Whether something went wrong.
+    /// Returns `true` after an error.
     pub fn has_failed(&self) -> bool {
         lock(&self.0.state).failed
     }

@@ -1,18 +1,19 @@
-//! Streams that are asynchronous: each has a queue and a thread, which executes one operation after the other, late
-//! and at random; and who may use which memory when is checked.
+//! Asynchronous streams. Each stream has a queue and a thread, which executes one operation after another
+//! with random delays. The accesses of operations to memory are checked.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | `clock`, `operation` | what comes before an operation; its name and what it uses |
-//! | `order`, `problem` | who used which bytes last, and what is wrong with who uses them next |
-//! | `state` | what streams are given, their queues, and what each of them waits for |
-//! | `worker` | how operations are issued, and how the threads of streams execute them |
-//! | `device` | streams, events, and what the host waits for |
+//! | `clock`, `operation` | the operations before an operation; its name and its accesses |
+//! | `order`, `problem` | the last users of bytes, and conflicts with the next ones |
+//! | `state` | the operations of streams, their queues, and their waits |
+//! | `worker` | issuing operations, and executing them on the threads of streams |
+//! | `device` | streams, events, and waits of the host |
 //!
-//! The order of operations is that of the calls that issue them. An operation comes behind those that its stream has,
-//! behind events that its stream waits for, and behind all that any thread of the host has seen done: threads of the
-//! host are not told apart, because how they wait for each other is not seen. So a race that a host hides by having
-//! looked at an event in time is not found, and one that is found is one.
+//! Operations are ordered by the calls that issue them. An operation comes after the earlier ones of its
+//! stream, after the events that its stream waits for, and after everything that any thread of the host has
+//! seen done. Threads of the host are not distinguished, because their waits for each other are not visible.
+//! So a race is not found if the host hides it by looking at an event in time, but every reported race is a
+//! real one.
 
 pub(crate) mod clock;
 mod device;

@@ -1,28 +1,29 @@
-//! Operations of streams, and the bytes that they use.
+//! Operations of streams, and the bytes they access.
 
 use super::clock::Clock;
 
-/// What a stream, or the host, was asked to do.
+/// An operation of a stream or of the host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Operations are counted in the order in which they are issued.
+    /// Its number in the order in which operations are issued.
     pub number: u64,
-    /// Such as `launch of matmul`.
+    /// Its description, such as `launch of matmul`.
     pub what: String,
-    /// The stream, and which of its operations this is, counted from 1.
+    /// The stream, and its position among the stream's operations, counted from 1.
     pub place: Option<(usize, u32)>,
-    /// What comes before it, and itself.
+    /// The operations before it, and itself.
     pub clock: Clock,
 }
 
 impl Operation {
-    /// Whether this comes before `other`, or is it. What the host does comes before all that is issued later.
+    /// Returns `true` if this comes before `other`, or is `other`. Operations of the host come before all
+    /// that are issued later.
     pub fn precedes(&self, other: &Operation) -> bool {
         self.place.is_none_or(|(stream, position)| position <= other.clock.at(stream))
     }
 }
 
-/// What an operation does with bytes.
+/// The kind of access of an operation to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Read,
@@ -31,7 +32,7 @@ pub enum Use {
     Free,
 }
 
-/// Bytes that an operation uses, by their addresses.
+/// Bytes that an operation accesses, by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
     pub start: u64,
@@ -40,7 +41,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// `bytes` at `start`.
+    /// An access to `bytes` bytes at `start`.
     pub fn new(start: u64, bytes: u64, how: Use) -> Access {
         Access { start, end: start + bytes, how }
     }

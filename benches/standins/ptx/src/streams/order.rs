@@ -1,8 +1,9 @@
-//! Who used which bytes last, and whether what uses them next comes after it.
+//! The last users of bytes, and whether the next user comes after them.
 //!
-//! Two operations have an order if one stream has both, if events or the host order them, and not because one of them
-//! happened to run earlier. So the order of execution decides which of two operations finds the other, and not whether
-//! a pair is found: of each byte, the last write and all reads since are kept, the last one of each stream.
+//! Two operations are ordered if they are on the same stream, or if events or the host order them, but not
+//! because one of them happened to run earlier. The order of execution decides which of two operations finds
+//! the conflict, not whether it is found: for each byte, the last write and all reads since are kept, one for
+//! each stream.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use super::problem::{Problem, Side};
 struct Segment {
     end: u64,
     written: (Arc<Operation>, Use),
-    /// One for each stream that has read since.
+    /// The last read of each stream since the write.
     reads: Vec<Arc<Operation>>,
 }
 
@@ -35,7 +36,7 @@ impl Segment {
 struct Allocation {
     number: u64,
     bytes: u64,
-    /// From the offset of their first byte; together, they are the whole allocation.
+    /// Segments by the offset of their first byte. Together, they cover the whole allocation.
     segments: BTreeMap<u64, Segment>,
 }
 
@@ -46,18 +47,18 @@ pub struct Order {
     count: u64,
 }
 
-/// What freeing memory has found.
+/// The result of freeing memory.
 #[derive(Debug)]
 pub struct Freed {
-    /// The addresses that were written, if there was something to free.
+    /// The address ranges that were written, if an allocation was freed.
     pub written: Option<Vec<Range<u64>>>,
     pub result: Result<(), Box<Problem>>,
 }
 
 impl Order {
-    /// `bytes` at `start` are memory from `operation` on.
+    /// Registers `bytes` bytes at `start` as memory from `operation` on.
     pub fn allocated(&mut self, start: u64, bytes: u64, operation: &Arc<Operation>) {
-        // Addresses of memory that is no longer pinned can come back.
+        // Addresses of memory that is no longer pinned may be reused.
         let end = start + bytes;
         self.allocations.retain(|&other, old| other >= end || other + old.bytes <= start);
         self.count += 1;
@@ -66,7 +67,7 @@ impl Order {
         self.allocations.insert(start, Allocation { number: self.count, bytes, segments });
     }
 
-    /// The freed allocation at `start` is forgotten: its addresses may be used anew.
+    /// Forgets the freed allocation at `start`, whose addresses may be reused.
     pub fn forget(&mut self, start: u64) {
         let is_freed = |old: &Allocation| old.segments.values().all(|segment| segment.written.1 == Use::Free);
         if self.allocations.get(&start).is_some_and(is_freed) {
@@ -74,11 +75,12 @@ impl Order {
         }
     }
 
-    /// Notes what `operation` uses.
+    /// Records the accesses of `operation`.
     ///
     /// # Errors
     ///
-    /// The first use that has no order with another one, or that is behind a free. Later uses are noted as well.
+    /// The first access that is unordered with another one, or that comes after a free. Later accesses are
+    /// recorded as well.
     pub fn uses(&mut self, operation: &Arc<Operation>, accesses: &[Access]) -> Result<(), Box<Problem>> {
         let mut result = Ok(());
         for access in accesses.iter().filter(|access| access.start < access.end) {
@@ -90,7 +92,7 @@ impl Order {
         result
     }
 
-    /// An access in each of the allocations that it goes over: those of a kernel are joined where addresses are.
+    /// Splits an access at the borders of allocations: accesses of a kernel to adjacent addresses are merged.
     fn parts(&self, access: &Access) -> Vec<Access> {
         let mut parts = vec![*access];
         while let Some(last) = parts.last_mut()
@@ -104,7 +106,7 @@ impl Order {
         parts
     }
 
-    /// Frees the allocation at `start`, which is noted even where a use of it has no order with the free.
+    /// Frees the allocation at `start`. The free is recorded even if it is unordered with a use.
     pub fn freed(&mut self, operation: &Arc<Operation>, start: u64) -> Freed {
         let Some(allocation) = self.allocations.get(&start) else {
             let problem = Problem::Unknown(side(operation, Use::Free), start..start);
@@ -150,10 +152,10 @@ fn side(operation: &Arc<Operation>, how: Use) -> Side {
     Side { operation: operation.clone(), how }
 }
 
-/// The earlier use that `operation` must not follow.
+/// The earlier use with which `operation` conflicts, if any.
 fn conflict(operation: &Arc<Operation>, how: Use, segment: &Segment) -> Option<Side> {
     let (writer, written) = &segment.written;
-    // Nothing may be done with memory that was freed, in whatever order.
+    // Freed memory must not be used at all, in whatever order.
     if *written == Use::Free || !writer.precedes(operation) {
         return Some(side(writer, *written));
     }
@@ -182,7 +184,7 @@ impl Segment {
 }
 
 impl Allocation {
-    /// Makes a segment begin at `at`.
+    /// Splits the segment that contains `at`, so that one begins there.
     fn split(&mut self, at: u64) {
         let Some((&from, segment)) = self.segments.range_mut(..=at).next_back() else { return };
         if from < at && at < segment.end {
@@ -192,7 +194,7 @@ impl Allocation {
         }
     }
 
-    /// Unites segments in and around `range` that have become alike.
+    /// Merges segments in and around `range` that have become equal.
     fn unite(&mut self, range: Range<u64>) {
         let first = self.segments.range(..range.start).next_back().map_or(0, |(&from, _)| from);
         let mut at = first;
@@ -217,7 +219,7 @@ mod tests {
     use super::super::clock::Clock;
     use super::*;
 
-    /// The operation at `position` of `stream`, behind what `after` says.
+    /// The operation at `position` of `stream`, which comes after the operations in `after`.
     fn operation(number: u64, stream: usize, position: u32, after: &[(usize, u32)]) -> Arc<Operation> {
         let mut clock = Clock::default();
         clock.raise(stream, position);
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(order.allocations[&1000].segments.len(), 1);
     }
 
-    /// Whichever of two operations is noted first, the pair is found, and told alike.
+    /// The conflict is found and reported alike whichever operation is recorded first.
     #[test]
     fn the_order_of_execution_does_not_matter() {
         for (a, b) in [(Use::Write, Use::Read), (Use::Read, Use::Write), (Use::Write, Use::Write)] {
@@ -271,7 +273,7 @@ mod tests {
             });
             assert_eq!(told[0], told[1]);
             assert!(told[0].contains("bytes 40..50 of allocation 1 (100 bytes)"), "{}", told[0]);
-            // With an order, or side by side, there is nothing to tell.
+            // Ordered operations, or separate bytes, are not a problem.
             let mut order = memory();
             order.uses(&first, &access(1010..1050, a)).unwrap();
             order.uses(&operation(2, 2, 1, &[(1, 1)]), &access(1040..1080, b)).unwrap();
@@ -304,7 +306,7 @@ mod tests {
         assert!(problem.contains("operation 2 on stream 2 frees"), "{problem}");
         let again = order.freed(&operation(4, 2, 3, &[]), 1000);
         assert!(again.written.is_none() && again.result.is_err());
-        // Not even behind the free.
+        // Not even after the free.
         let behind = operation(3, 2, 2, &[]);
         let problem = order.uses(&behind, &access(1090..1091, Use::Read)).unwrap_err().to_string();
         assert!(problem.starts_with("used after it was freed"), "{problem}");

@@ -1,4 +1,4 @@
-//! What is wrong with the order of operations, and how it is told.
+//! Problems with the order of operations, and their messages.
 
 use std::fmt::{Display, Formatter, Result as FmtResult};
 use std::ops::Range;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use super::operation::{Operation, Use};
 
-/// An operation, and what it does with bytes.
+/// An operation, and its kind of access.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Side {
     pub operation: Arc<Operation>,
     pub how: Use,
 }
 
-/// Two operations that must have an order and have none, or one whose memory is not there.
+/// Two operations that must be ordered and are not, or an operation on memory that does not exist.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Problem {
     Unordered {
         /// In the order in which they were issued.
         sides: [Side; 2],
-        /// Of the allocation.
+        /// Offsets in the allocation.
         bytes: Range<u64>,
         allocation: u64,
         size: u64,
@@ -30,9 +30,9 @@ pub enum Problem {
         allocation: u64,
         size: u64,
     },
-    /// Addresses that no allocation has.
+    /// Addresses outside of every allocation.
     Unknown(Side, Range<u64>),
-    /// The host has written to pinned memory that a copy was still to read.
+    /// The host has overwritten pinned memory that a copy still had to read.
     Overwritten {
         copy: Arc<Operation>,
         bytes: Range<u64>,
@@ -40,17 +40,17 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Two uses of the same bytes that must not be side by side.
+    /// Two conflicting uses of the same bytes.
     pub fn between(mut sides: [Side; 2], bytes: Range<u64>, allocation: u64, size: u64) -> Problem {
         sides.sort_by_key(|side| side.operation.number);
-        // What the free comes before was issued behind it, where its stream orders both.
+        // If the free comes before the other use, the use is after a free.
         if sides[0].how == Use::Free && sides[0].operation.precedes(&sides[1].operation) {
             return Problem::AfterFree { sides, bytes, allocation, size };
         }
         Problem::Unordered { sides, bytes, allocation, size }
     }
 
-    /// The operations that take part.
+    /// The operations involved.
     pub fn operations(&self) -> Vec<&Arc<Operation>> {
         match self {
             Problem::Unordered { sides, .. } | Problem::AfterFree { sides, .. } => {

@@ -1,4 +1,4 @@
-//! Queues of operations, and what each of them waits for.
+//! Queues of operations, and the waits of each operation.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar};
@@ -6,95 +6,95 @@ use std::sync::{Arc, Condvar};
 use super::clock::Clock;
 use super::operation::{Access, Operation, Use};
 
-/// What an operation does when its turn has come.
+/// The work of an operation when it is executed.
 pub enum Work {
     Nothing,
-    /// What uses the bytes that were declared.
+    /// A call that accesses the declared bytes.
     Call(Box<dyn FnOnce() -> Result<(), String> + Send>),
-    /// What tells afterwards which bytes it has used.
+    /// A kernel, which reports its accesses afterwards.
     Kernel(Box<dyn FnOnce() -> Ran + Send>),
-    /// What the host learns of before it begins.
+    /// A host function; the host learns that it is reached before it starts.
     HostFunction(Box<dyn FnOnce() + Send>),
     /// Frees the allocation at this address.
     Free(u64, Release),
 }
 
-/// The bytes that a kernel has used, and its fault.
+/// The bytes that a kernel has accessed, and its fault.
 pub type Ran = (Vec<Access>, Result<(), String>);
 
-/// Gives an address range back to the system.
+/// Returns an address range to the system.
 pub type Release = Box<dyn FnOnce() + Send>;
 
 /// An operation that a stream has not finished.
 pub struct Task {
     pub operation: Arc<Operation>,
-    /// Operations of other streams that have to be done before: stream and count.
+    /// Operations of other streams that must be done first: stream and count.
     pub after: Vec<(usize, u32)>,
     pub accesses: Vec<Access>,
-    /// What the host must not change until then, with its checksum.
+    /// Memory that the host must not change until then, with its checksum.
     pub sums: Vec<(Access, u64)>,
-    /// Taken when it is begun.
+    /// Taken when the operation starts.
     pub work: Option<Work>,
 }
 
 /// The queue of a stream.
 #[derive(Default)]
 pub struct Stream {
-    /// The first one stays until it is done.
+    /// The first task stays until it is done.
     pub tasks: VecDeque<Task>,
-    /// Operations so far, and those of them that are done.
+    /// Number of operations issued so far, and number of those that are done.
     pub issued: u32,
     pub done: u32,
-    /// What comes before the next operation.
+    /// The operations before the next operation.
     pub clock: Clock,
-    /// Whether it waits for the default stream, and that one for it.
+    /// Set if this stream and the default stream wait for each other.
     pub blocking: bool,
-    /// No operation will come any more.
+    /// Set if no further operation will be issued.
     pub ends: bool,
-    /// What its thread waits on until an operation may begin, or the stream ends.
+    /// The condition on which its thread waits until an operation may start or the stream ends.
     pub turn: Arc<Condvar>,
 }
 
-/// How streams behave.
+/// The behaviour of streams.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// From which the delays of operations follow.
+    /// Seed of the random delays of operations.
     pub seed: u64,
-    /// Operations that a stream takes before the host has to wait.
+    /// Number of operations that a stream accepts before the host must wait.
     pub queue: usize,
-    /// Whether a problem is only told, and not an error as well.
+    /// Set if a problem is only reported, without being an error.
     pub goes_on: bool,
 }
 
-/// An operation went wrong, so that no other one will be executed.
+/// An error after which no other operation is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failed;
 
-/// A mark in a stream: what it stands for when it is recorded.
+/// A mark in a stream: the operations before it when it was recorded.
 #[derive(Debug, Clone, Default)]
 pub struct Event {
     pub(super) place: Option<(usize, u32)>,
     pub(super) clock: Clock,
 }
 
-/// What a stream is given to do, under which name, and which bytes it uses.
+/// The work that a stream is given, its name, and the bytes that it accesses.
 pub struct Submitted {
     pub what: String,
     pub accesses: Vec<Access>,
     pub(super) work: Work,
 }
 
-/// All streams.
+/// The state of all streams.
 #[derive(Default)]
 pub struct State {
     pub streams: BTreeMap<usize, Stream>,
-    /// What the host knows to be done.
+    /// The operations that the host knows to be done.
     pub host: Clock,
-    /// Operations of all streams.
+    /// Number of operations of all streams.
     pub operations: u64,
-    /// Whether something went wrong, after which nothing is executed.
+    /// Set after an error, from which on nothing is executed.
     pub failed: bool,
-    /// Operations that took part in a problem.
+    /// Operations involved in a problem.
     pub told: HashSet<u64>,
     /// Ranges of pinned memory: start and end.
     pub pinned: BTreeMap<u64, u64>,
@@ -105,13 +105,13 @@ impl State {
         self.streams.get(&stream).is_none_or(|stream| stream.done >= count)
     }
 
-    /// Whether the next operation of `stream` may begin.
+    /// Returns `true` if the next operation of `stream` may start.
     pub fn is_ready(&self, stream: usize) -> bool {
         let first = self.streams.get(&stream).and_then(|stream| stream.tasks.front());
         first.is_some_and(|task| task.after.iter().all(|&after| self.is_done(after)))
     }
 
-    /// Wakes the streams whose next operation waited for `stream` and may begin now.
+    /// Wakes the streams whose next operation waited for `stream` and may start now.
     pub fn wake_after(&self, stream: usize) {
         for (&number, other) in &self.streams {
             let waited = |task: &Task| task.after.iter().any(|&(on, _)| on == stream);
@@ -121,7 +121,7 @@ impl State {
         }
     }
 
-    /// Whether no stream can go on before `stream` does.
+    /// Returns `true` if no stream can proceed before `stream` does.
     pub fn all_wait_for(&self, stream: usize) -> bool {
         let mut stuck = HashSet::from([stream]);
         loop {
@@ -140,7 +140,7 @@ impl State {
         self.streams.iter().all(|(number, other)| other.tasks.is_empty() || stuck.contains(number))
     }
 
-    /// The parts of `accesses` that are read from pinned memory which no operation under way writes to.
+    /// The parts of `accesses` that read pinned memory to which no pending operation writes.
     pub fn pinned_reads(&self, accesses: &[Access]) -> Vec<Access> {
         let is_pinned = |access: &Access| {
             let range = self.pinned.range(..=access.start).next_back();
@@ -157,7 +157,7 @@ impl State {
 }
 
 impl Submitted {
-    /// A copy or another call that uses what is declared.
+    /// A copy or another call with declared accesses.
     pub fn call(
         what: impl Into<String>,
         accesses: Vec<Access>,
@@ -166,12 +166,12 @@ impl Submitted {
         Submitted { what: what.into(), accesses, work: Work::Call(Box::new(call)) }
     }
 
-    /// A launch, which returns what it has used.
+    /// A launch, which returns its accesses.
     pub fn kernel(what: impl Into<String>, kernel: impl FnOnce() -> Ran + Send + 'static) -> Submitted {
         Submitted { what: what.into(), accesses: Vec::new(), work: Work::Kernel(Box::new(kernel)) }
     }
 
-    /// A function of the host.
+    /// A host function.
     pub fn host_function(function: impl FnOnce() + Send + 'static) -> Submitted {
         let (what, accesses) = ("host function".to_owned(), Vec::new());
         Submitted { what, accesses, work: Work::HostFunction(Box::new(function)) }

@@ -1,4 +1,4 @@
-//! How operations are issued, and what the threads of streams do with them.
+//! Issuing operations, and executing them on the threads of streams.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,15 @@ use super::order::Order;
 use super::problem::Problem;
 use super::state::{Event, Failed, Release, Settings, State, Submitted, Task, Work};
 
-/// The byte that fills freed memory: as numbers of any width, it makes none.
+/// The byte that fills freed memory: it makes NaNs in every float type.
 const POISON: u8 = 0xff;
 
-/// Freed memory whose addresses are kept, so that who uses them can be told: bytes, and allocations, through all of
-/// which every launch looks.
+/// Limits of the freed memory whose addresses are kept to report later uses: in bytes, and in allocations,
+/// because every launch searches them.
 const KEPT: u64 = 256 << 20;
 const KEPT_ALLOCATIONS: usize = 1024;
 
-/// How long a kernel that read what nothing has written waits for who should have: others may be late.
+/// Longest time that a kernel that read unwritten memory waits for the missing writer, which may be late.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Freed memory whose addresses are kept for a while.
@@ -28,31 +28,32 @@ pub struct Graveyard {
     bytes: u64,
 }
 
-/// What the host and the threads of streams share.
+/// State shared by the host and the threads of streams.
 pub struct Shared {
     pub settings: Settings,
     pub state: Mutex<State>,
-    /// What the host waits on, and a kernel that waits for others. A stream waits for work on a condition of its own:
-    /// there may be a hundred streams, and one condition would wake them all.
+    /// The condition on which the host waits, and kernels that wait for others. Each stream waits for work on
+    /// its own condition: there may be a hundred streams, and a single condition would wake them all.
     pub changed: Condvar,
     pub order: Mutex<Order>,
     pub graveyard: Mutex<Graveyard>,
     pub tell: Box<dyn Fn(&str) + Send + Sync>,
 }
 
-/// What a mutex has, also if a thread has panicked with it.
+/// Locks a mutex, even if a thread has panicked while holding it.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A sum that tells changes of bytes.
+/// A checksum for detecting changes of bytes.
 fn checksum(access: &Access) -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     let mut at = access.start;
     while at < access.end {
         let step = if access.end - at >= 8 && at.is_multiple_of(8) { 8 } else { 1 };
-        // SAFETY: pinned memory of this process, aligned, which the host keeps until the copy is done: if it does
-        // not, the copy itself would read what is not there. Volatile, because the host may write meanwhile.
+        // SAFETY: this is aligned pinned memory of this process, which the host keeps until the copy is done;
+        // otherwise the copy itself would be invalid too. Volatile, because the host may write at the same
+        // time.
         let value = unsafe {
             if step == 8 {
                 (at as *const u64).read_volatile()
@@ -66,8 +67,8 @@ fn checksum(access: &Access) -> u64 {
     sum
 }
 
-/// How long the operation at `position` of `stream` is late: three of four not at all, the others some hundreds of
-/// microseconds, and one of 64 some milliseconds.
+/// Delay of the operation at `position` of `stream`: none for three of four, some hundreds of microseconds
+/// for the others, and some milliseconds for one of 64.
 fn delay(seed: u64, stream: usize, position: u32) -> Duration {
     let mut random = seed ^ (stream as u64) << 40 ^ u64::from(position);
     // SplitMix64.
@@ -136,7 +137,7 @@ impl Shared {
         Ok(operation)
     }
 
-    /// What the thread of a stream does.
+    /// Executes the operations of a stream on its thread.
     pub fn execute(&self, stream: usize) {
         let turn = lock(&self.state).streams[&stream].turn.clone();
         loop {
@@ -173,7 +174,7 @@ impl Shared {
 
     fn perform(&self, operation: &Arc<Operation>, accesses: &[Access], sums: &[(Access, u64)], work: Work) {
         let noted = lock(&self.order).uses(operation, accesses);
-        // What is not there must not be touched.
+        // Memory that does not exist must not be accessed.
         let is_there = !noted.as_ref().is_err_and(|problem| matches!(**problem, Problem::Unknown(..)));
         self.tell(noted);
         for (access, sum) in sums {
@@ -193,7 +194,7 @@ impl Shared {
                 let (accesses, result) = kernel();
                 let noted = lock(&self.order).uses(operation, &accesses);
                 self.tell(noted);
-                // A missing order shows in a kernel's own faults as well. It is the better message.
+                // A missing order may also cause a fault in the kernel, but its own message is more helpful.
                 if let Err(reason) = result
                     && !self.is_told(operation)
                 {
@@ -208,7 +209,8 @@ impl Shared {
         }
     }
 
-    /// Whether `operation` took part in a problem. Waits until those have run that run now or before it.
+    /// Returns `true` if `operation` is involved in a problem. First waits for the operations that can run
+    /// now or before it.
     fn is_told(&self, operation: &Operation) -> bool {
         let stream = operation.place.map_or(0, |(stream, _)| stream);
         let goes_on = |state: &mut State| {
@@ -224,13 +226,13 @@ impl Shared {
         let Some(written) = freed.written else { return };
         for range in &written {
             let bytes = (range.end - range.start) as usize;
-            // SAFETY: memory of an allocation, which stays until `release` is called.
+            // SAFETY: memory of an allocation, which exists until `release` is called.
             unsafe { std::ptr::write_bytes(range.start as *mut u8, POISON, bytes) };
         }
         self.bury(start, written.iter().map(|range| range.end - range.start).sum(), release);
     }
 
-    /// Keeps the addresses of freed memory, and gives back those that have been kept for longest.
+    /// Keeps the addresses of freed memory, and releases those kept longest.
     pub fn bury(&self, start: u64, bytes: u64, release: Release) {
         let mut graveyard = lock(&self.graveyard);
         graveyard.bytes += bytes;
@@ -256,7 +258,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Tells what went wrong, unless that is a consequence of what was told before.
+    /// Reports an error, unless it is a consequence of an earlier one.
     pub fn fail(&self, text: &str) {
         let before = std::mem::replace(&mut lock(&self.state).failed, true);
         if !before {

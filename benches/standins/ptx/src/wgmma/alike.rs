@@ -1,14 +1,14 @@
-//! Whether the four warps of a warpgroup execute the same `wgmma` instructions on the same matrices.
+//! Checks that the four warps of a warpgroup execute the same `wgmma` instructions on the same matrices.
 
 use crate::error::{Fault, Other};
 
-/// Warps of a warpgroup.
+/// Number of warps of a warpgroup.
 pub const WARPS: usize = 4;
 
 /// An instruction that a warp has executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// Its place in the code.
+    /// Its index in the code.
     pub at: u32,
     pub line: u32,
     /// Descriptors, or 0.
@@ -16,12 +16,12 @@ pub struct Step {
     pub adds: bool,
 }
 
-/// What the warps of a warpgroup have executed since the last barrier.
+/// The instructions that the warps of a warpgroup have executed since the last barrier.
 #[derive(Debug, Default)]
 struct Group {
-    /// The steps of the warp that came furthest, which is the first to have each of them.
+    /// The steps of the leading warp, each with the first warp that executed it.
     steps: Vec<(Step, usize)>,
-    /// Steps of each warp.
+    /// Number of steps of each warp.
     counts: [usize; WARPS],
 }
 
@@ -46,7 +46,7 @@ impl Alike {
         Some(Other { block: self.block, thread: 32 * warp as u32, line })
     }
 
-    /// A warp executes an instruction.
+    /// Records that a warp executes an instruction.
     pub fn step(&mut self, warp: usize, step: Step) -> Result<(), Fault> {
         let group = &mut self.groups[warp / WARPS];
         let number = group.counts[warp % WARPS];
@@ -69,11 +69,11 @@ impl Alike {
         Err(Fault::Unlike { what, other: self.other(first, known.line) })
     }
 
-    /// All warps are at a barrier or at their end: a warp that has executed less than another one of its
-    /// warpgroup.
+    /// Called when all warps are at a barrier or have ended. Returns a warp that has executed fewer steps
+    /// than another one of its warpgroup, if there is one.
     pub fn meet(&mut self) -> Option<(usize, Fault)> {
         for (number, group) in self.groups.iter().enumerate() {
-            // Warps that the block does not have cannot have executed anything.
+            // Warps that the block does not have cannot have executed steps.
             if let Some(less) = group.counts.iter().position(|&count| count < group.steps.len()) {
                 let (step, first) = group.steps[group.counts[less]];
                 let other = self.other(first, step.line);

@@ -5,7 +5,7 @@ use crate::parse::{Instruction, Operand, Width};
 use crate::program::{Kind, Op, Type};
 use crate::wgmma::form::{WarpgroupOp, WarpgroupProduct};
 
-/// Decodes `instruction`, if it is of this kind and all of its flags are known.
+/// Decodes `instruction` if it is of this kind and all of its flags are known.
 pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<bool> {
     let mut flags = Flags::of(&instruction.name);
     let operands = &instruction.operands[..];
@@ -41,14 +41,14 @@ pub fn decode(builder: &mut Builder<'_>, instruction: &Instruction) -> Decoded<b
     }
 }
 
-/// Columns of a shape such as `m64n128k16`.
+/// Number of columns of a shape such as `m64n128k16`.
 fn columns(shape: &str) -> Option<u16> {
     let columns = shape.strip_prefix("m64n")?.strip_suffix("k16")?.parse().ok()?;
     (columns % 8 == 0 && (8..=256).contains(&columns)).then_some(columns)
 }
 
-/// `mma_async` of halves whose sums are f32: registers of D; A in registers or its descriptor, the descriptor of B,
-/// whether D is added, two signs, which have to be 1, and whether matrices in shared memory are transposed.
+/// `mma_async` of halves with f32 sums: registers of D; A in registers, or its descriptor; the descriptor of
+/// B; whether D is added; two signs, which must be 1; and whether matrices in shared memory are transposed.
 fn product(builder: &mut Builder<'_>, flags: &mut Flags<'_>, operands: &[Operand]) -> Decoded<bool> {
     let columns = flags.first(columns);
     let types: Vec<Type> = std::iter::from_fn(|| flags.ty()).collect();

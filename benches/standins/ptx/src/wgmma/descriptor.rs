@@ -1,6 +1,6 @@
-//! Where a matrix of `wgmma` is in shared memory.
+//! The location of a `wgmma` matrix in shared memory.
 //!
-//! Read from PTX's manual ("Shared Memory Matrix Layout", "Matrix Descriptor Format", 9.7.15.5.1.2) and
+//! Based on PTX's manual ("Shared Memory Matrix Layout", "Matrix Descriptor Format", 9.7.15.5.1.2) and
 //! CUTLASS (`include/cute/arch/mma_sm90_desc.hpp` for the bits, `include/cute/atom/mma_traits_sm90_gmma.hpp`
 //! for the layouts).
 //!
@@ -9,37 +9,38 @@
 //! swizzling in bits 62 and 63 (0 none, 1 of 128 bytes, 2 of 64, 3 of 32).
 //!
 //! A matrix is read in chunks of 16 bytes, which are 8 elements of 16 bits. With swizzling, a row of a
-//! *pattern* has W chunks (8, 4 or 2), and a pattern has 8 rows, which stand one behind the other. Where
-//! element (mn, k) is, with `mn` a row of A or a column of B:
+//! *pattern* has W chunks (8, 4 or 2), and a pattern has 8 consecutive rows. The location of element (mn, k),
+//! where `mn` is a row of A or a column of B:
 //!
-//! - **K-major** (`trans` 0), the elements of a chunk have one mn and 8 k: at start + (mn / 8) · stride offset +
-//!   (mn % 8) · 16 W + (k / 8) · 16. The leading offset is not used. A product takes 16 of the k in a row; for the next
-//!   16, the start address goes on by 32 bytes, inside of the pattern (`DescriptorIterator` in CUTLASS,
-//!   `advance_gmma_desc_lo` in DeepGEMM).
-//! - **MN-major** (`trans` 1), the elements of a chunk have one k and 8 mn: at start + (mn / 8 W) · leading offset +
-//!   (k / 8) · stride offset + (k % 8) · 16 W + (mn % 8 W / 8) · 16. For the next 16 k, the start address goes on by
-//!   two stride offsets.
-//! - **Without swizzling**, chunks of 8 rows stand one behind the other. K-major: (mn / 8) · stride offset + (mn % 8) ·
-//!   16 + (k / 8) · leading offset. MN-major: (mn / 8) · stride offset + (k / 8) · leading offset + (k % 8) · 16.
+//! - **K-major** (`trans` 0), the elements of a chunk have one mn and 8 k: at start + (mn / 8) · stride
+//!   offset + (mn % 8) · 16 W + (k / 8) · 16. The leading offset is not used. A product uses 16 consecutive
+//!   k; for the next 16, the start address advances by 32 bytes, inside the pattern (`DescriptorIterator` in
+//!   CUTLASS, `advance_gmma_desc_lo` in DeepGEMM).
+//! - **MN-major** (`trans` 1), the elements of a chunk have one k and 8 mn: at start + (mn / 8 W) · leading
+//!   offset + (k / 8) · stride offset + (k % 8) · 16 W + (mn % 8 W / 8) · 16. For the next 16 k, the start
+//!   address advances by two stride offsets.
+//! - **Without swizzling**, the chunks of 8 rows are consecutive. K-major: (mn / 8) · stride offset + (mn %
+//!   8) · 16 + (k / 8) · leading offset. MN-major: (mn / 8) · stride offset + (k / 8) · leading offset + (k %
+//!   8) · 16.
 //!
 //! Swizzling then changes the address in shared memory: bits 4 to 6 by an exclusive or with bits 7 to 9; with
-//! 64 bytes bits 4 and 5 with 7 and 8, with 32 bytes bit 4 with 7. So a pattern starts at a multiple of 1024
-//! bytes (512, 256); one that does not has a base offset, which is not executed here.
+//! 64 bytes, bits 4 and 5 with 7 and 8; with 32 bytes, bit 4 with 7. So a pattern starts at a multiple of
+//! 1024 bytes (512, 256). A pattern that does not has a base offset, which is not supported here.
 
 use crate::error::Fault;
 
-/// How the chunks of a row change places.
+/// The permutation of the chunks of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Swizzle {
     None,
-    /// Chunks that a row has: 8, 4 or 2.
+    /// Number of chunks of a row: 8, 4 or 2.
     Chunks(u32),
 }
 
 /// Bytes of a chunk.
 pub const CHUNK: u32 = 16;
 
-/// Elements of a chunk, and rows of a pattern.
+/// Number of elements of a chunk, and of rows of a pattern.
 const EIGHT: u32 = 8;
 
 /// A matrix in shared memory.
@@ -52,11 +53,11 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Reads a descriptor.
+    /// Decodes a descriptor.
     ///
     /// # Errors
     ///
-    /// A pattern that does not start where a base offset of 0 says, or another base offset.
+    /// If the pattern's start does not match a base offset of 0, or if the base offset is not 0.
     pub fn read(bits: u64) -> Result<Descriptor, Fault> {
         let field = |from: u32| (bits >> from & 0x3fff) as u32 * CHUNK;
         let swizzle = match bits >> 62 {
@@ -78,8 +79,8 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The address of the chunk of element (mn, k), in which mn or k is a multiple of 8: k of a K-major
-    /// matrix, mn of one that is MN-major.
+    /// The address of the chunk with element (mn, k). For a K-major matrix, k must be a multiple of 8; for an
+    /// MN-major one, mn.
     pub fn chunk(&self, mn_major: bool, mn: u32, k: u32) -> u32 {
         let row_of = |chunks: u32, row: u32, chunk: u32| row * CHUNK * chunks + chunk * CHUNK;
         let offset = match (self.swizzle, mn_major) {
@@ -113,8 +114,8 @@ mod tests {
         start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | swizzle << 62
     }
 
-    /// `Swizzle<b, 4, 3>` of CuTe over a layout of shape ((8, m), (8, 2)) or ((8, w, m), (8, k)), as CUTLASS lists them
-    /// in elements of 16 bits.
+    /// `Swizzle<b, 4, 3>` of CuTe over a layout of shape ((8, m), (8, 2)) or ((8, w, m), (8, k)), as listed
+    /// in CUTLASS for elements of 16 bits.
     fn cute(address: u32, b: u32) -> u32 {
         let mask = (1 << b) - 1;
         address ^ ((address >> 7 & mask) << 4)
@@ -143,7 +144,7 @@ mod tests {
                 }
             }
         }
-        // PTX's manual has numbers for no swizzling: bf16, MN-major, LBO of 128 elements, SBO of 64.
+        // The example without swizzling in PTX's manual: bf16, MN-major, LBO of 128 elements, SBO of 64.
         let matrix = Descriptor::read(bits(0, 256, 128, 0)).expect("a descriptor");
         assert_eq!(
             [(0, 0), (0, 1), (8, 0), (0, 8)].map(|(mn, k)| matrix.chunk(true, mn, k)),

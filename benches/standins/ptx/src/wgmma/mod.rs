@@ -1,14 +1,14 @@
-//! Hopper's products of a warpgroup: `wgmma`, of which a warpgroup of four warps executes one together, while
-//! it goes on with other instructions.
+//! Hopper's warpgroup products: `wgmma`, which the four warps of a warpgroup execute together while they
+//! continue with other instructions.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | `form`, `decode` | the forms that are known |
-//! | `descriptor` | where a matrix is in shared memory |
+//! | `form`, `decode` | the supported forms |
+//! | `descriptor` | the location of a matrix in shared memory |
 //! | `product` | the product of a warp's 16 rows |
-//! | `pipeline` | which registers products use until they are waited for |
-//! | `reads` | what of shared memory they read meanwhile |
-//! | `alike` | whether the four warps do the same |
+//! | `pipeline` | the registers that products use until they are waited for |
+//! | `reads` | the shared memory that they read meanwhile |
+//! | `alike` | whether the four warps execute the same instructions |
 
 pub(crate) mod alike;
 pub(crate) mod decode;

@@ -1,12 +1,12 @@
 //! The products that a warp has issued and not waited for, and the registers that they use meanwhile.
 //!
-//! From PTX's manual (`wgmma.fence`, `wgmma.wait_group`): a product reads its registers of A, and changes
-//! those of D, until a wait for its group has ended. A fence has to stand between other uses of these
-//! registers and the product, unless that is a product on the same D with as many columns; and one before the
-//! first product.
+//! From PTX's manual (`wgmma.fence`, `wgmma.wait_group`): a product reads its registers of A and changes
+//! those of D until a wait for its group has ended. A fence is required between other uses of these registers
+//! and the product, unless the other use is a product on the same D with as many columns. A fence is also
+//! required before the first product.
 //!
-//! Uses are those of the registers that the text names. A `mov` between two of them is none: compilers put
-//! such copies anywhere, and the assembler takes them out again. The copy is then what its original is:
+//! Uses are those of the registers named in the text. A `mov` between two of them does not count: compilers
+//! insert such copies anywhere, and the assembler removes them. The copy then has the state of its original:
 //! unfenced, or in use by a product. A `mov` of a constant counts as a write of D if the product adds to it.
 
 use crate::builder::{Origin, Virtual};
@@ -70,15 +70,15 @@ pub fn find(kernel: &mut Virtual) -> ProductUses {
     uses
 }
 
-/// A use of a register, by the fences before it and its line.
+/// A use of a register: the number of fences before it, and its line.
 #[derive(Debug, Clone, Copy, Default)]
 struct Touch {
-    /// Fences so far, plus 1; 0 for none.
+    /// Number of fences so far plus 1; 0 if there was no use.
     fences: u32,
     line: u32,
 }
 
-/// A product that has a register.
+/// A product that uses a register.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
     group: u32,
@@ -96,15 +96,15 @@ struct Register {
     constant: bool,
 }
 
-/// What a warp has issued.
+/// The products that a warp has issued.
 #[derive(Debug)]
 pub struct Pipeline {
     registers: Vec<Register>,
     fences: u32,
-    /// Groups that are committed, and those of them that are done.
+    /// Number of committed groups, and number of those that are done.
     committed: u32,
     done: u32,
-    /// Group and line of each product that is not done.
+    /// Group and line of each product in progress.
     issued: Vec<(u32, u32)>,
 }
 
@@ -134,7 +134,7 @@ impl Pipeline {
         self.committed += 1;
     }
 
-    /// Waits for all groups but `left`. Returns how many are done.
+    /// Waits for all groups except the latest `left`. Returns the number of groups that are done.
     pub fn wait(&mut self, left: u32) -> Result<u32, Fault> {
         if let (0, Some(&(_, line))) = (left, self.issued.iter().find(|(group, _)| *group == self.committed))
         {
@@ -146,7 +146,7 @@ impl Pipeline {
         Ok(done)
     }
 
-    /// Fails if a product is left at the end of the warp.
+    /// Fails if a product is still in progress at the end of the warp.
     pub fn end(&self) -> Result<(), Fault> {
         match self.issued.first() {
             Some(&(_, line)) => Err(Fault::Unwaited { line }),
@@ -154,7 +154,7 @@ impl Pipeline {
         }
     }
 
-    /// The product that has a register.
+    /// The product that uses a register.
     fn owner(&self, register: u16) -> Option<Owner> {
         self.registers[usize::from(register)].owner.filter(|owner| owner.group >= self.done)
     }
@@ -163,7 +163,7 @@ impl Pipeline {
         Touch { fences: self.fences + 1, line }
     }
 
-    /// An instruction that is no product uses registers.
+    /// Records that an instruction other than a product uses registers.
     pub fn used(&mut self, uses: &ProductUse, line: u32) -> Result<(), Fault> {
         for &register in &uses.writes {
             if let Some(owner) = self.owner(register) {
@@ -176,7 +176,7 @@ impl Pipeline {
                 [from, ..] => self.registers[usize::from(from)],
                 [] => Register { written: touch, constant: true, ..Register::default() },
             };
-            // What was there was read nevertheless.
+            // The previous value was read nevertheless.
             let to = &mut self.registers[usize::from(*to)];
             let read = if to.read.fences > copy.read.fences { to.read } else { copy.read };
             *to = Register { read, ..copy };
@@ -195,7 +195,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A product uses registers.
+    /// Records that a product uses registers.
     pub fn product(
         &mut self,
         uses: &ProductUse,

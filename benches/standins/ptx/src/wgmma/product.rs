@@ -1,9 +1,9 @@
-//! Executes the part of a `wgmma` product that a warp has: 16 of its 64 rows.
+//! Executes a warp's part of a `wgmma` product: 16 of its 64 rows.
 //!
-//! Registers of A and of D are those of products of a warp (`mma.sync.m16n8k16`), of which D has one every
+//! Registers of A and of D are those of a warp's product (`mma.sync.m16n8k16`), with one such D for every
 //! eight columns: lane l has the rows l / 4 and l / 4 + 8 of the warp's 16, and d4j to d4j+3 are the columns
-//! 8j + 2 (l % 4) and the next of the one and of the other row. Sums are those of `mma.sync` as well. The
-//! whole product happens when it is issued, and not, as on a GPU, until it is waited for.
+//! 8j + 2 (l % 4) and the next one, of the first and then of the second row. Sums are those of `mma.sync`
+//! too. The whole product is computed when it is issued, while a GPU may take until it is waited for.
 
 use crate::access::{Lane, Local, Memory};
 use crate::error::Fault;
@@ -16,33 +16,33 @@ use crate::wgmma::descriptor::Descriptor;
 use crate::wgmma::form::{ProductUse, WarpgroupOp, WarpgroupProduct};
 use crate::wgmma::pipeline::Pipeline;
 
-/// Elements along the sum.
+/// Number of elements along the sum.
 const K: usize = 16;
 
-/// Elements of a chunk.
+/// Number of elements of a chunk.
 const EIGHT: usize = 8;
 
-/// The rows of A that a warp has, and eight columns of B.
+/// A warp's rows of A, and eight columns of B.
 type Left = [[f32; K]; ROWS];
 type Right = [[f32; COLUMNS]; K];
 
-/// What is known of an instruction besides its operands.
+/// Facts about an instruction besides its operands.
 pub struct Issue<'a> {
-    /// Its place in the code.
+    /// Its index in the code.
     pub at: usize,
     /// The registers of its product.
     pub uses: Option<&'a ProductUse>,
-    /// Threads of the block in its warpgroup.
+    /// Number of the block's threads in its warpgroup.
     pub threads: u32,
 }
 
-/// Threads of a block of `threads` in the warpgroup of a warp.
+/// Number of threads in a warp's warpgroup, for a block of `threads` threads.
 pub fn threads_of_group(warp: usize, threads: u32) -> u32 {
     let size = (WARPS * LANES) as u32;
     (threads - warp as u32 / WARPS as u32 * size).min(size)
 }
 
-/// Executes an instruction of the warpgroup: of a product, the registers are those of D; those of A or its
+/// Executes an instruction of the warpgroup. Registers of a product are those of D, those of A or its
 /// descriptor, the descriptor of B, and whether D is added.
 pub fn execute(
     memory: &mut Memory<'_>,
@@ -95,7 +95,7 @@ fn fail<T>(fault: Fault) -> Lane<T> {
     Err((0, Box::new(fault)))
 }
 
-/// What a product multiplies.
+/// The operands of a product.
 struct Operands<'a> {
     /// The descriptor of A, if it has one.
     a: Option<u64>,
@@ -105,7 +105,7 @@ struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Reads what all lanes have to have in the same way.
+    /// Reads the operands that must be the same in all lanes.
     fn of(r: &Registers, form: &WarpgroupProduct, operands: &'a [u16]) -> Lane<Operands<'a>> {
         let same = |register: u16, what| {
             let values = r.wide(register);
@@ -160,7 +160,7 @@ fn multiply(
     )?;
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: this processor has the instructions.
+        // SAFETY: this processor supports the instructions.
         unsafe { sums_with_vectors(r, d, operands.adds, &left, &right) };
         return Ok(());
     }

@@ -1,21 +1,21 @@
-//! Reads of shared memory by `wgmma`, which go by another way than those of other instructions (the async
+//! Reads of shared memory by `wgmma`, which use a different path than those of other instructions (the async
 //! proxy).
 //!
-//! A write is seen there if its thread has executed `fence.proxy.async` behind it, and the block has met at a
-//! barrier since. What a product reads must not be written until each warp has waited for it; the wait makes
-//! that visible to other instructions of its warp, and a barrier to those of the others.
+//! A write is visible to a product if its thread has executed `fence.proxy.async` after it, and the block has
+//! met at a barrier since. Memory that a product reads must not be written until each warp has waited for it.
+//! The wait orders the read before later writes of its own warp, and a barrier before those of the others.
 
 use crate::wgmma::descriptor::CHUNK;
 
-/// Stands for several warps.
+/// Represents several warps.
 const MANY: u32 = u32::MAX;
 
-/// Products that read a chunk of shared memory.
+/// The products that read a chunk of shared memory.
 #[derive(Debug, Clone, Copy, Default)]
 struct Chunk {
-    /// Products that have not been waited for, by all warps.
+    /// Number of products, over all warps, that have not been waited for.
     flying: u32,
-    /// The time of the last wait for one that had read it, the warp, and the line of the product.
+    /// The time of the last wait for a product that had read the chunk, its warp, and the product's line.
     time: u32,
     warp: u32,
     line: u32,
@@ -30,12 +30,12 @@ struct Flight {
     chunks: Vec<u32>,
 }
 
-/// A read that a write meets: the warp and the line.
+/// A read that conflicts with a write: its warp and its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
     pub warp: u32,
     pub line: u32,
-    /// Whether it has not been waited for.
+    /// Set if the product has not been waited for.
     pub flying: bool,
 }
 
@@ -44,9 +44,9 @@ pub struct Reader {
 pub struct Reads {
     chunks: Vec<Chunk>,
     flights: Vec<Flight>,
-    /// What the product that is executed now has read.
+    /// Chunks read by the product that is being executed.
     current: Vec<u32>,
-    /// By thread, the time of its last fence, and of the last one before a barrier.
+    /// For each thread, the time of its last fence, and of its last fence before a barrier.
     fences: Vec<u32>,
     met: Vec<u32>,
 }
@@ -78,25 +78,26 @@ impl Reads {
         self.fences[thread as usize] = time;
     }
 
-    /// Whether a write by `thread` at `time` is seen by products.
+    /// Returns `true` if products see a write by `thread` at `time`.
     pub fn sees(&self, thread: u32, time: u32) -> bool {
         self.met[thread as usize] > time
     }
 
-    /// The product that is executed now reads 16 bytes.
+    /// Records that the current product reads 16 bytes.
     pub fn read(&mut self, address: u32) {
         let chunk = address / CHUNK;
         self.chunks[chunk as usize].flying += 1;
         self.current.push(chunk);
     }
 
-    /// The product that was executed is of this warp and group.
+    /// Assigns the executed product to this warp and group.
     pub fn issued(&mut self, warp: u32, group: u32, line: u32) {
         let chunks = std::mem::take(&mut self.current);
         self.flights.push(Flight { warp, group, line, chunks });
     }
 
-    /// A warp has waited for its first groups, so many, at `time`; the last barrier was at `barrier`.
+    /// Records that a warp has waited for its first `groups` groups at `time`; the last barrier was at
+    /// `barrier`.
     pub fn waited(&mut self, warp: u32, groups: u32, [time, barrier]: [u32; 2]) {
         let chunks = &mut self.chunks;
         let current = &mut self.current;
@@ -110,14 +111,14 @@ impl Reads {
                 let warp = if others { MANY } else { warp };
                 *chunk = Chunk { flying: chunk.flying - 1, time, warp, line: flight.line };
             }
-            // Its memory is used again.
+            // Reuses its memory.
             *current = std::mem::take(&mut flight.chunks);
             current.clear();
             false
         });
     }
 
-    /// The read that a write by a thread of `warp` meets, at its address.
+    /// The read that conflicts with a write by a thread of `warp`, and its address.
     pub fn meets(&self, [address, bytes]: [u32; 2], warp: u32, barrier: u32) -> Option<(u32, Reader)> {
         let numbers = address / CHUNK..(address + bytes).div_ceil(CHUNK);
         let (number, chunk) =

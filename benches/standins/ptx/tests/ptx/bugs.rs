@@ -1,11 +1,11 @@
-//! Bugs that are planted in kernels: each is found where it is, and the same kernel without it runs.
+//! Bugs planted into kernels: each is found at its place, and the same kernel without it runs.
 
 use kiln_ptx::{DeviceMemory, Error, Fault, Space};
 
 use crate::support::{Buffer, fault, kernel, launch, mended, text};
 
-/// 64 threads: `%t` is the thread, `%s` the address of its word of shared memory, `%n` that of a neighbour in the
-/// other warp, `%g` that of its word in global memory.
+/// 64 threads: `%t` is the thread, `%s` the address of its word of shared memory, `%n` that of a neighbour in
+/// the other warp, `%g` the address of its word in global memory.
 const START: &str = ".reg .b32 %t, %s, %n, %r<16>;\n.reg .b64 %g, %y, %b;\n.reg .pred %p, %q;
     mov.u32 %t, %tid.x;
     mov.u32 %r0, tile;
@@ -17,8 +17,8 @@ fn planted(body: &str) -> String {
     text(1, ".shared .align 16 .b8 tile[1024];", &format!("{START}{body}"))
 }
 
-/// The fault of `body`, which has to be in the line that ends in `// here`; without the lines that end in `//
-/// bug`, or with what stands behind `// mended:`, the kernel has none.
+/// The fault of `body`, which must be in the line that ends in `// here`. The kernel has no fault without the
+/// lines that end in `// bug`, or with the text after `// mended:` instead.
 #[track_caller]
 fn found(body: &str) -> Error {
     let memory = DeviceMemory::default();
@@ -41,7 +41,7 @@ fn a_missing_barrier_between_write_and_read() {
         // mended:bar.sync 0;
         ld.shared.u32 %r1, [%n]; // here",
     );
-    // The first warp reads what the second has not even written; told is the first that is met.
+    // The first warp reads words that the second has not written yet; the first such read is reported.
     assert!(matches!(error.fault, Fault::Uninitialised { space: Space::Shared, .. }), "{error}");
     let error = found(
         "st.shared.u32 [%s], %t;
@@ -82,7 +82,7 @@ fn two_threads_that_write_one_place() {
     assert_eq!((other.thread, error.thread), (0, [32, 0, 0]));
 }
 
-/// In one warp, lanes see each other's writes after `bar.warp.sync` alone.
+/// Within a warp, lanes see each other's writes only after `bar.warp.sync`.
 #[test]
 fn a_missing_barrier_of_a_warp() {
     let error = found(
@@ -119,7 +119,7 @@ fn a_copy_that_nobody_waits_for() {
     assert!(matches!(error.fault, Fault::Pending { .. }), "{error}");
 }
 
-/// A wait is one's own: what others have copied is there after a barrier.
+/// A wait applies to the own thread only: copies of others are visible after a barrier.
 #[test]
 fn a_missing_barrier_behind_a_wait() {
     let error = found(&format!(
@@ -177,7 +177,7 @@ fn reads_of_what_nothing_has_written() {
     let text = planted("ld.global.u32 %r1, [%g];");
     let error = fault(&text, [1, 64], &memory, &[&data]);
     assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: data.address() });
-    // Copies take with them what is not written.
+    // Copies of unwritten bytes are unwritten.
     let written = Buffer::new(&memory, &[0; 64]);
     memory.copied(written.address() + 8, data.address(), 4);
     let error = fault(&text, [1, 64], &memory, &[&written]);
@@ -186,7 +186,7 @@ fn reads_of_what_nothing_has_written() {
     launch(&kernel(&text), &memory, [1, 64], &[&data]).unwrap();
 }
 
-/// The fault of a grid of two blocks, each with two warps; `%r1` is the block.
+/// The fault of a grid of two blocks with two warps each; `%r1` is the block.
 #[track_caller]
 fn between_blocks(body: &str) -> Fault {
     let memory = DeviceMemory::default();
@@ -195,7 +195,7 @@ fn between_blocks(body: &str) -> Fault {
         let text = planted(&format!("mov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p, %r1, 0;\n{body}"));
         launch(&kernel(&text), &memory, [2, 64], &[&data])
     };
-    // One launch after the other is in order, and so is what each block has for itself.
+    // Successive launches are ordered, and so are the accesses of each block to its own words.
     run("@%p st.global.u32 [%g], %t;").unwrap();
     run("@%p st.global.u32 [%g], %t;\n@%p ld.global.u32 %r2, [%g];").unwrap();
     match run(body) {
@@ -210,14 +210,14 @@ fn blocks_that_write_and_read_the_same_place() {
     let fault = between_blocks("st.global.u32 [%g], %t;");
     assert!(matches!(fault, Fault::WriteAfterWrite { space, .. } if space == global), "{fault}");
     let fault = between_blocks("@%p st.global.u32 [%g], %t;\n@!%p ld.global.u32 %r2, [%g];");
-    // Which block is first depends on the threads of the host.
+    // The order of the blocks depends on the threads of the host.
     let race = |fault: &Fault| matches!(fault, Fault::ReadAfterWrite { .. } | Fault::WriteAfterRead { .. });
     assert!(race(&fault), "{fault}");
     let fault = between_blocks("ld.global.u32 %r2, [%g];\n@!%p st.global.u32 [%g], %t;");
     assert!(race(&fault), "{fault}");
 }
 
-/// A block may read a half and write it, while another one does the same with the other half.
+/// A block may read and write one half while another block does the same with the other half.
 #[test]
 fn blocks_that_change_the_halves_of_a_word() {
     let memory = DeviceMemory::default();
@@ -230,7 +230,7 @@ fn blocks_that_change_the_halves_of_a_word() {
     assert_eq!(data.values(), [3 << 16 | 3; 64]);
 }
 
-/// Halves of a word are places of their own.
+/// Halves of a word are independent.
 #[test]
 fn threads_that_write_the_halves_of_a_word() {
     let memory = DeviceMemory::default();
@@ -374,7 +374,7 @@ fn a_matrix_whose_rows_are_not_aligned() {
     assert!(matches!(error.fault, Fault::Stride { stride: 33 }), "{error}");
 }
 
-/// A fragment that is loaded transposed has no fault; the product is wrong.
+/// A fragment loaded transposed causes no fault; the product is wrong.
 #[test]
 fn a_fragment_that_is_transposed() {
     let product = |trans: &str| {
@@ -395,12 +395,13 @@ fn a_fragment_that_is_transposed() {
         launch(&kernel(&planted(&body)), &memory, [1, 64], &[&data]).unwrap();
         data.values()[..4].iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>()
     };
-    // The one of B is at (k, n) = (2, 0) as a column, at (0, 2) as a row: another column of the product.
+    // The one of B is at (k, n) = (2, 0) as a column, and at (0, 2) as a row: in another column of the
+    // product.
     assert_eq!(product(""), [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(product(".trans"), [0.0, 1.0, 0.0, 0.0]);
 }
 
-/// An accumulator whose zeros were forgotten: a GPU has in it what the last kernel left.
+/// An accumulator that is not zeroed: on a GPU, it contains the last kernel's values.
 #[test]
 fn a_register_that_is_read_before_it_is_written() {
     let error = found(
@@ -417,7 +418,7 @@ fn a_register_that_is_read_before_it_is_written() {
     assert_eq!(error.thread, [0, 0, 0]);
 }
 
-/// Lanes are told apart.
+/// Lanes are distinguished.
 #[test]
 fn a_register_that_some_lanes_have_not_written() {
     let error = found(

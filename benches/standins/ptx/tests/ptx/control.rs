@@ -1,4 +1,4 @@
-//! Branches, barriers, and what goes across the lanes of a warp.
+//! Branches, barriers, and instructions across the lanes of a warp.
 
 use kiln_ptx::{DeviceMemory, LaunchError};
 
@@ -29,7 +29,7 @@ fn lanes_take_their_own_branches_and_meet_again() {
     assert_eq!(lanes(&[&values], body), wanted);
 }
 
-/// Loops of as many turns as each lane wants, one in the other, with an exit in the middle.
+/// Nested loops with a different number of iterations in each lane, and with an exit in the middle.
 #[test]
 fn lanes_leave_loops_when_they_are_done() {
     let values: Vec<u32> = random(96, 2).iter().map(|v| v % 23).collect();
@@ -90,7 +90,7 @@ fn lanes_that_return_early_are_no_longer_there() {
     assert_eq!(result.values(), wanted);
 }
 
-/// The manual's formula, with clamps and segments, for all kinds.
+/// The manual's formula with clamps and segments, for all kinds.
 #[test]
 fn shuffles_move_values_inside_of_their_segments() {
     let values = random(32, 3);
@@ -159,7 +159,8 @@ fn votes_ask_all_lanes() {
     assert_eq!([ballots[0], ballots[32], ballots[95]], [bits(0), bits(1), bits(2)]);
 }
 
-/// Each thread writes its place, and reads another warp's after the barrier; twice, so that places are used again.
+/// Each thread writes its word and, after the barrier, reads one of another warp; twice, so that words are
+/// reused.
 #[test]
 fn barriers_join_warps() {
     let memory = DeviceMemory::default();
@@ -182,7 +183,7 @@ fn barriers_join_warps() {
     assert_eq!(result.values(), (0..256).map(|t| t << 16 | (255 - t)).collect::<Vec<_>>());
 }
 
-/// A block whose last warp is not full, and grids of three dimensions.
+/// A block whose last warp is incomplete, and grids of three dimensions.
 #[test]
 fn threads_and_blocks_have_their_numbers() {
     let memory = DeviceMemory::default();
@@ -217,7 +218,7 @@ fn launches_that_no_device_has_are_refused() {
     let plain = kernel(&text(0, "", ""));
     assert!(refused(&plain, [1, 1025]));
     assert!(refused(&plain, [u32::MAX, 32]));
-    // 48 KiB, and more if the function was allowed to ask for it.
+    // 48 KiB, or more if the function is allowed to request it.
     let mut asks = kiln_ptx::Launch::new(&plain, [1; 3], [32, 1, 1], &[]).unwrap();
     asks.dynamic_shared = 100 << 10;
     assert!(matches!(asks.run(&memory, kiln_ptx::Options::default()), Err(LaunchError::Refused(_))));
@@ -231,7 +232,7 @@ fn launches_that_no_device_has_are_refused() {
 fn an_unknown_instruction_is_told_with_its_line() {
     let error = kiln_ptx::module(&text(0, "", ".reg .b32 %r<2>;\nfrob.b32 %r0, %r1;")).unwrap_err();
     assert_eq!(error.to_string(), "line 8: the instruction `frob.b32` is not known");
-    // A flag that is not known makes another instruction.
+    // An unknown flag makes a different instruction.
     let error = kiln_ptx::module(&text(0, "", ".reg .b32 %r<2>;\nadd.frob.s32 %r0, %r1, %r1;")).unwrap_err();
     assert_eq!(error.to_string(), "line 8: the instruction `add.frob.s32` is not known");
     let error = kiln_ptx::module(&text(0, "", "bra NOWHERE;")).unwrap_err();

@@ -2,7 +2,7 @@
 
 use crate::support::{edges, floats, lanes, random, same};
 
-/// The value of a half with so many bits of fraction, by the definition of the format.
+/// The value of a half with this many fraction bits, by the definition of the format.
 fn half_value(bits: u32, fraction_bits: u32) -> f64 {
     let exponent_bits = 15 - fraction_bits;
     let bias = (1 << (exponent_bits - 1)) - 1;
@@ -17,13 +17,13 @@ fn half_value(bits: u32, fraction_bits: u32) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
-/// The nearest half: looked for among all of them.
+/// The nearest half, found by searching all halves.
 fn nearest_half(value: f32, fraction_bits: u32) -> u32 {
     if value.is_nan() {
         return 0x7fff;
     }
     let infinity = ((1 << (15 - fraction_bits)) - 1) << fraction_bits;
-    // Positive halves are in the order of their bits; infinity stands for the next power of two.
+    // Positive halves are ordered by their bits; infinity represents the next power of two.
     let magnitude = f64::from(value.abs());
     let place = |bits: u32| match bits == infinity {
         true => 2.0 * half_value(infinity - (1 << fraction_bits), fraction_bits),
@@ -38,7 +38,7 @@ fn nearest_half(value: f32, fraction_bits: u32) -> u32 {
 
 fn values() -> Vec<f32> {
     let mut values = edges(7);
-    // Middles between two halves, and what is just beside them.
+    // Midpoints between two halves, and their neighbours.
     for bits in [
         0x3f80_8000,
         0x3f81_8000,
@@ -68,10 +68,10 @@ fn f32_to_halves_is_the_nearest() {
     }
 }
 
-/// From f64 without a detour over f32, which would round twice.
+/// From f64 directly; via f32, the value would be rounded twice.
 #[test]
 fn f64_to_halves_is_rounded_once() {
-    // Middles of two halves, and what is beside them by the last bit of f64.
+    // Midpoints of two halves, and values that differ from them in the last bit of f64.
     for (kind, middle, low, high) in
         [("bf16", 1.0 + 1.0 / 256.0, 0x3f80, 0x3f81), ("f16", 1.0 + 1.0 / 2048.0, 0x3c00, 0x3c01)]
     {
@@ -118,7 +118,7 @@ fn halves_to_f32_are_exact() {
     }
 }
 
-/// Ten bits of fraction, and of two the one that is further from zero.
+/// Ten fraction bits; ties away from zero.
 #[test]
 fn tf32_is_the_nearest_and_further_from_zero() {
     let values = values();
@@ -149,7 +149,7 @@ fn integers_to_floats_are_rounded_as_asked() {
         for (kind, signed) in [("s32", true), ("u32", false)] {
             for (&value, result) in values.iter().zip(run(&format!("cvt.{name}.f32.{kind} %r0, %r1;"))) {
                 let exact = if signed { i64::from(value as i32) } else { i64::from(value) };
-                // The floats around it, as integers, which they are.
+                // The floats around it as integers, which they are.
                 let near = exact as f32;
                 let (low, high) = match (near as i64).cmp(&exact) {
                     std::cmp::Ordering::Less => (near, near.next_up()),
@@ -168,7 +168,7 @@ fn integers_to_floats_are_rounded_as_asked() {
     }
     let halves = lanes(&[&values], "cvt.rn.bf16.s32 %h1, %r1;\ncvt.u32.u16 %r0, %h1;");
     for (&value, bits) in values.iter().zip(halves) {
-        // The nearest bf16 by distance: no other is nearer.
+        // The nearest bf16: no other has a smaller distance.
         let (exact, at) = (f64::from(value as i32), |bits: u32| half_value(bits, 7));
         let distance = (at(bits) - exact).abs();
         assert!(distance <= (at(bits + 1) - exact).abs(), "{value}");
@@ -190,7 +190,7 @@ fn floats_to_integers_stay_within_their_limits() {
         let whole = floats(&[&values], &format!("cvt.{name}.f32.f32 %r0, %r1;"));
         for (i, &value) in values.iter().enumerate() {
             let rounded = round(f64::from(value));
-            // Casts of Rust keep to the limits of their type, and make 0 of what is no number, as PTX does.
+            // Rust's casts saturate to the limits of their type and turn NaN into 0, as in PTX.
             assert_eq!(signed[i].to_bits(), rounded as i32 as u32, "{name} s32 {value:e}");
             assert_eq!(unsigned[i].to_bits(), rounded as u32, "{name} u32 {value:e}");
             assert!(same(whole[i], rounded as f32), "{name} f32 {value:e}");

@@ -1,12 +1,12 @@
-//! Sums of products of f32 as they are, without rounding, and the f32 around them.
+//! Exact sums of products of f32, and the f32 values around them.
 
 use std::cmp::Ordering;
 
 const WORDS: usize = 12;
-/// The exponent of the lowest bit: the smallest product of two f32.
+/// The exponent of the lowest bit, that of the smallest product of two f32.
 const LOWEST: i32 = -298;
 
-/// A number in two's complement, with the point `-LOWEST` bits from the right.
+/// A number in two's complement, with the binary point `-LOWEST` bits from the right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exact([u64; WORDS]);
 
@@ -77,7 +77,7 @@ impl Exact {
 
     /// The largest f32 that is not greater, which may be -∞.
     pub fn floor(self) -> f32 {
-        // Floats in their order have these numbers.
+        // Numbers of floats in ascending order.
         let float =
             |key: i64| f32::from_bits(if key >= 0 { key as u32 } else { (-1 - key) as u32 | 1 << 31 });
         let (mut low, mut high) = (-1 - 0x7f80_0000i64, 0x7f80_0000i64);
@@ -97,10 +97,10 @@ impl Exact {
         -Exact([0; WORDS]).minus(self).floor()
     }
 
-    /// The nearest f32, of two the one whose last bit is 0.
+    /// The nearest f32; ties to the one whose last bit is 0.
     pub fn nearest(self) -> f32 {
         let (low, high) = (self.floor(), self.ceiling());
-        // Infinity stands where the float behind the largest would.
+        // Infinity is treated as the float after the largest.
         let place = |value: f32| match value.is_infinite() {
             true => Exact::product(2f32.powi(127).copysign(value), 2.0),
             false => Exact::of(value),

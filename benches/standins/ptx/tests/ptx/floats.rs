@@ -1,9 +1,9 @@
-//! Arithmetic on f32 and on halves, in all directions of rounding.
+//! Arithmetic on f32 and on halves, with all rounding modes.
 
 use crate::exact::Exact;
 use crate::support::{edges, floats, lanes, same};
 
-/// Runs `body` on edge values in blocks of up to 1024 threads, and compares with `expected`.
+/// Runs `body` on edge values in blocks of up to 1024 threads, and compares the results with `expected`.
 #[track_caller]
 fn check(body: &str, expected: impl Fn(f32, f32, f32) -> f32) {
     let [a, b, c] = [edges(1), edges(2), edges(3)];
@@ -20,7 +20,8 @@ fn check(body: &str, expected: impl Fn(f32, f32, f32) -> f32) {
     }
 }
 
-/// The sum of a product and a number, rounded by `round`; `ieee` says what is not a finite sum.
+/// The sum of a product and a number, rounded by `round`. IEEE arithmetic gives the results that are not
+/// finite sums.
 fn rounded(a: f32, b: f32, c: f32, round: fn(Exact) -> f32, down: bool) -> f32 {
     let ieee = a.mul_add(b, c);
     if ![a, b, c].iter().all(|v| v.is_finite()) {
@@ -28,7 +29,7 @@ fn rounded(a: f32, b: f32, c: f32, round: fn(Exact) -> f32, down: bool) -> f32 {
     }
     let sum = Exact::product(a, b).plus(Exact::of(c));
     if sum.is_zero() {
-        // Zeros of one sign keep it; opposite numbers leave +0, or -0 where results go down.
+        // Zeros of the same sign keep it; opposite numbers give +0, or -0 if results are rounded down.
         let product_negative = a.is_sign_negative() != b.is_sign_negative();
         let zeros = (a == 0.0 || b == 0.0) && c == 0.0;
         let negative =
@@ -36,7 +37,7 @@ fn rounded(a: f32, b: f32, c: f32, round: fn(Exact) -> f32, down: bool) -> f32 {
         return if negative { -0.0 } else { 0.0 };
     }
     let value = round(sum);
-    // What is rounded to zero keeps its sign.
+    // A value rounded to zero keeps its sign.
     if value == 0.0 { 0.0f32.copysign(if sum.is_negative() { -1.0 } else { 1.0 }) } else { value }
 }
 
@@ -106,7 +107,7 @@ fn saturated_results_are_between_zero_and_one() {
     check("cvt.sat.f32.f32 %r0, %r1;", |a, _, _| bound(a));
 }
 
-/// A quotient or a root is the nearest if no neighbour is nearer, when multiplied out.
+/// A quotient or a root is the nearest if, after multiplying out, no neighbour is closer.
 #[test]
 fn quotients_and_roots_are_the_nearest() {
     let moderate = |v: f32| v.is_normal() && (1e-15..1e15).contains(&v.abs());
@@ -136,7 +137,7 @@ fn quotients_and_roots_are_the_nearest() {
     let roots = floats(&[&a], "sqrt.rn.f32 %r0, %r1;");
     for (&a, &root) in a.iter().zip(&roots) {
         if moderate(a) && a > 0.0 {
-            // The root lies between the middles to both neighbours: (r ± u/2)² = r² ± r·u + u²/4.
+            // The root lies between the midpoints to both neighbours: (r ± u/2)² = r² ± r·u + u²/4.
             let half = (root.next_up() - root) / 2.0;
             let square = |sign: f32| {
                 let twice = Exact::product(2.0 * sign * root, half);
@@ -197,7 +198,7 @@ fn minima_prefer_numbers_unless_they_are_told_otherwise() {
 fn signs_are_changed_and_copied() {
     check("neg.f32 %r0, %r1;", |a, _, _| -a);
     check("abs.f32 %r0, %r1;", |a, _, _| a.abs());
-    // The sign of the first operand, the value of the second.
+    // The sign of the first operand with the value of the second.
     check("copysign.f32 %r0, %r1, %r2;", |a, b, _| b.copysign(a));
 }
 
@@ -230,24 +231,24 @@ fn comparisons_that_give_numbers() {
     assert_eq!(bits(halves), [0, 0, 0x3c00]);
 }
 
-/// Halves: the exact result, rounded once to 8 or 11 bits, even where f32 and f64 would round before.
+/// Halves: the exact result, rounded once to 8 or 11 bits, even where f32 and f64 would round first.
 #[test]
 fn arithmetic_on_halves_is_rounded_once() {
-    // 1 + 2⁻⁸ is the middle of two bf16; what is added is far below the last bit of f64.
+    // 1 + 2⁻⁸ is the midpoint of two bf16; the added value is far below the last bit of f64.
     let body = "
         .reg .b16 a, b, c, d;
         mov.b32 {a, b}, %r1;
         mov.b32 {c, d}, %r2;
         fma.rn.bf16 d, a, b, c;
         cvt.u32.u16 %r0, d;";
-    // 1.0078125 · 1.9921875 + tiny, of both signs, and a sum that is exact.
+    // 1.0078125 · 1.9921875 + tiny, with both signs, and an exact sum.
     let product = |a: u32, b: u32| b << 16 | a;
     let inputs =
         [product(0x3f81, 0x3f81), product(0x3f81, 0x3f81), product(0x3f80, 0x4000), product(0x3f88, 0x3f88)];
     let third = [0x0080, 0x8080, 0x3f80, 0x0000];
     // (1 + 2⁻⁷)² = 1 + 2⁻⁶ + 2⁻¹⁴, nearest 1 + 2⁻⁶; 2 + 1; (1 + 2⁻⁴)² = 1 + 2⁻³ + 2⁻⁸, a tie.
     assert_eq!(lanes(&[&inputs, &third], body), [0x3f82, 0x3f82, 0x4040, 0x3f90]);
-    // The tie again, with tiny numbers on both sides of it.
+    // The tie again, with tiny numbers added on both sides.
     assert_eq!(lanes(&[&[inputs[3]; 3], &[0x0080, 0x8080, 0x8000]], body), [0x3f91, 0x3f90, 0x3f90]);
     let sums = "
         .reg .b16 a, b, d;

@@ -78,7 +78,7 @@ fn quotients_of_numbers_with_and_without_signs() {
     check("max.s32 %r0, %r1, %r2;", |a, b, _| if (a as i32) > b as i32 { a } else { b });
 }
 
-/// Shifts by more bits than there are leave nothing, or the sign.
+/// Shifts by more than the width leave nothing, or the sign.
 #[test]
 fn shifts_end_at_the_width() {
     check("shl.b32 %r0, %r1, %r2;", |a, b, _| a.checked_shl(b).unwrap_or(0));
@@ -97,7 +97,7 @@ fn bits_are_combined_inserted_and_counted() {
     check("popc.b32 %r0, %r1;", |a, _, _| (0..32).map(|i| a >> i & 1).sum());
     check("clz.b32 %r0, %r1;", |a, _, _| (0..32).rev().take_while(|i| a >> i & 1 == 0).count() as u32);
     check("brev.b32 %r0, %r1;", |a, _, _| (0..32).map(|i| (a >> i & 1) << (31 - i)).sum());
-    // The manual's loop: bit by bit, as far as there are bits.
+    // The manual's loop: bit by bit, within the width.
     check("bfi.b32 %r0, %r1, %r2, %r3, 5;", |a, b, c| {
         let (mut result, place) = (b, c & 0xff);
         for i in 0..5 {

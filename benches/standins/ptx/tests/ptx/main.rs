@@ -1,5 +1,5 @@
-//! The interpreter: instructions against what PTX's manual says of them, computed in other ways; and bugs
-//! that are planted in kernels, each of which has to be found in its line.
+//! The interpreter: instructions compared with independent computations of PTX's manual, and bugs planted
+//! into kernels, each of which must be found in its line.
 
 mod bugs;
 mod control;

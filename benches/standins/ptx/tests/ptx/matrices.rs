@@ -1,4 +1,4 @@
-//! Fragments of matrices: which lane has which element, and products against plain ones.
+//! Fragments of matrices: the elements of each lane, and products compared with plain ones.
 
 use kiln_ptx::DeviceMemory;
 
@@ -13,7 +13,7 @@ fn bf16(value: i32) -> u32 {
     (value as f32).to_bits() >> 16
 }
 
-/// f16 of a whole number up to 2048.
+/// The f16 of a whole number up to 2048.
 fn f16(value: i32) -> u32 {
     if value == 0 {
         return 0;
@@ -31,7 +31,7 @@ fn product(a: &[i32], b: &[i32], c: &[i32], [m, n, k]: [usize; 3]) -> Vec<i32> {
     (0..m * n).map(|i| one(i / n, i % n)).collect()
 }
 
-/// One warp: registers of A, B and C are loaded from the buffers, lane by lane, and those of D stored.
+/// Runs one warp: loads registers of A, B and C from the buffers lane by lane, and stores those of D.
 fn mma(name: &str, [a, b]: [usize; 2], fragments: [Vec<u32>; 3]) -> Vec<u32> {
     let memory = DeviceMemory::default();
     let inputs = fragments.map(|values| Buffer::new(&memory, &values));
@@ -64,8 +64,8 @@ fn mma(name: &str, [a, b]: [usize; 2], fragments: [Vec<u32>; 3]) -> Vec<u32> {
     result.values()
 }
 
-/// The fragments of `m16n8k8` and `m16n8k16` as the manual lists them: `groupID = lane >> 2`, `threadID = lane % 4`;
-/// for each element `ai` of a lane, its row and column.
+/// The fragments of `m16n8k8` and `m16n8k16` as listed in the manual: `groupID = lane >> 2`, `threadID = lane
+/// % 4`; row and column for each element `ai` of a lane.
 #[test]
 fn products_of_halves_have_the_manuals_fragments() {
     for (kind, half) in [("bf16", bf16 as fn(i32) -> u32), ("f16", f16)] {
@@ -137,7 +137,7 @@ fn products_of_tf32_have_the_manuals_fragments() {
                 (0..4).map(|i| bits(c[(group + if i < 2 { 0 } else { 8 }) * 8 + thread * 2 + (i & 1)])),
             );
         }
-        // What the lowest bits add would show in these sums.
+        // If the lowest bits were added, these sums would show it.
         let name = format!("mma.sync.aligned.m16n8k{k}.row.col.f32.tf32.tf32.f32");
         let d = mma(&name, [k / 2, k / 4], [fa, fb, fc]);
         let expected = product(&a, &b, &c, [16, 8, k]);
@@ -154,11 +154,11 @@ fn products_of_tf32_have_the_manuals_fragments() {
     }
 }
 
-/// Sums go from the accumulator on in the order of k, each rounded to f32.
+/// Sums start with the accumulator and follow the order of k, each rounded to f32.
 #[test]
 fn sums_of_products_are_rounded_in_the_order_of_k() {
     let one = bf16(1);
-    // Row 0 of A is 1 at each k; column 0 of B has what is added.
+    // Row 0 of A is 1 at each k; column 0 of B has the numbers to add.
     let added: Vec<f32> = (0..16).map(|k| if k == 0 { 16_777_216.0 } else { 1.0 }).collect();
     let b = |k: usize| added[k].to_bits() >> 16;
     let fa = (0..32)
@@ -173,12 +173,12 @@ fn sums_of_products_are_rounded_in_the_order_of_k() {
     let mut fc = vec![0; 128];
     fc[0] = 1f32.to_bits();
     let d = mma("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [4, 2], [fa, fb, fc]);
-    // 2²⁴ + 1 is 2²⁴ again, fifteen times over.
+    // 2²⁴ + 1 is rounded to 2²⁴, fifteen times.
     assert_eq!(f32::from_bits(d[0]), added.iter().fold(1.0, |sum, v| sum + v));
     assert_eq!(f32::from_bits(d[0]), 16_777_216.0);
 }
 
-/// A kernel that copies `words` from its first argument to shared memory, and goes on with `body`.
+/// A kernel that copies `words` words from its first argument to shared memory, and continues with `body`.
 fn with_shared(words: usize, body: &str) -> String {
     let code = format!(
         ".reg .b32 %t, %s, %r<32>;\n.reg .b64 %x, %y;\n.reg .pred %p;\nmov.u32 %t, %tid.x;\nmov.u32 %s, tile;
@@ -199,7 +199,7 @@ fn with_shared(words: usize, body: &str) -> String {
 #[test]
 fn ldmatrix_hands_out_rows_and_columns() {
     for (count, transposed) in [(1, false), (2, false), (4, false), (1, true), (2, true), (4, true)] {
-        // Four matrices of 8 × 8, one behind the other; element (row, column) of matrix m is 64 m + 8 row + column.
+        // Four consecutive 8 × 8 matrices; element (row, column) of matrix m is 64 m + 8 row + column.
         let words: Vec<u32> = (0..128).map(|i| (2 * i) | (2 * i + 1) << 16).collect();
         let registers = ["%r10", "%r11", "%r12", "%r13"][..count].join(", ");
         let trans = if transposed { ".trans" } else { "" };
@@ -234,13 +234,13 @@ fn ldmatrix_hands_out_rows_and_columns() {
     }
 }
 
-/// `wmma` from and to memory: all layouts of A and B, against plain products.
+/// `wmma` from and to memory: all layouts of A and B, compared with plain products.
 #[test]
 fn wmma_multiplies_matrices_in_all_layouts() {
     for (kind, k, registers) in [("bf16", 16, 4), ("f16", 16, 8), ("tf32", 8, 4)] {
         for (layout_a, layout_b) in [("row", "row"), ("row", "col"), ("col", "row"), ("col", "col")] {
             let (a, b, c) = (whole(16 * k, 7), whole(k * 16, 8), whole(256, 9));
-            // Rows with room behind them.
+            // Rows with padding behind them.
             let stored = |values: &[i32], rows: usize, columns: usize, layout: &str| {
                 let (lines, length) = if layout == "row" { (rows, columns) } else { (columns, rows) };
                 let mut elements = Vec::new();
@@ -299,14 +299,14 @@ fn wmma_multiplies_matrices_in_all_layouts() {
     }
 }
 
-/// The way of attention: two tiles in shared memory, `ldmatrix` for A, with `.trans` for B, and a product.
+/// The method of attention: two tiles in shared memory, `ldmatrix` for A, with `.trans` for B, and a product.
 #[test]
 fn a_product_of_two_tiles_in_shared_memory() {
     let (a, b) = (whole(256, 10), whole(256, 11));
     let half =
         |values: &[i32]| values.chunks(2).map(|pair| bf16(pair[0]) | bf16(pair[1]) << 16).collect::<Vec<_>>();
     let words = [half(&a), half(&b)].concat();
-    // Lane l has the row l % 16 of a tile, at its left or right half.
+    // Lane l addresses row l % 16 of a tile, in its left or right half.
     let body = "
         and.b32 %r3, %t, 15;\nshl.b32 %r3, %r3, 5;\nshr.u32 %r4, %t, 4;\nshl.b32 %r4, %r4, 4;
         add.s32 %r3, %r3, %r4;\nadd.s32 %r3, %r3, %s;

@@ -60,7 +60,7 @@ fn generic_addresses_say_their_space() {
     assert_eq!(to.values(), from.values());
 }
 
-/// Values of a thread's own, at an index that is known when it runs, in a loop.
+/// Per-thread values with an index known only at run time, in a loop.
 #[test]
 fn local_memory_is_one_threads() {
     let values: Vec<u32> = (0..64).collect();
@@ -93,7 +93,8 @@ fn parameters_are_read_at_any_place() {
     assert_eq!(to.values(), [11, 14, 12, 13, 200]);
 }
 
-/// Copies of two groups: the first is waited for while the second may go on; the rest of a short source is zero.
+/// Copies in two groups: the first is waited for while the second may continue; the rest of a short source is
+/// zero.
 #[test]
 fn cp_async_copies_in_groups() {
     let memory = DeviceMemory::default();
@@ -138,9 +139,9 @@ fn atomic_operations_count_every_thread() {
         ld.param.u64 %x, [p1];\nmul.wide.u32 %y, %r0, 4;\nadd.s64 %x, %x, %y;\nst.global.u32 [%x], 1;";
     let kernel = kernel(&text(2, "", &format!("{PLACES}{code}")));
     launch(&kernel, &memory, [8, 64], &[&sums, &ones]).unwrap();
-    // -1 is the least of all; 1 + 8 in f16 is 0x4880, beside another half.
+    // -1 is the minimum; 1 + 8 in f16 is 0x4880, next to another half.
     assert_eq!(sums.values(), [512, u32::MAX, 511, 512f32.to_bits(), 0x3c00_4880, 9]);
-    // Each of them has got another number back.
+    // Each thread got a different previous value.
     assert_eq!(ones.values()[..512], [1; 512]);
 }
 
@@ -159,7 +160,7 @@ fn atomic_operations_in_shared_memory() {
     assert_eq!(result.values(), [255 * 128]);
 }
 
-/// Shared memory whose size the launch says begins behind what the text asks for.
+/// Shared memory whose size the launch sets begins after the memory in the text.
 #[test]
 fn dynamic_shared_memory_is_behind_the_rest() {
     let memory = DeviceMemory::default();
@@ -175,7 +176,7 @@ fn dynamic_shared_memory_is_behind_the_rest() {
     assert_eq!(result.values(), [128, 8, 0, 64]);
 }
 
-/// Words that a kernel only moves may be some that nothing has written: then nothing has written the copy.
+/// Words that a kernel only moves may be unwritten: the copy is then unwritten too.
 #[test]
 fn copies_of_what_nothing_has_written_are_not_written() {
     let addresses =
@@ -188,12 +189,12 @@ fn copies_of_what_nothing_has_written_are_not_written() {
         format!("{addresses}ld.global.u32 %r1, [%a];\nadd.u32 %r1, %r1, 1;\nst.global.u32 [%b], %r1;");
     let memory = DeviceMemory::default();
     let (from, to, other) = (Buffer::raw(&memory, 128), Buffer::raw(&memory, 128), Buffer::raw(&memory, 128));
-    // All but the third word of the second thread.
+    // All except the third word of the second thread.
     memory.wrote(from.address(), 24);
     memory.wrote(from.address() + 28, 512 - 28);
     launch(&kernel(&text(2, "", &moves)), &memory, [1, 32], &[&from, &to]).unwrap();
     assert_eq!(to.values(), from.values());
-    // What was written before is not written any more, and every other word is.
+    // A word written before becomes unwritten, and every other word is written.
     let error = fault(&text(2, "", &computes.replace("[%a]", "[%a+8]")), [1, 32], &memory, &[&to, &other]);
     assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: to.address() + 24 });
     assert_eq!(error.thread, [1, 0, 0]);
@@ -201,12 +202,12 @@ fn copies_of_what_nothing_has_written_are_not_written() {
         let kernel = kernel(&text(2, "", &computes.replace("[%a]", offset)));
         launch(&kernel, &memory, [1, 32], &[&to, &other]).unwrap();
     }
-    // Once it is written, its copy is, too.
+    // Once the original is written, so is the copy.
     memory.wrote(from.address() + 24, 4);
     launch(&kernel(&text(2, "", &moves)), &memory, [1, 32], &[&from, &to]).unwrap();
     launch(&kernel(&text(2, "", &computes.replace("[%a]", "[%a+8]"))), &memory, [1, 32], &[&to, &other])
         .unwrap();
-    // A value that is moved and computed with is computed with.
+    // A value that is moved and also used in a computation counts as used.
     let both = format!(
         "{addresses}ld.global.u32 %r1, [%a];\nst.global.u32 [%b], %r1;\nadd.u32 %r2, %r1, 1;\nst.global.u32 [%b], %r2;"
     );
@@ -215,7 +216,7 @@ fn copies_of_what_nothing_has_written_are_not_written() {
     assert_eq!(error.fault, Fault::Uninitialised { space: Space::Global, address: raw.address() });
 }
 
-/// What nothing has written may be loaded where something else is chosen, as in CubeCL's matrix products.
+/// An unwritten value may be loaded if another one is selected, as in CubeCL's matrix products.
 #[test]
 fn a_value_that_nothing_has_written_must_not_be_chosen() {
     let code = |predicate: &str| {
@@ -235,7 +236,7 @@ fn a_value_that_nothing_has_written_must_not_be_chosen() {
     };
     let memory = DeviceMemory::default();
     let (from, to) = (Buffer::raw(&memory, 64), Buffer::raw(&memory, 64));
-    // The second value of thread 20 is the first one that is missing.
+    // The second value of thread 20 is the first unwritten one.
     memory.wrote(from.address(), 8 * 20 + 4);
     launch(&kernel(&code("lt")), &memory, [1, 32], &[&from, &to]).unwrap();
     let error = fault(&code("le"), [1, 32], &memory, &[&from, &to]);

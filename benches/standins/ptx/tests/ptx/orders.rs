@@ -1,5 +1,6 @@
-//! Programs of many streams at random: those whose waits are all there have the result of one stream and are told
-//! nothing, and one whose wait is left out is told if and only if two uses of a buffer have lost their order.
+//! Random programs of many streams. Programs with all waits give the result of a single stream, without
+//! reports. A program with one wait removed gives a report if and only if two uses of a buffer have become
+//! unordered.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +10,7 @@ const STREAMS: usize = 4;
 const BUFFERS: usize = 5;
 const STEPS: usize = 30;
 
-/// A sequence of numbers that looks random.
+/// A pseudo-random sequence of numbers.
 struct Random(u64);
 
 impl Random {
@@ -19,7 +20,7 @@ impl Random {
     }
 }
 
-/// What a stream is given: `to = 3 * to + from + 1`, behind steps of other streams.
+/// A step of a stream: `to = 3 * to + from + 1`, after steps of other streams.
 #[derive(Debug, Clone)]
 struct Step {
     stream: usize,
@@ -34,7 +35,7 @@ impl Step {
     }
 }
 
-/// A program, each step of which waits for every earlier one that it must not overtake.
+/// A program in which each step waits for every earlier step that it must not overtake.
 fn program(random: &mut Random) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for _ in 0..STEPS {
@@ -42,7 +43,7 @@ fn program(random: &mut Random) -> Vec<Step> {
         let mut step = Step { stream, from, to, after: Vec::new() };
         step.after = (0..steps.len())
             .filter(|&at| steps[at].stream != stream && steps[at].conflicts(&step))
-            // Of steps that have an order already, the last one is enough.
+            // Of steps that are ordered already, waiting for the last one is sufficient.
             .filter(|&at| {
                 !(at + 1..steps.len()).any(|later| {
                     steps[later].stream != stream
@@ -56,7 +57,8 @@ fn program(random: &mut Random) -> Vec<Step> {
     steps
 }
 
-/// Whether the step at `first` comes before the one at `second`: because of their stream, or by waits.
+/// Returns `true` if the step at `first` comes before the one at `second`, because of their stream or because
+/// of waits.
 fn precedes(steps: &[Step], first: usize, second: usize) -> bool {
     let mut reached = vec![false; steps.len()];
     reached[first] = true;
@@ -67,7 +69,7 @@ fn precedes(steps: &[Step], first: usize, second: usize) -> bool {
     reached[second]
 }
 
-/// Two steps that use a buffer and have no order.
+/// Two unordered steps that use the same buffer.
 fn race(steps: &[Step]) -> Option<(usize, usize)> {
     let pairs = (0..steps.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
     pairs
@@ -75,13 +77,13 @@ fn race(steps: &[Step]) -> Option<(usize, usize)> {
         .find(|&(first, second)| steps[first].conflicts(&steps[second]) && !precedes(steps, first, second))
 }
 
-/// What is told of a program, and what its buffers have in the end.
+/// The reports about a program, and the final content of its buffers.
 fn execute(steps: &[Step], seed: u64) -> (Vec<String>, Vec<u64>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let telling = told.clone();
     let settings = Settings { seed, queue: 8, goes_on: true };
     let device = Device::new(settings, move |problem| telling.lock().unwrap().push(problem.to_owned()));
-    // They stay as long as the process.
+    // They exist as long as the process.
     let buffers: Vec<u64> = (0..BUFFERS).map(|_| Box::leak(Box::new(0_u64)) as *mut u64 as u64).collect();
     buffers.iter().for_each(|&buffer| device.allocated(buffer, 8, None).unwrap());
     (0..STREAMS).for_each(|stream| device.create(stream + 1, false));
@@ -91,7 +93,8 @@ fn execute(steps: &[Step], seed: u64) -> (Vec<String>, Vec<u64>) {
         step.after.iter().for_each(|&before| device.wait(stream, &events[before]).unwrap());
         let (from, to) = (buffers[step.from], buffers[step.to]);
         let call = move || {
-            // SAFETY: the buffers stay. Where a wait is missing, other streams use them as well: as single words.
+            // SAFETY: the buffers stay. If a wait is missing, other streams also access them, as single
+            // words.
             unsafe {
                 let (from, to) = (from as *mut u64, to as *mut u64);
                 let value =
@@ -135,7 +138,7 @@ fn programs_are_told_if_and_only_if_an_order_is_missing() {
             Some(pair) => {
                 missing += 1;
                 assert!(!told.is_empty(), "seed {seed}: {pair:?} is not found in {steps:#?}");
-                // Whatever is told is so.
+                // Every report is correct.
                 for problem in told {
                     let number = |text: &str| text.split(' ').next().and_then(|n| n.parse::<usize>().ok());
                     let named: Vec<usize> = problem.split("step ").skip(1).filter_map(number).collect();

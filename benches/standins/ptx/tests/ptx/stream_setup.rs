@@ -1,4 +1,4 @@
-//! What tests of streams start from: a device with two streams, memory, a kernel, and a way to plant a bug.
+//! The setup of stream tests: a device with two streams, memory, a kernel, and a way to plant a bug.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use kiln_ptx::{DeviceMemory, Footprint, Kernel, Launch, Options};
 
 use crate::support::{kernel, text};
 
-/// Delays of all kinds.
+/// Seeds that cover delays of all kinds.
 pub const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
 
 pub const WORDS: usize = 64;
@@ -20,7 +20,7 @@ const BODY: &str = ".reg .b32 %t, %v;\n.reg .b64 %a, %b, %y;
     ld.param.u64 %b, [p1];\nadd.s64 %b, %b, %y;
     ld.global.u32 %v, [%a];\nadd.u32 %v, %v, 1;\nst.global.u32 [%b], %v;";
 
-/// A device, and what it has told.
+/// A device, and its reports.
 pub struct Setup {
     pub device: Device,
     pub memory: DeviceMemory,
@@ -28,14 +28,15 @@ pub struct Setup {
     pub told: Arc<Mutex<Vec<String>>>,
 }
 
-/// Memory for 64 words, which stays as long as the process: streams may use it at any time.
+/// Memory for 64 words, which exists as long as the process: streams may access it at any time.
 pub fn words() -> u64 {
     // Aligned for every access.
     Box::leak(Box::new([0_u64; WORDS / 2])).as_mut_ptr() as u64
 }
 
 pub fn read(at: u64) -> Vec<u32> {
-    // SAFETY: `at` comes from `words`, and no stream uses it any more. Streams wrote behind the compiler's back.
+    // SAFETY: `at` comes from `words`, and no stream uses it any more. Volatile, because other threads have
+    // written it.
     (0..WORDS).map(|i| unsafe { (at as *const u32).add(i).read_volatile() }).collect()
 }
 
@@ -54,13 +55,13 @@ impl Setup {
     /// Device memory of 64 words.
     pub fn allocate(&self, stream: Option<usize>) -> u64 {
         let start = words();
-        // SAFETY: it stays.
+        // SAFETY: the memory is never freed.
         unsafe { self.memory.add(start, BYTES, true) };
         let _ = self.device.allocated(start, BYTES, stream);
         start
     }
 
-    /// Device memory that was filled with 7, which the host has seen.
+    /// Device memory filled with 7, which the host has waited for.
     pub fn filled(&self) -> u64 {
         let start = self.allocate(None);
         self.fill(1, start, 7);
@@ -77,7 +78,7 @@ impl Setup {
     pub fn fill(&self, stream: usize, at: u64, value: u32) {
         let memory = self.memory.clone();
         let call = move || {
-            // SAFETY: the memory stays, and this is its turn.
+            // SAFETY: the memory is never freed, and this operation is ordered.
             (0..WORDS).for_each(|i| unsafe { (at as *mut u32).add(i).write_volatile(value) });
             memory.wrote(at, BYTES);
             Ok(())
@@ -89,7 +90,7 @@ impl Setup {
     pub fn copy(&self, stream: usize, to: u64, from: u64) {
         let memory = self.memory.clone();
         let call = move || {
-            // SAFETY: both stay, and this is their turn.
+            // SAFETY: both are never freed, and this operation is ordered.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, BYTES as usize) };
             memory.wrote(to, BYTES);
             Ok(())
@@ -116,14 +117,14 @@ impl Setup {
         let _ = self.device.free(at, stream, Box::new(|| ()));
     }
 
-    /// Makes `later` wait for what `earlier` has.
+    /// Makes `later` wait for the operations of `earlier`.
     pub fn order(&self, earlier: usize, later: usize) {
         let _ = self.device.wait(later, &self.device.record(earlier));
     }
 }
 
-/// Runs `program` with the bug and without it, with all delays. With it, the same is always told, which is returned;
-/// without it, nothing.
+/// Runs `program` with and without the bug, with all delays. With it, the same report is always given, which
+/// is returned; without it, there is none.
 #[track_caller]
 pub fn planted(program: impl Fn(&Setup, bool)) -> String {
     let mut messages = Vec::new();

@@ -1,5 +1,5 @@
-//! Streams, and bugs that are planted in how they are used: each is told by the names of both sides, whatever the
-//! delays are, and the same program without it runs and has the right result.
+//! Bugs planted into the use of streams: each report names both sides, whatever the delays, and the same
+//! program without the bug runs and has the right result.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use kiln_ptx::streams::{Access, Event, Submitted, Use};
 
 use crate::stream_setup::{BYTES, SEEDS, Setup, WORDS, planted, read, words};
 
-/// Longer than anything here takes.
+/// Longer than any test here takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A kernel that comes first reads what nothing has written, and stops there. Who should have written it is waited
-/// for, so that the names are told in this case, too.
+/// A kernel that runs first reads unwritten memory and stops there. The checker waits for the missing writer,
+/// so that the report has both names in this case too.
 #[test]
 fn an_event_forgotten_before_the_first_write() {
     for seed in SEEDS {
@@ -51,7 +51,7 @@ fn an_event_forgotten() {
     );
 }
 
-/// The event is waited for, but was recorded before the launch that it is there for.
+/// The event is waited for, but was recorded before the launch that it should cover.
 #[test]
 fn an_event_recorded_too_early() {
     let message = planted(|setup, bug| {
@@ -152,7 +152,7 @@ fn memory_used_before_its_stream_has_allocated_it() {
     );
 }
 
-/// A copy to the host, and one from there to a device on another stream that does not wait for it.
+/// A copy to the host, and a copy from there to a device on another stream that does not wait for the first.
 #[test]
 fn a_copy_that_overtakes() {
     let message = planted(|setup, bug| {
@@ -172,7 +172,7 @@ fn a_copy_that_overtakes() {
     );
 }
 
-/// The next contents of a pinned buffer are there before the copy of those before has begun.
+/// The host writes the next content of a pinned buffer before the copy of the previous content has started.
 #[test]
 fn a_host_that_overtakes_a_copy() {
     let setup = |seed, bug: bool| {
@@ -201,7 +201,7 @@ fn a_host_that_overtakes_a_copy() {
     }
 }
 
-/// Two streams that write to parts of one buffer, and to the same part.
+/// Two streams that write to different parts of a buffer, and to the same part.
 #[test]
 fn neighbours_are_told_apart() {
     let message = planted(|setup, bug| {
@@ -216,7 +216,7 @@ fn neighbours_are_told_apart() {
     assert!(message.contains("bytes 126..128 of allocation 2"), "{message}");
 }
 
-/// What the host has waited for needs no event.
+/// Operations that the host has waited for need no event.
 #[test]
 fn the_host_orders_streams() {
     let message = planted(|setup, bug| {
@@ -229,7 +229,7 @@ fn the_host_orders_streams() {
     assert!(message.contains("memset on stream 1 writes and launch of test on stream 2 reads"), "{message}");
 }
 
-/// The default stream waits for blocking streams, and they for it.
+/// The default stream and blocking streams wait for each other.
 #[test]
 fn the_default_stream_orders_blocking_ones() {
     let message = planted(|setup, bug| {
@@ -249,7 +249,7 @@ fn the_default_stream_orders_blocking_ones() {
     );
 }
 
-/// Order goes on over a third stream, and does not come from an event of another one.
+/// Order is transitive over a third stream, and does not come from an unrelated event.
 #[test]
 fn order_is_transitive() {
     let message = planted(|setup, bug| {
@@ -266,7 +266,7 @@ fn order_is_transitive() {
     assert!(message.contains("memset on stream 1 writes and launch of test on stream 2 reads"), "{message}");
 }
 
-/// A stream takes four operations here; the host waits with the next one until there is room.
+/// A stream accepts four operations here; with the next one, the host waits until there is room.
 #[test]
 fn a_full_queue_makes_the_host_wait() {
     let setup = Setup::new(1);
@@ -285,7 +285,7 @@ fn a_full_queue_makes_the_host_wait() {
             let _ = started.send(());
         }
     });
-    // Three have room behind the first.
+    // Three fit behind the first.
     (0..3).for_each(|_| starts.recv_timeout(PATIENCE).expect("a start"));
     assert!(starts.try_recv().is_err());
     open.send(()).unwrap();
@@ -294,12 +294,12 @@ fn a_full_queue_makes_the_host_wait() {
     assert_eq!(*count.lock().unwrap(), 4);
 }
 
-/// A fault of a kernel ends what streams do: every call from then on fails.
+/// A fault of a kernel ends the work of streams: every later call fails.
 #[test]
 fn a_fault_is_told_once_and_stays() {
     let setup = Setup::new(1);
     let [a, b] = [(); 2].map(|()| setup.allocate(None));
-    // Nothing has written `a`.
+    // `a` is unwritten.
     setup.launch(1, a, b);
     assert!(setup.device.synchronize().is_err());
     setup.fill(1, a, 7);
@@ -310,7 +310,7 @@ fn a_fault_is_told_once_and_stays() {
     assert!(told[0].ends_with("launch of test on stream 1, operation 3"), "{told:?}");
 }
 
-/// What a kernel uses of allocations that are side by side is one range, as far as both go.
+/// The accesses of a kernel to adjacent allocations form one range across both.
 #[test]
 fn a_range_may_go_over_several_allocations() {
     let told_of = |bytes: u64| {

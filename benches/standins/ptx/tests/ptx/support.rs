@@ -1,4 +1,4 @@
-//! Kernels in a few lines: text around them, memory for them, and what becomes of them.
+//! Kernels in a few lines: the surrounding text, their memory, and their results.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Memory that nothing has written.
+    /// Unwritten memory.
     pub fn raw(memory: &DeviceMemory, len: usize) -> Buffer {
         // Starts at a multiple of 64 bytes, and has no neighbour in the same allocation.
         let words = vec![0xdead_beef; len + 16];
         let start = words.as_ptr().align_offset(64);
         let buffer = Buffer { words, start, len, memory: memory.clone() };
-        // SAFETY: the words are in this buffer, which says that they are gone when it is dropped.
+        // SAFETY: the words are in this buffer, which unregisters them when it is dropped.
         unsafe { memory.add(buffer.address(), 4 * len as u64, true) };
         buffer
     }
@@ -37,7 +37,7 @@ impl Buffer {
     }
 
     pub fn values(&self) -> Vec<u32> {
-        // The kernel has written behind the compiler's back.
+        // Volatile, because the kernel wrote without the compiler's knowledge.
         let start = self.words[self.start..].as_ptr();
         // SAFETY: the words are in this buffer.
         (0..self.len).map(|i| unsafe { start.add(i).read_volatile() }).collect()
@@ -50,7 +50,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A kernel `test` of this body, with parameters `p0`, `p1` and so on, which are pointers.
+/// A kernel `test` with this body and with pointer parameters `p0`, `p1` and so on.
 pub fn text(parameters: usize, declarations: &str, body: &str) -> String {
     let parameters: Vec<_> = (0..parameters).map(|i| format!(".param .u64 p{i}")).collect();
     format!(
@@ -86,7 +86,7 @@ const REGISTERS: &str = "
     .reg .b64 %rd<40>;
     .reg .u32 %tid;";
 
-/// One block of a warp: `%r1`, `%r2`, … have the lanes' values of `inputs`, and `%r0` has their results.
+/// Runs one block of a warp: `%r1`, `%r2`, … have the lanes' values of `inputs`, and `%r0` their results.
 pub fn lanes(inputs: &[&[u32]], body: &str) -> Vec<u32> {
     let memory = DeviceMemory::default();
     let buffers: Vec<_> = inputs.iter().map(|values| Buffer::new(&memory, values)).collect();
@@ -114,7 +114,7 @@ pub fn floats(inputs: &[&[f32]], body: &str) -> Vec<f32> {
     lanes(&bits, body).into_iter().map(f32::from_bits).collect()
 }
 
-/// What stops a launch of a kernel that has to be stopped.
+/// The fault of a launch that must fail.
 #[track_caller]
 pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buffer]) -> Error {
     match launch(&kernel(text), memory, sizes, buffers) {
@@ -123,14 +123,14 @@ pub fn fault(text: &str, sizes: [u32; 2], memory: &DeviceMemory, buffers: &[&Buf
     }
 }
 
-/// A body without its bugs: without the lines that end in `// bug`, and with what stands behind `// mended:`.
+/// A body without its bugs: without the lines that end in `// bug`, and with the text after `// mended:`.
 pub fn mended(body: &str) -> String {
     let lines = body.lines().filter(|line| !line.contains("// bug"));
     let mended = lines.map(|line| line.split_once("// mended:").map_or(line, |(_, mended)| mended));
     mended.collect::<Vec<_>>().join("\n")
 }
 
-/// Numbers that a generator of random ones gives, as in SplitMix64.
+/// Numbers of the random generator SplitMix64.
 pub fn random(len: usize, seed: u64) -> Vec<u32> {
     let one = |i: u64| {
         let mut z = (seed << 32 | i).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -141,10 +141,10 @@ pub fn random(len: usize, seed: u64) -> Vec<u32> {
     (0..len as u64).map(one).collect()
 }
 
-/// f32 of all sizes: random bits, and values at the edges of the format.
+/// f32 of all magnitudes: random bits, and values at the limits of the format.
 pub fn edges(seed: u64) -> Vec<f32> {
     let mut values: Vec<f32> = random(480, seed).into_iter().map(f32::from_bits).collect();
-    // Of moderate size as well, so that results are neither 0 nor infinite.
+    // Moderate magnitudes too, so that results are neither 0 nor infinite.
     values.extend(
         random(480, seed + 100).into_iter().map(|bits| f32::from_bits(bits & 0x83ff_ffff | 0x3c00_0000)),
     );
@@ -187,7 +187,7 @@ pub fn edges(seed: u64) -> Vec<f32> {
     values
 }
 
-/// Whether two results are the same: the same bits, or both no number.
+/// Returns `true` if two results have the same bits or are both NaN.
 pub fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }

@@ -1,4 +1,4 @@
-//! Reads PTX files and says which instructions are not known; or measures how fast kernels are executed.
+//! Reads PTX files and reports unknown instructions, or measures the speed of executing kernels.
 //!
 //!     ptx FILE...
 //!     ptx --speed
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Modules that were read.
+/// Counts over all modules that were read.
 #[derive(Default)]
 struct Sums {
     kernels: usize,
@@ -45,7 +45,7 @@ fn read(files: &[String]) -> ExitCode {
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What is wrong with a file: one message for each kind of instruction.
+/// Reads a file. Returns one message for each kind of unknown instruction.
 fn read_one(file: &str, sums: &mut Sums) -> Vec<String> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,

@@ -1,11 +1,11 @@
-//! How many instructions of threads are executed in a second, for loops of one kind each.
+//! Speed in thread instructions per second, for loops of one kind of instruction each.
 
 use std::error::Error;
 
 use kiln_ptx::{Checks, DeviceMemory, Launch, Options, module};
 
-/// Names of loops, and what one turn executes. `%s` is the thread's place in shared memory, `%g` in global
-/// memory.
+/// Names of loops, and the instructions of one iteration. `%s` is the thread's place in shared memory, `%g`
+/// the one in global memory.
 const LOOPS: [(&str, &str); 6] = [
     (
         "integers",
@@ -64,14 +64,14 @@ fn text(turn: &str) -> String {
     )
 }
 
-/// Seconds that this thread has computed: others may have the machine as well.
+/// CPU time of this thread in seconds: other processes may use the machine too.
 fn seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = text.split(' ').next().and_then(|first| first.parse::<u64>().ok());
     nanoseconds.unwrap_or_default() as f64 / 1e9
 }
 
-/// Measures each loop with checks and without, on one thread of the host.
+/// Measures each loop with and without checks, on one thread of the host.
 pub fn measure() -> Result<(), Box<dyn Error>> {
     println!("million instructions of threads per second, on one thread of the host");
     println!("{:16}{:>12}{:>12}", "", "checked", "unchecked");

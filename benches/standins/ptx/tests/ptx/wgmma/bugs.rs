@@ -1,16 +1,16 @@
-//! Bugs that are planted in kernels with products of a warpgroup: each is found where it is, and the same
-//! kernel without it runs.
+//! Bugs planted into kernels with warpgroup products: each is found at its place, and the same kernel without
+//! it runs.
 
 use kiln_ptx::{Error, Fault, LaunchError, Space};
 
 use super::support::{Half, Tile, registers, run, with_shared};
 use crate::support::mended;
 
-/// Words of shared memory that are written: two tiles of 64 × 64 halves, A and B.
+/// Number of words of shared memory that are written: two tiles of 64 × 64 halves, A and B.
 const WORDS: usize = 4096;
 const TILE: Tile = Tile { lines: 64, k: 64, transposed: false, chunks: 8 };
 
-/// One line: a product of 16 of the 64 along the sum, of `%d` or `%e`, with B at `start`.
+/// One line: a product of 16 of the 64 elements along the sum, with `%d` or `%e`, and with B at `start`.
 fn product(d: &str, a: &str, step: u64, start: usize, adds: bool) -> String {
     let (da, db) = (TILE.descriptor(0) + 2 * step, TILE.descriptor(start) + 2 * step);
     let trans = if a.starts_with('{') { "0" } else { "0, 0" };
@@ -39,13 +39,13 @@ fn try_run(body: &str, threads: u32) -> (String, Result<Vec<u32>, LaunchError>) 
     (text, result)
 }
 
-/// What a kernel leaves that has nothing wrong.
+/// The output of a correct kernel.
 #[track_caller]
 fn fine(body: &str) -> Vec<u32> {
     try_run(body, 128).1.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The fault of `body`, which has to be in the line that has `// here`.
+/// The fault of `body`, which must be in the line with `// here`.
 #[track_caller]
 fn found(body: &str) -> Error {
     let (text, result) = try_run(body, 128);
@@ -58,7 +58,7 @@ fn found(body: &str) -> Error {
     *error
 }
 
-/// The text of a line that a fault names.
+/// The text of the line that a fault names.
 fn named(body: &str, line: u32) -> String {
     with_shared(WORDS, body).lines().nth(line as usize - 1).unwrap_or_default().to_owned()
 }
@@ -74,7 +74,7 @@ fn no_fence_before_the_first_product() {
     assert_eq!(error.fault, Fault::Unfenced { line: 0 });
 }
 
-/// Registers of D, of A, and such that were only read.
+/// Registers of D, of A, and registers that were only read.
 #[test]
 fn a_forgotten_fence_behind_other_uses_of_registers() {
     let first = format!("{READY}{}{DONE}", whole("d"));
@@ -98,8 +98,7 @@ fn a_forgotten_fence_behind_other_uses_of_registers() {
     }
 }
 
-/// Products one after the other on the same D, copies that a compiler leaves, and zeros that are not added
-/// to.
+/// Consecutive products on the same D, copies inserted by a compiler, and zeros that are not added to.
 #[test]
 fn what_needs_no_fence() {
     let zeros: String = (0..32).map(|i| format!("mov.f32 %d{i}, 0f00000000;\n")).collect();
@@ -184,14 +183,14 @@ fn a_missing_fence_between_writes_and_reads_of_a_product() {
     let Fault::Proxy { other, .. } = error.fault else { panic!("{error}") };
     assert!(error.to_string().contains("read by the async proxy without a fence.proxy.async"), "{error}");
     assert!(named(&behind, other.line).contains("st.shared"), "{error}");
-    // One that the barrier does not order before the product.
+    // A fence that the barrier does not order before the product.
     let error = found(&format!(
         "// mended:fence.proxy.async;
         bar.sync 0;
         fence.proxy.async; // bug\n{behind}"
     ));
     assert!(matches!(error.fault, Fault::Proxy { .. }), "{error}");
-    // One before the thread has waited for what it copies.
+    // A fence before the thread has waited for its copy.
     let copy = "ld.param.u64 %x, [p1];\nand.b32 %r4, %t, 63;\nshl.b32 %r4, %r4, 4;\ncp.async.cg.shared::cta.global [%r4], [%x], 16;";
     let error = found(
         &format!(
@@ -236,8 +235,8 @@ fn a_tile_that_is_written_while_a_product_reads_it() {
     let error = found(&body);
     let Fault::AsyncRead { other, .. } = error.fault else { panic!("{error}") };
     assert!(named(&body, other.line).contains("wgmma.mma_async"), "{error}");
-    // With a wait, but without a barrier for the warps that have not come that far: they find other words.
-    // The last warp writes where all have read.
+    // With a wait, but without a barrier for the warps that are not as far: they find other words. The last
+    // warp writes words that all have read.
     let error = found(&format!(
         "{READY}{}{DONE}
         setp.lt.u32 %p, %t, 96;
@@ -247,7 +246,7 @@ fn a_tile_that_is_written_while_a_product_reads_it() {
         whole("d")
     ));
     assert!(matches!(error.fault, Fault::WriteAfterRead { space: Space::Shared, .. }), "{error}");
-    // A stage may be written while a product reads the other one, and a group that is waited for is over.
+    // One stage may be written while a product reads the other; a group that was waited for is done.
     fine(&format!(
         "{READY}{}wgmma.commit_group.sync.aligned;\n{}wgmma.commit_group.sync.aligned;
         wgmma.wait_group.sync.aligned 1;
@@ -271,12 +270,12 @@ fn descriptors_of_other_places() {
     assert!(matches!(with(TILE.descriptor(16384)), Fault::OutOfBounds { space: Space::Shared, .. }));
     assert!(matches!(with(TILE.descriptor(8192) + 8), Fault::Descriptor { .. }));
     assert!(matches!(with(TILE.descriptor(8192) | 1 << 49), Fault::Descriptor { .. }));
-    // A stride that is twice as long leads out of the tile.
+    // A doubled stride leads out of the tile.
     assert!(matches!(with(TILE.descriptor(8192) + (64 << 32)), Fault::OutOfBounds { .. }));
 }
 
-/// A stride that is half as long, a descriptor that does not go on, a matrix that is transposed: nothing is
-/// wrong with what they read but the sums.
+/// A halved stride, a descriptor that does not advance, a transposed matrix: the accesses are valid, but the
+/// sums are wrong.
 #[test]
 fn sums_of_other_elements() {
     let out: String = (0..32).map(|i| format!("st.global.f32 [%out+{}], %d{i};\n", 4 * i)).collect();
@@ -316,7 +315,7 @@ fn warps_that_do_not_the_same() {
     assert_eq!((error.fault, error.thread), (Fault::Unlike { what: "predicate", other: None }, [97, 0, 0]));
     let error = with("setp.lt.u32 %p, %t, 97; @%p");
     assert!(matches!(error.fault, Fault::Divergent { .. }), "{error}");
-    // A warp that leaves one out is found at its next one, or at a barrier.
+    // A warp that skips a product is found at its next one, or at a barrier.
     let leaves_out = right.replace("wgmma.mma", "setp.lt.u32 %p, %t, 96; @%p wgmma.mma");
     let error = found(&format!(
         "{READY}{leaves_out} // mended:{right}
@@ -338,14 +337,14 @@ fn warps_that_do_not_the_same() {
 fn blocks_of_other_sizes() {
     let out: String = (0..32).map(|i| format!("st.global.f32 [%out+{}], %d{i};\n", 4 * i)).collect();
     let body = format!("{READY}{}{DONE}{out}", whole("d"));
-    // Each warpgroup has a product of its own.
+    // Each warpgroup has its own product.
     let (one, two) = (fine(&body), try_run(&body, 256).1.unwrap_or_else(|error| panic!("{error}")));
     assert_eq!((&two[..one.len()], &two[one.len()..]), (&one[..], &one[..]));
     let Err(LaunchError::Failed(error)) = try_run(&body, 192).1 else { panic!("no fault") };
     assert_eq!((error.fault, error.thread), (Fault::Warpgroup { threads: 64 }, [128, 0, 0]));
 }
 
-/// Forms that are not known, or not for the module's architecture, stop when the module is loaded.
+/// Unsupported forms, and forms not available on the module's architecture, fail when the module is loaded.
 #[test]
 fn other_forms_say_their_line() {
     let right = with_shared(WORDS, &format!("{READY}{}\n{DONE}", product("d", "%da", 0, 8192, false)));

@@ -1,5 +1,4 @@
-//! Products of a warpgroup (`wgmma`), against plain sums; and bugs that are planted in kernels which have
-//! some.
+//! Warpgroup products (`wgmma`) compared with plain sums, and bugs planted into kernels with such products.
 
 mod bugs;
 mod products;

@@ -1,15 +1,15 @@
-//! Products against sums in f64, and bit for bit against sums in the order of k.
+//! Products compared with sums in f64, and bit for bit with sums in the order of k.
 
 use super::support::{Half, Tile, registers, run, with_shared};
 
-/// A product of a warpgroup: 64 rows, `b.lines` columns, `b.k` along the sum.
+/// A warpgroup product: 64 rows, `b.lines` columns, `b.k` elements along the sum.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     half: Half,
-    /// A in shared memory, or in registers.
+    /// A in shared memory, or in registers if `None`.
     a: Option<Tile>,
     b: Tile,
-    /// Whether D begins with values that are added to.
+    /// Set if D starts with values that are added to.
     adds: bool,
 }
 
@@ -23,7 +23,7 @@ impl Case {
             body += &format!("ld.global.f32 %d{i}, [%in+{}];\n", 4 * i);
         }
         if self.a.is_none() {
-            // Registers of A stand behind the words of the tile.
+            // Registers of A are behind the words of the tile.
             body += &format!(
                 "ld.param.u64 %x, [p1];\nmul.wide.u32 %y, %t, {};\nadd.s64 %x, %x, %y;\n",
                 16 * steps
@@ -70,7 +70,7 @@ impl Case {
         shared.extend(self.b.image(&b));
         let words = shared.len();
         if self.a.is_none() {
-            // As the manual draws fragments of A: two elements of a row in each register.
+            // Fragments of A as drawn in the manual: two elements of a row in each register.
             for thread in 0..128 {
                 for register in 0..k / 4 {
                     let row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (register % 2);
@@ -134,7 +134,7 @@ fn products_of_registers_and_a_matrix_in_shared_memory() {
     }
 }
 
-/// Every number of columns that there is, and sums along two panels of 64.
+/// Every possible number of columns, and sums along two panels of 64.
 #[test]
 fn products_of_other_sizes() {
     for columns in (8..=128).step_by(8).chain([192, 256]) {

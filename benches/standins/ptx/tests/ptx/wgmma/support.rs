@@ -1,5 +1,4 @@
-//! A kernel of products of a warpgroup in a few lines, and matrices in shared memory as PTX's manual draws
-//! them.
+//! A kernel with warpgroup products in a few lines, and matrices in shared memory as drawn in PTX's manual.
 
 use kiln_ptx::{DeviceMemory, LaunchError};
 
@@ -27,7 +26,7 @@ impl Half {
         random(len, seed).into_iter().map(|bits| one(bits) as u16).collect()
     }
 
-    /// The number that a normal half stands for.
+    /// The value of a normal half.
     pub fn number(self, bits: u16) -> f64 {
         let (fraction, bias) = if self == Half::Bf16 { (7, 127) } else { (10, 15) };
         let (exponent, sign) =
@@ -37,35 +36,35 @@ impl Half {
     }
 }
 
-/// How a matrix lies in shared memory, and a product takes it.
+/// The layout of a matrix in shared memory, and its use by a product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tile {
     /// Rows of A, or columns of B.
     pub lines: usize,
-    /// Elements along the sum.
+    /// Number of elements along the sum.
     pub k: usize,
     pub transposed: bool,
-    /// Chunks of 16 bytes in a row of a swizzled pattern: 8, 4 or 2; without swizzling 1.
+    /// Number of 16-byte chunks in a row of a swizzled pattern: 8, 4 or 2; 1 without swizzling.
     pub chunks: usize,
 }
 
 impl Tile {
-    /// Elements along the row of a pattern, and across, that the tile has.
+    /// Elements of the tile along the row of a pattern, and across.
     fn sides(&self) -> [usize; 2] {
         if self.transposed { [self.lines, self.k] } else { [self.k, self.lines] }
     }
 
-    /// Bytes of the tile, whose last panel may have more elements than it needs.
+    /// Bytes of the tile, whose last panel may have unused elements.
     pub fn bytes(&self) -> usize {
         let [along, across] = self.sides();
         2 * along.next_multiple_of(8 * self.chunks) * across
     }
 
-    /// The element (line, k) in units of 2 bytes: rows of patterns are drawn with their chunks in swizzled
-    /// order.
+    /// The position of element (line, k) in units of 2 bytes: rows of patterns are drawn with their chunks in
+    /// swizzled order.
     pub fn place(&self, line: usize, k: usize) -> usize {
         let width = 8 * self.chunks;
-        // Panels as wide as a pattern, whose rows stand one behind the other.
+        // Panels as wide as a pattern, with consecutive rows.
         let (row, along) = if self.transposed { (k, line) } else { (line, k) };
         let [_, rows] = self.sides();
         let turn = match self.chunks {
@@ -82,14 +81,14 @@ impl Tile {
     pub fn descriptor(&self, start: usize) -> u64 {
         let pattern = 128 * self.chunks;
         let panel = 16 * self.chunks * self.sides()[1];
-        // Without swizzling, a panel of chunks is the leading dimension of K-major matrices alone.
+        // Without swizzling, a panel of chunks is the leading dimension only for K-major matrices.
         let (leading, stride) =
             if self.chunks == 1 && self.transposed { (pattern, panel) } else { (panel, pattern) };
         let swizzle = [1, 8, 4, 2].iter().position(|&chunks| chunks == self.chunks).unwrap();
         ((start >> 4) | (leading >> 4) << 16 | (stride >> 4) << 32 | swizzle << 62) as u64
     }
 
-    /// What the descriptor of a product gets added after so many others along the sum.
+    /// The amount to add to a descriptor after `step` products along the sum.
     pub fn advance(&self, step: usize) -> u64 {
         let (width, k) = (8 * self.chunks, 16 * step);
         let place = match self.transposed {
@@ -99,7 +98,7 @@ impl Tile {
         (2 * place) as u64 >> 4
     }
 
-    /// The words of the tile with these elements, line by line. What the tile does not need is no number.
+    /// The words of the tile with these elements, line by line. Unused elements are NaN.
     pub fn image(&self, elements: &[u16]) -> Vec<u32> {
         let mut halves = vec![0x7fff; self.bytes() / 2];
         for line in 0..self.lines {
@@ -116,8 +115,8 @@ pub fn registers(letter: &str, count: usize) -> String {
     (0..count).map(|i| format!("%{letter}{i}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Threads that copy `words` from `p1` to shared memory from `tile` on, and go on with `body`; `%t` is the
-/// thread, `%out` the address of its 128 words of `p0`, and `%in` that of its 128 of `p2`.
+/// Threads that copy `words` words from `p1` to shared memory, starting at `tile`, and continue with `body`.
+/// `%t` is the thread, `%out` the address of its 128 words of `p0`, and `%in` that of its 128 words of `p2`.
 pub fn with_shared(words: usize, body: &str) -> String {
     let code = format!(
         ".reg .b32 %t, %s, %r<8>, %a<32>;\n.reg .f32 %d<128>, %e<128>;\n.reg .b64 %x, %y, %out, %in, %da, %db, %rd<8>;\n.reg .pred %p, %q;
@@ -136,8 +135,8 @@ pub fn with_shared(words: usize, body: &str) -> String {
     text(3, &format!(".shared .align 1024 .b8 tile[{}];", 4 * words), &code)
 }
 
-/// Runs so many threads on the words of shared memory and 128 words for each thread: what each of them leaves
-/// in its 128.
+/// Runs `threads` threads with the words of shared memory and 128 input words for each thread. Returns the
+/// 128 output words of each.
 pub fn run(text: &str, threads: u32, shared: &[u32], input: &[u32]) -> Result<Vec<u32>, LaunchError> {
     let memory = DeviceMemory::default();
     let (out, shared) =
