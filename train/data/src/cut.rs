@@ -345,10 +345,16 @@ fn normalized_spelling<'a>(tokenizer: &Inner, token: &'a AddedToken) -> Cow<'a, 
 
 /// Reports whether `text` contains a place, where each of `spaces` stands for a space.
 fn spans_place(text: &str, spaces: &[char]) -> bool {
-    let pairs = text.chars().zip(text.chars().skip(1));
-    pairs
-        .into_iter()
-        .any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b) || a == '\n' && b.is_alphanumeric())
+    spans_space(text, spaces) || pairs(text).any(|(a, b)| a == '\n' && b.is_alphanumeric())
+}
+
+/// Reports whether `text` contains a place at a space.
+fn spans_space(text: &str, spaces: &[char]) -> bool {
+    pairs(text).any(|(a, b)| a.is_ascii_alphanumeric() && spaces.contains(&b))
+}
+
+fn pairs(text: &str) -> impl Iterator<Item = (char, char)> {
+    text.chars().zip(text.chars().skip(1))
 }
 
 /// Reports whether the model is a BPE that never merges a space, which it sees as `space`, with the character
@@ -361,7 +367,7 @@ fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     !has(continuing_subword_prefix)
         && !has(end_of_word_suffix)
         && vocabulary.contains_key(space.encode_utf8(&mut [0; 4]) as &str)
-        && !vocabulary.keys().any(|token| spans_place(token, &[space]))
+        && !vocabulary.keys().any(|token| spans_space(token, &[space]))
 }
 
 #[cfg(test)]

@@ -30,6 +30,12 @@ const DASHES: [Option<&str>; 4] = [None, Some("7 3"), Some("2 3"), Some("8 3 2 3
 /// Axes have no marks for values as far from zero as this, so such values leave a gap.
 const FARTHEST: f64 = 1e30;
 
+/// Maximum characters of a curve's name in the legend.
+const NAME: usize = 40;
+
+/// Height of a row of the legend, in pixels.
+const LEGEND_ROW: f64 = 18.0;
+
 /// The spacing of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
@@ -111,7 +117,12 @@ impl Curves {
     /// Draws the curves, `width` wide and `height` high; the legend may add to the height.
     pub fn draw(&self, width: f64, height: f64) -> Drawing {
         let mut plots: Vec<Plot> = Vec::new();
-        let has_legend = self.curves.iter().filter(|curve| !curve.is_faint).count() > 1;
+        let named: Vec<_> = self.curves.iter().filter(|curve| !curve.is_faint).collect();
+        let has_legend = named.len() > 1;
+        // The legend is below the plot, in columns: each row after the first one needs more room.
+        let widest = named.iter().map(|curve| curve.name.chars().count()).max().unwrap_or(0).min(NAME);
+        let columns = (width / (8.0 * widest as f64 + 40.0)).max(1.0).floor() as usize;
+        let height = height + LEGEND_ROW * (named.len().div_ceil(columns).saturating_sub(1)) as f64;
         for curve in &self.curves {
             self.add(curve, has_legend, &mut plots);
         }
@@ -169,7 +180,7 @@ impl Curves {
                 .with_stroke_width(width)
                 .with_line_style(style.clone());
             let is_named = has_legend && index == 0 && !curve.is_faint;
-            plots.push(if is_named { line.with_legend(label(&curve.name, 40)) } else { line }.into());
+            plots.push(if is_named { line.with_legend(label(&curve.name, NAME)) } else { line }.into());
         }
     }
 

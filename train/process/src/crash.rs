@@ -148,8 +148,16 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let failed = if signal == libc::SIGABRT { failed_lately() } else { None };
         tell(&What { signal, info, failed }, address_of_fault(context));
     }
-    let index = SIGNALS.iter().position(|(known, _)| *known == signal);
-    if let Some(before) = index.and_then(|index| BEFORE[index].get()) {
+    let before = |signal| {
+        let index = SIGNALS.iter().position(|(known, _)| *known == signal);
+        index.and_then(|index| BEFORE[index].get())
+    };
+    // The previous handler may abort. The stack for signals may be too small for a second one that has nothing to add.
+    if let (true, Some(action)) = (signal != libc::SIGABRT, before(libc::SIGABRT)) {
+        // SAFETY: the action was in place before `on_signal`.
+        unsafe { libc::sigaction(libc::SIGABRT, action, ptr::null_mut()) };
+    }
+    if let Some(before) = before(signal) {
         pass_on(before, signal, info, context);
     }
     // SAFETY: sets the default action and sends the signal again, which is delivered when this returns
