@@ -328,8 +328,8 @@ fn added_tokens_stay_apart(tokenizer: &Inner, normalized: Normalized) -> bool {
         let spellings = [Cow::Borrowed(content.as_str()), normalized_spelling(tokenizer, token)];
         // A piece passed without its space starts with a letter or digit.
         let starts_a_piece = normalized.prepends && content.starts_with(|c: char| c.is_ascii_alphanumeric());
-        !(single_word || lstrip || rstrip || starts_a_piece)
-            && !spellings.iter().any(|text| spans_place(text, &[' ', SENTENCEPIECE_SPACE]))
+        let spans = spellings.iter().any(|text| spans_place(text, &[' ', SENTENCEPIECE_SPACE]));
+        !(single_word || lstrip || rstrip || starts_a_piece || spans)
     })
 }
 

@@ -201,7 +201,7 @@ impl<R: Read> LineReader<R> {
         let read = self.reader.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.line)?;
         match read {
             0 => Ok(None),
-            ..=MAX_LINE => Ok(Some(&self.line)),
+            1..=MAX_LINE => Ok(Some(&self.line)),
             _ => {
                 let problem = format!("a line in it has more than {MAX_LINE} bytes");
                 Err(io::Error::new(io::ErrorKind::FileTooLarge, problem))

@@ -192,7 +192,7 @@ fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [En
         }
         command.spawn().expect("kiln starts")
     });
-    ranks.map(|process| end(process))
+    ranks.map(end)
 }
 
 #[test]

@@ -27,7 +27,7 @@ const OVER: u64 = 5;
 /// A change of what is known.
 pub(super) enum Update {
     /// What is known of the run with this number. A new run has the next number.
-    Run(usize, Snapshot),
+    Run(usize, Box<Snapshot>),
     /// Paths that cannot be watched, with the reason.
     Problems(Vec<String>),
     /// A background thread has panicked.
@@ -129,7 +129,7 @@ fn find(paths: &[PathBuf], look_at: &LookAt, updates: &Sender<Update>) -> Result
                 }
                 let number = known.len();
                 known.push(folder.clone());
-                updates.send(Update::Run(number, Snapshot::new(folder.clone())))?;
+                updates.send(Update::Run(number, Box::new(Snapshot::new(folder.clone()))))?;
                 let (look_at, gpus) = (Arc::clone(look_at), Arc::clone(&gpus));
                 let started =
                     spawn(updates.clone(), move |updates| follow(number, &folder, &look_at, &gpus, updates));
@@ -170,13 +170,13 @@ fn follow(
             known.log = log;
         }
         // Processes may take their time to answer.
-        updates.send(Update::Run(number, known.clone()))?;
+        updates.send(Update::Run(number, Box::new(known.clone())))?;
         if !known.state().is_some_and(State::is_over) || round.is_multiple_of(OVER) {
             let look = look_at(folder);
             known.gauges =
                 Arc::new(look.as_ref().map(|look| gauges(look, &mut cpu, gpus)).unwrap_or_default());
             known.set_look(look, Instant::now());
-            updates.send(Update::Run(number, known.clone()))?;
+            updates.send(Update::Run(number, Box::new(known.clone())))?;
         }
         thread::sleep(EVERY.saturating_sub(start.elapsed()));
     }

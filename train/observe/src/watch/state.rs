@@ -111,8 +111,8 @@ impl Watch {
     /// Takes over what a background thread has found.
     pub(super) fn apply(&mut self, update: Update) {
         match update {
-            Update::Run(number, run) if number < self.runs.len() => self.runs[number] = run,
-            Update::Run(_, run) => self.runs.push(run),
+            Update::Run(number, run) if number < self.runs.len() => self.runs[number] = *run,
+            Update::Run(_, run) => self.runs.push(*run),
             Update::Problems(problems) => self.problems = problems,
             Update::Panicked => {}
         }

@@ -46,7 +46,7 @@ impl Screen {
         snapshot.set_run(&Run::open(&folder).unwrap());
         snapshot.set_look(Ok(look), self.watch.now);
         let number = self.watch.runs.len();
-        self.watch.apply(Update::Run(number, snapshot));
+        self.watch.apply(Update::Run(number, Box::new(snapshot)));
         number
     }
 
@@ -313,7 +313,7 @@ fn every_view_of_every_run_fits_every_size() {
         screen.add(name, "3e-3", 40, look);
     }
     let young = screen.root.path().join("young");
-    screen.watch.apply(Update::Run(3, Snapshot::new(young)));
+    screen.watch.apply(Update::Run(3, Box::new(Snapshot::new(young))));
     screen.watch.apply(Update::Problems(vec!["a note".into()]));
     for keys in ["1", "2", "2k", "\n3", "4", "5", "6", "?"] {
         for _ in 0..screen.watch.runs.len() {

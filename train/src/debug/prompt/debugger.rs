@@ -257,7 +257,7 @@ impl Debugger {
                     Trigger::Tensor { .. } => false,
                     // Loss and norm are the same on all ranks, so all ranks decide alike.
                     Trigger::Nan if part == Part::Step => metrics.as_ref().is_some_and(|metrics| {
-                        !was_spoilt && !(metrics.loss.is_finite() && metrics.grad_norm.is_finite())
+                        !(was_spoilt || metrics.loss.is_finite() && metrics.grad_norm.is_finite())
                     }),
                     Trigger::Nan => spoilt.is_some(),
                     Trigger::Number { number, above, than } => {

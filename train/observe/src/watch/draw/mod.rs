@@ -34,7 +34,7 @@ pub(super) fn draw(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     frame::head(watch, top, screen);
     let hidden = verdict.len() - rows;
     Paragraph::new(verdict).render(below, screen);
-    if let Some(last) = below.rows().last().filter(|_| hidden > 0) {
+    if let Some(last) = below.rows().next_back().filter(|_| hidden > 0) {
         Line::styled(format!(" … {hidden} more "), Theme::quiet()).right_aligned().render(last, screen);
     }
     frame::hints(watch, bottom.width).render(bottom, screen);
