@@ -7,11 +7,11 @@ use super::builtin::Builtin;
 use super::cut::Cuts;
 use super::division::Division;
 use super::encoding::NotText;
-use super::jsonl::{BadLines, JsonLines};
+use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
-use super::piece::{CHUNK_BYTES, Cutter, Piece, TextChunk};
+use super::piece::{CHUNK_BYTES, Cutter, TextChunk, TextPiece};
 use super::progress::check;
-use super::reader::{DocumentReader, DocumentText};
+use super::reader::{BadLines, DocumentReader, DocumentText};
 use super::remark::{JsonFiles, PassedOver, Unread};
 use super::stream;
 use super::text::{Json, TextFile};
@@ -287,7 +287,7 @@ impl TextChunks<'_> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
                 let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
-                if let Some(Piece { text, ends_section, ends_document }) = next {
+                if let Some(TextPiece { text, ends_section, ends_document }) = next {
                     let (document, split, starts) = (self.documents, self.split, self.starts);
                     self.starts = ends_section;
                     if ends_section {

@@ -1,28 +1,11 @@
 //! `.jsonl` and `.ndjson` files: every line is a JSON object whose field `text` is one document.
 
 use super::encoding::BYTE_ORDER_MARK;
-use super::reader::{DocumentReader, DocumentText};
+use super::reader::{BadLines, DocumentReader, DocumentText};
 use super::{DataError, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};
-
-/// Lines that cannot be used.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BadLines {
-    /// Their number.
-    pub count: u64,
-    /// The first such line, formatted as an error message.
-    pub first: Option<String>,
-}
-
-impl BadLines {
-    /// Adds the lines of another file.
-    pub(super) fn append(&mut self, others: Self) {
-        self.count += others.count;
-        self.first = self.first.take().or(others.first);
-    }
-}
 
 /// Reads one line at a time; blank lines are skipped.
 pub(super) struct JsonLines {

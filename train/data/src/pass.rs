@@ -3,8 +3,8 @@
 use super::cut::Cuts;
 use super::division::Division;
 use super::document::Corpus;
-use super::jsonl::BadLines;
 use super::progress::{OnProgress, Progress, check};
+use super::reader::BadLines;
 use super::remark::{JsonFiles, PassedOver};
 use super::resume::{RECORD_BYTES, Record};
 use super::spellings::Spellings;

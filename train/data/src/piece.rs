@@ -28,7 +28,7 @@ pub struct TextChunk {
 
 /// Text of a document, and which parts end with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct TextPiece {
     pub(super) text: String,
     /// True if it ends the first section of a document that is divided in two.
     pub(super) ends_section: bool,
@@ -59,7 +59,7 @@ impl Cutter {
     }
 
     /// Returns the next piece; `None` once there is no more text.
-    pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<TextPiece>> {
         let mut limit = self.limit;
         loop {
             self.fill(limit + LOOKAHEAD)?;
@@ -84,14 +84,14 @@ impl Cutter {
     }
 
     /// Takes the first `at` of the pending bytes.
-    fn take(&mut self, at: usize, ends_section: bool) -> io::Result<Piece> {
+    fn take(&mut self, at: usize, ends_section: bool) -> io::Result<TextPiece> {
         let rest = self.pending.split_off(at);
         let text = String::from_utf8(std::mem::replace(&mut self.pending, rest)).map_err(invalid)?;
         let ends_document = self.drained && self.pending.is_empty();
         if let Some(left) = &mut self.section {
             *left -= at as u64;
         }
-        Ok(Piece { text, ends_section: ends_section || ends_document, ends_document })
+        Ok(TextPiece { text, ends_section: ends_section || ends_document, ends_document })
     }
 
     /// Reads until more than `wanted` bytes are pending or the reader is drained, so that whether a chunk is
@@ -137,7 +137,7 @@ fn end_of_line(text: &str, end: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn cut(text: &str, limit: usize, cuts: Cuts, section: Option<u64>) -> Vec<Piece> {
+    fn cut(text: &str, limit: usize, cuts: Cuts, section: Option<u64>) -> Vec<TextPiece> {
         let mut cutter = Cutter::new(Box::new(io::Cursor::new(text.to_owned())), limit, cuts, section);
         let mut pieces = Vec::new();
         while let Some(piece) = cutter.next().unwrap() {
@@ -146,7 +146,7 @@ mod tests {
         pieces
     }
 
-    fn texts(pieces: &[Piece]) -> Vec<&str> {
+    fn texts(pieces: &[TextPiece]) -> Vec<&str> {
         pieces.iter().map(|piece| piece.text.as_str()).collect()
     }
 
@@ -177,7 +177,7 @@ mod tests {
                     let pieces = cut(&text, limit, cuts, section);
                     assert_eq!(texts(&pieces).concat(), text);
                     assert!(pieces.iter().all(|piece| !piece.text.is_empty()));
-                    let ends = |piece: &&Piece| piece.ends_document;
+                    let ends = |piece: &&TextPiece| piece.ends_document;
                     assert!(pieces.iter().filter(ends).count() == 1 && pieces.last().unwrap().ends_document);
                     let sections = pieces.iter().filter(|piece| piece.ends_section).count();
                     assert_eq!(sections, 1 + usize::from(section.is_some()));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_document_of_exactly_the_limit_is_one_piece() {
-        let whole = Piece { text: "12345678".to_owned(), ends_section: true, ends_document: true };
+        let whole = TextPiece { text: "12345678".to_owned(), ends_section: true, ends_document: true };
         assert_eq!(cut("12345678", 8, Cuts::ANYWHERE, None), [whole]);
         assert!(cut("", 8, Cuts::ANYWHERE, None).is_empty());
     }

@@ -3,7 +3,6 @@
 use std::io::Read;
 
 use super::Result;
-use super::jsonl::BadLines;
 
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
@@ -17,5 +16,22 @@ pub(super) trait DocumentReader: Send {
     /// Documents skipped so far because they cannot be used.
     fn skipped(&self) -> BadLines {
         BadLines::default()
+    }
+}
+
+/// Lines that cannot be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BadLines {
+    /// Their number.
+    pub count: u64,
+    /// The first such line, formatted as an error message.
+    pub first: Option<String>,
+}
+
+impl BadLines {
+    /// Adds the lines of another file.
+    pub(super) fn append(&mut self, others: Self) {
+        self.count += others.count;
+        self.first = self.first.take().or(others.first);
     }
 }

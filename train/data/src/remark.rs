@@ -1,7 +1,7 @@
 //! Remarks on the inputs that their owner should know, although they are not errors.
 
 use super::encoding::NotText;
-use super::jsonl::BadLines;
+use super::reader::BadLines;
 use super::stream::Stream;
 use kiln_process::words::number_of;
 use std::fmt;

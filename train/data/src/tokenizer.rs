@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Token, Tokenizer as Inner};
+use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor as _, Tokenizer as Inner};
 
 /// The smallest vocabulary that can be trained: all bytes and the end of text.
 pub const VOCABULARY_MINIMUM: usize = 257;
@@ -373,7 +373,18 @@ fn tokens_in_front(inner: &Inner) -> Vec<u32> {
     /// Larger than any real id.
     const TEXT: u32 = u32::MAX;
     let Some(processor) = inner.get_post_processor() else { return Vec::new() };
-    let text = Encoding::from_tokens(vec![Token::new(TEXT, "x".to_owned(), (0, 1))], 0);
+    let word = vec!["x".to_owned()];
+    let text = Encoding::new(
+        vec![TEXT],
+        vec![0],
+        word,
+        vec![None],
+        vec![(0, 1)],
+        vec![0],
+        vec![1],
+        Vec::new(),
+        Default::default(),
+    );
     let Ok(processed) = processor.process(text, None, true) else { return Vec::new() };
     processed.get_ids().iter().copied().take_while(|id| *id != TEXT).collect()
 }

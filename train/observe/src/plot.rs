@@ -33,8 +33,8 @@ const FARTHEST: f64 = 1e30;
 /// Maximum characters of a curve's name in the legend.
 const NAME: usize = 40;
 
-/// Height of a row of the legend, in pixels.
-const LEGEND_ROW: f64 = 18.0;
+/// Room below the baseline of the lowest text, in pixels.
+const BELOW_TEXT: f64 = 10.0;
 
 /// The spacing of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,12 +117,7 @@ impl Curves {
     /// Draws the curves, `width` wide and `height` high; the legend may add to the height.
     pub fn draw(&self, width: f64, height: f64) -> Drawing {
         let mut plots: Vec<Plot> = Vec::new();
-        let named: Vec<_> = self.curves.iter().filter(|curve| !curve.is_faint).collect();
-        let has_legend = named.len() > 1;
-        // The legend is below the plot, in columns: each row after the first one needs more room.
-        let widest = named.iter().map(|curve| curve.name.chars().count()).max().unwrap_or(0).min(NAME);
-        let columns = (width / (8.0 * widest as f64 + 40.0)).max(1.0).floor() as usize;
-        let height = height + LEGEND_ROW * (named.len().div_ceil(columns).saturating_sub(1)) as f64;
+        let has_legend = self.curves.iter().filter(|curve| !curve.is_faint).count() > 1;
         for curve in &self.curves {
             self.add(curve, has_legend, &mut plots);
         }
@@ -234,12 +229,14 @@ impl Drawing {
             ..Theme::light()
         };
         let scene = render_multiple(plots, layout.with_theme(theme));
+        let inner = SvgBackend::new().render_scene(&scene);
         Drawing {
             title: title.to_owned(),
             description: description.to_owned(),
             width: scene.width,
-            height: scene.height,
-            inner: SvgBackend::new().render_scene(&scene),
+            // The scene has no room for a legend of many rows.
+            height: scene.height.max(lowest_text(&inner) + BELOW_TEXT),
+            inner,
         }
     }
 
@@ -257,6 +254,13 @@ impl Drawing {
             renamed(inner, id)
         )
     }
+}
+
+/// Returns the largest `y` of the texts in a drawing.
+fn lowest_text(svg: &str) -> f64 {
+    let tags = svg.split("<text").skip(1).filter_map(|text| text.split_once('>'));
+    let value = |tag: &str| tag.split(" y=\"").nth(1)?.split('"').next()?.parse().ok();
+    tags.filter_map(|(tag, _)| value(tag)).fold(0.0, f64::max)
 }
 
 /// Stacks the drawings vertically into one.
