@@ -133,7 +133,7 @@ impl ModelSource {
     }
 
     /// Tokens of a sequence for an evaluation: as many as Kiln has trained the model on. If it has not, as many as the
-    /// context has, but [`USUAL_SEQ_LEN`] at most.
+    /// context has, at most 2048.
     pub fn seq_len(&self) -> usize {
         let context = self.context_length();
         match self {

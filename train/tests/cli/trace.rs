@@ -345,6 +345,8 @@ const NO_NVRTC: &str = "
     int nvrtcGetProgramLog(void *program, char *log) { return __builtin_memcpy(log, \"compiled\", 9), 0; }
     int nvrtcGetPTXSize(void *program, unsigned long *size) { return 6; }
     int nvrtcGetPTX(void *program, char *ptx) { return 6; }
+    int nvrtcGetCUBINSize(void *program, unsigned long *size) { return 6; }
+    int nvrtcGetCUBIN(void *program, char *cubin) { return 6; }
     int nvrtcDestroyProgram(void **program) { return 0; }
 ";
 
@@ -395,12 +397,12 @@ fn kernels_are_compiled_once() {
     });
     let folder = workspace.path("cache/kiln/kernels");
     let files = names(&folder);
-    assert!(files.len() > 10 && files.iter().all(|name| name.ends_with(".ptx")), "{files:?}");
+    // The driver here refuses machine code, which is kept for other machines.
+    let is_kernel = |name: &String| name.ends_with(".ptx") || name.ends_with(".cubin");
+    assert!(files.len() > 10 && files.iter().all(is_kernel), "{files:?}");
 
-    // The key of a kernel includes the size of NVRTC.
+    // The key of a kernel includes the version of NVRTC.
     let libraries = std::env::var("LD_LIBRARY_PATH").expect("a path");
-    let real = std::env::split_paths(&libraries).map(|folder| folder.join("libnvrtc.so.13"));
-    let real = real.filter_map(|file| std::fs::metadata(file).ok()).next().expect("NVRTC");
     workspace.write("nvrtc.c", NO_NVRTC);
     workspace.write("stand-in/none", "");
     let library = workspace.path("stand-in/libnvrtc.so.13");
@@ -409,8 +411,6 @@ fn kernels_are_compiled_once() {
         .args([&library, &workspace.path("nvrtc.c")])
         .status();
     assert!(built.expect("a C compiler").success());
-    let open = std::fs::OpenOptions::new().write(true).open(&library);
-    open.and_then(|file| file.set_len(real.len())).expect("a file of that size");
     let first = format!("{}:{libraries}", workspace.path("stand-in").display());
     let stand_in = ("LD_LIBRARY_PATH", first.as_str());
     run(&[cache, stand_in], &[]);
