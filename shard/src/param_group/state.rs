@@ -54,6 +54,7 @@ pub(super) enum Weights {
 }
 
 /// The gradient of a step, by its progress.
+#[allow(clippy::large_enum_variant, reason = "each parameter group has one")]
 pub(crate) enum Gradient {
     /// No use has had a gradient yet.
     None,
