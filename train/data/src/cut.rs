@@ -364,7 +364,9 @@ fn no_merge_spans(tokenizer: &Inner, space: char) -> bool {
     let BPE { continuing_subword_prefix, end_of_word_suffix, .. } = model;
     let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let vocabulary = model.get_vocab();
-    !has(continuing_subword_prefix)
+    // Looking up whole texts in the vocabulary could find a piece, where merges make other tokens of the whole.
+    !model.ignore_merges
+        && !has(continuing_subword_prefix)
         && !has(end_of_word_suffix)
         && vocabulary.contains_key(space.encode_utf8(&mut [0; 4]) as &str)
         && !vocabulary.keys().any(|token| spans_space(token, &[space]))

@@ -181,17 +181,12 @@ fn a_rank_that_hangs_is_suspected_before_the_deadline() {
     assert_eq!(step(&dead), 2);
 }
 
-/// Polls the status of the run in `run` until it satisfies `wanted`, for at most a minute.
+/// Polls the status of the run in `run` until it satisfies `wanted`.
 fn look_for(workspace: &Workspace, wanted: impl Fn(&Json) -> bool) -> (Json, Option<i32>) {
-    let begun = std::time::Instant::now();
-    loop {
-        let (look, code) = status(workspace, &[]);
-        match look {
-            Some(look) if wanted(&look) => return (look, code),
-            look => assert!(begun.elapsed().as_secs() < 60, "not what was wanted: {look:?} {code:?}"),
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_for("the wanted status", || match status(workspace, &[]) {
+        (Some(look), code) if wanted(&look) => Ok((look, code)),
+        other => Err(format!("{other:?}")),
+    })
 }
 
 #[test]

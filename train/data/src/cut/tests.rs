@@ -178,6 +178,8 @@ fn kinds() -> Vec<Kind> {
     );
     sentencepiece["byte_fallback"] = json!(true);
     sentencepiece["fuse_unk"] = json!(true);
+    let mut looked_up = sentencepiece.clone();
+    looked_up["ignore_merges"] = json!(true);
     let mut unknown = sentencepiece.clone();
     unknown["byte_fallback"] = json!(false);
     // Tokens that span words, in both spellings of a space.
@@ -293,6 +295,7 @@ fn kinds() -> Vec<Kind> {
                 added(0, "<unk>", json!({"special": true})), added(900, "<s>", json!({"special": true})),
             ]}),
         ),
+        ("Llama 2, pieces looked up", false, &looked_up, json!({"normalizer": llama_2})),
         ("Llama 2 without bytes", true, &unknown, json!({"normalizer": llama_2})),
         ("Gemma", true, &sentencepiece, json!({"normalizer": replace(" ", "▁"), "pre_tokenizer": merged})),
         ("Metaspace", true, &sentencepiece, json!({"pre_tokenizer": metaspace("always", true)})),
