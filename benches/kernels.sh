@@ -2,7 +2,7 @@
 # Compiles the kernels that a program launches for sm_80 and sm_90, without a GPU, and holds what
 # NVIDIA's assembler says of them to benches/kernels.toml.
 #
-#     benches/kernels.sh                  # the operations of train/tests/cli/captured.rs
+#     benches/kernels.sh                  # the operations of train/kiln/tests/cli/captured.rs
 #     benches/kernels.sh COMMAND...       # whatever else launches kernels on CUDA device 0
 #
 # COMMAND is a program that is built already, not cargo: CUDA_PATH is set for it, and with another

@@ -2,7 +2,7 @@
 # Trains on CUDA without a GPU, with stand-ins for NVIDIA's libraries, and looks at what goes to the driver:
 # gathers run beside compute, a step waits for nothing, and from the third on nothing is allocated.
 #
-#     benches/trace.sh                    # all of train/tests/cli/trace.rs
+#     benches/trace.sh                    # all of train/kiln/tests/cli/trace.rs
 #     benches/trace.sh gathers            # tests of this name
 #
 # TRACE_KEPT names a file for the trace of the last run.

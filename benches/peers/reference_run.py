@@ -5,7 +5,7 @@
     benches/peers/reference_run.py --preset 10m         a larger model, the same data
     benches/peers/reference_run.py --record FILE        writes PyTorch's curve for the tests
     benches/peers/reference_run.py --set optim.kind=muon    Muon for the blocks' matrices
-    benches/peers/reference_run.py --config train/tests/fixtures/reference_run_moe/config.toml
+    benches/peers/reference_run.py --config train/kiln/tests/fixtures/reference_run_moe/config.toml
                                                         the run with experts
 
 Both start from the same weights, read the same tokens in the same order, and use AdamW with the
@@ -35,7 +35,7 @@ import types
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KILN = ROOT / "target/release/kiln"
 PYTHON = pathlib.Path(os.environ.get("PEER_PYTHON", ROOT / "target/peers/bin/python"))
-CONFIG = ROOT / "train/tests/fixtures/reference_run/config.toml"
+CONFIG = ROOT / "train/kiln/tests/fixtures/reference_run/config.toml"
 
 try:
     import numpy
@@ -268,7 +268,7 @@ def balance_loss(*arguments):
 
 
 def learning_rate(optim, step, steps):
-    """The rate of a step, counted from 1, as train/src/schedule.rs has it."""
+    """The rate of a step, counted from 1, as train/kiln/src/schedule.rs has it."""
     peak, warmup = optim["lr"], optim["warmup_steps"]
     if step <= warmup:
         return peak * step / warmup

@@ -6,13 +6,13 @@
 
 mod checkpoint;
 mod limits;
-#[path = "../../../train/tests/cli/messages.rs"]
+#[path = "../../../train/kiln/tests/cli/messages.rs"]
 #[allow(dead_code)] // Here exit codes show that commands fail, not messages.
 mod messages;
-#[path = "../../../train/tests/support/signals.rs"]
+#[path = "../../../train/kiln/tests/support/signals.rs"]
 mod signals;
 mod steps;
-#[path = "../../../train/tests/cli/support.rs"]
+#[path = "../../../train/kiln/tests/cli/support.rs"]
 #[allow(dead_code)] // Most of it is for commands that train.
 mod support;
 

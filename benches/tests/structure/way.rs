@@ -48,7 +48,7 @@ impl<'ast> Visit<'ast> for Names {
 #[test]
 fn a_step_is_near_main() {
     let map = fs::read_to_string(super::root().join("ARCHITECTURE.md")).unwrap();
-    // Rows such as "| `Trainer::run` | `train/src/run/trainer/run.rs` | … |".
+    // Rows such as "| `Trainer::run` | `train/kiln/src/run/trainer/run.rs` | … |".
     let rows = map.lines().skip_while(|line| !line.starts_with("| function | file |")).skip(2);
     let way: Vec<(&str, &str)> = rows
         .map_while(|line| {

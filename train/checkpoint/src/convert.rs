@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::path::Path;
 
-use kiln_process::Meter;
 use kiln_shard::ParamGroupLayout;
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::Meter;
+use kiln_sys::files::{self, MAX_WHOLE};
 
 use super::index::INDEX_FILE;
 use super::manifest::Format;

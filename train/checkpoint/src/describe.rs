@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use kiln_model::{ModelConfig, MoeConfig};
-use kiln_process::words::{number_of, size};
+use kiln_sys::words::{number_of, size};
 
 use super::{Checkpoint, Saved, TensorEntry};
 

@@ -7,7 +7,7 @@ use kiln_collectives::BufferError;
 use kiln_data::DataError;
 use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
-use kiln_storage::files;
+use kiln_sys::files;
 
 use super::SavedOptimizer;
 use crate::hugging_face::HuggingFaceError;

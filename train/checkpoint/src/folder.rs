@@ -5,8 +5,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::durable::parent_of;
-use kiln_storage::files;
+use kiln_sys::durable::parent_of;
+use kiln_sys::files;
 
 use super::disk::{self, is_whole};
 use super::{CheckpointError, MANIFEST_FILE, Result};

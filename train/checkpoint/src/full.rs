@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, Phase};
-use kiln_process::Meter;
 use kiln_shard::{Engine, ParamGroupLayout, memory};
+use kiln_sys::Meter;
 
 use super::manifest::Format;
 use super::part::{self, Completion, Entry, PartFile, WriterOutput};

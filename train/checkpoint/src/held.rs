@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_storage::files;
+use kiln_sys::files;
 
 use super::{CheckpointError, Result};
 

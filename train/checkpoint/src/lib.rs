@@ -72,7 +72,7 @@ pub use folder::{
 };
 pub use full::write_full;
 pub use held::HeldFolder;
-pub use kiln_storage::{Checksum, Stream};
+pub use kiln_sys::{Checksum, Stream};
 pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};

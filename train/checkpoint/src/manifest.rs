@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_shard::ParamGroupLayout;
-use kiln_storage::Checksum;
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::Checksum;
+use kiln_sys::files::{self, MAX_WHOLE};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

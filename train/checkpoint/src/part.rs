@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kiln_shard::ParamGroupLayout;
-use kiln_storage::StagingFolder;
-use kiln_storage::durable::parent_of;
-use kiln_storage::files;
+use kiln_sys::StagingFolder;
+use kiln_sys::durable::parent_of;
+use kiln_sys::files;
 use serde::{Deserialize, Serialize};
 
 use super::index::write_index;

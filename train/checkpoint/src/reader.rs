@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use kiln_collectives::Phase;
-use kiln_process::Meter;
 use kiln_shard::Engine;
+use kiln_sys::Meter;
 
 use super::read_ahead::ReadAhead;
 use super::saved::Saved;

@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kiln_collectives::Phase;
-use kiln_process::Meter;
 use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
+use kiln_sys::Meter;
 use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::Format;

@@ -9,10 +9,10 @@ use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
 use kiln_model::{FULL_ATTENTION, Key, Layers, ModelConfig, MoeConfig, SWIGLU};
-use kiln_process::Meter;
-use kiln_process::output::ProgressLine;
 use kiln_shard::{Engine, EngineBuilder};
-use kiln_storage::files;
+use kiln_sys::Meter;
+use kiln_sys::files;
+use kiln_sys::output::ProgressLine;
 use serde_json::{Value, json};
 
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};

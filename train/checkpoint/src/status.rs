@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kiln_process::Meter;
+use kiln_sys::Meter;
 
 /// Time limit for the parts of the other ranks when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);

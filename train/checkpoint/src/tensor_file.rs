@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
-use kiln_storage::{Checksum, RunningChecksum, Stream, files};
+use kiln_sys::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
+use kiln_sys::{Checksum, RunningChecksum, Stream, files};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;

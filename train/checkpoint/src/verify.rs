@@ -1,6 +1,6 @@
 //! Verification of every checksum.
 
-use kiln_process::Meter;
+use kiln_sys::Meter;
 use rayon::prelude::*;
 
 use super::manifest::{Chunk, FileEntry, TensorEntry, check_plain_file};

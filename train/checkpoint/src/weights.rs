@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use kiln_process::Meter;
 use kiln_shard::{Engine, StateKind};
+use kiln_sys::Meter;
 
 use crate::CheckpointError;
 

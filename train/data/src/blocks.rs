@@ -5,7 +5,7 @@
 //! block may be shorter): consecutive values of eight bytes, little-endian.
 
 use super::{DataError, Result};
-use kiln_storage::{Checksum, RunningChecksum, files};
+use kiln_sys::{Checksum, RunningChecksum, files};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;

@@ -3,7 +3,7 @@
 use super::blocks::{BlockSums, Fault};
 use super::info::Split;
 use super::{DataError, DataInfo, Result, TokenWidth};
-use kiln_storage::files;
+use kiln_sys::files;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;

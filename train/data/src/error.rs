@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::files;
+use kiln_sys::files;
 
 /// The result of work on data.
 pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;

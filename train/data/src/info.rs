@@ -2,7 +2,7 @@
 
 use super::sums::{read_small_file, write_small_file};
 use super::{DataError, Result};
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,7 @@ use super::inputs::Inputs;
 use super::owner::{self, Left, Mark, PARTIAL, Swept};
 use super::remark::Remark;
 use super::{DataError, Result};
-use kiln_storage::durable::{self, parent_of};
+use kiln_sys::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,7 @@ use super::inputs::Inputs;
 use super::remark::LeftBehind;
 use super::resume::Record;
 use super::{DataError, Result};
-use kiln_process::ProcessId;
+use kiln_sys::ProcessId;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;

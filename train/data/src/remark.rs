@@ -3,7 +3,7 @@
 use super::encoding::NotText;
 use super::reader::BadLines;
 use super::stream::Stream;
-use kiln_process::words::number_of;
+use kiln_sys::words::number_of;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

@@ -8,7 +8,7 @@
 use super::info::FORMAT_VERSION;
 use super::inputs::Inputs;
 use super::{DataError, Result};
-use kiln_storage::durable;
+use kiln_sys::durable;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;

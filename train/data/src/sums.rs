@@ -2,8 +2,8 @@
 
 use super::listing::sha256_of;
 use super::{DataError, Result};
-use kiln_storage::durable;
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::durable;
+use kiln_sys::files::{self, MAX_WHOLE};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

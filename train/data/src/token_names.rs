@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::files::{self, MAX_WHOLE};
 use serde_json::Value;
 
 use super::{DataError, Result};

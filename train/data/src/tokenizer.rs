@@ -6,7 +6,7 @@ use super::stream::{self, Stream};
 use super::sums::read_small_file;
 use super::token_names::{Named, TokenNames};
 use super::{DataError, Result};
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::files::{self, MAX_WHOLE};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;

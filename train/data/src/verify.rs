@@ -6,7 +6,7 @@ use super::inputs::INPUTS_FILE;
 use super::listing::sha256_of;
 use super::sums::{SUMS_FILE, Sums};
 use super::{DataError, DataInfo, Result, Split, TokenWidth, Tokenizer};
-use kiln_storage::{Checksum, files};
+use kiln_sys::{Checksum, files};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::File;

@@ -4,7 +4,7 @@ use super::remark::{PassedOver, Unread};
 use super::stream::Stream;
 use super::{DataError, Result};
 use ignore::{DirEntry, WalkBuilder};
-use kiln_storage::files;
+use kiln_sys::files;
 use nix::errno::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};

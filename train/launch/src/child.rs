@@ -8,8 +8,8 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-use kiln_process::launcher::Word;
-use kiln_process::words::number_of;
+use kiln_sys::launcher::Word;
+use kiln_sys::words::number_of;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use super::end::End;
@@ -137,7 +137,7 @@ impl Child {
 
     /// Returns whether the process is stopped, as by SIGSTOP, so that only SIGKILL can end it.
     pub(super) fn is_stopped(&self) -> bool {
-        self.exists && matches!(kiln_process::state_of(self.pid), Some('T' | 't'))
+        self.exists && matches!(kiln_sys::state_of(self.pid), Some('T' | 't'))
     }
 
     /// Asks the rank to save and end. Unlike SIGTERM, this may be sent to a rank that was told to end

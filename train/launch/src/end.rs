@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kiln_process::launcher::Word;
-use kiln_process::page::Seen;
+use kiln_sys::launcher::Word;
+use kiln_sys::page::Seen;
 
 /// Exit code of ranks that were preempted and have saved their state.
 pub const PREEMPTED: u8 = 75;

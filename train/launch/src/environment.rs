@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kiln_process::launcher::{GRACE, LAUNCHER_PID, RUN};
+use kiln_sys::launcher::{GRACE, LAUNCHER_PID, RUN};
 
 use crate::place::{Node, SECRET};
 

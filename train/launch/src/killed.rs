@@ -6,8 +6,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use kiln_process::crash_words::{BATCH, TEXT, write_batch, write_samples, write_step};
-use kiln_process::words::time_now;
+use kiln_sys::crash_words::{BATCH, TEXT, write_batch, write_samples, write_step};
+use kiln_sys::words::time_now;
 use signal_hook::consts::SIGKILL;
 
 use super::end::End;

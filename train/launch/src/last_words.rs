@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use kiln_process::launcher::{PIPE, Word, parse};
-use kiln_process::page::{PAGE, Page, Seen};
+use kiln_sys::launcher::{PIPE, Word, parse};
+use kiln_sys::page::{PAGE, Page, Seen};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 
 /// Maximum bytes that are read: the capacity of a pipe.

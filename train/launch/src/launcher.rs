@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kiln_process::output;
+use kiln_sys::output;
 
 use super::end::PREEMPTED;
 use super::environment::Job;
@@ -40,7 +40,7 @@ pub struct Options {
 /// called from the main thread: the system ends ranks together with the thread that started them.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let _output = output::never_block();
-    kiln_process::hear_of_children();
+    kiln_sys::hear_of_children();
     let signals = Signals::register()?;
     let mut node = options.node.clone();
     let choose_port = node.master.port == 0;

@@ -11,7 +11,7 @@
 //! - `verdict`: the outcome, `report`: its description;
 //! - `restarts`: whether and when there is another life; `launcher`: a job from its first life to its last.
 //!
-//! Ranks end with their launcher: see [`kiln_process::end_with_launcher`].
+//! Ranks end with their launcher: see [`kiln_sys::end_with_launcher`].
 //!
 //! No loop here polls: a thread per child waits for its end, another thread waits for signals, and one loop
 //! receives the events of all of them.

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_process::output;
+use kiln_sys::output;
 
 use super::error::LaunchError;
 use super::quiet::Quiet;

@@ -1,6 +1,6 @@
 //! Filters a rank's log for a terminal: omits lines below `warn`, which are in the rank's file.
 
-use kiln_process::is_detail;
+use kiln_sys::is_detail;
 
 /// Maximum bytes from which a line is recognised as such a line.
 const BEGIN: usize = 512;

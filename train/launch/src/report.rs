@@ -1,6 +1,6 @@
 //! The launcher's final report: the root cause first, then its consequences.
 
-use kiln_process::launcher::Word;
+use kiln_sys::launcher::Word;
 use signal_hook::consts::SIGKILL;
 
 use super::end::{End, Ends};

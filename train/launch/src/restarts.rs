@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kiln_process::launcher::Word;
-use kiln_process::words::number_of;
+use kiln_sys::launcher::Word;
+use kiln_sys::words::number_of;
 
 use super::end::{End, Ends};
 use super::verdict::Verdict;
@@ -117,7 +117,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Instant;
 
-    use kiln_process::page::Seen;
+    use kiln_sys::page::Seen;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The launcher's messages on stderr.
 
-use kiln_process::output::complain;
+use kiln_sys::output::complain;
 
 /// Prints a message on stderr.
 pub(super) fn say(text: &str) {

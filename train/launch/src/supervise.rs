@@ -37,8 +37,8 @@ impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
         let error = |what| move |source| LaunchError::System { what, source };
         // `nohup`, and shells for what they start in the background, ignore signals on purpose.
-        let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_process::PREEMPTIONS);
-        let heard = heard.filter(|signal| !kiln_process::is_ignored(*signal));
+        let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT].into_iter().chain(kiln_sys::PREEMPTIONS);
+        let heard = heard.filter(|signal| !kiln_sys::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(error("watch for signals"))?;
         let handle = signals.handle();
         let (events, receiver) = mpsc::channel();
@@ -149,7 +149,7 @@ impl Life<'_> {
 
     /// Passes a signal on to the ranks.
     fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
-        if kiln_process::PREEMPTIONS.contains(&signal) {
+        if kiln_sys::PREEMPTIONS.contains(&signal) {
             ends.preempted = true;
             // Every rank knows this one, whichever the launcher was sent.
             children.iter().for_each(|child| child.notify(Signal::USR1));

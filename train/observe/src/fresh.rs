@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use kiln_storage::durable::{parent_of, write_new_beside};
+use kiln_sys::durable::{parent_of, write_new_beside};
 
 /// Writes a new file and creates missing folders. Uses `path` or, if that exists, the first free name among
 /// `<name>-2`, `<name>-3` and so on. Returns the path of the file.

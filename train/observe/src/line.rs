@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use kiln_storage::LineReader;
+use kiln_sys::LineReader;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use kiln_storage::StagingFolder;
-use kiln_storage::durable::{parent_of, sync_folder, write as write_file};
+use kiln_sys::StagingFolder;
+use kiln_sys::durable::{parent_of, sync_folder, write as write_file};
 use serde::Serialize;
 
 use crate::page::{Snapshot, TimelinesAt, page_of_strategies};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::files::{self, MAX_WHOLE};
 use serde_json::{Value, json};
 
 use super::keys::Keys;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfigError;
 use kiln_model::layers::LayerError;
-use kiln_storage::files;
+use kiln_sys::files;
 
 use crate::mismatch;
 

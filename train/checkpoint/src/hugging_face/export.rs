@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kiln_data::Tokenizer;
-use kiln_process::Meter;
+use kiln_sys::Meter;
 use serde_json::{Value, json};
 
 use super::describe::to_json;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfig;
-use kiln_process::words::number_of;
-use kiln_storage::files;
+use kiln_sys::files;
+use kiln_sys::words::number_of;
 
 use super::config::FolderConfig;
 use super::keys::Keys;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_process::Meter;
+use kiln_sys::Meter;
 
 use super::{HuggingFaceFolder, carried_files, check_free, token_ids};
 use crate::sharded::{layout_of, outline};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_storage::files;
+use kiln_sys::files;
 use serde_json::{Map, Value};
 
 use super::HuggingFaceError;

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::StagingFolder;
-use kiln_storage::durable::{self, parent_of};
+use kiln_sys::StagingFolder;
+use kiln_sys::durable::{self, parent_of};
 use serde_json::Value;
 
 use super::HuggingFaceError;

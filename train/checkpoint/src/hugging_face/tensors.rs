@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use kiln_storage::{files, header::read_header};
+use kiln_sys::{files, header::read_header};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 

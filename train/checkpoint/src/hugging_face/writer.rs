@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 
 use half::{bf16, f16};
-use kiln_storage::header::{Array, header};
+use kiln_sys::header::{Array, header};
 use serde_json::{Value, json};
 
 use super::HuggingFaceError;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kiln_model::{ModelConfig, MoeConfig};
 use kiln_shard::LossScale;
-use kiln_storage::files::{self, MAX_WHOLE};
+use kiln_sys::files::{self, MAX_WHOLE};
 
 use super::{FileEntry, Manifest, TensorEntry};
 use crate::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};

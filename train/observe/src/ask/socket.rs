@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use kiln_process::ProcessId;
-use kiln_storage::files;
+use kiln_sys::ProcessId;
+use kiln_sys::files;
 
 /// Name of the folder inside the run folder.
 const FOLDER: &str = "debug";

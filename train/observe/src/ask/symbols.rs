@@ -6,7 +6,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use kiln_storage::files;
+use kiln_sys::files;
 use object::{File, Object, ObjectSegment, ObjectSymbol, Segment, Symbol, SymbolKind};
 use rustc_demangle::demangle;
 

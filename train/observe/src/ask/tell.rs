@@ -55,7 +55,7 @@ pub fn tell(out: &Path, line: &str) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use kiln_process::ProcessId;
+    use kiln_sys::ProcessId;
 
     use super::super::socket::Owner;
     use super::*;

@@ -18,7 +18,7 @@ pub enum ExportError {
     #[error("{} is there already: remove it, or choose another folder", .0.display())]
     Taken(PathBuf),
     /// A file operation failed.
-    #[error("cannot {doing} {}: {source}; {}", .path.display(), kiln_storage::files::advice(.source))]
+    #[error("cannot {doing} {}: {source}; {}", .path.display(), kiln_sys::files::advice(.source))]
     Io {
         /// The attempted operation.
         doing: &'static str,

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use kiln_storage::durable::parent_of;
+use kiln_sys::durable::parent_of;
 
 use super::error::ExportError;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use kiln_storage::{LineReader, files};
+use kiln_sys::{LineReader, files};
 use toml::Table;
 
 use super::error::ExportError;

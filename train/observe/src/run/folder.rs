@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::files;
+use kiln_sys::files;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
@@ -193,7 +193,7 @@ impl Run {
             problems.push(format!(
                 "{}: {} passed over that this build cannot read",
                 self.folder.display(),
-                kiln_process::words::number_of(self.passed_over, "line")
+                kiln_sys::words::number_of(self.passed_over, "line")
             ));
         }
         problems

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use kiln_storage::{LineReader, files};
+use kiln_sys::{LineReader, files};
 
 /// A file of lines, and how far it was read.
 #[derive(Clone, Debug)]

@@ -260,7 +260,7 @@ fn last(flight: &Flight) -> Option<Call> {
 
 #[cfg(test)]
 mod tests {
-    use kiln_process::ProcessId;
+    use kiln_sys::ProcessId;
 
     use super::*;
     use crate::ask::Owner;

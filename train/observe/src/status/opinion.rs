@@ -5,7 +5,7 @@ use std::fmt;
 use kiln_collectives::{Lag, Wait, Witness};
 use serde::Serialize;
 
-use kiln_process::words::in_ranges;
+use kiln_sys::words::in_ranges;
 
 /// Waits shorter than this, in seconds, are ignored.
 const SHORT: f64 = 1.0;

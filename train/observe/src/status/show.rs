@@ -2,8 +2,8 @@
 
 use super::look::{Look, ProcessLook, RankLook};
 use crate::ask::Thread;
-use kiln_process::words::size;
-use kiln_process::words::{in_ranges, number_of};
+use kiln_sys::words::size;
+use kiln_sys::words::{in_ranges, number_of};
 
 /// Number of columns of a line.
 const WIDTH: usize = 80;

@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kiln_process::words::number_of;
-use kiln_storage::{LineReader, files};
+use kiln_sys::words::number_of;
+use kiln_sys::{LineReader, files};
 
 use super::event::{Histogram, now};
 use super::writer::{EventWriter, has_events};

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use kiln_storage::{Records, files};
+use kiln_sys::{Records, files};
 use prost::Message;
 use toml::Table;
 

@@ -23,7 +23,7 @@ impl Trace {
     /// If the file cannot be read, is in another format, or has no step of a run of Kiln.
     pub fn open(path: &Path) -> Result<Trace, TraceError> {
         let io = |source| TraceError::Io { doing: "read", path: path.to_owned(), source };
-        let bytes = kiln_storage::files::read(path, MOST_BYTES).map_err(io)?;
+        let bytes = kiln_sys::files::read(path, MOST_BYTES).map_err(io)?;
         let format =
             |error: prost::DecodeError| TraceError::Format { path: path.to_owned(), why: error.to_string() };
         let file = proto::Trace::decode(&*bytes).map_err(format)?;

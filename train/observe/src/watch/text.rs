@@ -1,6 +1,6 @@
 //! Words and numbers for the screen.
 
-use kiln_process::output::printable;
+use kiln_sys::output::printable;
 use ratatui::text::Span;
 
 /// Text of a file for the screen: control characters are escaped, and tabs are blanks.

@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_process::words::number_of;
-use kiln_storage::files;
+use kiln_sys::files;
+use kiln_sys::words::number_of;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use kiln_collectives::{Record, Span, StepTimeline};
-use kiln_process::words::number_of;
+use kiln_sys::words::number_of;
 use serde::Serialize;
 
 use super::super::watched::WatchedRun;

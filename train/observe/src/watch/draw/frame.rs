@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::path::Path;
 use std::time::Duration;
 
-use kiln_process::words::flops_per_s;
+use kiln_sys::words::flops_per_s;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;

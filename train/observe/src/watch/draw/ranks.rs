@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use kiln_process::words::{in_ranges, number_of, size};
+use kiln_sys::words::{in_ranges, number_of, size};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style};

@@ -1,0 +1,76 @@
+//! Kiln trains decoder-only language models with fully sharded data parallelism.
+//!
+//! This crate combines the others: configuration, data, the training loop, checkpoints, generation, and the
+//! binary `kiln`.
+//!
+//! # Where does your idea go?
+//!
+//! Your own program has every command of `kiln`, with your parts: its `main` is
+//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row has
+//! an example in `train/kiln/examples/`, which the tests run.
+//!
+//! | what you want to change | where | example |
+//! |---|---|---|
+//! | the feed-forward layer | [`Registry::layer`](registry::Registry::layer), `model.feed_forward` | `own_layer.rs` |
+//! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
+//! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
+//! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
+//! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
+//! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
+//! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
+//! | a metric to log | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
+//! | the text | [`data::prepare`] | `own_data.rs` |
+//! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |
+//! | the whole training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
+//! | settings of your program | `[experiment]`, [`Config::experiment`](config::Config::experiment) | `own_trainer.rs` |
+//!
+//! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
+//!
+//! Independent products are crates in folders next to `src`, and modules here: [`data`], [`checkpoint`],
+//! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
+//! [`process::start`] first.
+
+pub mod bench;
+mod check;
+pub mod cli;
+pub mod config;
+pub mod convert;
+pub mod debug;
+pub mod device;
+mod diff;
+pub mod doctor;
+mod error;
+pub mod eval;
+mod explain;
+pub mod export;
+pub mod fault;
+pub mod flight;
+pub mod generate;
+pub mod inspect;
+mod kernels;
+pub mod launch;
+pub mod links;
+pub mod logged;
+pub mod losses;
+pub mod metrics;
+mod named;
+pub mod optimizers;
+pub mod planner;
+pub mod prepared;
+pub mod process;
+pub mod registry;
+mod report;
+pub mod run;
+pub mod schedule;
+pub mod values;
+mod version;
+mod warmup;
+mod watch;
+pub mod world;
+
+pub use kiln_checkpoint as checkpoint;
+pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
+pub use kiln_data as data;
+pub use kiln_launch::place;
+pub use kiln_sys::words;
+pub(crate) use kiln_sys::{files, npy};

@@ -1,0 +1,59 @@
+//! Your own programs, `train/kiln/examples/own_loop.rs` and `train/kiln/examples/own_data.rs`: commands of `kiln` read
+//! the files of the first one and are part of the second.
+
+use crate::support::{Workspace, example};
+
+#[test]
+fn commands_read_what_a_loop_of_your_own_leaves() {
+    let workspace = Workspace::new();
+    let train = |out: &str, strategy: &str, steps: &str| {
+        let ended = workspace.run(&example("own_loop"), &["data", out, strategy, steps]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let steps = ended.stdout.lines().filter(|line| line.starts_with("step"));
+        steps.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let full = train("run", "FULL_SHARD", "20");
+    let loss =
+        |line: &str| -> Option<f64> { line.split_once("loss ")?.1.split_whitespace().next()?.parse().ok() };
+    let losses: Vec<f64> = full.iter().filter_map(|line| loss(line)).collect();
+    assert_eq!(losses.len(), 20, "{full:?}");
+    assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
+    assert_eq!(train("none", "NO_SHARD", "20"), full);
+    // It resumes from a checkpoint, also under another strategy.
+    assert_eq!(train("again", "FULL_SHARD", "8"), full[..8]);
+    assert_eq!(train("again", "SHARD_GRAD_OP", "14"), full[8..14]);
+    assert_eq!(train("again", "FULL_SHARD", "20"), full[14..]);
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.kiln(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    };
+    assert!(succeed(&["eval", "--checkpoint", "run", "--data", "data", "--ranks", "2"]).contains("loss"));
+    succeed(&["generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "4"]);
+    assert!(succeed(&["inspect", "run"]).contains("adamw"));
+}
+
+#[test]
+fn text_of_your_own_has_every_command() {
+    let workspace = Workspace::new();
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.run(&example("own_data"), arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    };
+    succeed(&["make", "sums"]);
+    let train = |out: &str, more: &[&str]| {
+        let base = ["train", "run.toml", "--ranks", "2", "--out", out, "--set", "data.path=sums"];
+        succeed(&[&base[..], more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    assert_eq!(train("none", &none), full);
+    assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
+    succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]);
+    succeed(&["generate", "--checkpoint", "full", "--prompt", "12+7=", "--max-tokens", "4"]);
+    succeed(&["inspect", "full"]);
+    let again = workspace.run(&example("own_data"), &["make", "sums"]);
+    assert_eq!(again.code, Some(1), "text that is there is not overwritten: {again:?}");
+}

@@ -1,0 +1,142 @@
+//! Your own program, `train/kiln/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does the
+//! same as the stock loop, it leaves the same files; and the values of `[experiment]` stay with the
+//! checkpoint.
+
+use kiln::run::{RunOptions, Trainer, train_with};
+use kiln_shard::StateKind;
+use rustix::process::Signal;
+use serde_json::Value as Json;
+
+use crate::support::{Ended, Workspace, example, signal};
+
+fn run(workspace: &Workspace, arguments: &[&str]) -> Ended {
+    workspace.run(&example("own_trainer"), arguments)
+}
+
+fn succeed(workspace: &Workspace, arguments: &[&str]) -> String {
+    let ended = run(workspace, arguments);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    ended.stdout
+}
+
+#[test]
+fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
+    let workspace = Workspace::new();
+    let every = ["--set", "eval.every=2", "--set", "checkpoint.every=2"];
+    workspace.succeed(&[&["train", "run.toml", "--out", "stock"][..], &every].concat());
+    let experiment = ["--set", "experiment.every=2", "--set", "experiment.patience=10"];
+    succeed(&workspace, &[&["train", "run.toml", "--out", "own"][..], &experiment].concat());
+    assert_eq!(workspace.steps("own"), workspace.steps("stock"));
+    let evaluations = |out: &str| -> Vec<_> {
+        let lines = workspace.metrics(out).into_iter();
+        let of = |line: Json| {
+            Some((line["step"].as_u64()?, line.get("val_loss")?.clone(), line["val_tokens"].clone()))
+        };
+        lines.filter_map(of).collect()
+    };
+    assert_eq!(evaluations("own"), evaluations("stock"));
+    assert_eq!(evaluations("own").len(), 2);
+    assert_eq!(workspace.checkpoints("own"), workspace.checkpoints("stock"));
+    let none = ["--set", "shard.strategy=NO_SHARD", "--set", "shard.accumulate=sharded"];
+    succeed(&workspace, &[&["train", "run.toml", "--out", "none"][..], &none, &experiment].concat());
+    assert_eq!(workspace.steps("none"), workspace.steps("stock"));
+    succeed(&workspace, &["eval", "--checkpoint", "own", "--ranks", "2"]);
+    succeed(&workspace, &["generate", "--checkpoint", "own", "--prompt", "a", "--max-tokens", "4"]);
+    succeed(&workspace, &["inspect", "own", "--verify"]);
+    let kept = workspace.text("own/checkpoints/fsdp_cpt4/config.toml");
+    assert!(kept.contains("[experiment]") && kept.contains("patience = 10"), "{kept}");
+
+    // It resumes from its own checkpoint; so does `kiln`, which keeps the keys that it does not read.
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "again"];
+    let from = ["--resume", "own/checkpoints/fsdp_cpt2"];
+    succeed(&workspace, &[&processes[..], &experiment, &from].concat());
+    assert_eq!(workspace.steps("again"), workspace.steps("stock")[2..]);
+    let shown = workspace.succeed(&["config", "own/config.toml"]);
+    assert!(shown.contains("[experiment]\nevery = 2\npatience = 10"), "{shown}");
+}
+
+#[test]
+fn a_loop_on_the_trainer_may_end_before_the_last_step() {
+    let workspace = Workspace::new();
+    let settings = ["--set", "experiment.every=1", "--set", "experiment.patience=2", "--set", "optim.lr=0.0"];
+    let said = succeed(&workspace, &[&["train", "run.toml", "--out", "run"][..], &settings].concat());
+    assert!(said.contains("for 2 evaluations: that is enough"), "{said}");
+    assert!(said.contains("done: 3 steps"), "{said}");
+    assert_eq!(workspace.steps("run").len(), 3);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "fsdp_cpt3", "latest"]);
+}
+
+#[test]
+fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.steps", "1000"), ("experiment.every", "1000")]);
+    let mut command = workspace.command_of(&example("own_trainer"), &["train", "run.toml", "--out", "run"]);
+    let child = command.spawn().expect("the program starts");
+    workspace.wait_for_steps("run", 3);
+    signal(&child, Signal::TERM);
+    let ended = workspace.end(child);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stdout.contains("go on with --resume latest"), "{ended:?}");
+    let steps = workspace.steps("run").len();
+    assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
+    // Resumes for a few more steps, and takes all of them.
+    let more = format!("train.steps={}", steps + 3);
+    succeed(&workspace, &["train", "run.toml", "--out", "run", "--resume", "latest", "--set", &more]);
+    assert_eq!(workspace.steps("run").len(), steps + 3);
+}
+
+/// A failed save is retried at the end, and is an error if it fails again.
+#[test]
+fn a_loop_on_the_trainer_does_not_lose_its_last_step() {
+    let workspace = Workspace::new();
+    let settings = ["--set", "checkpoint.on_failure=continue", "--set", "checkpoint.format=full"];
+    let every = ["--set", "experiment.every=4"];
+    let arguments = [&["train", "run.toml", "--out", "run"][..], &settings, &every].concat();
+    // Simulates a full disk for the save after step 4 and for the one in `finish`.
+    let full_disk = ["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\""];
+    let program = example("own_trainer");
+    let program = program.to_str().expect("a path");
+    let ended = workspace.run("sh".as_ref(), &[&full_disk[..], &[program], &arguments].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(!ended.stdout.contains("done: 4 steps"), "{ended:?}");
+}
+
+#[test]
+fn errors_of_a_loop_say_what_is_wrong() {
+    let workspace = Workspace::new();
+    let ended = run(&workspace, &["train", "run.toml", "--out", "run", "--set", "experiment.patient=1"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("experiment: unknown field `patient`"), "{ended:?}");
+}
+
+/// A loop may evaluate twice in a step, such as with averaged weights. The log has the first loss.
+#[test]
+fn only_the_first_evaluation_of_a_step_is_logged() {
+    let workspace = Workspace::new();
+    let data = format!("'{}'", workspace.path("data").display());
+    let config = workspace.config("own.toml", &[("data.path", data.as_str()), ("train.steps", "3")]);
+    let options = RunOptions { out: workspace.path("run").into(), alone: true, ..RunOptions::default() };
+    let summary = train_with(config, &options, |mut trainer: Trainer<'_>| {
+        while trainer.train_step()? {
+            let first = trainer.evaluate()?;
+            assert_eq!(trainer.evaluate()?, first);
+        }
+        let first = trainer.evaluate()?;
+        let embedding = "embed_tokens.weight";
+        let weights = trainer.engine().gather_parameter(embedding, StateKind::Weight)?.expect("weights");
+        let others: Vec<_> = weights.iter().map(|weight| 2.0 * weight).collect();
+        trainer.engine().load_parameter(embedding, StateKind::Weight, &others)?;
+        assert_ne!(trainer.evaluate()?, first, "other weights");
+        trainer.engine().load_parameter(embedding, StateKind::Weight, &weights)?;
+        let summary = trainer.finish()?;
+        assert_eq!(summary.val_loss, first);
+        Ok(summary)
+    });
+    let val_loss = summary.expect("a run").val_loss;
+    let metrics = workspace.metrics("run");
+    let evaluations: Vec<_> = metrics.iter().filter(|line| line.get("val_loss").is_some()).collect();
+    let steps: Vec<_> = evaluations.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, [1, 2, 3]);
+    assert_eq!(evaluations[2]["val_loss"].as_f64(), val_loss);
+}
