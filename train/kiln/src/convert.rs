@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
-use crate::config::{Config, DataSection, ModelSection};
-use crate::error::TrainError;
+use crate::error::{CommandError, Result};
 use crate::export::ExportMetricsArgs;
-use crate::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
-use crate::metrics::say;
-use crate::process::Meter;
-use crate::process::output::ProgressLine;
-use crate::source::ModelSource;
+use kiln_checkpoint::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
+use kiln_checkpoint::source::ModelSource;
+use kiln_checkpoint::{Checkpoint, CheckpointError, Format, convert_counted};
+use kiln_config::{Config, DataSection, ModelSection};
+use kiln_train::metrics::say;
+use kiln_train::process::Meter;
+use kiln_train::process::output::ProgressLine;
 
 /// Maximum number of parts of a checkpoint, which loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;
@@ -50,19 +50,19 @@ impl ConvertArgs {
     /// # Errors
     ///
     /// As for [`convert_counted`], and if the arguments contradict each other.
-    pub fn run(self) -> Result<String, TrainError> {
+    pub fn run(self) -> Result<String> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
-                return Err(TrainError::usage("--ranks is for --to sharded: leave one of them out"));
+                return Err(CommandError::usage("--ranks is for --to sharded: leave one of them out"));
             }
             (Some(Target::Full) | None, None) => (Format::Full, 1),
             (Some(Target::Sharded), None) => {
-                return Err(TrainError::usage("--to sharded needs --ranks, the number of parts"));
+                return Err(CommandError::usage("--to sharded needs --ranks, the number of parts"));
             }
             (_, Some(ranks)) if (1..=MAX_PARTS).contains(&ranks) => (Format::Sharded, ranks),
             (_, Some(ranks)) => {
                 let problem = format!("--ranks {ranks}: must be from 1 to {MAX_PARTS}");
-                return Err(TrainError::usage(problem));
+                return Err(CommandError::usage(problem));
             }
         };
         let checkpoint = Checkpoint::open(&self.checkpoint)?;
@@ -111,18 +111,18 @@ enum Exported {
 
 impl ExportArgs {
     /// Exports, and prints the destination.
-    pub fn run(self) -> Result<(), TrainError> {
+    pub fn run(self) -> Result<()> {
         let ExportArgs { what, checkpoint, out, dtype, max_shard_gb } = self;
         if let Some(Exported::Metrics(args)) = what {
             say(&args.run()?);
             return Ok(());
         }
         let (Some(checkpoint), Some(out)) = (checkpoint, out) else {
-            return Err(TrainError::usage("CHECKPOINT and --out are needed"));
+            return Err(CommandError::usage("CHECKPOINT and --out are needed"));
         };
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
-            return Err(TrainError::usage(problem));
+            return Err(CommandError::usage(problem));
         }
         // The conversion saturates for numbers beyond any file size.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
@@ -161,7 +161,7 @@ struct Source {
 
 impl ImportArgs {
     /// Imports, and prints the destination.
-    pub fn run(self) -> Result<(), TrainError> {
+    pub fn run(self) -> Result<()> {
         let folder = match (self.source.hf, self.source.repo) {
             (Some(folder), _) => folder,
             (None, repo) => {
@@ -180,7 +180,7 @@ impl ImportArgs {
 }
 
 /// Returns the configuration of a run that would have trained `model`, as TOML.
-fn config_of(model: &HuggingFaceFolder) -> Result<String, TrainError> {
+fn config_of(model: &HuggingFaceFolder) -> Result<String> {
     let config = Config {
         model: ModelSection {
             context_length: Some(model.context_length()),
@@ -190,10 +190,10 @@ fn config_of(model: &HuggingFaceFolder) -> Result<String, TrainError> {
         ..Config::default()
     };
     toml::to_string(&config)
-        .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))
+        .map_err(|error| CommandError::usage(format!("the configuration cannot be written: {error}")))
 }
 
-impl From<HuggingFaceError> for TrainError {
+impl From<HuggingFaceError> for CommandError {
     fn from(error: HuggingFaceError) -> Self {
         CheckpointError::from(error).into()
     }

@@ -1,353 +1,87 @@
-//! Errors of a run.
+//! Errors of commands.
 
-use std::error::Error;
-use std::path::{Path, PathBuf};
-
-use kiln_collectives::tcp::JoinError;
+use kiln_checkpoint::CheckpointError;
+use kiln_config::ConfigError;
+use kiln_config::device::DeviceError;
+use kiln_config::links::LinksError;
+use kiln_data::DataError;
+use kiln_debug::DebugError;
+use kiln_launch::LaunchArgsError;
+use kiln_launch::place::EnvError;
 use kiln_model::layers::LayerError;
-use kiln_shard::ShardError;
-use kiln_shard::ranks::{RankError, RanksError};
+use kiln_shard::ranks::RankError;
+use kiln_train::TrainError;
 
-use crate::checkpoint::CheckpointError;
-use crate::config::ConfigError;
-use crate::data::DataError;
-use crate::device::DeviceError;
-use crate::diff::DiffError;
-use crate::eval::EvalError;
 use crate::inspect::InspectError;
-use crate::launch::LaunchArgsError;
-use crate::links::LinksError;
-use crate::logged::MetricError;
-use crate::place::EnvError;
-use crate::process::GraceError;
-use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
-use crate::words::number_of;
 
-/// The result of a part of a run.
-pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+/// The result of a command.
+pub type Result<T, E = CommandError> = std::result::Result<T, E>;
 
-/// Reasons for the failure of a run.
+/// An error of a command.
 #[derive(Debug, thiserror::Error)]
-pub enum TrainError {
-    /// The configuration is invalid.
+pub enum CommandError {
+    /// A run failed, or something that a run consists of.
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The device cannot be used.
+    Train(#[from] TrainError),
+    /// A debugging command failed.
     #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// There is not enough memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A layer of the model cannot be built.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    /// The data cannot be used.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The sharding engine failed.
-    #[error(transparent)]
-    Shard(#[from] ShardError),
-    /// The ranks lost each other; each has written its flight recording into this run folder.
-    #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
-    Recorded(#[source] ShardError, PathBuf),
-    /// A custom training loop failed.
-    #[error("the training loop: {}", with_causes(.0))]
-    Loop(#[source] BoxError),
-    /// A metric that the program adds failed.
-    #[error(transparent)]
-    Metric(MetricError),
-    /// The records of a rank's layers cannot be read.
-    #[error("the records of the ranks' layers cannot be put together: {reason}")]
-    Records {
-        /// The reason.
-        reason: String,
-    },
-    /// A checkpoint cannot be used.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// An evaluation failed.
-    #[error(transparent)]
-    Eval(#[from] EvalError),
-    /// The grace period of this process is invalid.
-    #[error(transparent)]
-    Grace(#[from] GraceError),
-    /// The place of this process in the job is unclear.
-    #[error(transparent)]
-    Env(#[from] EnvError),
-    /// The launch of ranks failed.
-    #[error(transparent)]
-    Launch(#[from] LaunchArgsError),
+    Debug(#[from] DebugError),
     /// The object of an inspection is damaged or missing.
     #[error(transparent)]
     Inspect(#[from] InspectError),
-    /// The two sides of a comparison cannot be compared.
-    #[error(transparent)]
-    Diff(#[from] DiffError),
-    /// A file with network measurements cannot be used.
-    #[error(transparent)]
-    Links(#[from] LinksError),
-    /// This process could not join the others.
-    #[error(transparent)]
-    Join(#[from] JoinError),
-    /// This process could not join its MPI job.
-    #[cfg(feature = "mpi")]
-    #[error(transparent)]
-    Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, with this GPU.
-    #[cfg(feature = "cuda")]
-    #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
-    Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
-    /// These ranks, which are processes, were started differently from rank 0.
-    #[error(
-        "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: \
-         start every rank with the same command. If they are of another job that meets at the same port, \
-         give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
-         (KILN_JOB_SECRET) of its own"
-    )]
-    OtherConfig(Vec<usize>),
-    /// Rank 0, which makes the plan for all ranks, failed with this message; `usage` says whether the
-    /// configuration or the arguments are the cause.
-    #[error("rank 0 could not start the run: {message}")]
-    Rank0 { message: String, usage: bool },
-    /// The run folder cannot be used.
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    /// A run would resume from the checkpoint at `path` at another position in the data, because these `keys`
-    /// differ; `differences` has the old and new values.
-    #[error(
-        "{} was trained with other values, and going on would read the data at another position: {}. Use \
-         the values from before, or accept another position with {}",
-        .path.display(), .differences.join(", "), allow(.keys)
-    )]
-    OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the norm of the gradient, `what`, is not finite; `parameter` is the first whose gradient is
-    /// not. The run does not skip such steps, or has skipped the maximum number in a row.
-    #[error(
-        "step {step}: {what} is {value}{}{origin}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
-         earlier checkpoint",
-        in_gradient(.parameter), not_updated(*.is_repeated)
-    )]
-    NonFinite {
-        step: u64,
-        what: &'static str,
-        value: f64,
-        parameter: Option<String>,
-        /// The first non-finite tensor, as text.
-        origin: String,
-        is_repeated: bool,
-    },
-    /// A model has computed `what`, which is not finite.
-    #[error(
-        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
-         or another model"
-    )]
-    NotANumber { what: &'static str, value: f64 },
-    /// A smoke run that resumed from its own checkpoint has different losses from the uninterrupted one.
-    #[error(
-        "smoke: the run that went on from the checkpoint in the middle ends with training and validation losses \
-         of {resumed:?}, and the one that did not stop with {straight:?}: something in the program keeps a state that no checkpoint \
-         has, or draws numbers that do not come from a seed"
-    )]
-    Smoke { straight: [f64; 2], resumed: [f64; 2] },
-    /// `kiln check` has found problems, and has printed them.
-    #[error("kiln check: {}; the lines above that begin with \"fail\" say what to do", number_of(*.failures, "failure"))]
-    Check { failures: usize },
-    /// The file to write exists already.
-    #[error("{} is there already: overwrite it with --force, or name another file with --out", .0.display())]
-    Exists(PathBuf),
-    /// A stop was requested while this process waited for the others.
-    #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
-    Stopped,
-    /// A fault drill, not a real fault.
-    #[error("{0}")]
-    Drill(String),
-    /// The engine failed on a rank, which the message names.
-    #[error("rank {rank}: {source}")]
-    Rank { rank: usize, source: Box<TrainError> },
-    /// The system cannot start more threads; `reason` is the system's message.
-    #[error(
-        "cannot start {what}: {reason}; allow more processes and threads (`ulimit -u`, or the limit of the \
-         container), or take fewer ranks or a smaller device.threads"
-    )]
-    Threads { what: String, reason: String },
-    /// A rank panicked.
-    #[error("{0}")]
-    Crash(String),
 }
 
-/// An error from a program's code.
-type BoxError = Box<dyn Error + Send + Sync>;
-
-impl TrainError {
-    /// Converts an error from a program's code: to one of Kiln's errors if it is one, else with `other`.
-    fn of_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
-        fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
-            error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
-        }
-        let ours = take::<TrainError>(error)
-            .and_then(take::<ShardError>)
-            .and_then(take::<ConfigError>)
-            .and_then(take::<CheckpointError>)
-            .and_then(take::<DataError>);
-        match ours {
-            Ok(error) => other(error),
-            Err(ours) => ours,
-        }
-    }
-
-    /// Converts an error that ended a training loop.
-    pub(crate) fn of_loop(error: BoxError) -> Self {
-        Self::of_program(error, TrainError::Loop)
-    }
-}
-
-impl From<MetricError> for TrainError {
-    fn from(MetricError { name, source }: MetricError) -> Self {
-        Self::of_program(source, |source| TrainError::Metric(MetricError { name, source }))
-    }
-}
-
-/// Formats an error with its causes.
-fn with_causes(error: &BoxError) -> String {
-    causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-/// Returns an error and its causes.
-pub(crate) fn causes<'a>(
-    error: &'a (dyn Error + 'static),
-) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
-}
-
-/// Returns whether one of the causes of a loop's error is a [`TrainError`] of this kind.
-fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
-    causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
-}
-
-/// Returns the flags that allow the differences.
-fn allow(keys: &[PositionKey]) -> String {
-    let flags: Vec<_> = keys.iter().map(|key| format!("--allow-changed {key}")).collect();
-    flags.join(" ")
-}
-
-/// Names the parameter whose gradient is not finite, if one is known.
-pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
-    parameter.as_ref().map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
-}
-
-/// Describes the effect of a step with a non-finite loss or gradient on the weights.
-fn not_updated(is_repeated: bool) -> String {
-    match is_repeated {
-        true => format!(", as in the {} steps before; none of them updated the weights", MAX_SKIPPED - 1),
-        false => "; the weights were not updated".to_owned(),
-    }
-}
-
-impl TrainError {
-    /// Creates an error about a file of the run folder, or another one named with `--out`, that cannot be read
-    /// or written.
-    pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| FolderError::io(operation, path)(error).into()
-    }
-
-    /// Creates an error about threads, `what`, that the system cannot start.
-    pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
-        let what = what.to_owned();
-        move |source| TrainError::Threads { what, reason: source.to_string() }
-    }
-
-    /// Creates an error about a mistake in the configuration or the arguments.
+impl CommandError {
+    /// Creates an error about a mistake in the arguments.
     pub fn usage(problem: impl Into<String>) -> Self {
-        ConfigError::invalid(problem).into()
+        TrainError::usage(problem).into()
     }
 
-    /// Returns whether the user's configuration or arguments are the cause, instead of the run.
+    /// Returns the error of a run, if it is one.
+    pub fn train_error(&self) -> Option<&TrainError> {
+        match self {
+            CommandError::Train(error) | CommandError::Debug(DebugError::Train(error)) => Some(error),
+            CommandError::Debug(DebugError::Diff(_)) | CommandError::Inspect(_) => None,
+        }
+    }
+
+    /// Returns whether the user's configuration or arguments are the cause.
     pub fn is_usage(&self) -> bool {
         match self {
-            TrainError::Config(_)
-            | TrainError::Layer(_)
-            | TrainError::Device(_)
-            | TrainError::Memory(_)
-            | TrainError::Env(_)
-            | TrainError::Grace(_)
-            | TrainError::Inspect(InspectError::Nothing { .. })
-            | TrainError::Diff(_)
-            | TrainError::Links(_)
-            | TrainError::OtherConfig(_)
-            | TrainError::Exists(_)
-            | TrainError::OtherPosition { .. } => true,
-            TrainError::Folder(error) => error.is_usage(),
-            TrainError::Loop(error) => any_of(error, TrainError::is_usage),
-            TrainError::Rank0 { usage, .. } => *usage,
-            TrainError::Launch(error) => error.is_usage(),
-            TrainError::Join(error) => matches!(
-                error,
-                JoinError::OpenSecret { .. }
-                    | JoinError::SealWithoutSecret { .. }
-                    | JoinError::OtherSettings { .. }
-                    | JoinError::Refused { .. }
-            ),
-            TrainError::Data(error) => error.is_usage(),
-            TrainError::Eval(error) => error.is_usage(),
-            TrainError::Checkpoint(error) => error.is_usage(),
-            TrainError::Rank { source, .. } => source.is_usage(),
-            _ => false,
+            CommandError::Debug(DebugError::Diff(_))
+            | CommandError::Inspect(InspectError::Nothing { .. }) => true,
+            other => other.train_error().is_some_and(TrainError::is_usage),
         }
     }
 
     /// Returns whether nothing went wrong: a stop was requested before there was anything to save.
     pub fn is_stop(&self) -> bool {
-        matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
+        self.train_error().is_some_and(TrainError::is_stop)
     }
 
-    /// Adds the location of the flight recordings, if the error is of a kind that they explain.
-    pub(crate) fn with_flights(self, out: &Path) -> Self {
-        match self {
-            TrainError::Shard(source @ ShardError::Comm(_))
-            | TrainError::Checkpoint(CheckpointError::Shard(source @ ShardError::Comm(_))) => {
-                TrainError::Recorded(source, out.to_owned())
-            }
-            other => other,
-        }
+    /// Returns whether the failure of another rank is the cause.
+    pub fn is_consequence(&self) -> bool {
+        self.train_error().is_some_and(TrainError::is_consequence)
     }
 }
 
-impl RankError for TrainError {
-    fn is_consequence(&self) -> bool {
-        match self {
-            TrainError::Shard(error) | TrainError::Recorded(error, _) => error.is_consequence(),
-            TrainError::Checkpoint(error) => error.is_consequence(),
-            TrainError::Rank0 { .. } => true,
-            TrainError::Loop(error) => {
-                let of_engine = |error: &ShardError| error.is_consequence();
-                any_of(error, RankError::is_consequence)
-                    || causes(&**error).any(|error| error.downcast_ref().is_some_and(of_engine))
+macro_rules! through_train_error {
+    ($($error:ty),*) => {
+        $(impl From<$error> for CommandError {
+            fn from(error: $error) -> Self {
+                TrainError::from(error).into()
             }
-            TrainError::Rank { source, .. } => source.is_consequence(),
-            #[cfg(feature = "cuda")]
-            TrainError::Nccl { source, .. } => {
-                use kiln_collectives::{CommError, nccl::NcclError};
-                matches!(**source, NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. }))
-            }
-            _ => false,
-        }
-    }
+        })*
+    };
 }
 
-impl From<RanksError<TrainError>> for TrainError {
-    fn from(error: RanksError<TrainError>) -> Self {
-        match error {
-            // The rank matters only for errors of the engine. A bad file or loss is the same on all ranks,
-            // whichever has met it first.
-            RanksError::Failed {
-                rank,
-                error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),
-            } => TrainError::Rank { rank, source: Box::new(source) },
-            RanksError::Failed { error, .. } => error,
-            RanksError::Spawn { rank, reason } => {
-                TrainError::Threads { what: format!("the threads of rank {rank}"), reason }
-            }
-            other => TrainError::Crash(other.to_string()),
-        }
-    }
-}
+through_train_error!(
+    ConfigError,
+    CheckpointError,
+    DataError,
+    LaunchArgsError,
+    EnvError,
+    LayerError,
+    LinksError,
+    DeviceError
+);

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kiln_observe::export::{self, ExportError};
 
-use crate::error::{Result, TrainError};
-use crate::named;
+use crate::error::{CommandError, Result};
+use kiln_train::TrainError;
+use kiln_train::named;
 
 /// Arguments of `kiln export metrics`.
 #[derive(Args, Clone, Debug)]
@@ -64,11 +65,11 @@ fn table(runs: &[PathBuf], to: &Path) -> Result<String> {
     Ok(format!("exported to {}", to.display()))
 }
 
-impl From<ExportError> for TrainError {
+impl From<ExportError> for CommandError {
     fn from(error: ExportError) -> Self {
         match error {
-            ExportError::Io { doing, path, source } => TrainError::io(doing, &path)(source),
-            error => TrainError::usage(error.to_string()),
+            ExportError::Io { doing, path, source } => TrainError::io(doing, &path)(source).into(),
+            error => CommandError::usage(error.to_string()),
         }
     }
 }

@@ -30,47 +30,33 @@
 //! [`place`]. None of these crates depends on this one. A custom binary that does not call [`cli::main`] calls
 //! [`process::start`] first.
 
-pub mod bench;
-mod check;
+mod attach;
 pub mod cli;
-pub mod config;
 pub mod convert;
-pub mod debug;
-pub mod device;
-mod diff;
-pub mod doctor;
-mod error;
-pub mod eval;
+pub mod error;
 mod explain;
 pub mod export;
-pub mod fault;
-pub mod flight;
-pub mod generate;
 pub mod inspect;
-mod kernels;
-pub mod launch;
-pub mod links;
-pub mod logged;
-pub mod losses;
-pub mod metrics;
-mod named;
-pub mod optimizers;
-pub mod planner;
-pub mod prepared;
-pub mod process;
-pub mod registry;
+mod plan;
 mod report;
 pub mod run;
-pub mod schedule;
-pub mod values;
+mod status;
+pub mod tools;
+mod train;
 mod version;
-mod warmup;
 mod watch;
-pub mod world;
 
 pub use kiln_checkpoint as checkpoint;
 pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
+pub use kiln_config as config;
+pub use kiln_config::{device, links, losses, optimizers, schedule};
 pub use kiln_data as data;
+pub use kiln_debug as debug;
+pub use kiln_debug::breakpoint;
 pub use kiln_launch::place;
+pub use kiln_plan as planner;
+pub use kiln_preflight::{bench, doctor};
 pub use kiln_sys::words;
-pub(crate) use kiln_sys::{files, npy};
+pub use kiln_train::{
+    eval, fault, flight, generate, launch, logged, metrics, prepared, process, registry, values, world,
+};

@@ -6,8 +6,8 @@ use clap::Args;
 use kiln_observe::report::{self, Report, ReportError};
 use kiln_observe::run::find_runs;
 
-use crate::debug::look_at_runs;
-use crate::error::{Result, TrainError};
+use crate::error::{CommandError, Result};
+use crate::status::look_at_runs;
 use crate::version::version;
 use crate::watch::timelines_at_runs;
 
@@ -27,14 +27,14 @@ impl ReportArgs {
     pub(crate) fn run(self) -> Result<String> {
         check_place(&self.out, "--out")?;
         // A path without a run is an error here, while a server would wait for the run.
-        let runs = find_runs(&self.runs).map_err(|error| TrainError::usage(error.to_string()))?;
+        let runs = find_runs(&self.runs).map_err(|error| CommandError::usage(error.to_string()))?;
         write(Report::of_runs(runs, look_at_runs(), Some(timelines_at_runs()), version()), &self.out, "--out")
     }
 }
 
 /// Fails unless a report can be written to the place that `flag` names.
 pub(crate) fn check_place(place: &Path, flag: &'static str) -> Result<()> {
-    report::check_place(place, flag).map_err(|error| TrainError::usage(error.to_string()))
+    report::check_place(place, flag).map_err(|error| CommandError::usage(error.to_string()))
 }
 
 /// Writes `report` to the place that `flag` names; returns the message about it.
@@ -44,6 +44,6 @@ pub(crate) fn write(
     flag: &'static str,
 ) -> Result<String> {
     let written = report.and_then(|report| report.write(place, flag));
-    written.map_err(|error| TrainError::usage(error.to_string()))?;
+    written.map_err(|error| CommandError::usage(error.to_string()))?;
     Ok(format!("the report is in {}", place.join("report.html").display()))
 }

@@ -1,6 +1,6 @@
 //! The version that `kiln --version` prints.
 
-use std::sync::LazyLock;
+use kiln_train::version;
 
 /// Optional parts of this program.
 const FEATURES: [(&str, bool); 5] = [
@@ -11,17 +11,19 @@ const FEATURES: [(&str, bool); 5] = [
     ("parquet", cfg!(feature = "parquet")),
 ];
 
-/// Returns the version, commit and features of this program, on one line.
+/// Returns the version, commit and features of this program, on one line, and makes them known to the trainer.
 pub(crate) fn version() -> &'static str {
-    static TEXT: LazyLock<String> = LazyLock::new(|| {
-        // Set by the build script.
-        let commit = match env!("KILN_COMMIT") {
-            "" => "unknown",
-            commit => commit,
-        };
-        let features: Vec<_> = FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
-        let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
-        format!("{} (commit {commit}; features: {features})", env!("CARGO_PKG_VERSION"))
-    });
-    &TEXT
+    version::set_version(describe());
+    version::version()
+}
+
+fn describe() -> String {
+    // Set by the build script.
+    let commit = match env!("KILN_COMMIT") {
+        "" => "unknown",
+        commit => commit,
+    };
+    let features: Vec<_> = FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
+    format!("{} (commit {commit}; features: {features})", env!("CARGO_PKG_VERSION"))
 }

@@ -13,10 +13,10 @@ use kiln_observe::ask;
 use kiln_observe::page::{self, AccessToken, PageError, ServeOptions, Tell, TimelinesAt};
 use kiln_observe::watch::{self, WatchOptions};
 
-use crate::debug::look_at_runs;
-use crate::error::{Result, TrainError};
-use crate::metrics::say;
-use crate::process::stop_on_signals;
+use crate::error::{CommandError, Result};
+use crate::status::look_at_runs;
+use kiln_train::metrics::say;
+use kiln_train::process::stop_on_signals;
 
 /// Environment variable with a chosen token for pages.
 const TOKEN: &str = "KILN_HTTP_TOKEN";
@@ -51,11 +51,11 @@ impl WatchArgs {
     pub fn run(self) -> Result<()> {
         let Some(address) = self.http else {
             let options = WatchOptions::new(self.runs, look_at_runs());
-            return watch::run(options).map_err(|error| TrainError::usage(error.to_string()));
+            return watch::run(options).map_err(|error| CommandError::usage(error.to_string()));
         };
         let stop = stop_on_signals();
-        let server =
-            serve(address, self.runs, self.control).map_err(|error| TrainError::usage(error.to_string()))?;
+        let server = serve(address, self.runs, self.control)
+            .map_err(|error| CommandError::usage(error.to_string()))?;
         say(&format!("serving {} until Ctrl-C", server.url()));
         while !stop.load(Ordering::Relaxed) {
             thread::sleep(LOOK);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::error::{Result, TrainError};
+use kiln_train::error::{Result, TrainError};
 
 #[derive(Args)]
 pub(super) struct CompletionsArgs {

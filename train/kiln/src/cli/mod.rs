@@ -11,32 +11,36 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
-use kiln_shard::ranks::RankError;
 
-use crate::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
-use crate::check::CheckArgs;
-use crate::config::{self, ConfigArgs};
+use crate::attach::AttachArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
-use crate::debug::{AttachArgs, StatusArgs, TraceArgs};
-use crate::diff::{BisectArgs, DiffArgs};
-use crate::doctor::DoctorArgs;
-use crate::error::{Result, TrainError};
-use crate::eval::EvalArgs;
+use crate::error::{CommandError, Result};
 use crate::explain::{self, ExplainArgs};
-use crate::generate::GenerateArgs;
 use crate::inspect::InspectArgs;
-use crate::launch::{self, LaunchArgs};
-use crate::planner::PlanArgs;
-use crate::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
-use crate::process;
-use crate::process::launcher::{self, Word};
-use crate::process::output::{self, complain, say};
+use crate::plan::PlanArgs;
 use crate::report::ReportArgs;
-use crate::run::{Program, ReplayArgs, TrainArgs};
+use crate::status::StatusArgs;
+use crate::train::TrainArgs;
 use crate::version::version;
-use crate::warmup::WarmupArgs;
 use crate::watch::WatchArgs;
 use documents::{CompletionsArgs, ManArgs};
+use kiln_config::{self as config, ConfigArgs};
+use kiln_debug::TraceArgs;
+use kiln_debug::diff::{BisectArgs, DiffArgs};
+use kiln_debug::replay::ReplayArgs;
+use kiln_preflight::bench::{NetworkArgs, StrategiesArgs, TuneArgs};
+use kiln_preflight::check::CheckArgs;
+use kiln_preflight::doctor::DoctorArgs;
+use kiln_preflight::warmup::WarmupArgs;
+use kiln_train::TrainError;
+use kiln_train::eval::EvalArgs;
+use kiln_train::generate::GenerateArgs;
+use kiln_train::launch::{self, LaunchArgs};
+use kiln_train::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
+use kiln_train::process;
+use kiln_train::process::launcher::{self, Word};
+use kiln_train::process::output::{self, complain, say};
+use kiln_train::run::Program;
 
 /// Exit code of a run that failed.
 const FAILED: u8 = 1;
@@ -177,10 +181,12 @@ enum BenchCommand {
 }
 
 /// Runs the command named in the arguments of this process, with the parts of `program`: a
-/// [`Registry`](crate::registry::Registry), or one with a training loop. Returns the exit code. Sets up the
+/// [`Registry`](kiln_train::registry::Registry), or one with a training loop. Returns the exit code. Sets up the
 /// process as [`process::start`] does, except for the allocator, which the binary sets.
 pub fn main(program: impl Into<Program>) -> ExitCode {
     let program = program.into();
+    // Crash reports, which `begin` sets up, name it.
+    version();
     let begun = process::begin();
     process::has_commands();
     output::tell_panics();
@@ -195,56 +201,55 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let is_run = command.is_run();
     let _output = command.never_blocks().then(output::never_block);
     if let Err(error) = begun {
-        return exit(Err(TrainError::usage(error.to_string())), is_run);
+        return exit(Err(CommandError::usage(error.to_string())), is_run);
     }
-    let registry = &program.registry;
-    let (layers, done) = (registry.layers(), |()| 0);
-    let tell = |text: String| say(&text);
-    let outcome = match command {
+    exit(run(command, program), is_run)
+}
+
+/// Runs `command`; returns the exit code.
+fn run(command: Command, program: Program) -> Result<u8> {
+    let registry = program.registry.clone();
+    let print = |text: String| {
+        say(&text);
+        Ok(0)
+    };
+    let done = |()| Ok(0);
+    match command {
         Command::Train(args) => args.run(program),
-        Command::Plan(args) => args.run(registry).map(tell).map(done),
-        Command::Tune(args) => args.run(registry),
-        Command::Warmup(args) => args.run(registry),
-        Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Plan(args) => print(args.run(&registry)?),
+        Command::Tune(args) => Ok(args.run(&registry)?),
+        Command::Warmup(args) => Ok(args.run(&registry)?),
+        Command::Launch(args) => Ok(args.run()?),
         Command::Status(args) => args.run(),
-        Command::Watch(args) => args.run().map(done),
-        Command::Check(args) => args.run(registry),
-        Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
+        Command::Watch(args) => done(args.run()?),
+        Command::Check(args) => Ok(args.run(&registry)?),
+        Command::Config(args) => print(args.run()?),
         Command::Doctor(args) => {
             let (text, healthy) = args.run();
             say(&text);
             Ok(if healthy { 0 } else { USAGE })
         }
-        Command::Explain(args) => {
-            say(&args.run());
-            Ok(0)
-        }
-        Command::Data { command: DataCommand::Prepare(args) } => on_files(|| args.run()).map(done),
-        Command::Data { command: DataCommand::Show(args) } => {
-            on_files(|| args.run().map_err(TrainError::from)).map(tell).map(done)
-        }
-        Command::Data { command: DataCommand::Verify(args) } => args.run().map(tell).map(done),
-        Command::Generate(args) => args.run(layers).map(done),
-        Command::Eval(args) => args.run(layers),
-        Command::Import(args) => on_files(|| args.run()).map(done),
-        Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(registry),
-        Command::Bench { command: BenchCommand::Network(args) } => args.run(),
+        Command::Explain(args) => print(args.run()),
+        Command::Data { command: DataCommand::Prepare(args) } => done(on_files(|| Ok(args.run()?))?),
+        Command::Data { command: DataCommand::Show(args) } => print(on_files(|| Ok(args.run()?))?),
+        Command::Data { command: DataCommand::Verify(args) } => print(args.run()?),
+        Command::Generate(args) => done(args.run(registry.layers())?),
+        Command::Eval(args) => Ok(args.run(registry.layers())?),
+        Command::Import(args) => done(on_files(|| args.run())?),
+        Command::Export(args) => done(on_files(|| args.run())?),
+        Command::Bench { command: BenchCommand::Strategies(args) } => Ok(args.run(&registry)?),
+        Command::Bench { command: BenchCommand::Network(args) } => Ok(args.run()?),
         Command::Attach(args) => args.run(),
-        Command::Trace(args) => args.run().map(tell).map(done),
-        Command::Replay(args) => args.run(registry),
-        Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
-        Command::Diff(args) => args.run(registry),
-        Command::Report(args) => args.run().map(tell).map(done),
-        Command::Bisect(args) => args.run(registry),
-        Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
-        Command::Completions(args) => {
-            say(&args.run(command_line()));
-            Ok(0)
-        }
-        Command::Man(args) => args.run(command_line()).map(tell).map(done),
-    };
-    exit(outcome, is_run)
+        Command::Trace(args) => print(args.run()?),
+        Command::Replay(args) => Ok(args.run(&registry)?),
+        Command::Inspect(args) => print(on_files(|| args.run())?),
+        Command::Diff(args) => Ok(args.run(&registry)?),
+        Command::Report(args) => print(args.run()?),
+        Command::Bisect(args) => Ok(args.run(&registry)?),
+        Command::Convert(args) => print(on_files(|| args.run())?),
+        Command::Completions(args) => print(args.run(command_line())),
+        Command::Man(args) => print(args.run(command_line())?),
+    }
 }
 
 /// Reports the end of a command to the user and the launcher; returns the exit code of the process.
@@ -263,7 +268,7 @@ fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
             }
             let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
             launcher::tell(word, &error.to_string());
-            if let TrainError::Join(JoinError::Incomplete { missing, .. }) = error {
+            if let Some(TrainError::Join(JoinError::Incomplete { missing, .. })) = error.train_error() {
                 let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
                 launcher::tell(Word::Absent, &missing.join(","));
             }

@@ -12,27 +12,39 @@ use kiln_model::layers::LayerError;
 use kiln_shard::{MeshError, ShardError};
 
 use super::page::Page;
-use crate::checkpoint::CheckpointError;
-use crate::config::ConfigError;
-use crate::data::DataError;
-use crate::device::DeviceError;
-use crate::diff::DiffError;
-use crate::error::{TrainError, causes};
-use crate::eval::EvalError;
-use crate::files;
-use crate::hugging_face::HuggingFaceError;
+use crate::error::CommandError;
 use crate::inspect::InspectError;
-use crate::launch::{LaunchArgsError, LaunchError};
-use crate::links::LinksError;
-use crate::logged::MetricError;
-use crate::place::EnvError;
-use crate::process::GraceError;
-use crate::run::{FolderError, MemoryError};
+use kiln_checkpoint::CheckpointError;
+use kiln_checkpoint::hugging_face::HuggingFaceError;
+use kiln_config::ConfigError;
+use kiln_config::device::DeviceError;
+use kiln_config::links::LinksError;
+use kiln_data::DataError;
+use kiln_debug::DebugError;
+use kiln_debug::diff::DiffError;
+use kiln_launch::place::EnvError;
+use kiln_sys::files;
+use kiln_train::error::{TrainError, causes};
+use kiln_train::eval::EvalError;
+use kiln_train::launch::{LaunchArgsError, LaunchError};
+use kiln_train::logged::MetricError;
+use kiln_train::process::GraceError;
+use kiln_train::run::{FolderError, MemoryError};
 
 /// An error that users can encounter.
 pub(crate) trait Explained {
     /// The page about this error, if there is one.
     fn page(&self) -> Option<Page>;
+}
+
+impl Explained for CommandError {
+    fn page(&self) -> Option<Page> {
+        match self {
+            CommandError::Train(error) | CommandError::Debug(DebugError::Train(error)) => error.page(),
+            CommandError::Debug(DebugError::Diff(error)) => error.page(),
+            CommandError::Inspect(error) => error.page(),
+        }
+    }
 }
 
 impl Explained for TrainError {
@@ -53,8 +65,6 @@ impl Explained for TrainError {
             TrainError::Grace(error) => error.page(),
             TrainError::Env(error) => error.page(),
             TrainError::Launch(error) => error.page(),
-            TrainError::Inspect(error) => error.page(),
-            TrainError::Diff(error) => error.page(),
             TrainError::Join(error) => error.page(),
             #[cfg(feature = "mpi")]
             TrainError::Mpi(error) => error.page(),

@@ -171,10 +171,10 @@ pub(crate) mod tests {
 
     #[test]
     fn an_error_leads_to_its_page() {
-        use crate::error::TrainError;
-        use crate::logged::MetricError;
-        use crate::run::FolderError;
         use kiln_shard::ShardError;
+        use kiln_train::error::TrainError;
+        use kiln_train::logged::MetricError;
+        use kiln_train::run::FolderError;
         use std::io::{Error, ErrorKind};
         use std::path::Path;
 

@@ -7,11 +7,11 @@ use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
 use super::error::InspectError;
-use crate::checkpoint::{self, Verified, verify};
 use crate::error::Result;
-use crate::files;
-use crate::flight;
-use crate::source::ModelSource;
+use kiln_checkpoint::source::ModelSource;
+use kiln_checkpoint::{self as checkpoint, Verified, verify};
+use kiln_sys::files;
+use kiln_train::flight;
 
 /// Larger files are not flight recorders.
 const MAX_BYTES: u64 = 256 << 20;
@@ -58,7 +58,7 @@ impl InspectArgs {
                     let problems = problems.iter().map(ToString::to_string).collect();
                     return Err(InspectError::Damaged { folder, problems }.into());
                 }
-                let size = crate::words::size(bytes);
+                let size = kiln_sys::words::size(bytes);
                 Ok(format!("{folder} is whole: {files} files, {size}, every checksum is right"))
             }
             ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),

@@ -1,0 +1,204 @@
+//! Errors about a run's device.
+
+use kiln_sys::words::number_of;
+
+/// Reasons why a run cannot use its device. The first sentence of a message names the problem; the rest the
+/// places searched, and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The program was built without GPU support.
+    #[error(
+        "this program was built without CUDA; build it with `cargo build --release --features cuda`, \
+         which needs no CUDA, or set device.backend = \"cpu\""
+    )]
+    NotBuilt,
+    /// There is no `libcuda.so.1`. `names`: names of the library; `failures`: the files found, and why they
+    /// cannot be used.
+    #[error(
+        "there is no NVIDIA driver; looked for {names} in {places}{}. A machine with an NVIDIA GPU \
+         needs its driver installed, and a container needs it passed in (as with `docker run --gpus \
+         all`); or set device.backend = \"cpu\"", useless(.failures)
+    )]
+    NoDriver { names: String, places: String, failures: Vec<String> },
+    /// The driver is installed, and reports an error. `call`: the failed call; `error`: the driver's answer.
+    #[error(
+        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
+         of the driver the machine needs a restart"
+    )]
+    DriverFails { call: &'static str, error: String },
+    /// The driver is older than a component that uses it. `found`: the driver's version of CUDA; `needed`: the
+    /// minimum version; `who`: the component; `instead`: an alternative.
+    #[error(
+        "the NVIDIA driver is too old: it is for CUDA {found}, and {who} need CUDA {needed}; update the \
+         driver, or {instead}"
+    )]
+    DriverTooOld { found: Version, needed: Version, who: String, instead: String },
+    /// The driver lists no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    #[error("there is no GPU; the driver works and lists none{}", hidden(.visible))]
+    NoGpu { visible: Option<String> },
+    /// The node has fewer GPUs than ranks. `ranks`: ranks that are processes of this node; `gpus`: GPUs that
+    /// this process sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    #[error(
+        "there are fewer GPUs than ranks: {} on this node, and {}{}; start {} per node, or set \
+         device.backend = \"cpu\"",
+        number_of(*.ranks, "rank"), number_of(*.gpus, "GPU"), seen(.visible), number_of(*.gpus, "rank")
+    )]
+    FewerGpus { ranks: usize, gpus: usize, visible: Option<String> },
+    /// Ranks that are processes use the same GPU.
+    #[error(
+        "ranks {ranks:?} have the same GPU; give each one of its own, through its local rank or \
+         CUDA_VISIBLE_DEVICES"
+    )]
+    SharedGpu { ranks: Vec<usize> },
+    /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
+    #[error(
+        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; with \
+         device.backend = \"cuda\" the latter say what they miss, or set device.backend = \"cpu\""
+    )]
+    Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
+    /// Too little of the GPU's memory is free. `free`: free bytes; `total`: total bytes; `needed`: the minimum
+    /// that the run needs, in bytes.
+    #[error(
+        "GPU {index} ({name}) has not enough free memory: {} of {} GiB are free, and {} GiB are needed \
+         for weights, moments and the driver's own; end what uses the GPU (`nvidia-smi` lists it), or \
+         train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
+    )]
+    LowMemory { index: usize, name: String, free: u64, total: u64, needed: u64 },
+    /// The GPU is older than a component requires. `found`: its compute capability; `needed`: the minimum;
+    /// `who`: the component; `instead`: an alternative.
+    #[error(
+        "GPU {index} ({name}) is too old: it has compute capability {found}, and {who} needs {needed}; \
+         {instead}"
+    )]
+    OldGpu { index: usize, name: String, found: Version, needed: Version, who: String, instead: &'static str },
+    /// A library is missing, or cannot be loaded. `names`: names of its file; `failures`: the files found, and
+    /// why they cannot be used; `package`: the PyPI package that contains it; `toolkit`: an alternative.
+    #[error(
+        "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
+         and so does {toolkit}", useless(.failures)
+    )]
+    NoLibrary {
+        library: &'static str,
+        names: String,
+        places: String,
+        failures: Vec<String>,
+        package: &'static str,
+        toolkit: &'static str,
+    },
+    /// A library is too old. `path`: its location; `found`: its version; `needed`: the minimum version;
+    /// `package`: the PyPI package that contains it.
+    #[error(
+        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
+         {package}` brings a newer one"
+    )]
+    OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
+    /// NVRTC is installed but cannot compile. `nvrtc`: its version and file; `headers`: the folder of headers
+    /// that the kernel included; `log`: NVRTC's log.
+    #[error(
+        "NVRTC {nvrtc} does not compile a small kernel{}: {log}. Install NVRTC and CUDA's headers of one version, \
+         from one CUDA toolkit or with `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt \
+         nvidia-cuda-cccl`", including(.headers)
+    )]
+    CompilerFails { nvrtc: String, headers: Option<String>, log: String },
+    /// Headers that kernels include are missing. `places`: the places searched, and the files missing there;
+    /// `package`: the PyPI packages that contain them.
+    #[error(
+        "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
+         brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
+    )]
+    NoHeaders { files: String, places: String, package: &'static str },
+    /// There is a GPU that cannot be used, for a run that would use one. `reason`: the problem with it.
+    #[error(
+        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
+         device.backend = \"cpu\""
+    )]
+    Unusable { reason: Box<DeviceError> },
+    /// The program was built without wgpu.
+    #[error(
+        "this program was built without wgpu, which is for tests and for GPUs of other makers than \
+         NVIDIA; build it with `cargo build --release --features wgpu`, or set device.backend = \"cpu\""
+    )]
+    WgpuNotBuilt,
+    /// wgpu finds no adapter.
+    #[error(
+        "wgpu finds no GPU; it looks for drivers of Vulkan (`vulkaninfo --summary` lists them). Any will \
+         do, such as Mesa's, which compute on the CPU where there is no GPU; or set device.backend = \"cpu\""
+    )]
+    NoWgpu,
+    /// Ranks that are processes cannot use wgpu.
+    #[error(
+        "ranks that are processes cannot talk to each other through wgpu; start one process without a \
+         launcher, whose ranks are threads, or set device.backend = \"cpu\""
+    )]
+    WgpuProcesses,
+    /// The ranks use a transport that moves only the memory of the CPU.
+    #[error(
+        "these ranks talk to each other through what moves only what is in the memory of the CPU; set \
+         device.backend = \"cpu\""
+    )]
+    NoTransport,
+}
+
+impl DeviceError {
+    /// Returns whether the error suggests that there is no GPU. `listed` says whether the kernel lists one.
+    pub(super) fn means_none(&self, listed: bool) -> bool {
+        match self {
+            DeviceError::NotBuilt => true,
+            DeviceError::NoDriver { .. } => !listed,
+            DeviceError::NoGpu { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the problem alone, without the places searched and the remedy.
+    pub fn in_short(&self) -> String {
+        let text = self.to_string();
+        // Up to the first semicolon, or the full stop of the first sentence.
+        let end = [text.find("; "), text.find(". ")].into_iter().flatten().min();
+        text[..end.unwrap_or(text.len())].to_owned()
+    }
+}
+
+/// A version of two numbers, such as CUDA's and compute capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+fn useless(failures: &[String]) -> String {
+    match failures {
+        [] => String::new(),
+        failures => format!(", and found what cannot be loaded: {}", failures.join(", ")),
+    }
+}
+
+fn including(headers: &Option<String>) -> String {
+    headers.as_ref().map_or_else(String::new, |headers| format!(" that includes the headers in {headers}"))
+}
+
+fn hidden(visible: &Option<String>) -> String {
+    match visible.as_deref() {
+        Some("") => {
+            ", because CUDA_VISIBLE_DEVICES is empty; unset it, or set device.backend = \"cpu\"".to_owned()
+        }
+        Some(value) => format!(
+            ", which CUDA_VISIBLE_DEVICES={value} may be the cause of; unset it, or set \
+             device.backend = \"cpu\""
+        ),
+        None => {
+            "; `nvidia-smi -L` shows the machine's, and a container has those that it was given".to_owned()
+        }
+    }
+}
+
+fn seen(visible: &Option<String>) -> String {
+    visible.as_ref().map_or_else(String::new, |value| format!(" (CUDA_VISIBLE_DEVICES={value})"))
+}
+
+fn gib(bytes: &u64) -> String {
+    format!("{:.1}", *bytes as f64 / f64::from(1 << 30))
+}

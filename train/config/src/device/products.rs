@@ -1,0 +1,96 @@
+//! Measured algorithms of matrix products, in a file next to the compiled kernels.
+//!
+//! `kiln warmup --products` writes it, and every process that computes on an NVIDIA GPU reads it. It is
+//! replaced atomically, so that processes may read and write at the same time.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kiln_model::ops::cube::matmul::{ProductAlgorithms, use_algorithms};
+use kiln_nvidia::{environment, kernel_cache};
+use sha2::{Digest, Sha256};
+
+use kiln_sys::durable::write_beside;
+
+/// Name of the file.
+pub(super) const FILE: &str = "products.json";
+
+/// Maximum size of the file in bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Loads the measured algorithms for use from now on. An unreadable file causes a warning, and counts as
+/// missing.
+pub(super) fn load() {
+    let Some(folder) = kernel_cache::folder(&environment) else { return };
+    match read(&folder) {
+        Ok(kept) => use_algorithms(kept),
+        Err(error) => tracing::warn!(
+            "{} has no measured algorithms that can be read, and products use cuBLASLt's first choices: {error}; \
+             kiln warmup --products measures again once the file is removed",
+            folder.join(FILE).display()
+        ),
+    }
+}
+
+/// Returns the folder of the file.
+///
+/// # Errors
+///
+/// If there is no such folder.
+pub fn folder() -> io::Result<PathBuf> {
+    kernel_cache::folder_to_keep()
+}
+
+/// Checks that the file in `folder` can be read and extended.
+///
+/// # Errors
+///
+/// If it cannot.
+pub fn check(folder: &Path) -> io::Result<()> {
+    read(folder)
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("{FILE}: {error}; remove it")))
+}
+
+/// Returns a text that identifies the stored algorithms; empty if there are none.
+pub(super) fn fingerprint() -> String {
+    let file = kernel_cache::folder(&environment).map(|folder| folder.join(FILE));
+    let text = file.and_then(|file| kiln_sys::files::read(&file, MAX_BYTES).ok());
+    text.map_or(String::new(), |text| format!(", products {:x}", Sha256::digest(text)))
+}
+
+/// Adds `measured` to the file in `folder`.
+///
+/// # Errors
+///
+/// If the file cannot be read or written.
+pub fn keep(folder: &Path, measured: ProductAlgorithms) -> io::Result<()> {
+    write(folder, &read(folder)?.with(measured))
+}
+
+/// Reads the algorithms from the file in `folder`; none if there is no file.
+pub(super) fn read(folder: &Path) -> io::Result<ProductAlgorithms> {
+    match kiln_sys::files::read(&folder.join(FILE), MAX_BYTES) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ProductAlgorithms::default()),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn write(folder: &Path, algorithms: &ProductAlgorithms) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    write_beside(&folder.join(FILE), &serde_json::to_vec(algorithms)?)
+}
+
+/// Returns a line for `kiln doctor`.
+pub(super) fn describe() -> String {
+    let kept = kernel_cache::folder(&environment).map(|folder| (read(&folder), folder.join(FILE)));
+    match kept {
+        Some((Ok(kept), file)) if !kept.is_empty() => {
+            let products = kiln_sys::words::number_of(kept.len(), "product");
+            format!("measured algorithms for {products} are kept in {}", file.display())
+        }
+        Some((Err(error), file)) => format!("{} cannot be read: {error}", file.display()),
+        _ => "cuBLASLt's first choices; kiln warmup CONFIG --products measures others".to_owned(),
+    }
+}

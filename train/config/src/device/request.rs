@@ -1,0 +1,132 @@
+//! The requirements of work on a device.
+
+use kiln_model::{Decoder, Layers};
+use kiln_shard::{Mesh, Strategy};
+
+use crate::{ADAMW, Backend, Choice, CommBackend, Config, Precision};
+
+/// Bytes that training keeps per parameter: the master weight and two moments of AdamW, in f32.
+const TRAINING: u64 = 12;
+
+/// Bytes per parameter without training: the weight in f32.
+const READING: u64 = 4;
+
+/// Bytes per parameter in half precision.
+const HALF: u64 = 2;
+
+/// The requirements of work on its device.
+#[derive(Clone, Debug)]
+pub struct DeviceRequest {
+    /// The requested device.
+    pub(super) backend: Backend,
+    /// The setting that requests it, for messages.
+    pub(super) said_by: &'static str,
+    /// Transport between the ranks.
+    pub(super) comm: CommBackend,
+    /// Compute dtype, unless it is left to the device.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    pub(super) precision: Choice<Precision>,
+    ranks: u64,
+    /// Minimum number of bytes that a rank keeps there.
+    state: u64,
+}
+
+impl DeviceRequest {
+    /// Returns the requirements of training as `config` describes it.
+    pub fn of_run(config: &Config, layers: &Layers) -> Self {
+        // A missing model is reported later.
+        let parameters = config.model.resolve(Some(config.data.vocab_size));
+        let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
+        let parameters = parameters.unwrap_or_default();
+        let ranks = config.train.ranks.max(1);
+        let shards = shards(config.shard.strategy, ranks, config.shard.shard_size);
+        let per_parameter = match config.precision.compute {
+            // Master weights and moments are on the host. The GPU holds the weights to gather from.
+            Choice::Is(Precision::F32) if config.shard.offload => READING,
+            _ if config.shard.offload => HALF,
+            // Frozen parameters have no moments, and optimizers may keep less; names decide later how much.
+            _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
+            _ => TRAINING,
+        };
+        DeviceRequest {
+            backend: config.device.backend,
+            said_by: "device.backend",
+            comm: config.comm.backend,
+            precision: config.precision.compute,
+            ranks: ranks as u64,
+            state: per_parameter * parameters as u64 / shards,
+        }
+    }
+
+    /// Returns the requirements of reading the weights of a model of `parameters` parameters, sharded over
+    /// `ranks` ranks, in a command with a flag `--device`.
+    pub fn of_weights(
+        backend: Backend,
+        parameters: usize,
+        ranks: usize,
+        strategy: Strategy,
+        shard_size: Option<usize>,
+    ) -> Self {
+        let ranks = ranks.max(1);
+        DeviceRequest {
+            backend,
+            said_by: "--device",
+            comm: CommBackend::Auto,
+            precision: Choice::Is(Precision::F32),
+            ranks: ranks as u64,
+            state: READING * parameters as u64 / shards(strategy, ranks, shard_size),
+        }
+    }
+
+    /// Returns the minimum bytes on one GPU, which ranks share if they are threads.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    pub(super) fn bytes(&self, processes: bool) -> u64 {
+        if processes { self.state } else { self.state * self.ranks }
+    }
+}
+
+/// Returns the number of ranks that share one copy of the model.
+fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
+    // The groups of a hybrid strategy may not be known yet; then this is a lower bound for every rank.
+    Mesh::new(strategy, ranks, shard_size).map_or(ranks, |mesh| mesh.shard_size()) as u64
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use kiln_model::{Decoder, Layers};
+
+    use super::DeviceRequest;
+    use crate::{Backend, Config};
+    use kiln_shard::Strategy;
+
+    #[test]
+    fn shards_share_the_state() {
+        let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
+        let request = |text: &str| {
+            let config = toml::from_str(text).expect("a configuration");
+            DeviceRequest::of_run(&config, &Default::default())
+        };
+        let whole = request(text).bytes(false);
+        assert!((100e6..400e6).contains(&(whole as f64)), "{whole}");
+        assert!((request(text).bytes(true) * 4).abs_diff(whole) < 64);
+        let replicated = request(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
+        assert!(replicated.bytes(true).abs_diff(whole) < 64);
+        assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
+        // The host has the rest.
+        let offload = |more: &str| request(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
+        assert!((offload("") * 3).abs_diff(whole) < 64);
+        for half in ["bf16", "auto"] {
+            let half = offload(&format!("\n[precision]\ncompute = '{half}'"));
+            assert!((half * 6).abs_diff(whole) < 64);
+        }
+        let frozen = request(&format!("{text}\nfreeze = ['layers.']"));
+        assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
+        // Weights only, without moments.
+        let config: Config = toml::from_str(text).expect("a configuration");
+        let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
+        let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");
+        let read = |strategy| DeviceRequest::of_weights(Backend::Auto, parameters, 4, strategy, None);
+        assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);
+        assert!((read(Strategy::FullShard).bytes(true) * 12).abs_diff(whole) < 64);
+    }
+}

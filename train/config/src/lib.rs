@@ -1,0 +1,62 @@
+//! The configuration of a run.
+//!
+//! A TOML file is parsed to [`Config`] (unknown keys are errors, `--set` is applied), checked as a whole by
+//! [`Config::validate`], and resolved against the data to a [`Config`] without unset values, which is written
+//! to the run folder and can start the same run again.
+
+/// Declares a section of a configuration: its keys, each with its default.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $key:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$attribute])* pub $key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($key: $default,)* }
+            }
+        }
+    };
+}
+
+mod choice;
+pub mod device;
+mod events;
+mod limits;
+pub mod links;
+mod load;
+pub mod losses;
+mod model;
+mod optim;
+pub mod optimizers;
+mod order;
+mod rewrite;
+pub mod schedule;
+mod schema;
+mod settle;
+mod show;
+mod size;
+mod validate;
+
+pub use choice::Choice;
+pub use events::EventFolder;
+pub use limits::thread_ranks;
+pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
+pub use load::typed;
+pub use load::{ConfigError, load};
+pub use model::ModelSection;
+pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub use order::key_of_flag;
+pub use rewrite::rewritten;
+pub use schema::{
+    Backend, BadLines, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection,
+    DeviceSection, EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision,
+    PrecisionSection, SampleSection, ShardSection, TrainSection,
+};
+pub use settle::DeviceDefaults;
+pub use show::ConfigArgs;
+pub use show::json_schema;
+pub use size::ByteSize;

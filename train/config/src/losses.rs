@@ -1,0 +1,154 @@
+//! The training losses that a configuration can name: the cross-entropy, and those that a program adds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use kiln_model::layers::TokenLoss;
+use kiln_shard::ranks::panic_message;
+use serde::de::DeserializeOwned;
+
+use crate::{CROSS_ENTROPY, ConfigError, LossSection, typed};
+
+/// The input for making a loss.
+#[derive(Clone, Copy, Debug)]
+pub struct LossInit<'a> {
+    /// The section `[loss]`.
+    pub section: &'a LossSection,
+}
+
+impl LossInit<'_> {
+    /// Reads the section `[loss.extra]`.
+    ///
+    /// # Errors
+    ///
+    /// If the section has keys unknown to `T`, or values of other types.
+    pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        typed("loss.extra", &self.section.extra)
+    }
+}
+
+type Make = Arc<dyn Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync>;
+
+/// The losses that a program adds, by name.
+#[derive(Clone, Default)]
+pub struct Losses(BTreeMap<String, Make>);
+
+impl Losses {
+    /// Adds a loss; see [`Registry::loss`](kiln_train::registry::Registry::loss).
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty or taken.
+    #[must_use]
+    pub fn with(
+        mut self,
+        name: &str,
+        make: impl Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        assert!(!name.is_empty(), "loss.kind: a loss needs a name");
+        let is_taken = name == CROSS_ENTROPY || self.0.insert(name.to_owned(), Arc::new(make)).is_some();
+        assert!(!is_taken, "loss.kind = \"{name}\" is a loss already: choose another name");
+        self
+    }
+
+    /// Returns the loss that `section` names, before anything is known about the model; `None` for the
+    /// cross-entropy.
+    ///
+    /// # Errors
+    ///
+    /// If there is no loss of that name, or its settings are invalid.
+    pub fn find(&self, section: &LossSection) -> Result<Option<TokenLoss>, ConfigError> {
+        if section.kind == CROSS_ENTROPY {
+            return match section.extra.keys().next() {
+                None => Ok(None),
+                Some(key) => Err(ConfigError::invalid(format!(
+                    "loss.extra.{key}: the cross-entropy has no settings, only a loss that a program adds has"
+                ))),
+            };
+        }
+        let Some(make) = self.0.get(&section.kind) else {
+            let names = [CROSS_ENTROPY].into_iter().chain(self.0.keys().map(String::as_str));
+            let known: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
+            return Err(ConfigError::invalid(format!(
+                "loss.kind = \"{}\": this program has no loss of that name, only {}. A loss of your own needs the \
+                 program that it was registered in",
+                section.kind,
+                known.join(", ")
+            )));
+        };
+        make(LossInit { section }).map(Some)
+    }
+
+    /// Returns the loss that `section` describes, for a model of `vocab_size` tokens; `None` for the
+    /// cross-entropy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Losses::find`], and if the loss does not return one value per token, or panics.
+    pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
+        let Some(loss) = self.find(section)? else { return Ok(None) };
+        let tokens = 2;
+        let device = Device::flex();
+        let logits = Tensor::zeros([tokens, vocab_size], &device);
+        // The program's code may not support this batch.
+        let probe = || loss.of(logits, Tensor::zeros([tokens], &device)).dims();
+        let shape = panic::catch_unwind(AssertUnwindSafe(probe)).map_err(|panic| {
+            ConfigError::invalid(format!(
+                "loss.kind = \"{}\" panics for {tokens} tokens with {vocab_size} logits each: {}",
+                section.kind,
+                panic_message(&*panic)
+            ))
+        })?;
+        if shape != [tokens] {
+            return Err(ConfigError::invalid(format!(
+                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?}, and not one loss for each, [{tokens}]",
+                section.kind
+            )));
+        }
+        Ok(Some(loss))
+    }
+}
+
+impl fmt::Debug for Losses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str) -> Losses {
+        Losses::default().with(name, |_| Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1))))
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let losses = with("mine");
+        let make = |text: &str| losses.make(&toml::from_str(text).expect("a section"), 4);
+        assert!(make("").expect("the cross-entropy").is_none());
+        assert!(make("kind = 'mine'").expect("a loss").is_some());
+        let said = make("kind = 'focal'").expect_err("refused").to_string();
+        assert!(said.contains("\"focal\"") && said.contains("only \"cross_entropy\", \"mine\""), "{said}");
+        let said = make("[extra]\ngamma = 2").expect_err("refused").to_string();
+        assert!(said.contains("loss.extra.gamma"), "{said}");
+        let summed = Losses::default().with("summed", |_| Ok(TokenLoss::new(|logits, _| logits.sum())));
+        let section = toml::from_str("kind = 'summed'").expect("a section");
+        let said = summed.make(&section, 4).expect_err("refused").to_string();
+        assert!(said.contains("for 2 tokens it returns [1]"), "{said}");
+        let broken = Losses::default().with("broken", |_| Ok(TokenLoss::new(|_, _| panic!("no {}", "idea"))));
+        let said = broken.make(&toml::from_str("kind = 'broken'").expect("a section"), 4);
+        let said = said.expect_err("refused").to_string();
+        assert!(said.contains("\"broken\" panics for 2 tokens with 4 logits each: no idea"), "{said}");
+    }
+
+    #[test]
+    #[should_panic(expected = "is a loss already")]
+    fn the_cross_entropy_cannot_be_replaced() {
+        let _ = with(CROSS_ENTROPY);
+    }
+}

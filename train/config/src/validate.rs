@@ -1,0 +1,348 @@
+//! Checks of a whole configuration, before any work starts.
+
+use std::iter;
+use std::path::Path;
+
+use kiln_shard::Mesh;
+
+use crate::device::DeviceError;
+use kiln_data::VOCABULARY_MINIMUM;
+use kiln_launch::place::MAX_RANKS;
+
+use super::limits::{
+    MAX_BATCH, MAX_CONTEXT, MAX_NS_STEPS, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks,
+    too_many_threads,
+};
+use super::{
+    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, EventFolder, LrSchedule,
+    MUON, MuonSection, OptimSection, Precision,
+};
+
+/// A range of numbers: its description, and a test for membership.
+type Range = (&'static str, fn(f64) -> bool);
+
+const POSITIVE: Range = ("positive and finite", |value| value > 0.0 && value.is_finite());
+const FROM_0: Range = ("zero or more, and finite", |value| value >= 0.0 && value.is_finite());
+const FROM_0_TO_1: Range = ("between 0 and 1", |value| (0.0..=1.0).contains(&value));
+const BETWEEN_0_AND_1: Range = ("above 0 and below 1", |value| value > 0.0 && value < 1.0);
+const SHARE: Range = ("above 0 and at most 1", |value| value > 0.0 && value <= 1.0);
+const DECAY: Range = ("in [0, 1)", |value| (0.0..1.0).contains(&value));
+const SECONDS: Range = ("above 0 and below 1e9, in seconds", |value| value > 0.0 && value < 1e9);
+
+impl Config {
+    /// Checks every value that can be checked without the data, and reports all problems at once.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check(Vec::new())
+    }
+
+    /// Like [`Config::validate`], for ranks that are threads of this process.
+    pub fn validate_threads(&self) -> Result<(), ConfigError> {
+        // More ranks than any job can have are an error in any case.
+        let ranks = self.train.ranks.min(MAX_RANKS);
+        self.check(
+            thread_ranks("train.ranks", ranks).filter(|_| ranks == self.train.ranks).into_iter().collect(),
+        )
+    }
+
+    fn check(&self, mut problems: Vec<String>) -> Result<(), ConfigError> {
+        self.check_ranges(&mut problems);
+        self.check_batch(&mut problems);
+        self.check_places(&mut problems);
+        self.check_device(&mut problems);
+        self.check_precision(&mut problems);
+        self.check_mpi(&mut problems);
+        // A placeholder if the vocabulary is not known yet; it divides nothing.
+        match self.model.resolve(Some(self.data.vocab_size.max(1))) {
+            // The weights complete the model.
+            Err(_) if self.init_from().is_some() => {}
+            Ok(model) => {
+                if let Err(error) = model.validate() {
+                    problems.push(error.to_string());
+                }
+            }
+            Err(problem) => problems.push(problem),
+        }
+        if self.train.ranks > 0
+            && let Err(error) = Mesh::new(self.shard.strategy, self.train.ranks, self.shard.shard_size)
+        {
+            problems.push(error.to_string());
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+    }
+
+    /// Returns the path of the weights that a new run starts from; `None` if it draws them at random.
+    pub fn init_from(&self) -> Option<&Path> {
+        Some(self.init.from.as_path()).filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// Returns a test of whether `train.freeze` matches the name of a parameter.
+    pub fn frozen(&self) -> impl Fn(&str) -> bool + Send + Sync + 'static + use<> {
+        let prefixes = self.train.freeze.clone();
+        move |name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    }
+
+    fn check_optimizer(&self, problems: &mut Vec<String>) {
+        let OptimSection { kind, lr, muon, groups, .. } = &self.optim;
+        let mut rates = Vec::new();
+        if kind != MUON && muon.is_some() {
+            problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
+        }
+        // Also if the section is missing.
+        let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
+        if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
+            rates.push(("optim.muon.lr", lr, FROM_0));
+            rates.push(("optim.muon.momentum", momentum, DECAY));
+            rates.push(("optim.muon.weight_decay", weight_decay, FROM_0));
+            problems.extend(out_of_range("optim.muon.ns_steps", ns_steps as u64, 1..=MAX_NS_STEPS));
+        }
+        for group in groups {
+            if group.parameters.is_empty() {
+                problems.push(
+                    "optim.groups: a group names no parameters: parameters = [\"*\"] names all".to_owned(),
+                );
+            } else if group.has_no_option() {
+                let named = group.parameters.join("\", \"");
+                problems
+                    .push(format!("optim.groups: the group of \"{named}\" has no option, such as lr = 1e-4"));
+            }
+            rates.extend(group.lr.map(|lr| ("optim.groups: lr", lr, FROM_0)));
+            rates.extend(group.weight_decay.map(|decay| ("optim.groups: weight_decay", decay, FROM_0)));
+            rates.extend(group.min_lr_ratio.map(|ratio| ("optim.groups: min_lr_ratio", ratio, FROM_0_TO_1)));
+        }
+        for (key, value, (range, contains)) in &rates {
+            if !contains(*value) {
+                problems.push(format!("{key} = {value}: must be {range}"));
+            }
+        }
+        // Other rates are scaled with `optim.lr`.
+        let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
+        if let (0.0, Some((key, rate, _))) = (*lr, moves) {
+            problems.push(format!("{key} = {rate} moves as optim.lr does, which is 0: set it above 0"));
+        }
+    }
+
+    fn check_ranges(&self, problems: &mut Vec<String>) {
+        let Config { model, data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
+        for (key, value, most) in [
+            ("data.seq_len", data.seq_len as u64, MAX_SEQ_LEN as u64),
+            ("model.context_length", model.context_length.unwrap_or(1) as u64, MAX_CONTEXT),
+            ("train.steps", train.steps, MAX_STEPS),
+            ("train.global_batch", train.global_batch as u64, MAX_BATCH as u64),
+            ("train.micro_batch", self.micro_batch() as u64, MAX_BATCH as u64),
+            ("train.ranks", train.ranks as u64, MAX_RANKS as u64),
+            ("log.every", log.every, u64::MAX),
+            ("device.threads", device.threads.unwrap_or(1) as u64, MAX_THREADS as u64),
+        ] {
+            problems.extend(out_of_range(key, value, 1..=most));
+        }
+        problems.extend(device.threads.and_then(too_many_threads));
+        if log.histograms > 0 && log.tensorboard == EventFolder::None {
+            problems.push(format!(
+                "log.histograms = {}: TensorBoard shows them; set log.tensorboard = true as well",
+                log.histograms
+            ));
+        }
+        if train.z_loss > 0.0 && self.loss.kind != CROSS_ENTROPY {
+            let kind = &self.loss.kind;
+            problems.push(format!(
+                "train.z_loss = {}: that is a part of the cross-entropy, and loss.kind is \"{kind}\"; leave it \
+                 out, and let the loss of the program add what it needs",
+                train.z_loss
+            ));
+        }
+        for (key, value, (range, contains)) in [
+            ("data.validation_fraction", data.validation_fraction, BETWEEN_0_AND_1),
+            ("train.z_loss", train.z_loss, FROM_0),
+            ("optim.lr", optim.lr, FROM_0),
+            ("optim.min_lr_ratio", optim.min_lr_ratio, FROM_0_TO_1),
+            ("optim.weight_decay", optim.weight_decay, FROM_0),
+            ("optim.beta1", optim.beta1, DECAY),
+            ("optim.beta2", optim.beta2, DECAY),
+            ("optim.eps", optim.eps, POSITIVE),
+            ("optim.expert_bias_lr", optim.expert_bias_lr, FROM_0),
+            ("optim.grad_clip", optim.grad_clip, ("zero (no clipping) or more, and finite", FROM_0.1)),
+            ("device.peak_tflops", device.peak_tflops.unwrap_or(1.0), POSITIVE),
+            ("device.memory_fraction", device.memory_fraction.unwrap_or(1.0), SHARE),
+            ("comm.timeout_s", comm.timeout_s, SECONDS),
+            ("comm.join_timeout_s", comm.join_timeout_s, SECONDS),
+            ("checkpoint.timeout_s", checkpoint.timeout_s, SECONDS),
+            ("sample.temperature", sample.temperature, FROM_0),
+        ] {
+            if !contains(value) {
+                problems.push(format!("{key} = {value}: must be {range}"));
+            }
+        }
+        if sample.every > 0 && sample.all_prompts().next().is_none() {
+            problems.push(format!(
+                "sample.every = {}: no text has a prompt; set sample.prompt or sample.prompts",
+                sample.every
+            ));
+        }
+        self.check_optimizer(problems);
+        self.check_schedules(problems);
+    }
+
+    /// Checks for schedules that are longer than the run.
+    fn check_schedules(&self, problems: &mut Vec<String>) {
+        let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
+        let of_rest = self.optim.lr_schedule();
+        // A group's values inherited from `[optim]` are reported there.
+        let own = groups.iter().filter(|group| group.warmup_steps.or(group.decay_steps).is_some());
+        let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
+        for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
+            let LrSchedule { warmup_steps: warmup, decay_steps, .. } = schedule;
+            // A warm-up alone is shortened.
+            let Some(decay) = decay_steps else { continue };
+            let both = warmup.saturating_add(decay);
+            if both > steps {
+                problems.push(format!(
+                    "{place}warmup_steps + {again}decay_steps = {warmup} + {decay} = {both} is longer than \
+                     train.steps = {steps}: lower one of them"
+                ));
+            }
+        }
+    }
+
+    /// Checks that `global_batch` divides evenly over ranks, and then over micro-batches.
+    fn check_batch(&self, problems: &mut Vec<String>) {
+        let (global, micro, ranks) = (self.train.global_batch, self.micro_batch(), self.train.ranks);
+        let counts = |value: usize, most: usize| (1..=most).contains(&value);
+        if !(counts(global, MAX_BATCH) && counts(micro, MAX_BATCH) && counts(ranks, MAX_RANKS)) {
+            return;
+        }
+        if !global.is_multiple_of(ranks) {
+            problems.push(format!(
+                "train.global_batch = {global} over {ranks} ranks leaves {}: {global} / {ranks} = \
+                 {:.2} sequences per rank; use a multiple of {ranks}, such as {}",
+                global % ranks,
+                global as f64 / ranks as f64,
+                global.next_multiple_of(ranks)
+            ));
+        } else if !(global / ranks).is_multiple_of(micro) {
+            let per_rank = global / ranks;
+            problems.push(format!(
+                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per rank, which \
+                 train.micro_batch = {micro} does not divide (remainder {}): use a micro_batch that divides \
+                 {per_rank}, or a global_batch that is a multiple of {ranks} x {micro} = {}",
+                per_rank % micro,
+                ranks * micro
+            ));
+        }
+    }
+
+    fn check_places(&self, problems: &mut Vec<String>) {
+        if self.data.path.as_os_str().is_empty() {
+            problems.push(
+                "data.path is missing: name a folder with prepared data, or one to prepare from data.text"
+                    .to_owned(),
+            );
+        }
+        if !self.data.text.is_empty() && self.data.vocab_size < VOCABULARY_MINIMUM {
+            problems.push(format!(
+                "data.vocab_size = {}: must be at least {VOCABULARY_MINIMUM}, one token for each \
+                 byte and one for the end of text",
+                self.data.vocab_size
+            ));
+        }
+    }
+
+    /// Checks settings that do not apply to MPI.
+    fn check_mpi(&self, problems: &mut Vec<String>) {
+        let CommSection { backend, seal, ports, .. } = &self.comm;
+        if *backend != CommBackend::Mpi {
+            return;
+        }
+        if let Some(ports) = ports {
+            problems.push(format!(
+                "comm.ports = \"{ports}\" are ports of TCP, and comm.backend = \"mpi\" has its own: use \
+                 comm.backend = \"tcp\", or leave comm.ports out"
+            ));
+        }
+        if !seal.is_off() {
+            problems.push(format!(
+                "comm.seal = \"{seal}\" covers traffic over TCP only, and comm.backend = \"mpi\": use \
+                 comm.backend = \"tcp\", or leave comm.seal out"
+            ));
+        }
+    }
+
+    /// Returns whether the choice of experts is balanced by biases.
+    pub(super) fn has_expert_bias(&self) -> bool {
+        self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias)
+    }
+
+    /// Checks settings around f16, whose loss scale adapts on the computing GPU, and whose range is small.
+    pub(super) fn check_precision(&self, problems: &mut Vec<String>) {
+        let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
+        for (is_wrong, problem) in [
+            (
+                self.precision.reduce == Precision::F16,
+                "precision.reduce = \"f16\": sums of gradients over ranks would overflow; use \"f32\" or \
+                 \"bf16\"",
+            ),
+            (
+                is_f16 && self.device.backend == Backend::Cpu,
+                "precision.compute = \"f16\" is for GPUs, and device.backend = \"cpu\": use \"bf16\", or \
+                 \"f32\", which is faster there",
+            ),
+            (
+                is_f16 && self.shard.offload,
+                "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
+                 scale adapts on the GPU: use \"bf16\"",
+            ),
+            (
+                is_f16 && self.has_expert_bias(),
+                "precision.compute = \"f16\" and model.moe.expert_bias = true do not go together, because the \
+                 load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                 model.moe.router_aux_loss_coef alone",
+            ),
+        ] {
+            problems.extend(is_wrong.then(|| problem.to_owned()));
+        }
+    }
+
+    /// Checks settings that depend on GPUs.
+    fn check_device(&self, problems: &mut Vec<String>) {
+        let (name, missing, transport) = match self.device.backend {
+            Backend::Auto | Backend::Cpu => return,
+            Backend::Cuda => (
+                "cuda",
+                (!cfg!(feature = "cuda")).then_some(DeviceError::NotBuilt),
+                "which is NCCL between GPUs",
+            ),
+            Backend::Wgpu => (
+                "wgpu",
+                (!cfg!(feature = "wgpu")).then_some(DeviceError::WgpuNotBuilt),
+                "and ranks that are threads",
+            ),
+        };
+        if let Some(missing) = missing {
+            problems.push(format!("device.backend = \"{name}\": {missing}"));
+        }
+        if let Some(threads) = self.device.threads {
+            problems.push(format!(
+                "device.threads = {threads} is for the CPU, and device.backend = \"{name}\": leave one \
+                 of them out"
+            ));
+        }
+        if self.device.backend == Backend::Wgpu {
+            let (compute, reduce) = (self.precision.compute(), self.precision.reduce);
+            for (key, precision) in [("compute", compute), ("reduce", reduce)] {
+                if precision == Precision::Bf16 {
+                    problems.push(format!(
+                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another device.backend"
+                    ));
+                }
+            }
+        }
+        let comm = match self.comm.backend {
+            CommBackend::Auto | CommBackend::Local => return,
+            CommBackend::Tcp => "tcp",
+            CommBackend::Mpi => "mpi",
+        };
+        problems.push(format!(
+            "comm.backend = \"{comm}\" moves what is in the memory of the CPU, and device.backend = \
+             \"{name}\": use comm.backend = \"auto\", {transport}"
+        ));
+    }
+}

@@ -1,0 +1,54 @@
+//! Errors of debugging commands.
+
+use kiln_checkpoint::CheckpointError;
+use kiln_config::ConfigError;
+use kiln_data::DataError;
+use kiln_train::TrainError;
+
+use crate::diff::DiffError;
+
+/// The result of a debugging command.
+pub type Result<T, E = DebugError> = std::result::Result<T, E>;
+
+/// An error of a debugging command.
+#[derive(Debug, thiserror::Error)]
+pub enum DebugError {
+    /// A run failed, or its files cannot be read.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// The two sides of a comparison cannot be compared.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
+}
+
+impl DebugError {
+    /// Creates an error about a mistake in the arguments.
+    pub fn usage(problem: impl Into<String>) -> Self {
+        TrainError::usage(problem).into()
+    }
+
+    /// Returns whether the user's configuration or arguments are the cause.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            DebugError::Train(error) => error.is_usage(),
+            DebugError::Diff(_) => true,
+        }
+    }
+
+    /// Returns whether nothing went wrong: a stop was requested.
+    pub fn is_stop(&self) -> bool {
+        matches!(self, DebugError::Train(error) if error.is_stop())
+    }
+}
+
+macro_rules! through_train_error {
+    ($($error:ty),*) => {
+        $(impl From<$error> for DebugError {
+            fn from(error: $error) -> Self {
+                TrainError::from(error).into()
+            }
+        })*
+    };
+}
+
+through_train_error!(ConfigError, CheckpointError, DataError);

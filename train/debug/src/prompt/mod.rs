@@ -1,0 +1,17 @@
+//! Breakpoints, and the prompt of a run that is held.
+
+mod breakpoint;
+mod command;
+mod debugger;
+mod desk;
+mod line;
+mod look;
+mod point;
+mod session;
+mod show;
+mod slice;
+
+pub use breakpoint::{Breakpoint, BreakpointError, Number, Others, Part, Trigger};
+pub use debugger::BREAKPOINTS_IN_CODE;
+pub(crate) use debugger::Debugger;
+pub use desk::Desk;

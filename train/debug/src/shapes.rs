@@ -1,0 +1,33 @@
+//! Logging of the shapes of the tensors at the edges of every layer.
+
+use kiln_model::ops::Seen;
+use kiln_shard::Engine;
+
+use kiln_train::error::Result;
+use kiln_train::run::{Moment, Observer};
+
+/// Logs the input and output shapes of every layer at the level `debug`, in the first step after a start:
+/// later steps have the same shapes.
+#[derive(Debug, Default)]
+pub(super) struct ShapeLog {
+    first: Option<u64>,
+}
+
+impl Observer for ShapeLog {
+    fn looks_into(&self, _step: u64) -> bool {
+        false
+    }
+
+    fn is_shown(&self, step: u64) -> bool {
+        self.first.is_none_or(|first| first == step) && tracing::enabled!(tracing::Level::DEBUG)
+    }
+
+    fn seen(&mut self, _engine: &Engine, at: Moment, seen: &Seen<'_>) -> Result<()> {
+        self.first = Some(at.step);
+        let Seen { place, name, ref shape, is_gradient, .. } = *seen;
+        if at.micro_batch == 0 {
+            tracing::debug!(place, name, ?shape, is_gradient, "a tensor");
+        }
+        Ok(())
+    }
+}

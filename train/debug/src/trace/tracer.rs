@@ -1,0 +1,170 @@
+//! The observer that traces steps.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use kiln_collectives::Recorder;
+use kiln_observe::trace::{RecordedRank, RecordedStep, Trace};
+use kiln_shard::Engine;
+
+use super::options::TraceOptions;
+use crate::share::collect;
+use kiln_config::device::{Recording, ResolvedDevice};
+use kiln_train::error::{Result, TrainError};
+use kiln_train::metrics::{StepMetrics, say};
+use kiln_train::run::ObservedRank;
+use kiln_train::run::Observer;
+
+/// Keeps the events that the recorder of a rank has of the requested steps. After the last of them, rank 0
+/// writes the trace of all ranks. Tensors are not read, so the steps are the same as without tracing.
+pub struct Tracer {
+    options: TraceOptions,
+    path: PathBuf,
+    rank: usize,
+    /// The device on which the rank computes.
+    device: ResolvedDevice,
+    recorded: RecordedRank,
+    /// The recording of its GPU, while there is one.
+    gpu: Option<Recording>,
+    /// The current step, and the recorder's sums at its start.
+    now: Option<(u64, BTreeMap<String, u64>)>,
+    is_done: bool,
+}
+
+impl Tracer {
+    /// Creates the tracer of rank `of`.
+    pub fn new(options: TraceOptions, of: &ObservedRank) -> Self {
+        let (path, device) = (options.path(&of.out), of.device.clone());
+        let recorded = RecordedRank { groups: BTreeMap::new(), steps: Vec::new(), gpu: Vec::new() };
+        Tracer { options, path, rank: of.rank, device, recorded, gpu: None, now: None, is_done: false }
+    }
+
+    /// Starts recording the rank's GPU, if it has one. On failure, the trace goes without GPU events.
+    fn record_gpu(&self) -> Option<Recording> {
+        self.device
+            .record()
+            .inspect_err(|why| tracing::warn!("the trace will have nothing of what the GPU does: {why}"))
+            .ok()
+            .flatten()
+    }
+
+    /// Ends the current step.
+    fn end_step(&mut self, engine: &Engine) {
+        let Some((step, before)) = self.now.take() else { return };
+        let after = sums(engine.world().recorder());
+        let since = |(name, sum): (String, u64)| {
+            let before = before.get(&name).copied().unwrap_or(0);
+            (sum > before).then(|| (name, sum - before))
+        };
+        let sums = after.into_iter().filter_map(since).collect();
+        if let Some(mut timeline) = engine.world().view().timeline(Some(step)) {
+            if engine.world().backend() == "local" {
+                // Ranks that are threads share a machine and need no node name.
+                timeline.node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            }
+            self.recorded.steps.push(RecordedStep { timeline, sums });
+        }
+    }
+
+    /// Writes the trace of all ranks on rank 0. Collective.
+    fn finish(&mut self, engine: &Engine) -> Result<()> {
+        let view = engine.world().view();
+        let groups = view.flight(0).groups.into_iter().map(|group| (group.name, group.ranks));
+        self.recorded.groups = groups.collect();
+        let mine = serde_json::to_vec(&self.recorded);
+        (self.recorded.steps, self.recorded.gpu) = (Vec::new(), Vec::new());
+        // A rank that cannot serialize its steps still takes part in the collective.
+        let all = collect(engine, mine.unwrap_or_default())?;
+        if self.rank != 0 {
+            return Ok(());
+        }
+        let ranks: Vec<RecordedRank> =
+            all.iter().filter_map(|message| serde_json::from_slice(message).ok()).collect();
+        match Trace::of_ranks(&ranks).save(&self.path) {
+            Ok(path) => {
+                let path = path.display();
+                say(&format!(
+                    "trace: {path}; open it at https://ui.perfetto.dev, or ask: kiln trace summary {path}"
+                ));
+            }
+            // A failure here does not end the run.
+            Err(error) => tracing::warn!("no trace: {error}"),
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Tracer {
+    fn looks_into(&self, step: u64) -> bool {
+        // Once, after the last traced step: the recorder has all of them.
+        step == *self.options.steps.end()
+    }
+
+    fn is_shown(&self, _step: u64) -> bool {
+        false
+    }
+
+    fn begun(&mut self, engine: &Engine, step: u64) {
+        let recorder = engine.world().recorder();
+        self.end_step(engine);
+        let is_new = self.recorded.steps.is_empty();
+        if step > *self.options.steps.end() && is_new && !self.is_done {
+            self.is_done = true;
+            if self.rank == 0 {
+                tracing::warn!("no trace: the run goes on from step {step}, after {}", self.options);
+            }
+        }
+        if !self.options.steps.contains(&step) {
+            return;
+        }
+        if is_new {
+            recorder.keep_all(true);
+            self.gpu = self.record_gpu();
+            if step != *self.options.steps.start() && self.rank == 0 {
+                tracing::warn!("--trace: the run goes on from step {step}, the trace begins there");
+            }
+        }
+        self.now = Some((step, sums(recorder)));
+    }
+
+    fn stepped(&mut self, engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+        // Ends the rank's previous activity here.
+        engine.set_activity("tracing");
+        self.end_step(engine);
+        engine.world().recorder().keep_all(false);
+        self.is_done = true;
+        if let Some(gpu) = self.gpu.take() {
+            // Work submitted so far belongs to the steps of the trace.
+            self.device
+                .device()
+                .sync()
+                .map_err(|error| TrainError::Crash(format!("the GPU has failed: {error}")))?;
+            self.recorded.gpu = gpu();
+        }
+        self.finish(engine)
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        if !self.is_done && self.rank == 0 {
+            tracing::warn!("no trace: the run has ended before step {}", self.options.steps.end());
+        }
+    }
+}
+
+/// The recorder's sums by name. Times are in nanoseconds.
+fn sums(recorder: &Recorder) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    let mut add = |name: String, sum: u64| *sums.entry(name).or_insert(0) += sum;
+    for time in recorder.times() {
+        let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        add(format!("busy_ns.{}", time.activity), nanoseconds(time.busy));
+        add(format!("waited_ns.{}", time.activity), nanoseconds(time.waited));
+    }
+    for total in recorder.totals() {
+        add(format!("calls.{}", total.operation), total.calls);
+        add(format!("bytes_sent.{}", total.operation), total.bytes_sent);
+    }
+    sums
+}

@@ -1,0 +1,285 @@
+//! The command `kiln attach`: the prompt of a run.
+
+use std::io::{IsTerminal, stdin};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::termios::{self, OptionalActions, Termios};
+use rustyline::error::ReadlineError;
+use rustyline::{DefaultEditor, ExternalPrinter};
+
+use crate::error::{CommandError, Result};
+use crate::status::ended;
+use kiln_observe::ask::{Connection, Folder, Owner, Reply, Request, ToPrompt, Typed, say as send};
+use kiln_train::TrainError;
+use kiln_train::metrics::say;
+use kiln_train::process::output::printable;
+use kiln_train::process::terminal;
+
+/// Longest time to wait for a process to accept a line.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A run that is held again within this time was only stepped.
+const SOON: Duration = Duration::from_millis(500);
+
+/// Prompt text while no rank is held.
+const RUNNING: &str = "(running) ";
+
+/// Arguments of `kiln attach`.
+#[derive(Args, Clone, Debug)]
+pub struct AttachArgs {
+    /// Run folder.
+    run: PathBuf,
+    /// The rank to look at, once it is held [default: the first one that is held].
+    #[arg(long, value_name = "N")]
+    rank: Option<usize>,
+    /// Take the terminal from the process that has started this one.
+    #[arg(long, hide = true)]
+    take_terminal: bool,
+}
+
+impl AttachArgs {
+    /// Connects the terminal to the run until either of them ends. Returns the exit code.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such run, or if no process of it is running on this machine.
+    pub fn run(&self) -> Result<u8> {
+        if self.take_terminal {
+            terminal::take();
+        }
+        converse(find(&self.run, self.rank)?).map_err(TrainError::io("talk to the run in", &self.run))?;
+        Ok(0)
+    }
+}
+
+/// The prompts of a run that accept lines.
+struct Prompts {
+    /// Connections, each with the first message it received. Rank 0's process comes last; it has the prompt
+    /// of all ranks while all are held. Another process with a rank that may be held alone comes before it.
+    connections: Vec<(Connection, ToPrompt)>,
+    /// The rank to look at while all ranks are held.
+    focus: Option<usize>,
+}
+
+fn find(run: &Path, rank: Option<usize>) -> Result<Prompts> {
+    let folder = Folder::open(run).ok();
+    let owners = folder.as_ref().map(Folder::owners).unwrap_or_default();
+    let Some(folder) = folder.filter(|_| !owners.is_empty()) else {
+        // Fails if the folder holds no run.
+        ended::look(run, false)?;
+        return Err(CommandError::usage(format!(
+            "no process of the run in {} is on this machine: it has ended, or attach on the machine of rank 0",
+            run.display()
+        )));
+    };
+    let attach = |owner: &Owner, rank: Option<usize>| {
+        let mut connection = Connection::open(&folder, owner, PATIENCE)?;
+        let reply = connection.ask(&Request::Attach { rank })?;
+        Ok::<_, std::io::Error>((connection, reply))
+    };
+    let talk = |owner: &Owner, rank: Option<usize>| match attach(owner, rank) {
+        Ok((connection, Reply::Prompt(first))) => Ok((connection, first)),
+        Ok((_, Reply::Refused(reason))) => Err(CommandError::usage(format!("the run refuses: {reason}"))),
+        Ok((_, Reply::Status(_) | Reply::Timeline(_))) => {
+            Err(CommandError::usage("the run answers something else"))
+        }
+        Err(error) => Err(TrainError::io("reach the run in", run)(error).into()),
+    };
+    let first = talk(&owners[0], None)?;
+    let mut connections = Vec::new();
+    match rank {
+        // A rank that is held alone has its own prompt. While all ranks are held, rank 0 has it.
+        Some(rank) => {
+            let Some(own) = owners.iter().find(|owner| owner.ranks.contains(&rank)) else {
+                let text = format!("rank {rank} of the run has no process on this machine");
+                return Err(CommandError::usage(text));
+            };
+            if own.ranks != owners[0].ranks {
+                connections.push(talk(own, Some(rank))?);
+            }
+        }
+        // Finds a rank held alone in another process. Processes that do not answer are skipped.
+        None if first.1 == ToPrompt::Running => {
+            let held = |owner| talk(owner, None).ok().filter(|(_, first)| *first != ToPrompt::Running);
+            connections.extend(owners[1..].iter().find_map(held));
+        }
+        None => {}
+    }
+    connections.push(first);
+    Ok(Prompts { connections, focus: rank })
+}
+
+/// Terminal settings before a prompt is shown.
+fn terminal_state() -> Option<Termios> {
+    termios::tcgetattr(stdin()).ok()
+}
+
+fn converse(Prompts { connections, focus }: Prompts) -> std::io::Result<()> {
+    let other = std::io::Error::other::<ReadlineError>;
+    let mut editor = DefaultEditor::new().map_err(other)?;
+    let before = terminal_state();
+    let is_terminal = stdin().is_terminal();
+    let (asks, asked) = mpsc::channel();
+    let mut streams = Vec::new();
+    for (index, (connection, first)) in connections.into_iter().enumerate() {
+        let (stream, mut replies) = connection.split()?;
+        streams.push(stream);
+        let (asks, mut printer, before) =
+            (asks.clone(), editor.create_external_printer().ok(), before.clone());
+        handle(first, index, &mut printer, &asks, before.as_ref());
+        // Ends with the process if the run sends nothing more.
+        thread::Builder::new().name("kiln-prompt".to_owned()).spawn(move || {
+            while let Ok(Reply::Prompt(message)) = replies.receive() {
+                if handle(message, index, &mut printer, &asks, before.as_ref()).is_none() {
+                    break;
+                }
+            }
+            leave("the connection to the run is gone", before.as_ref());
+        })?;
+    }
+    let mut prompts = Asked { texts: vec![RUNNING.to_owned(); streams.len()], asked };
+    prompts.wait();
+    if let Some(rank) = focus {
+        prompts.wait_until_held();
+        send(&streams[prompts.index()], &Typed::new(&format!("rank {rank}"))?)?;
+        prompts.wait();
+    }
+    loop {
+        // With commands piped in, only the answers are shown.
+        let shown = if is_terminal { prompts.text() } else { "" };
+        let line = match editor.readline(shown) {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => {
+                say("c goes on, q saves and ends the run, Ctrl-D leaves the prompt");
+                continue;
+            }
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(other(error)),
+        };
+        if !line.trim().is_empty() {
+            let _ = editor.add_history_entry(&line);
+        }
+        // Messages that arrived while the line was typed.
+        prompts.catch_up();
+        if focus.is_some() {
+            // A line for a particular rank must not reach a run that is not held.
+            prompts.wait_until_held();
+        }
+        let was_held = prompts.is_held();
+        if line.trim().is_empty() && !was_held {
+            continue;
+        }
+        let typed = match Typed::new(&line) {
+            Ok(typed) => typed,
+            Err(error) => {
+                say(&error.to_string());
+                continue;
+            }
+        };
+        send(&streams[prompts.index()], &typed)?;
+        if was_held {
+            prompts.wait();
+            let mut is_told = !is_terminal;
+            // The next line is for ranks that are held again.
+            while !prompts.is_held() {
+                if !is_told && !prompts.wait_for(SOON) {
+                    say("the run goes on; Ctrl-C leaves it alone");
+                    is_told = true;
+                } else if is_told {
+                    prompts.wait();
+                }
+            }
+        }
+    }
+}
+
+/// The prompt texts to show before the next line, by connection.
+struct Asked {
+    texts: Vec<String>,
+    asked: Receiver<(usize, String)>,
+}
+
+impl Asked {
+    /// Index of the first prompt at which a rank is held; the last prompt, rank 0's, if none is.
+    fn index(&self) -> usize {
+        let held = self.texts.iter().position(|text| text != RUNNING);
+        held.unwrap_or(self.texts.len() - 1)
+    }
+
+    fn text(&self) -> &str {
+        &self.texts[self.index()]
+    }
+
+    fn is_held(&self) -> bool {
+        self.text() != RUNNING
+    }
+
+    /// Waits for a message from any prompt. The process ends when the run does.
+    fn wait(&mut self) {
+        if let Ok((index, text)) = self.asked.recv() {
+            self.texts[index] = text;
+        }
+        self.catch_up();
+    }
+
+    fn wait_until_held(&mut self) {
+        while !self.is_held() {
+            self.wait();
+        }
+    }
+
+    /// Returns `true` if a prompt sends a message within `patience`.
+    fn wait_for(&mut self, patience: Duration) -> bool {
+        let said = self.asked.recv_timeout(patience);
+        let is_said = said.is_ok();
+        said.into_iter().for_each(|(index, text)| self.texts[index] = text);
+        self.catch_up();
+        is_said
+    }
+
+    fn catch_up(&mut self) {
+        while let Ok((index, text)) = self.asked.try_recv() {
+            self.texts[index] = text;
+        }
+    }
+}
+
+/// Shows a message for a prompt. Returns `None` at the end of the conversation.
+fn handle<P: ExternalPrinter>(
+    message: ToPrompt,
+    index: usize,
+    printer: &mut Option<P>,
+    asks: &mpsc::Sender<(usize, String)>,
+    before: Option<&Termios>,
+) -> Option<()> {
+    match message {
+        ToPrompt::Text(text) => {
+            // The text may come from another build, a file or a tokenizer, so control characters are escaped.
+            let text = printable(&text);
+            let printed = printer.as_mut().is_some_and(|printer| printer.print(format!("{text}\n")).is_ok());
+            if !printed {
+                say(&text);
+            }
+        }
+        ToPrompt::Ask(prompt) => asks.send((index, printable(&prompt).into_owned())).ok()?,
+        ToPrompt::Running => asks.send((index, RUNNING.to_owned())).ok()?,
+        ToPrompt::End => leave("the run is over", before),
+    }
+    Some(())
+}
+
+/// Ends this process after restoring the terminal.
+fn leave(why: &str, before: Option<&Termios>) -> ! {
+    if let Some(before) = before {
+        // Nothing to restore if the terminal is gone.
+        let _ = termios::tcsetattr(stdin(), OptionalActions::Flush, before);
+        // Starts a new line after the prompt, which is waiting for input.
+        say("");
+    }
+    say(why);
+    std::process::exit(0)
+}

@@ -1,0 +1,117 @@
+//! The command `kiln status`: the status that the processes of a run report, the ranks that have arrived so far
+//! (`meeting.rs`), and the remains of a run that has ended (`ended.rs`). `kiln_observe::status` combines these into one status.
+
+pub(crate) mod ended;
+mod meeting;
+
+use std::io::{self, IsTerminal, Write, stdout};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::error::{CommandError, Result};
+use kiln_observe::ask::ask_all;
+use kiln_observe::status::{Look, LookAt, State, look, text};
+use kiln_train::process::output::{complain, printable};
+use kiln_train::run::{Progress, progress};
+
+/// Interval between two updates of `--follow`.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Arguments of `kiln status`.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    /// Run folder.
+    run: PathBuf,
+    /// Look again every second, until the run has ended.
+    #[arg(long)]
+    follow: bool,
+    /// Show what every thread is in the middle of.
+    #[arg(long)]
+    stacks: bool,
+    /// Print JSON, one line for each look.
+    #[arg(long)]
+    json: bool,
+}
+
+impl StatusArgs {
+    /// Prints the status, once or repeatedly. Returns the exit code: 1 if the run needs attention.
+    ///
+    /// # Errors
+    ///
+    /// If the folder holds no run.
+    pub fn run(&self) -> Result<u8> {
+        let redraws = self.follow && !self.json && stdout().is_terminal();
+        let mut is_first = true;
+        loop {
+            let begun = Instant::now();
+            let look = look_at(&self.run, self.stacks)?;
+            let text = match self.json {
+                true => {
+                    serde_json::to_string(&look).map_err(|error| CommandError::usage(error.to_string()))?
+                }
+                false => text(&look),
+            };
+            let between = match (redraws, is_first || self.json) {
+                // Clears the terminal and starts at its top.
+                (true, _) => "\x1b[H\x1b[2J",
+                (false, true) => "",
+                (false, false) => "\n",
+            };
+            if let Err(error) = show(between, &text) {
+                // No message if the reader has closed the pipe.
+                if error.kind() != io::ErrorKind::BrokenPipe {
+                    complain(&format!("error: cannot write to standard output: {error}"));
+                }
+                return Ok(1);
+            }
+            if !self.follow || look.state.is_over() {
+                return Ok(u8::from(look.state.is_bad()));
+            }
+            is_first = false;
+            thread::sleep(EVERY.saturating_sub(begun.elapsed()));
+        }
+    }
+}
+
+/// Writes one status to standard output, after the separator `between`.
+fn show(between: &str, text: &str) -> io::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{between}{}", printable(text))?;
+    out.flush()
+}
+
+/// A function that looks at runs, for the programs that display them.
+pub(crate) fn look_at_runs() -> LookAt {
+    Arc::new(|out| look_at(out, false).map_err(|error| error.to_string()))
+}
+
+/// The current status of the run in the folder `out`.
+fn look_at(out: &Path, stacks: bool) -> Result<Look> {
+    let answers = ask_all(out, stacks).map_err(|error| {
+        let out = out.display();
+        CommandError::usage(format!(
+            "{out}/debug: {error}; only the user of a run, and root, may look into it"
+        ))
+    })?;
+    match answers.processes.is_empty() {
+        true => meeting::look(out).map_or_else(|| ended::look(out, stacks), Ok),
+        false => {
+            let mut look = look(out.display().to_string(), answers);
+            // Failed ranks exit before hung or busy ones do.
+            if let Some(verdict) = ended::verdict(out).filter(|_| !look.state.is_bad()) {
+                (look.state, look.text) = (State::Trouble, format!("it is about to fail: {verdict}"));
+            }
+            // If all processes of a run are stopped, its folder shows its progress.
+            let Progress { steps, logged, loss, saved } = progress(out);
+            look.steps = look.steps.or(steps);
+            look.step = look.step.or(logged);
+            look.loss = look.loss.or(loss);
+            look.saved = look.saved.max(saved);
+            Ok(look)
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Alternating measurements of ways to train on the same work, for `kiln bench strategies` and `kiln tune`.
+//!
+//! The ways alternate round by round, so that changes in the machine's speed affect all of them; figures are
+//! medians over the rounds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_collectives::{Communicator, Operation, Phase};
+use kiln_model::decoder::Decoder;
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::{EngineBuilder, Policy, ShardError, memory};
+use serde::Serialize;
+
+use super::{median, settle, step};
+use kiln_checkpoint::sharded::ShardedDecoder;
+use kiln_config::Config;
+use kiln_config::device::ResolvedDevice;
+use kiln_launch::place::RankEnv;
+use kiln_train::error::Result;
+use kiln_train::kernels;
+use kiln_train::registry::Registry;
+use kiln_train::run::{self, RunOptions};
+use kiln_train::world::{self, Ranks};
+
+/// Figures of one way to train. Counts and bytes are those of one rank and one step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StrategyRow {
+    /// Its name.
+    pub strategy: String,
+    /// Arrangement of the ranks.
+    pub mesh: String,
+    /// Tokens per second of all ranks, median over rounds.
+    pub tokens_per_s: f64,
+    /// Tokens per second of the slowest and the fastest round.
+    pub tokens_per_s_range: (f64, f64),
+    /// Ratio of `tokens_per_s` to that of the first strategy, median of the ratios within rounds.
+    pub relative_speed: f64,
+    /// Peak memory of a rank in bytes.
+    pub peak_bytes: u64,
+    /// Bytes that a rank sent.
+    pub sent_bytes: u64,
+    /// Number of gathers of weights.
+    pub gathers: u64,
+    /// Number of reductions of gradients.
+    pub reductions: u64,
+    /// Share of a step in which a rank waited for communication, median over rounds.
+    pub wait_share: f64,
+}
+
+/// The subject of a measurement, and the ranks that run it.
+pub(super) struct Rounds<'a> {
+    /// The model.
+    pub(super) model: &'a ModelConfig,
+    /// The parts and optimizers to choose from.
+    pub(super) registry: &'a Registry,
+    /// The device of this process.
+    pub(super) selected: &'a ResolvedDevice,
+    /// The ranks.
+    pub(super) ranks: &'a Ranks<'a>,
+    /// Steps measured per way and round, after one warm-up step.
+    pub(super) steps: usize,
+}
+
+/// Settles `config` on the actual ranks, for a measurement on made-up tokens; returns it with its model and the
+/// device of this process. `ranks` as for [`world::ranks_of`].
+///
+/// # Errors
+///
+/// If the configuration cannot be trained on that many ranks.
+pub fn prepare(
+    mut config: Config,
+    ranks: Option<usize>,
+    registry: &Registry,
+    place: Option<&RankEnv>,
+) -> Result<(Config, ModelConfig, ResolvedDevice)> {
+    let path = config.data.path.clone();
+    if path.as_os_str().is_empty() {
+        // Tokens are made up: a configuration without data is complete.
+        config.data.path = "unused".into();
+    }
+    let options = RunOptions { ranks, place: place.cloned(), ..RunOptions::default() };
+    let mut config = run::with_ranks(config, &options)?;
+    config.data.path = path;
+    let model = run::model_of_run(&config, registry.layers())?;
+    let selected = ResolvedDevice::new(&config, registry.layers(), place)?;
+    config.settle(selected.defaults());
+    Ok((config, model, selected))
+}
+
+impl Rounds<'_> {
+    /// Measures each of `ways`, which differ only in how they train. Collective.
+    pub(super) fn measure(&self, ways: &[Config], rounds: usize) -> Result<Vec<StrategyRow>> {
+        if let Some(way) = ways.first() {
+            let settle = |world: Arc<dyn Communicator>| {
+                kernels::settle_on_rank(way, self.model, self.selected, &*world)
+            };
+            self.ranks.run(way, settle)?;
+        }
+        let mut measured: Vec<Vec<StrategyRow>> = Vec::new();
+        for _ in 0..rounds {
+            let round: Result<Vec<_>, _> = ways.iter().map(|way| self.measure_once(way)).collect();
+            measured.push(round?);
+        }
+        let rows = (0..ways.len()).map(|index| {
+            let column = |value: fn(&StrategyRow) -> f64| {
+                median(measured.iter().map(|round| value(&round[index])).collect())
+            };
+            let ratios = measured.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
+            let speeds = || measured.iter().map(|round| round[index].tokens_per_s);
+            StrategyRow {
+                tokens_per_s: column(|row| row.tokens_per_s),
+                tokens_per_s_range: (speeds().fold(f64::INFINITY, f64::min), speeds().fold(0.0, f64::max)),
+                relative_speed: median(ratios.collect()),
+                wait_share: column(|row| row.wait_share),
+                ..measured[measured.len() - 1][index].clone()
+            }
+        });
+        Ok(rows.collect())
+    }
+
+    fn measure_once(&self, config: &Config) -> Result<StrategyRow> {
+        let Rounds { model, registry, steps, .. } = *self;
+        let device = self.selected.device();
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let Policy { strategy, .. } = config.policy();
+        let measured = self.ranks.run(config, |world| -> Result<StrategyRow> {
+            let rank = world.rank();
+            let shard_size = world::shard_size(strategy, config.shard.shard_size, &*world)?;
+            memory::reset_peak(rank);
+            let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), &device)?;
+            let builder = EngineBuilder::new(world.clone(), config.policy(), shard_size)?
+                .optimizer(optimizer.clone())
+                .freeze(config.frozen());
+            let model = ShardedDecoder::new(decoder, builder)?;
+            step(config, &model, &device, loss.as_ref(), 1)?;
+            world.recorder().reset_totals();
+            let waited = world.recorder().total_waited();
+            settle(&device)?;
+            let start = Instant::now();
+            for index in 0..steps {
+                step(config, &model, &device, loss.as_ref(), 2 + index as u64)?;
+            }
+            settle(&device)?;
+            let (elapsed, waited) = (start.elapsed(), world.recorder().total_waited() - waited);
+            Ok(sample(config, &world, &model, elapsed, waited, steps)?)
+        })?;
+        // The next way must start with a GPU as empty as it was for this one.
+        kiln_shard::release_unused(&device);
+        Ok(measured)
+    }
+}
+
+fn sample(
+    config: &Config,
+    world: &Arc<dyn Communicator>,
+    model: &ShardedDecoder,
+    elapsed: Duration,
+    waited: Duration,
+    steps: usize,
+) -> Result<StrategyRow, ShardError> {
+    let engine = model.engine();
+    let recorder = world.recorder();
+    let sent_bytes = recorder.bytes_sent() / steps as u64;
+    let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
+    let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
+    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a reduce-scatter of the same
+    // module.
+    let reductions =
+        count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
+    let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
+    let mut peaks = vec![0.0; world.world_size()];
+    peaks[world.rank()] = engine.peak_bytes() as f64;
+    let peaks = engine.sum_over_ranks("peak", &peaks)?;
+    Ok(StrategyRow {
+        strategy: engine.policy().strategy.to_string(),
+        mesh: engine.mesh().to_string(),
+        tokens_per_s: tokens / elapsed.as_secs_f64(),
+        tokens_per_s_range: (0.0, 0.0),
+        relative_speed: 1.0,
+        peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
+        sent_bytes,
+        gathers,
+        reductions,
+        wait_share: waited.as_secs_f64() / elapsed.as_secs_f64(),
+    })
+}

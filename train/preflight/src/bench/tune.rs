@@ -1,0 +1,385 @@
+//! `kiln tune`: finds the fastest way to run a configuration on the available ranks, by trying.
+
+use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kiln_model::{Decoder, Key};
+use kiln_shard::{Recompute, Strategy};
+use serde::Serialize;
+
+use super::check_counts;
+use super::rounds::{Rounds, StrategyRow, prepare};
+use super::ways::{Tried, Way};
+use kiln_config::device;
+use kiln_config::{self as config, Config};
+use kiln_launch::place::{self, Role};
+use kiln_plan::MARGIN;
+use kiln_sys::words::number_of;
+use kiln_train::error::{Result, TrainError};
+use kiln_train::launch;
+use kiln_train::metrics::write_new_beside;
+use kiln_train::named;
+use kiln_train::process::output::say;
+use kiln_train::registry::Registry;
+use kiln_train::run;
+use kiln_train::world::{self, Ranks};
+
+/// Beginning of the comment at the top of a tuned configuration. An empty line follows the comment.
+const WRITTEN: &str = "# Written by `kiln tune";
+
+/// Converts the `percent` of `--margin` to a share from 0 to 1.
+///
+/// # Errors
+///
+/// If `percent` is not in 0..100.
+pub fn share_of_percent(percent: f64) -> Result<f64> {
+    match (0.0..100.0).contains(&percent) {
+        true => Ok(percent / 100.0),
+        false => Err(TrainError::usage("--margin must be at least 0 and below 100 percent")),
+    }
+}
+
+/// Arguments of `kiln tune`.
+#[derive(Args)]
+pub struct TuneArgs {
+    /// Configuration file.
+    config: PathBuf,
+    /// Where to write the configuration that runs fastest [default: CONFIG with the ending .tuned.toml].
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Overwrite that file.
+    #[arg(long)]
+    force: bool,
+    /// Ranks, as threads of this process [default: train.ranks]; not needed under a launcher, which starts them
+    /// as processes.
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// The most ways to try: the configuration as it is, and those that the plan expects to be the fastest.
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    candidates: usize,
+    /// Steps measured per way and round.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Rounds; the ways alternate, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Percent of the free memory that the largest micro-batches to try have to leave free.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * MARGIN)]
+    margin: f64,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A way that was tried: its planned and its measured figures. Bytes are those of a rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct TuneRow {
+    strategy: Strategy,
+    recompute: Recompute,
+    offload: bool,
+    micro_batch: usize,
+    /// True if the configuration already runs this way.
+    configured: bool,
+    planned_peak_bytes: u64,
+    /// Seconds per step, if the speed of the device is known.
+    planned_step_s: Option<f64>,
+    peak_bytes: u64,
+    /// Tokens per second of all ranks together, median over rounds.
+    tokens_per_s: f64,
+    /// Ratio of `tokens_per_s` to that of the first row, median of the ratios within rounds.
+    relative_speed: f64,
+    /// True for the way that is written to the configuration.
+    chosen: bool,
+}
+
+/// The result of the tuning.
+#[derive(Clone, Debug, Serialize)]
+struct TuneReport {
+    parameters: usize,
+    ranks: usize,
+    global_batch: usize,
+    seq_len: usize,
+    rows: Vec<TuneRow>,
+    /// The written configuration.
+    out: PathBuf,
+    /// The changes in it, as `--set` takes them.
+    changes: Vec<String>,
+    /// Keys that were removed from it.
+    removed: Vec<&'static str>,
+}
+
+impl TuneArgs {
+    /// Tries and writes, or starts the ranks of a node; returns the exit code.
+    pub fn run(self, registry: &Registry) -> Result<u8> {
+        let place = match place::find_here(&place::Flags::default())? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => Some(place),
+            Role::Alone(_) => None,
+        };
+        let place = place.as_ref();
+        check_counts(&[
+            ("--steps", self.steps),
+            ("--rounds", self.rounds),
+            ("--candidates", self.candidates),
+        ])?;
+        let out = self.out.clone().unwrap_or_else(|| self.config.with_extension("tuned.toml"));
+        // Rank 0 writes, and the machines of the others may lack the folder.
+        if place.is_none_or(|place| place.rank == 0) {
+            self.check_out(&out)?;
+        }
+        let asked = config::load(&self.config, &self.overrides)?;
+        let (config, model, selected) = prepare(asked.clone(), self.ranks, registry, place)?;
+        let TuneArgs { candidates, steps, rounds, margin, .. } = self;
+        let told =
+            format!("{} tune {candidates} {steps} {rounds} {margin} {config:?}", env!("CARGO_PKG_VERSION"));
+        let ranks = Ranks::meet(&config, place, &told, &selected)?;
+        let tried = Tried {
+            config: &config,
+            model: &model,
+            registry,
+            selected: &selected,
+            place,
+            margin: share_of_percent(margin)?,
+        };
+        let mut ways = agreed(tried.ways()?, &config, &ranks)?;
+        ways.truncate(candidates);
+        if ways.is_empty() {
+            return Err(self.nothing_fits(&tried));
+        }
+        let measured = Rounds { model: &model, registry, selected: &selected, ranks: &ranks, steps };
+        let configs: Vec<_> = ways.iter().map(|way| way.apply(&config)).collect();
+        let rows = chosen_of(&ways, &measured.measure(&configs, rounds)?);
+        if place.is_some_and(|place| place.rank != 0) {
+            return Ok(0);
+        }
+        let (mut changes, mut removed) = (Vec::new(), Vec::new());
+        if let Some((way, _)) = ways.iter().zip(&rows).find(|(_, row)| row.chosen) {
+            (changes, removed) = difference(&config, way);
+        }
+        if place.is_none() && config.train.ranks != asked.train.ranks {
+            changes.push(format!("train.ranks={}", config.train.ranks));
+        }
+        let report = TuneReport {
+            parameters: Decoder::count_parameters(registry.layers(), &model)?,
+            ranks: config.train.ranks,
+            global_batch: config.train.global_batch,
+            seq_len: config.data.seq_len,
+            rows,
+            out,
+            changes,
+            removed,
+        };
+        let table = report.to_text();
+        if let Err(error) = self.write(&report, &format!("{table}{}", selected.describe())) {
+            // If the file cannot be written, at least show the measurements.
+            say(&table);
+            return Err(error);
+        }
+        say(&if self.json { report.to_json() } else { table + &report.conclusion() });
+        Ok(0)
+    }
+
+    /// Fails, before anything is measured, if the configuration could not be written to `out`.
+    fn check_out(&self, out: &Path) -> Result<()> {
+        let path = out.display();
+        if !self.force && out.symlink_metadata().is_ok() {
+            return Err(TrainError::Exists(out.to_owned()));
+        }
+        let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder.filter(|folder| !folder.is_dir()) {
+            Some(folder) => Err(TrainError::usage(format!(
+                "{path} cannot be written: there is no folder {}; make it, or name another file with --out",
+                folder.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the error if no way fits: the same as for a run of the configuration, if that fails too.
+    fn nothing_fits(&self, tried: &Tried<'_>) -> TrainError {
+        let Tried { config, model, registry, selected, place, .. } = *tried;
+        let refused = || -> Result<()> {
+            let decoder = Decoder::new(registry.layers(), model, Key::new(0), &device::plain())?;
+            let optimizer = registry.optimizers().make(&config.optim)?;
+            Ok(run::check_memory(config, model, &decoder, &optimizer, selected, place)?)
+        };
+        refused().err().unwrap_or_else(|| {
+            TrainError::usage(format!(
+                "no way to run {} fits into the memory that is free on all ranks: `kiln plan` tells what \
+                 each takes",
+                self.config.display()
+            ))
+        })
+    }
+
+    /// Writes the configuration with the changes of `report`, below `table`.
+    fn write(&self, report: &TuneReport, table: &str) -> Result<()> {
+        let TuneReport { out, changes, removed, .. } = report;
+        let is_kept = |setting: &&String| {
+            !removed.iter().any(|key| setting.split('=').next().is_some_and(|name| name.trim() == *key))
+        };
+        let settings: Vec<_> = self.overrides.iter().filter(is_kept).chain(changes).cloned().collect();
+        let text = config::rewritten(&self.config, &settings, removed)?;
+        let text = match text.starts_with(WRITTEN) {
+            true => without_comment(&text),
+            false => &text,
+        };
+        let mut comment = format!("{WRITTEN} {}`: the fastest of these ways.\n#\n", self.config.display());
+        for line in table.lines() {
+            comment += format!("# {line}").trim_end();
+            comment.push('\n');
+        }
+        let text = format!("{comment}\n{text}");
+        if self.force {
+            // With `--force`, any existing content is replaced.
+            return named::write(out, text.as_bytes(), "configuration", |_| true);
+        }
+        write_new_beside(out, text.as_bytes()).map_err(|error| match error.kind() {
+            // The file has appeared since the first check.
+            ErrorKind::AlreadyExists => TrainError::Exists(out.clone()),
+            _ => TrainError::io("write", out)(error),
+        })
+    }
+}
+
+/// Returns `text` without the comment at its top and the empty line after it.
+fn without_comment(text: &str) -> &str {
+    let comment: usize =
+        text.split_inclusive('\n').take_while(|line| line.starts_with('#')).map(str::len).sum();
+    let rest = &text[comment..];
+    rest.strip_prefix('\n').unwrap_or(rest)
+}
+
+/// Returns the ways of `mine` that fit on every rank, in the order of rank 0. Collective.
+fn agreed(mine: Vec<Way>, config: &Config, ranks: &Ranks<'_>) -> Result<Vec<Way>> {
+    let unreadable = |error: serde_json::Error| TrainError::usage(format!("the ways to try: {error}"));
+    let told = serde_json::to_vec(&mine).map_err(unreadable)?;
+    ranks.run(config, |world| {
+        let told = world::gather(&*world, "ways to try", &told, config.comm.timeout())?;
+        let lists: Result<Vec<Vec<Way>>, _> = told.iter().map(|told| serde_json::from_slice(told)).collect();
+        let mut lists = lists.map_err(unreadable)?;
+        let mut ways = lists.swap_remove(0);
+        ways.retain(|way| lists.iter().all(|list| list.iter().any(|other| other.is_same(way))));
+        Ok(ways)
+    })
+}
+
+/// Combines planned and measured figures; chooses the fastest way, and the first among equals.
+fn chosen_of(ways: &[Way], measured: &[StrategyRow]) -> Vec<TuneRow> {
+    let fastest = measured.iter().map(|row| row.relative_speed).fold(0.0, f64::max);
+    let chosen = measured.iter().position(|row| row.relative_speed >= fastest);
+    let rows = ways.iter().zip(measured).enumerate().map(|(index, (way, row))| TuneRow {
+        strategy: way.strategy,
+        recompute: way.recompute,
+        offload: way.offload,
+        micro_batch: way.micro_batch,
+        configured: way.configured,
+        planned_peak_bytes: way.planned_peak_bytes,
+        planned_step_s: way.planned_step_s,
+        peak_bytes: row.peak_bytes,
+        tokens_per_s: row.tokens_per_s,
+        relative_speed: row.relative_speed,
+        chosen: chosen == Some(index),
+    });
+    rows.collect()
+}
+
+/// Returns the settings that make `config` run in the way `way`, and the keys to remove.
+fn difference(config: &Config, way: &Way) -> (Vec<String>, Vec<&'static str>) {
+    let tuned = way.apply(config);
+    let mut changes = Vec::new();
+    let mut change = |key: &str, before: String, after: String| {
+        if before != after {
+            changes.push(format!("{key}={after}"));
+        }
+    };
+    let (before, after) = (&config.shard, &tuned.shard);
+    change("shard.strategy", before.strategy.to_string(), after.strategy.to_string());
+    change("shard.recompute", before.recompute.to_string(), after.recompute.to_string());
+    change("shard.offload", before.offload.to_string(), after.offload.to_string());
+    change("train.micro_batch", config.micro_batch().to_string(), tuned.micro_batch().to_string());
+    let removed = before.shard_size.is_some() && after.shard_size.is_none();
+    (changes, if removed { vec!["shard.shard_size"] } else { Vec::new() })
+}
+
+impl TuneReport {
+    /// Returns the report as JSON.
+    fn to_json(&self) -> String {
+        // Serializing numbers and strings cannot fail.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// Returns the table as text.
+    fn to_text(&self) -> String {
+        let mut text = format!(
+            "{:.2}M parameters, {}, {} x {} per step; MB of a rank\n\n  {:<21} {:<9} {:<7} {:>5} {:>11} {:>11} \
+             {:>9} {:>9}\n",
+            self.parameters as f64 / 1e6,
+            number_of(self.ranks, "rank"),
+            number_of(self.global_batch, "sequence"),
+            number_of(self.seq_len, "token"),
+            "strategy",
+            "recompute",
+            "offload",
+            "micro",
+            "planned MB",
+            "measured MB",
+            "tok/s",
+            "relative",
+        );
+        for row in &self.rows {
+            // Writing into a String cannot fail.
+            let _ = writeln!(
+                text,
+                "{} {:<21} {:<9} {:<7} {:>5} {:>11.1} {:>11.1} {:>9.0} {:>8.2}x{}",
+                if row.chosen { "*" } else { " " },
+                row.strategy.to_string(),
+                row.recompute.to_string(),
+                if row.offload { "host" } else { "-" },
+                row.micro_batch,
+                row.planned_peak_bytes as f64 / 1e6,
+                row.peak_bytes as f64 / 1e6,
+                row.tokens_per_s,
+                row.relative_speed,
+                if row.configured { "  as configured" } else { "" },
+            );
+        }
+        text + "\nrelative: tok/s over those of the first line in the same round, the median of the rounds\n"
+    }
+
+    /// Describes the written configuration.
+    fn conclusion(&self) -> String {
+        let mut text = format!("\nwritten to {}", self.out.display());
+        if self.changes.is_empty() && self.removed.is_empty() {
+            text += ": the configuration as it is runs fastest";
+        }
+        for change in &self.changes {
+            text += &format!("\n  --set {change}");
+        }
+        for key in &self.removed {
+            text += &format!("\n  without {key}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_comment;
+
+    #[test]
+    fn nothing_but_the_comment_goes() {
+        for (text, rest) in [
+            ("# Written\n#\n# a\n\n# Mine.\n[model]\n\nx = 1\n", "# Mine.\n[model]\n\nx = 1\n"),
+            ("# Written\n[model]\nx = 1\n\n[data]\n", "[model]\nx = 1\n\n[data]\n"),
+            ("# Written", ""),
+        ] {
+            assert_eq!(without_comment(text), rest);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The stage `model`: the model to train, its initial weights, and whether it fits into memory.
+
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
+use kiln_shard::Optimizer;
+
+use super::data::Found;
+use super::machine::Setup;
+use super::report::{Checks, Stage};
+use kiln_checkpoint::sharded::{Shapes, parameter_shapes};
+use kiln_checkpoint::source::ModelSource;
+use kiln_checkpoint::{Checkpoint, shape_line};
+use kiln_config::Config;
+use kiln_config::device;
+use kiln_data as data;
+use kiln_sys::files;
+use kiln_train::error::Result;
+use kiln_train::run;
+
+const MODEL: Stage = Stage::Model;
+
+/// The model and configuration that a run trains.
+pub(super) struct Trained {
+    /// The configuration, with the values that the device determines.
+    pub(super) config: Config,
+    pub(super) model: ModelConfig,
+    pub(super) optimizer: Optimizer,
+    /// Names and shapes of all parameters.
+    pub(super) shapes: Shapes,
+}
+
+/// The checkpoint that a run resumes from, and the source of its model and weights.
+pub(super) struct Sources {
+    pub(super) resume: Option<Checkpoint>,
+    pub(super) weights: Option<ModelSource>,
+}
+
+impl Sources {
+    /// Opens the checkpoint and the model named in `setup`, as far as they can be opened.
+    pub(super) fn open(setup: &Setup, checks: &mut Checks) -> Self {
+        let Some(folder) = setup.resume.as_deref() else {
+            let opened = run::open_source(None, &setup.config);
+            return Sources { resume: None, weights: checks.take(MODEL, "init.from", opened).flatten() };
+        };
+        let resume = checks.take(MODEL, "checkpoint", Checkpoint::open(folder));
+        let weights = resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+        Sources { resume, weights }
+    }
+}
+
+/// Checks the model to train. Returns `None` if it is unusable.
+pub(super) fn examine(
+    setup: &Setup,
+    sources: &Sources,
+    data: &Found,
+    checks: &mut Checks,
+) -> Option<Trained> {
+    let mut config = setup.config.clone();
+    config.shorten_warm_up();
+    if let Some(device) = &setup.device {
+        config.settle(device.defaults());
+    }
+    let registry = &setup.options.registry;
+    let optimizer = checks.take(MODEL, "optimizer", registry.optimizers().make(&config.optim))?;
+    let weights = sources.weights.as_ref();
+    let model = match data {
+        Found::Prepared(info, tokenizer) => {
+            run::resolve_model(&config, info, weights, tokenizer, registry.layers())
+        }
+        // With a vocabulary other than the data's, the checks would concern a different model.
+        Found::Unusable(None) if weights.is_none() && config.model.vocab_size.is_none() => {
+            checks.skip(MODEL, "data, which have the vocabulary");
+            return None;
+        }
+        Found::Unusable(Some(vocab_size)) => of_config(&config, weights, registry.layers(), *vocab_size),
+        Found::Unusable(None) | Found::Later => {
+            of_config(&config, weights, registry.layers(), config.data.vocab_size)
+        }
+    };
+    let model = checks.take(MODEL, "model", model)?;
+    checks.take(MODEL, "loss", registry.losses().make(&config.loss, model.vocab_size))?;
+    // For names and shapes only: weights are not initialised.
+    let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain());
+    let decoder = checks.take(MODEL, "model", decoder)?;
+    let shapes = parameter_shapes(&decoder);
+    let parameters = format!("{:.2}M", elements(&shapes) as f64 / 1e6);
+    let line = shape_line(&model, parameters);
+    checks.ok(MODEL, "model", line.strip_prefix("model: ").unwrap_or(&line));
+    let named = checks.take(MODEL, "parameters", run::check_parts(&config, &decoder));
+    start(setup, sources, data, &config, &model, &optimizer, checks);
+    if let Some(device) = &setup.device {
+        let place = setup.options.place.as_ref();
+        match run::memory_warnings(&config, &model, &decoder, &optimizer, device, place) {
+            Ok(warnings) if warnings.is_empty() => {
+                checks.ok(MODEL, "memory", "the least that the run takes is free");
+            }
+            Ok(warnings) => {
+                for warning in warnings {
+                    let mend = "end the other programs, or take a smaller batch or model";
+                    checks.warn(MODEL, "memory", warning, mend);
+                }
+            }
+            Err(error) => checks.failed(MODEL, "memory", error),
+        }
+    }
+    named.map(|()| Trained { config, model, optimizer, shapes })
+}
+
+/// Total number of elements of all parameters.
+pub(super) fn elements(shapes: &Shapes) -> u64 {
+    shapes.iter().map(|(_, shape)| shape.iter().map(|size| *size as u64).product::<u64>()).sum()
+}
+
+/// The model before its data exists, with the largest vocabulary that the data can have: `vocab_size` tokens.
+fn of_config(
+    config: &Config,
+    source: Option<&ModelSource>,
+    layers: &Layers,
+    vocab_size: usize,
+) -> Result<ModelConfig> {
+    let weights = source.map(|source| source.model_of(layers));
+    let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
+    Ok(model.map_err(kiln_config::ConfigError::invalid)?)
+}
+
+/// Compares the initial weights with the model to train.
+fn start(
+    setup: &Setup,
+    sources: &Sources,
+    data: &Found,
+    config: &Config,
+    model: &ModelConfig,
+    optimizer: &Optimizer,
+    checks: &mut Checks,
+) {
+    let Sources { resume, weights } = sources;
+    let what = if resume.is_some() { "checkpoint" } else { "init.from" };
+    let Some(source) = weights else { return };
+    let fits = run::check_source(resume.as_ref(), Some(source), model, optimizer, &setup.options);
+    if checks.take(MODEL, what, fits).is_none() {
+        return;
+    }
+    if let Some(checkpoint) = resume {
+        if checks.take(MODEL, what, checkpoint.check_files_are_there()).is_none() {
+            return;
+        }
+        if let Found::Prepared(info, tokenizer) = data {
+            let position = run::check_position(checkpoint, config, info, tokenizer, &setup.options);
+            match checks.take(MODEL, "position", position) {
+                None => return,
+                Some(changed) if !changed.is_empty() => {
+                    let detail = format!("another position in the data, as allowed: {}", changed.join(", "));
+                    checks.warned(MODEL, "position", detail);
+                }
+                Some(_) => {}
+            }
+        }
+        let (folder, step) = (checkpoint.folder().display(), checkpoint.state().step);
+        checks.ok(MODEL, what, format!("{folder}, step {step}: it fits, and its files are there"));
+    } else {
+        let whole = source.check_weights_are_there(setup.options.registry.layers());
+        if checks.take(MODEL, "init.from", whole).is_none() {
+            return;
+        }
+        other_tokenizer(source, data, checks);
+        checks.ok(MODEL, "init.from", format!("{}: it fits", source.folder().display()));
+    }
+}
+
+/// Warns if the weights were trained with a different tokenizer.
+fn other_tokenizer(source: &ModelSource, data: &Found, checks: &mut Checks) {
+    let Found::Prepared(_, tokenizer) = data else { return };
+    let Ok(own) = files::read(&source.tokenizer(), files::MAX_WHOLE) else { return };
+    if data::are_other_tokenizers(&own, tokenizer) {
+        let own = source.tokenizer();
+        checks.warn(
+            MODEL,
+            "tokenizer",
+            format!("the weights to start from have another tokenizer than the data: {}", own.display()),
+            "prepare the data with `kiln data prepare --tokenizer` and this file",
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! The stages `step` and `save`: a reduced step of the model, a checkpoint of it, and a load of that
+//! checkpoint.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use kiln_collectives::{Communicator, Label, Phase};
+use kiln_model::layers::TokenLoss;
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::{EngineBuilder, Optimizer, Outcome, ShardError};
+
+use super::machine::{PREFIX, nearest};
+use super::model::{Trained, elements};
+use crate::bench;
+use crate::smoke::{Smoke, forget_absent};
+use kiln_checkpoint::sharded::ShardedDecoder;
+use kiln_checkpoint::weights::AllowMissing;
+use kiln_checkpoint::{Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver};
+use kiln_config::device::{self, ResolvedDevice};
+use kiln_config::{Config, ConfigError, ModelSection};
+use kiln_train::error::{Result, TrainError};
+use kiln_train::registry::Registry;
+use kiln_train::world;
+
+/// Largest number of parameters for a step of the whole model. A larger model is narrowed, so that the check
+/// stays quick.
+const WHOLE: u64 = 16_000_000;
+
+/// Largest relative difference on a GPU between a step and the same step after a load: its kernels sum in any
+/// order. On the CPU, the bits must be equal.
+const TOLERANCE: f64 = 1e-3;
+
+/// Steps to compare. The first one after a load depends on the weights alone; the optimizer's state shows in
+/// the second.
+const COMPARED: [u64; 2] = [2, 3];
+
+/// A reduced version of the run.
+pub(super) struct Shrunk {
+    config: Config,
+    model: ModelConfig,
+    optimizer: Optimizer,
+    loss: Option<TokenLoss>,
+    registry: Registry,
+    device: Device,
+    /// Set if the model is narrower than the run's.
+    narrow: bool,
+    /// Largest relative difference between a step and the same step after a load.
+    tolerance: f64,
+}
+
+impl Shrunk {
+    /// Reduces the run to a step of little data; a large model also to two narrow blocks with the same
+    /// layers.
+    pub(super) fn new(parts: &Trained, registry: &Registry, device: &ResolvedDevice) -> Result<Self> {
+        let mut config = parts.config.clone();
+        config.model = ModelSection::from_model(&parts.model);
+        config.init.from = PathBuf::new();
+        let narrow = elements(&parts.shapes) > WHOLE;
+        (if narrow { Smoke::Width } else { Smoke::Batch }).shrink(&mut config);
+        let model = config.model.resolve(None).map_err(ConfigError::invalid)?;
+        if narrow {
+            let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
+            forget_absent(&mut config, &decoder);
+        }
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let tolerance = if device.is_gpu() { TOLERANCE } else { 0.0 };
+        let (registry, device) = (registry.clone(), device.device());
+        Ok(Shrunk { config, model, optimizer, loss, registry, device, narrow, tolerance })
+    }
+
+    /// Builds the model on this rank, before its first step or before loading its state. Collective.
+    fn build(&self, world: Arc<dyn Communicator>, is_loaded: bool) -> Result<ShardedDecoder> {
+        let Shrunk { config, model, optimizer, registry, device, .. } = self;
+        let shard = &config.shard;
+        let shard_size = world::shard_size(shard.strategy, shard.shard_size, &*world)?;
+        let builder = EngineBuilder::new(world, config.policy(), shard_size)?
+            .optimizer(optimizer.clone())
+            .freeze(config.frozen())
+            .load_later(move |_| is_loaded);
+        let decoder =
+            Decoder::new(registry.layers(), model, Key::new(config.train.seed).fork("init"), device)?;
+        Ok(ShardedDecoder::new(decoder, builder)?)
+    }
+
+    /// Takes step `number` of `model`. Collective.
+    fn take(&self, model: &ShardedDecoder, number: u64) -> Result<Outcome> {
+        let Shrunk { config, device, loss, .. } = self;
+        let (_, outcome) = bench::step_with_outcome(config, model, device, loss.as_ref(), number)?;
+        let problem = |what| TrainError::Crash(format!("the shrunk step {what}"));
+        let outcome = outcome.ok_or_else(|| problem("has not ended".to_owned()))?;
+        // Loss scaling for f16 may start with a scale that overflows.
+        match outcome.applied || outcome.overflowed {
+            true => Ok(outcome),
+            false => Err(problem(format!(
+                "has a loss of {} and a gradient of norm {}{}: lower optim.lr, or look at the model's own layers",
+                outcome.loss,
+                outcome.grad_norm,
+                kiln_train::error::in_gradient(&outcome.non_finite)
+            ))),
+        }
+    }
+
+    /// Takes one step. Returns the text to report. Collective.
+    pub(super) fn step(&self, world: Arc<dyn Communicator>) -> Result<String> {
+        let model = self.build(world, false)?;
+        let began = Instant::now();
+        let Outcome { loss, grad_norm, .. } = self.take(&model, 1)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let Config { train, data, .. } = &self.config;
+        let of = if self.narrow { "two narrow blocks with its layers" } else { "this model" };
+        Ok(format!(
+            "{of}, {} made-up sequences of {} tokens: loss {loss:.3}, gradient {grad_norm:.2}; {seconds:.2} s",
+            train.global_batch, data.seq_len
+        ))
+    }
+
+    /// Takes a step, saves a checkpoint and loads it; the next step must be the same as without loading.
+    /// Returns the text to report. The checkpoint exists temporarily in the folder nearest to `out`.
+    /// Collective.
+    pub(super) fn save(&self, world: Arc<dyn Communicator>, out: &Path) -> Result<String> {
+        let (rank, timeout) = (world.rank(), self.config.comm.timeout());
+        let place = nearest(out);
+        // Exists until all ranks are done with it.
+        let folder =
+            (rank == 0).then(|| tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)).transpose();
+        let folder = folder.map_err(TrainError::io("make a folder in", place))?;
+        let name = folder.as_ref().and_then(|folder| folder.path().file_name());
+        let told = world::gather(&*world, "folder", name.map_or(&[], OsStr::as_bytes), timeout)?;
+        let said = self.save_in(&world, place.join(OsStr::from_bytes(&told[0])))?;
+        let barrier = world.barrier(Label::new("folder", Phase::Checkpoint));
+        barrier.wait(timeout).map_err(ShardError::from)?;
+        drop(folder);
+        Ok(said)
+    }
+
+    fn save_in(&self, world: &Arc<dyn Communicator>, folder: PathBuf) -> Result<String> {
+        let config = &self.config;
+        let model = self.build(world.clone(), false)?;
+        let first = self.take(&model, 1)?;
+        let state = CheckpointState {
+            step: 1,
+            skipped: u64::from(!first.applied),
+            loss_scale: first.loss_scale,
+            next_sample: config.train.global_batch as u64,
+            tokens: (config.train.global_batch * config.data.seq_len) as u64,
+            seed: config.train.seed,
+            model: self.model.clone(),
+            context_length: config.data.seq_len,
+            data_sha256: None,
+        };
+        let options = SaveOptions {
+            format: config.checkpoint.format,
+            timeout: config.checkpoint.timeout(),
+            ..SaveOptions::new(folder)
+        };
+        let began = Instant::now();
+        let place = Saver::new(options, world.rank()).begin(model.engine(), SaveContext::new(state))?;
+        let place = place.ok_or_else(|| TrainError::Crash("nothing was saved".to_owned()))?;
+        let saved = began.elapsed();
+        let began = Instant::now();
+        let checkpoint = Checkpoint::open(&place)?;
+        let again = self.build(world.clone(), true)?;
+        checkpoint.reader().load_weights(again.engine(), &AllowMissing::default())?;
+        checkpoint.reader().load_optimizer(again.engine(), &AllowMissing::default())?;
+        let loaded = began.elapsed();
+        let mut is_compared = true;
+        for (number, after) in COMPARED.into_iter().zip(["step", "second step"]) {
+            let (here, there) = (self.take(&model, number)?, self.take(&again, number)?);
+            // The gradient of an overflow is not finite.
+            is_compared &= !(here.overflowed && there.overflowed);
+            let [here, there] = [here, there].map(|outcome| [outcome.loss, outcome.grad_norm]);
+            if is_compared && !here.iter().zip(&there).all(|(a, b)| is_near(*a, *b, self.tolerance)) {
+                return Err(TrainError::Crash(format!(
+                    "the {after} after a load has loss and norm {there:?}, and without it {here:?}: look at the \
+                     model's own layers and optimizer, which may keep a state that no checkpoint has"
+                )));
+            }
+        }
+        let seconds = |time: Duration| time.as_secs_f64();
+        let bytes = kiln_sys::words::size(checkpoint.manifest().bytes());
+        Ok(format!(
+            "{bytes} saved in {:.2} s and loaded in {:.2} s, {}",
+            seconds(saved),
+            seconds(loaded),
+            if is_compared { "with the same next steps" } else { "the next steps overflowed, not compared" }
+        ))
+    }
+}
+
+/// Returns `true` if the values of a step with and without a load agree. A value that is not finite never
+/// does.
+fn is_near(here: f64, there: f64, tolerance: f64) -> bool {
+    here == there || (here - there).abs() < tolerance * here.abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TOLERANCE, is_near};
+
+    #[test]
+    fn what_is_no_number_is_not_the_same() {
+        assert!(is_near(2.0, 2.0, 0.0) && !is_near(2.0, 2.0_f64.next_up(), 0.0));
+        let is_near = |here, there| is_near(here, there, TOLERANCE);
+        assert!(is_near(2.0, 2.001) && is_near(0.0, 0.0) && is_near(f64::INFINITY, f64::INFINITY));
+        assert!(!is_near(2.0, 2.01) && !is_near(2.0, f64::NAN) && !is_near(f64::NAN, 2.0));
+        assert!(!is_near(f64::INFINITY, 2.0) && !is_near(2.0, f64::INFINITY));
+    }
+}

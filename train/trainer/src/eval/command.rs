@@ -1,0 +1,290 @@
+//! The command `kiln eval`: its arguments, and each rank's part of the work.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use clap::Args;
+use kiln_collectives::Communicator;
+use kiln_collectives::tcp::{Arrivals, Ports, Seal};
+use kiln_model::{Decoder, Layers};
+use kiln_shard::ranks::{run_rank, run_ranks};
+use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
+
+use super::answers::{Pair, TokenPair, answer_losses, read_pairs};
+use super::error::EvalError;
+use super::logits::{check_tokens, logits};
+use super::loss::{Validation, ValidationOptions};
+use super::report::{Outcome, Report};
+use crate::error::{Result, TrainError};
+use crate::kernels;
+use crate::launch;
+use crate::metrics::say;
+use crate::world;
+use kiln_checkpoint::source::ModelSource;
+use kiln_config::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
+use kiln_config::{self as config, Backend, CommSection, DeviceSection, Precision};
+use kiln_launch::place::{self, RankEnv, Role};
+
+/// Default number of validation sequences per forward pass of one rank.
+const ROWS: usize = 4;
+
+/// Flags that request something other than the loss on validation data.
+const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
+
+/// Flags of `kiln eval`.
+#[derive(Args, Clone, Debug)]
+pub struct EvalArgs {
+    /// Checkpoint folder, run folder (its newest checkpoint), or Hugging Face folder.
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
+    /// Folder with prepared data, whose validation split is taken [default: the data that the model
+    /// was trained on].
+    #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
+    data: Option<PathBuf>,
+    /// Sequences of validation data [default: all].
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
+    samples: Option<NonZero<usize>>,
+    /// Tokens per sequence of validation data [default: as the model was trained, or its context, 2048 at most].
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
+    seq_len: Option<NonZero<usize>>,
+    /// Sequences of validation data per forward pass [default: 4].
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
+    rows: Option<NonZero<usize>>,
+    /// Report the loss of --answer after this text; may be empty.
+    #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
+    #[arg(allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The answer to --prompt.
+    #[arg(long, value_name = "TEXT", requires = "prompt", allow_hyphen_values = true)]
+    answer: Option<String>,
+    /// Report the loss of the answers in this file: an object with "prompt" and "answer" per line.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "tokens")]
+    pairs: Option<PathBuf>,
+    /// Read spellings of special tokens in prompts and answers as plain text.
+    #[arg(long, conflicts_with_all = ["data", "samples", "seq_len", "rows", "tokens"])]
+    plain_text: bool,
+    /// Write the logits after each of these tokens to --logits.
+    #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', value_parser = parse_token)]
+    #[arg(requires = "logits")]
+    tokens: Option<Vec<u32>>,
+    /// File for the logits: f32, a row per token.
+    #[arg(long, value_name = "FILE.npy", requires = "tokens")]
+    logits: Option<PathBuf>,
+    /// Ranks, as threads of this process [default: 1].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    ranks: Option<NonZero<usize>>,
+    /// How the model is spread over the ranks.
+    #[arg(long, default_value_t = Strategy::FullShard)]
+    strategy: Strategy,
+    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a machine].
+    #[arg(long, value_name = "N")]
+    shard_size: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Let processes meet off the loopback address without KILN_JOB_SECRET, as comm.open = true does in
+    /// a run: whoever reaches the port can take a rank's place.
+    #[arg(long, hide_short_help = true)]
+    comm_open: bool,
+    /// Protection of the traffic between processes, as comm.seal in a run: off or encrypt.
+    #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
+    comm_seal: Seal,
+    /// Ports on which processes listen for each other, as comm.ports in a run.
+    #[arg(long, value_name = "FIRST-LAST", hide_short_help = true)]
+    comm_ports: Option<Ports>,
+    #[command(flatten)]
+    device: DeviceFlag,
+    #[command(flatten)]
+    place: place::Flags,
+}
+
+fn at_least_one(text: &str) -> Result<NonZero<usize>, String> {
+    text.parse().map_err(|_| "not a whole number of at least 1".to_owned())
+}
+
+fn parse_token(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| "not a token id".to_owned())
+}
+
+impl EvalArgs {
+    /// Evaluates, or starts the ranks of a node; rank 0 prints the result. Returns the exit code.
+    pub fn run(self, layers: &Layers) -> Result<u8> {
+        let place = match place::find_here(&self.place)? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => Some(place),
+            Role::Alone(_) => None,
+        };
+        memory::use_huge_pages();
+        let report = match &place {
+            None => self.run_as_threads(layers)?,
+            Some(place) => self.run_as_process(place, layers)?,
+        };
+        if place.is_none_or(|place| place.rank == 0) {
+            say(&if self.json { report.to_json() } else { report.to_string() });
+        }
+        Ok(0)
+    }
+
+    fn run_as_threads(&self, layers: &Layers) -> Result<Report> {
+        let ranks = self.ranks.map_or(1, NonZero::get);
+        if let Some(problem) = config::thread_ranks("--ranks", ranks) {
+            return Err(TrainError::usage(problem));
+        }
+        if !self.strategy.is_hybrid() || self.shard_size.is_some() {
+            self.check_mesh(ranks)?;
+        }
+        let work = Work::new(self, layers)?;
+        let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
+        let selected = work.select(&self.device, ranks, None)?;
+        selected.warn_of_idle_gpus();
+        work.settle_kernels(&selected, None, &CommSection::default())?;
+        let device = selected.device();
+        let mut reports = run_ranks(ranks, threads, |world| work.on_rank(world, &device))?;
+        Ok(reports.swap_remove(0))
+    }
+
+    /// Runs as one rank of several processes. Each reads its own arguments and files, which must agree.
+    fn run_as_process(&self, place: &RankEnv, layers: &Layers) -> Result<Report> {
+        let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
+        if self.shard_size.is_some() {
+            self.check_mesh(ranks)?;
+        }
+        let comm = CommSection {
+            open: self.comm_open,
+            seal: self.comm_seal,
+            ports: self.comm_ports,
+            ..CommSection::default()
+        };
+        let met = world::join(place, &comm, None, &Arrivals::default())?;
+        let sharing = device::ranks_sharing_cores(place);
+        let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
+        Ok(run_rank(met.communicator(), threads, |world| {
+            let work = Work::new(self, layers)?;
+            // Arguments that belong to one rank are not compared.
+            let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
+            let folder = work.source.folder();
+            let told = format!("{} {told:?} {folder:?}", env!("CARGO_PKG_VERSION"));
+            world::agree(&*world, &told, comm.timeout())?;
+            let device = work.select(&self.device, ranks, Some(place))?;
+            if self.device.backend() != Backend::Cpu {
+                met.settle_on(&device, &comm)?;
+            }
+            work.settle_kernels(&device, Some(&*world), &comm)?;
+            work.on_rank(world, &device.device())
+        })?)
+    }
+
+    /// Checks the arrangement of the ranks before a model is loaded.
+    fn check_mesh(&self, ranks: usize) -> Result<()> {
+        Mesh::new(self.strategy, ranks, self.shard_size)
+            .map(|_| ())
+            // The message names a configuration key; here it is a flag.
+            .map_err(|error| error.to_string().replace("shard.shard_size", "--shard-size"))
+            .map_err(TrainError::usage)
+    }
+}
+
+/// The prepared work of all ranks.
+struct Work {
+    layers: Layers,
+    source: ModelSource,
+    task: Task,
+    strategy: Strategy,
+    shard_size: Option<usize>,
+}
+
+enum Task {
+    Validation(Box<Validation>),
+    Answer(TokenPair),
+    Answers(Vec<TokenPair>),
+    Logits { tokens: Vec<i32>, path: PathBuf },
+}
+
+impl Work {
+    fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
+        let source = ModelSource::open_with(&args.checkpoint, layers)?;
+        let task = Task::new(args, &source)?;
+        Ok(Work {
+            layers: layers.clone(),
+            source,
+            task,
+            strategy: args.strategy,
+            shard_size: args.shard_size,
+        })
+    }
+
+    /// Selects the device for one of `ranks` ranks.
+    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
+        let Work { layers, source, strategy, shard_size, .. } = self;
+        let parameters = Decoder::count_parameters(layers, source.model())?;
+        let request = DeviceRequest::of_weights(flag.backend(), parameters, ranks, *strategy, *shard_size);
+        Ok(DeviceFlag::select(&request, place)?)
+    }
+
+    /// Ensures that no wrong kernel of `device` is used. Collective if there is a `world`.
+    fn settle_kernels(
+        &self,
+        device: &ResolvedDevice,
+        world: Option<&dyn Communicator>,
+        comm: &CommSection,
+    ) -> Result<()> {
+        kernels::settle_in(Precision::F32, self.source.model(), device, world, comm)
+    }
+
+    /// Does one rank's part. Rank 0 writes the files. Collective.
+    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
+        let Work { layers, source, task, strategy, shard_size } = self;
+        let (rank, ranks) = (world.rank(), world.world_size());
+        world.recorder().set_activity("evaluation");
+        let shard_size = world::shard_size(*strategy, *shard_size, &*world)?;
+        let policy = Policy { strategy: *strategy, ..Policy::default() };
+        let model = source.decoder(layers, EngineBuilder::new(world, policy, shard_size)?, device)?;
+        let outcome = match task {
+            Task::Validation(validation) => Outcome::Validation(validation.loss(&model, device)?),
+            Task::Answer(pair) => {
+                let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
+                // There are as many losses as pairs.
+                Outcome::Answer(losses[0])
+            }
+            Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, device, pairs)?),
+            Task::Logits { tokens, path } => {
+                let logits = logits(&model, device, tokens)?;
+                if rank == 0 {
+                    let failed = |source| EvalError::Write { path: path.clone(), source };
+                    logits.write_npy(path).map_err(failed)?;
+                }
+                Outcome::Logits { path: path.clone(), shape: logits.shape }
+            }
+        };
+        outcome.check()?;
+        Ok(Report { outcome, ranks, strategy: *strategy })
+    }
+}
+
+impl Task {
+    /// Returns the task that the arguments request; the parser has ensured that it is exactly one.
+    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
+        if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
+            let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
+            return Ok(Task::Answer(TokenPair::new(&pair, source.context_length(), &tokenizer, "--answer")?));
+        }
+        if let Some(path) = &args.pairs {
+            let tokenizer = source.load_tokenizer()?.reading_special_tokens(!args.plain_text);
+            let pairs = read_pairs(path)?;
+            return Ok(Task::Answers(TokenPair::of_file(path, &pairs, source.context_length(), &tokenizer)?));
+        }
+        if let (Some(tokens), Some(path)) = (&args.tokens, &args.logits) {
+            return Ok(Task::Logits { tokens: check_tokens(source, tokens)?, path: path.clone() });
+        }
+        let options = ValidationOptions {
+            seq_len: args.seq_len.map(NonZero::get),
+            samples: args.samples.map_or(0, NonZero::get) as u64,
+            rows: args.rows.map_or(ROWS, NonZero::get),
+        };
+        let validation = Validation::open(source, args.data.as_deref(), options)?;
+        Ok(Task::Validation(Box::new(validation)))
+    }
+}

@@ -1,0 +1,177 @@
+//! The report of an evaluation, as text and as JSON.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use kiln_shard::Strategy;
+use serde::Serialize;
+
+use super::answers::{AnswerLoss, mean_answer_loss};
+use super::loss::ValidationLoss;
+use crate::error::{Result, TrainError};
+use kiln_sys::words::number_of;
+
+/// The report of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The result.
+    pub outcome: Outcome,
+    /// Number of ranks that computed it.
+    pub ranks: usize,
+    /// The sharding strategy of the model.
+    pub strategy: Strategy,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Loss on validation data.
+    Validation(ValidationLoss),
+    /// Loss of one answer.
+    Answer(AnswerLoss),
+    /// Losses of the answers of a file, in order.
+    Answers(Vec<AnswerLoss>),
+    /// Logits, written to a file. `shape`: positions and vocabulary.
+    Logits { path: PathBuf, shape: [usize; 2] },
+}
+
+impl Outcome {
+    /// Fails if a loss is not a finite number.
+    pub(super) fn check(&self) -> Result<()> {
+        let (what, losses) = match self {
+            Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
+            Outcome::Answer(answer) => ("the loss of the answer", vec![answer.sum]),
+            Outcome::Answers(answers) => {
+                ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())
+            }
+            // Logits are written whatever their values are.
+            Outcome::Logits { .. } => return Ok(()),
+        };
+        match losses.into_iter().find(|loss| !loss.is_finite()) {
+            Some(value) => Err(TrainError::NotANumber { what, value }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The totals over all answers of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Total {
+    /// Mean over all tokens of all answers.
+    loss: f64,
+    tokens: usize,
+    /// Mean over the answers of their summed losses.
+    mean_sum: f64,
+}
+
+impl Total {
+    fn of(losses: &[AnswerLoss]) -> Self {
+        let sum: f64 = losses.iter().map(|loss| loss.sum).sum();
+        let tokens = losses.iter().map(|loss| loss.tokens).sum();
+        Total { loss: mean_answer_loss(losses), tokens, mean_sum: sum / losses.len() as f64 }
+    }
+}
+
+impl Report {
+    /// Returns JSON, one object per line. Losses are in nats; a non-finite number is `null`.
+    ///
+    /// - Validation data: `val_loss`, `perplexity`, `tokens`, `seq_len`.
+    /// - One answer: `loss` per token, `sum`, `perplexity`, `tokens`.
+    /// - A file of pairs: a line per pair with `pair` (its number, from 1), `loss`, `sum` and `tokens`; then
+    ///   `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean over the pairs of their
+    ///   sums.
+    /// - Logits: `logits` (the file), `shape`.
+    ///
+    /// The last line also has `ranks` and `strategy`.
+    pub fn to_json(&self) -> String {
+        let Report { outcome, ranks, strategy } = self;
+        let mut lines: Vec<String> = Vec::new();
+        let last = match outcome {
+            Outcome::Validation(ValidationLoss { loss, tokens, seq_len }) => serde_json::json!({
+                "val_loss": loss,
+                "perplexity": loss.exp(),
+                "tokens": tokens,
+                "seq_len": seq_len,
+            }),
+            Outcome::Answer(answer) => serde_json::json!({
+                "loss": answer.loss(),
+                "sum": answer.sum,
+                "perplexity": answer.loss().exp(),
+                "tokens": answer.tokens,
+            }),
+            Outcome::Answers(losses) => {
+                lines.extend(losses.iter().enumerate().map(|(index, answer)| {
+                    let AnswerLoss { sum, tokens } = *answer;
+                    line(&serde_json::json!({
+                        "pair": index + 1,
+                        "loss": answer.loss(),
+                        "sum": sum,
+                        "tokens": tokens,
+                    }))
+                }));
+                let Total { loss, tokens, mean_sum } = Total::of(losses);
+                serde_json::json!({
+                    "pairs": losses.len(),
+                    "loss": loss,
+                    "perplexity": loss.exp(),
+                    "tokens": tokens,
+                    "mean_sum": mean_sum,
+                })
+            }
+            Outcome::Logits { path, shape } => {
+                serde_json::json!({ "logits": path.to_string_lossy(), "shape": shape })
+            }
+        };
+        lines.push(line(&WithRanks { result: last, ranks: *ranks, strategy: *strategy }));
+        lines.join("\n")
+    }
+}
+
+/// A result, and the ranks that computed it.
+#[derive(Serialize)]
+struct WithRanks {
+    #[serde(flatten)]
+    result: serde_json::Value,
+    ranks: usize,
+    strategy: Strategy,
+}
+
+fn line(value: &impl Serialize) -> String {
+    // Maps with string keys always serialize.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Outcome::Validation(ValidationLoss { loss, tokens, seq_len }) => write!(
+                f,
+                "validation loss {loss:.4} nats per token, perplexity {:.2}, {tokens} tokens in sequences of {seq_len}",
+                loss.exp()
+            )?,
+            Outcome::Answer(answer) => write!(
+                f,
+                "answer loss {:.4} nats per token, perplexity {:.2}, sum {:.4} over {}",
+                answer.loss(),
+                answer.loss().exp(),
+                answer.sum,
+                number_of(answer.tokens, "token")
+            )?,
+            Outcome::Answers(losses) => {
+                let Total { loss, tokens, mean_sum } = Total::of(losses);
+                write!(
+                    f,
+                    "answer loss {loss:.4} nats per token, perplexity {:.2}, {} of {}; mean sum \
+                     per answer {mean_sum:.4}",
+                    loss.exp(),
+                    number_of(tokens, "token"),
+                    number_of(losses.len(), "answer")
+                )?;
+            }
+            Outcome::Logits { path, shape: [rows, columns] } => {
+                write!(f, "logits {rows} x {columns} -> {}", path.display())?;
+            }
+        }
+        write!(f, " ({}, {})", self.strategy, number_of(self.ranks, "rank"))
+    }
+}

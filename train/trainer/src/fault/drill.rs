@@ -1,0 +1,116 @@
+//! A single fault that waits for its place in the run.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kiln_collectives::Label;
+use kiln_shard::memory;
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::process::drills;
+use kiln_config::ByteSize;
+
+use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
+
+/// The drill of the rank that will fail.
+#[derive(Debug)]
+pub struct Drill {
+    fault: Fault,
+    step: AtomicU64,
+    /// One more than the step in which the fault last occurred; 0 before its first occurrence.
+    fired: AtomicU64,
+}
+
+impl Drill {
+    pub(super) fn new(fault: &Fault) -> Self {
+        Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicU64::new(0) }
+    }
+
+    /// Returns `true` if the fault needs the results of earlier gathers.
+    pub(super) fn is_stale(&self) -> bool {
+        self.fault.kind == FaultKind::Stale
+    }
+
+    /// Reports that optimizer step `step` begins.
+    pub fn begin_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Reports that data is about to be fetched. Returns the error with which fetching should fail, if any.
+    pub fn data_loading(&self) -> Result<(), String> {
+        if self.fault.phase != FaultPhase::Data || !self.fires() {
+            return Ok(());
+        }
+        if self.fault.kind == FaultKind::Error {
+            return Err(self.text());
+        }
+        self.act();
+        Ok(())
+    }
+
+    /// Reports that a collective is about to be called. Returns the fault to apply to the call itself, if
+    /// any.
+    pub(super) fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
+        let kind = &self.fault.kind;
+        if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
+            return None;
+        }
+        self.act();
+        kind.changes_a_call().then(|| kind.clone())
+    }
+
+    /// Returns `true` if the fault is due in this step and has not occurred in it yet.
+    fn fires(&self) -> bool {
+        let step = self.step.load(Ordering::Relaxed);
+        let is_due = step == self.fault.step || (self.fault.onwards && step > self.fault.step);
+        is_due && self.fired.swap(step + 1, Ordering::Relaxed) != step + 1
+    }
+
+    /// Performs the faults that need no collective.
+    fn act(&self) {
+        match &self.fault.kind {
+            // If a signal cannot be sent, nothing happens, which the drill shows.
+            FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
+            FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
+            FaultKind::Segv => drills::raise_segv(),
+            FaultKind::Bus => drills::read_beyond_a_file(),
+            FaultKind::Overflow => drills::overflow_the_stack(),
+            FaultKind::Abort => std::process::abort(),
+            FaultKind::Panic => panic!("{}", self.text()),
+            FaultKind::Worker => self.panic_in_a_thread(),
+            FaultKind::Slow(time) => std::thread::sleep(*time),
+            FaultKind::Run(program) => self.run(program),
+            FaultKind::Memory(ByteSize(bytes)) => memory::lower_limit(*bytes as usize),
+            _ => {}
+        }
+    }
+
+    /// Panics in a thread that works for the rank; the panic resumes in the rank itself, as those of compute
+    /// threads do.
+    fn panic_in_a_thread(&self) {
+        let work = || {
+            memory::bind_to_rank(self.fault.rank);
+            panic!("{}", self.text())
+        };
+        std::thread::scope(|scope| {
+            let Err(panic) = scope.spawn(work).join();
+            std::panic::resume_unwind(panic)
+        });
+    }
+
+    fn run(&self, program: &Path) {
+        let outcome = Command::new(program).status();
+        if !outcome.as_ref().is_ok_and(ExitStatus::success) {
+            tracing::warn!("{}: {} did not run well: {outcome:?}", self.text(), program.display());
+        }
+    }
+
+    fn text(&self) -> String {
+        let part = match self.fault.phase {
+            FaultPhase::Data => "data loading".to_owned(),
+            phase => format!("{phase:?}").to_lowercase(),
+        };
+        format!("fault drill in {part} of step {}", self.fault.step)
+    }
+}

@@ -1,0 +1,23 @@
+//! Trains a decoder: the run folder, the loop and its steps, evaluation, generation, and metrics.
+//!
+//! Nothing here looks into a run from outside: the program joins tools such as breakpoints through [`run::Tools`].
+
+pub mod error;
+pub mod eval;
+pub mod fault;
+pub mod flight;
+pub mod generate;
+pub mod kernels;
+pub mod launch;
+pub mod logged;
+pub mod metrics;
+pub mod named;
+pub mod prepared;
+pub mod process;
+pub mod registry;
+pub mod run;
+pub mod values;
+pub mod version;
+pub mod world;
+
+pub use error::{Result, TrainError};

@@ -1,0 +1,276 @@
+//! Prepared data for a run: existing, or prepared from text first.
+
+mod show;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+
+use crate::error::Result;
+use crate::metrics::say;
+use crate::process::output::ProgressLine;
+use crate::process::stop_on_signals;
+use kiln_config::{BadLines, DataSection};
+use kiln_data::{
+    self as data, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified,
+};
+use kiln_sys::words::number_of;
+
+pub use show::ShowArgs;
+
+/// Arguments of `kiln data prepare`.
+#[derive(Args)]
+pub struct PrepareArgs {
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    input: Vec<String>,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Share of the text to hold out for validation.
+    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    validation_fraction: f64,
+    /// Decides which text is held out.
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
+    seed: u64,
+    /// Take only the first N documents. A document is a text file, a line of a .jsonl file or a row of a .parquet
+    /// file; those without text do not count.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Whether documents start with the token that starts a text: auto (as the tokenizer's post-processor says),
+    /// true or false.
+    #[arg(long, value_name = "BOS", default_value = "auto", value_parser = parse_bos)]
+    bos: Bos,
+    /// Token that ends a document [default: the one that the tokenizer and the files beside it name].
+    #[arg(long, value_name = "TOKEN", allow_hyphen_values = true)]
+    end_of_text: Option<String>,
+    /// Turn spellings of special tokens in the text into these tokens, for texts of chats.
+    #[arg(long)]
+    special_tokens: bool,
+    /// What happens to lines of .jsonl files that cannot be used.
+    #[arg(long, value_name = "WHAT", default_value = "error")]
+    bad_lines: BadLines,
+}
+
+/// True if documents start with a token; `None` if the tokenizer decides.
+#[derive(Clone, Copy)]
+struct Bos(Option<bool>);
+
+fn parse_bos(text: &str) -> Result<Bos, String> {
+    match text {
+        "auto" => Ok(Bos(None)),
+        "true" => Ok(Bos(Some(true))),
+        "false" => Ok(Bos(Some(false))),
+        _ => Err("expected auto, true or false".to_owned()),
+    }
+}
+
+/// Arguments of `kiln data verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct TokenizerArgs {
+    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Use this tokenizer.
+    #[arg(long, value_name = "tokenizer.json")]
+    tokenizer: Option<PathBuf>,
+}
+
+impl PrepareArgs {
+    /// Prepares data and prints the result.
+    pub fn run(self) -> Result<()> {
+        let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
+            (Some(file), _) => TokenizerSource::File(file),
+            (None, vocab_size) => TokenizerSource::Train {
+                // The argument parser requires one of the two.
+                vocab_size: vocab_size.unwrap_or_default(),
+            },
+        };
+        let inputs = self.input.iter().map(PathBuf::from).collect();
+        let options = PrepareOptions {
+            validation_fraction: self.validation_fraction,
+            seed: self.seed,
+            limit: self.limit,
+            bos: self.bos.0,
+            end_of_text: self.end_of_text,
+            special_tokens: self.special_tokens,
+            skip_bad_lines: self.bad_lines == BadLines::Skip,
+            ..PrepareOptions::new(inputs, self.out, tokenizer)
+        };
+        prepare(&options, &stop_on_signals())?;
+        Ok(())
+    }
+}
+
+impl VerifyArgs {
+    /// Compares a folder with its checksums; returns a message for the user.
+    pub fn run(self) -> Result<String> {
+        Ok(verify(&self.folder)?)
+    }
+}
+
+/// Opens the data that `section` names. If `data.path` does not exist and `data.text` names text, prepares it
+/// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
+///
+/// A resumed run passes the SHA-256 of the tokens that it was `trained_on`: it continues with them, and a text
+/// that has changed since then only causes a warning.
+pub fn open(
+    section: &DataSection,
+    seed: u64,
+    trained_on: Option<&str>,
+    stop: &AtomicBool,
+) -> Result<DataInfo, DataError> {
+    if section.text.is_empty() {
+        return DataInfo::load(&section.path);
+    }
+    let tokenizer = TokenizerSource::Train { vocab_size: section.vocab_size };
+    let options = PrepareOptions {
+        validation_fraction: section.validation_fraction,
+        seed,
+        bos: section.bos.given(),
+        end_of_text: section.end_of_text.clone(),
+        special_tokens: section.special_tokens,
+        skip_bad_lines: section.bad_lines == BadLines::Skip,
+        ..PrepareOptions::new(section.text.clone(), section.path.clone(), tokenizer)
+    };
+    if !section.path.join("data.json").exists() {
+        match prepare(&options, stop) {
+            // Another run that started at the same time has prepared the data, which are just as good if they
+            // are the same.
+            Err(DataError::AlreadyPrepared { .. }) => {
+                say("data: another start has prepared them meanwhile");
+            }
+            prepared => return prepared,
+        }
+    }
+    let info = DataInfo::load(&section.path)?;
+    let path = section.path.display();
+    match data::differences(&options)? {
+        None => tracing::warn!(
+            "{path} does not say what it was prepared from, as another program or an older build made \
+             it: it is used as it is, whatever data.text says. Leave out data.text to say so yourself"
+        ),
+        Some(differences) if differences.is_empty() => {}
+        Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
+            tracing::warn!(
+                "{path} was prepared from something else than data.text and its options say now ({}); \
+                 the run goes on with the data that it was trained on",
+                differences.join("; ")
+            );
+        }
+        Some(differences) => {
+            let path = section.path.clone();
+            return Err(DataError::PreparedFromOther { path, differences });
+        }
+    }
+    Ok(info)
+}
+
+/// Prepares data and shows the progress, until `stop` becomes true.
+pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
+    let line = ProgressLine::start("data", "reading the inputs");
+    let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, options.limit, progress));
+    drop(line);
+    let info = prepared?;
+    say(&format!(
+        "data: {}, {} training and {} validation tokens, vocabulary {} -> {}",
+        number_of(info.documents, "document"),
+        info.train.tokens,
+        info.validation.tokens,
+        info.vocab_size,
+        options.out.display()
+    ));
+    Ok(info)
+}
+
+/// Shows `progress` of data, of which at most `limit` documents are used.
+fn tell(line: &ProgressLine, limit: Option<u64>, progress: Progress) {
+    match progress {
+        Progress::ReadingStreams { streams } => {
+            let what = match streams.as_slice() {
+                [one] => format!("an input that is {one}"),
+                all if all.iter().all(|stream| *stream == Stream::Pipe) => "inputs that are pipes".to_owned(),
+                _ => "inputs that are pipes or devices".to_owned(),
+            };
+            say(&format!("data: reading {what}, to the end"));
+        }
+        Progress::TrainingTokenizer { input_bytes, text_bytes } => {
+            let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
+            let (on, counted, input_bytes) = match limit {
+                None => (format!("{of:.1} MB of text"), format!("{done:.1} of {of:.1} MB"), input_bytes),
+                Some(limit) => {
+                    (format!("at most {}", number_of(limit, "document")), format!("{done:.1} MB"), 0)
+                }
+            };
+            if text_bytes == 0 {
+                say(&format!("data: training a tokenizer on {on}"));
+            }
+            line.set(format!("counted the words of {counted}"), text_bytes, input_bytes);
+        }
+        Progress::MergingTokens => line.set("merging pairs of tokens".to_owned(), 0, 0),
+        Progress::Encoding { input_bytes, text_bytes, documents, tokens } => match limit {
+            None => {
+                let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
+                line.set(
+                    format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"),
+                    text_bytes,
+                    input_bytes,
+                );
+            }
+            Some(limit) => {
+                line.set(
+                    format!("encoded {documents} of {limit} documents, {tokens} tokens"),
+                    documents,
+                    limit,
+                );
+            }
+        },
+        Progress::Remark(remark) => match remark.is_warning() {
+            true => tracing::warn!("{remark}"),
+            false => say(&format!("data: {remark}")),
+        },
+    }
+}
+
+/// Compares a folder of prepared data with all of its checksums; returns a message for the user.
+///
+/// # Errors
+///
+/// If something differs or is missing, or cannot be read.
+pub fn verify(folder: &Path) -> Result<String, DataError> {
+    let line = ProgressLine::start("data", "reading the tokens");
+    let verified = data::verify(folder, &mut |read, all| {
+        let what = format!("compared {:.1} of {:.1} MB", megabytes(read), megabytes(all));
+        line.set(what, read, all);
+    });
+    drop(line);
+    let Verified { files, bytes, unproven, problems } = verified?;
+    if !problems.is_empty() {
+        let problems = problems.iter().map(ToString::to_string).collect();
+        return Err(DataError::Damaged { folder: folder.to_owned(), problems });
+    }
+    let (folder, size) = (folder.display(), megabytes(bytes));
+    Ok(if unproven.is_empty() {
+        format!("{folder} is whole: {files} files, {size:.1} MB, every checksum is right")
+    } else {
+        format!(
+            "{folder}: {files} files, {size:.1} MB, agree with their checksums; there are none of {}, as \
+             the folder is of another program or an earlier version",
+            unproven.join(", ")
+        )
+    })
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}

@@ -1,0 +1,152 @@
+//! `kiln data show`: shows the content of a folder of prepared data, and samples as a model sees them.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use kiln_data::{
+    BatchSource, DataError, DataInfo, Split, TokenFile, Tokenizer, read_tokenizer_of, tokenizer_of,
+};
+use kiln_sys::words::number_of;
+
+/// Number of tokens of the training split in which the lengths of documents are measured.
+const LOOKED_AT: u64 = 1 << 22;
+
+/// Separator between two tokens.
+const BORDER: char = '|';
+
+/// Arguments of `kiln data show`.
+#[derive(Args)]
+pub struct ShowArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
+    /// Training sequences to show as text, each token between two borders.
+    #[arg(long, default_value_t = 3)]
+    samples: usize,
+    /// Tokens of a sequence, as data.seq_len.
+    #[arg(long, default_value_t = 64)]
+    seq_len: usize,
+    /// Which sequences are shown: those that a run with this train.seed begins with.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl ShowArgs {
+    /// Returns the text to print.
+    ///
+    /// # Errors
+    ///
+    /// If the folder does not hold prepared data, or the shown part of it is damaged.
+    pub fn run(self) -> Result<String, DataError> {
+        let info = DataInfo::load(&self.folder)?;
+        let path = tokenizer_of(&self.folder)?;
+        let tokenizer = Tokenizer::from_file(read_tokenizer_of(&self.folder)?, &path)?;
+        let open = |split| TokenFile::open(&self.folder, split, self.seq_len);
+        let (train, validation) = (open(Split::Train)?, open(Split::Validation)?);
+        let mut text = summary(&self.folder, &info, &tokenizer)?;
+        text +=
+            &row("split", ["tokens", "text", "bytes per token", &format!("sequences of {}", self.seq_len)]);
+        text += &split_row("training", &train, Split::Train);
+        text += &split_row("validation", &validation, Split::Validation);
+        text += &lengths(&train)?;
+        if info.unknown > 0 {
+            let all = info.train.tokens + info.validation.tokens;
+            text += &format!(
+                "{} unknown or left-out tokens: text that the tokenizer cannot express, of {all}\n",
+                info.unknown
+            );
+        }
+        let samples = self.samples.min(usize::try_from(train.num_samples()).unwrap_or(usize::MAX));
+        let source = BatchSource::new(train, true, self.seed)?;
+        for index in 0..samples {
+            let batch = source.fetch(index as u64, 1)?;
+            let place = source.order().sample_at(index as u64);
+            let _ = write!(text, "\nsequence {place} of {}:\n", source.order().num_samples());
+            text += &bordered(&tokenizer, &batch.inputs)?;
+            text += "\n";
+        }
+        Ok(text.trim_end().to_owned())
+    }
+}
+
+/// Describes the folder in one line.
+fn summary(folder: &Path, info: &DataInfo, tokenizer: &Tokenizer) -> Result<String, DataError> {
+    let end = tokenizer.decode(&[info.end_of_text])?;
+    let documents = match info.documents {
+        // Data from another program, which did not count documents.
+        0 => String::new(),
+        documents => format!("{}, ", number_of(documents, "document")),
+    };
+    Ok(format!(
+        "{}: {documents}vocabulary {}, ids of {} bytes, end of a document {} ({end})\n",
+        folder.display(),
+        info.vocab_size,
+        info.dtype.bytes(),
+        info.end_of_text,
+    ))
+}
+
+/// Formats a line of the table.
+fn row(name: &str, [tokens, bytes, ratio, samples]: [&str; 4]) -> String {
+    format!("  {name:<10}  {tokens:>14}  {bytes:>12}  {ratio:>15}  {samples:>20}\n")
+}
+
+fn split_row(name: &str, file: &TokenFile, split: Split) -> String {
+    let info = file.info().split(split);
+    let (bytes, ratio) = match info.text_bytes {
+        Some(bytes) => (
+            format!("{:.1} MB", bytes as f64 / 1e6),
+            format!("{:.2}", bytes as f64 / info.tokens.max(1) as f64),
+        ),
+        None => ("not counted".to_owned(), String::new()),
+    };
+    row(name, [&info.tokens.to_string(), &bytes, &ratio, &file.num_samples().to_string()])
+}
+
+/// Describes the lengths of documents at the beginning of the training split.
+fn lengths(file: &TokenFile) -> Result<String, DataError> {
+    let end = file.info().end_of_text as i32;
+    let samples = file.num_samples().min(LOOKED_AT / file.seq_len() as u64).max(1);
+    let (mut lengths, mut length) = (Vec::new(), 0_u64);
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for sample in 0..samples {
+        inputs.clear();
+        targets.clear();
+        file.read_sample(sample, &mut inputs, &mut targets)?;
+        for token in &inputs {
+            length += 1;
+            if *token == end {
+                lengths.push(length);
+                length = 0;
+            }
+        }
+    }
+    let tokens = samples * file.seq_len() as u64;
+    lengths.sort_unstable();
+    Ok(match lengths[..] {
+        [] => format!("no document ends in the first {tokens} training tokens\n"),
+        [shortest, ..] => format!(
+            "{} in the first {tokens} training tokens: {shortest} to {} tokens, median {}\n",
+            number_of(lengths.len(), "document"),
+            lengths[lengths.len() - 1],
+            lengths[lengths.len() / 2]
+        ),
+    })
+}
+
+/// Returns the text of each token, between borders. Control characters are escaped as in Rust.
+fn bordered(tokenizer: &Tokenizer, ids: &[i32]) -> Result<String, DataError> {
+    let mut text = String::from(BORDER);
+    for id in ids {
+        for letter in tokenizer.decode(&[*id as u32])?.chars() {
+            match letter {
+                BORDER => text += "\\|",
+                letter if letter.is_control() => text.extend(letter.escape_default()),
+                letter => text.push(letter),
+            }
+        }
+        text.push(BORDER);
+    }
+    Ok(text)
+}

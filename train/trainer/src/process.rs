@@ -1,0 +1,113 @@
+//! The setup of a training process besides the library's functions: signals that ask it to stop, visible
+//! warnings, an end together with its launcher, and an allocator that counts.
+//!
+//! The binary `kiln` has this setup. A custom binary gets it with one call and three lines:
+//!
+//! ```ignore
+//! #[global_allocator]
+//! static ALLOCATOR: kiln::process::CountingAllocator = kiln::process::CountingAllocator;
+//!
+//! fn main() -> Result<(), kiln::run::TrainError> {
+//!     let options = kiln::run::RunOptions::from_environment()?; // calls `kiln::process::start`
+//!     let config = kiln::config::load("run.toml".as_ref(), &[])?;
+//!     kiln::run::train(config, &options).map(drop)
+//! }
+//! ```
+//!
+//! [`crate::run::train`] reports missing parts once. A program that ends with [`output::finish`] also reports
+//! there any log output lost to a full disk.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use kiln_shard::memory;
+
+use crate::version::version;
+
+pub use kiln_sys::{
+    Facts, Meter, ProcessId, Repeat, drills, in_pool, keep, launcher, position, stacks, stop_signal,
+    terminal, was_interrupted,
+};
+pub use kiln_sys::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
+pub use memory::CountingAllocator;
+
+/// Sets up this process for training; returns the flag that asks its runs to stop, for
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls have no
+/// effect.
+///
+/// - The process ends with the `kiln launch` that started it.
+/// - Warnings go to standard error at the level of `KILN_LOG`, unless a `tracing` subscriber is set already.
+/// - SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU ask runs to save and stop; a second SIGINT, SIGTERM
+///   or SIGHUP, a second or more after the first, ends the process at once, unless it is a rank of `kiln
+///   launch`.
+/// - A write beyond the file size limit fails, instead of ending the process with SIGXFSZ.
+/// - SIGSEGV and similar signals are reported with rank and step before they end the process; the details are
+///   kept in `crash` in the run folder.
+///
+/// # Errors
+///
+/// If `KILN_LOG` is invalid.
+pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
+    begin()?;
+    Ok(stop_on_signals())
+}
+
+/// Like [`start`], without the signals that ask a run to stop: for programs that have nothing to save.
+///
+/// # Errors
+///
+/// As for [`start`].
+pub fn begin() -> Result<(), LogLevelError> {
+    memory::on_failure(kiln_sys::allocation_failed);
+    kiln_sys::begin(facts())
+}
+
+/// Command-line name of this program, set once it is known to have the commands of `kiln`.
+static COMMAND: OnceLock<String> = OnceLock::new();
+
+/// Records that this program has the commands of `kiln`, so that [`command`] returns its name.
+pub fn has_commands() {
+    COMMAND.get_or_init(|| {
+        let called = std::env::args_os().next().unwrap_or_default();
+        // Found through PATH, or started by `kiln launch` by its full path.
+        match Path::new(&called).file_name().is_none_or(|name| name == "kiln") {
+            true => "kiln".to_owned(),
+            false => quoted(Path::new(&called)),
+        }
+    });
+}
+
+/// Returns the command-line name of this program, if it has the commands of `kiln`.
+pub fn command() -> Option<&'static str> {
+    COMMAND.get().map(String::as_str)
+}
+
+/// Quotes a path for a shell if necessary.
+pub fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+}
+
+/// Returns the functions and facts for reports about this process.
+fn facts() -> Facts {
+    Facts {
+        rank_of_thread: memory::bound_rank,
+        write_module_of: memory::write_module_of,
+        write_holders: memory::write_holders,
+        version: version(),
+    }
+}
+
+/// Makes later crashes of this process leave a report in the folder of their run.
+pub fn keep_crashes() {
+    memory::on_failure(kiln_sys::allocation_failed);
+    kiln_sys::keep_crashes(facts());
+}
+
+/// Reports, once per process, what a run would silently lack: the parts of [`start`] that have not been set up,
+/// and the allocator. `stops` says whether the caller stops its runs itself.
+pub fn tell_what_is_missing(stops: bool) {
+    kiln_sys::tell_what_is_missing(stops, memory::is_counting());
+}

@@ -1,0 +1,137 @@
+//! The parts that a program adds to Kiln: layers, losses and optimizers under names that a configuration uses,
+//! and metrics.
+
+use kiln_model::Layers;
+use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
+use kiln_shard::Optimizer;
+
+use crate::logged::{LoggedStep, MetricResult, Metrics};
+use kiln_config::ConfigError;
+use kiln_config::losses::{LossInit, Losses};
+use kiln_config::optimizers::{OptimizerInit, Optimizers};
+
+/// The parts available to every command of a program: the built-in parts, and those that the program adds. A
+/// program with custom layers gets all commands of `kiln` with a `main` of a few lines:
+///
+/// ```no_run
+/// # use kiln::registry::Registry;
+/// # use kiln_model::layers::SwiGlu;
+/// #[global_allocator]
+/// static ALLOCATOR: kiln::process::CountingAllocator = kiln::process::CountingAllocator;
+///
+/// fn main() -> std::process::ExitCode {
+///     kiln::cli::main(Registry::default().layer("my-ffn", |init| Ok(SwiGlu::new(init))))
+/// }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    layers: Layers,
+    losses: Losses,
+    metrics: Metrics,
+    optimizers: Optimizers,
+}
+
+impl Registry {
+    /// Adds a feed-forward layer, for `model.feed_forward = name`.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or a layer of this kind already has it.
+    pub fn layer<L: Layer>(
+        self,
+        name: &str,
+        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { layers: self.layers.feed_forward(name, make), ..self }
+    }
+
+    /// Adds an attention layer, for `model.attention = name`.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or a layer of this kind already has it.
+    pub fn attention<L: Layer>(
+        self,
+        name: &str,
+        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { layers: self.layers.attention(name, make), ..self }
+    }
+
+    /// Adds a whole block, for `model.block = name`.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or a layer of this kind already has it.
+    pub fn block<L: Layer>(
+        self,
+        name: &str,
+        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { layers: self.layers.block(name, make), ..self }
+    }
+
+    /// Adds a metric: the result of `value` for a logged step is written to `metrics.jsonl` under `name`. Every
+    /// rank calls `value` at the same place between its other calls, in the order in which metrics were added,
+    /// so it may call collective functions such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms).
+    /// Rank 0's result is written. An error ends the run.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, has a dot, or is that of another key.
+    pub fn metric(
+        self,
+        name: &str,
+        value: impl Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync + 'static,
+    ) -> Self {
+        Registry { metrics: self.metrics.metric(name, value), ..self }
+    }
+
+    /// Adds a training loss, for `loss.kind = name`. Evaluations always compute the cross-entropy, so that runs
+    /// with different losses can be compared.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or another loss has it.
+    pub fn loss(
+        self,
+        name: &str,
+        make: impl Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { losses: self.losses.with(name, make), ..self }
+    }
+
+    /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
+    /// [`Optimizer`] with several rules.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or another optimizer has it.
+    pub fn optimizer<O: Into<Optimizer>>(
+        self,
+        name: &str,
+        make: impl Fn(OptimizerInit) -> Result<O, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { optimizers: self.optimizers.with(name, make), ..self }
+    }
+
+    /// Returns the available optimizers.
+    pub fn optimizers(&self) -> &Optimizers {
+        &self.optimizers
+    }
+
+    /// Returns the available training losses besides the cross-entropy.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
+    }
+
+    /// Returns the available layers.
+    pub fn layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    /// Returns the metrics that the program adds.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+}

@@ -1,0 +1,242 @@
+//! Training a decoder: on ranks that are threads of this process, or as one rank of several processes.
+
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use kiln_collectives::Communicator;
+use kiln_shard::ranks::{run_rank, run_ranks};
+
+use super::events::Events;
+use super::observe::{RunFacts, Tools};
+use super::options::{RunOptions, Summary};
+use super::plan::Plan;
+use super::startup::StartTimes;
+use super::trainer::Trainer;
+use super::{agree, exhausted, joining, plan, surroundings};
+use crate::error::{Result, TrainError};
+use crate::fault;
+use crate::flight::FlightGuard;
+use crate::kernels;
+use crate::process::output;
+use crate::registry::Registry;
+use crate::world::{self, World};
+use kiln_config::device::{self, ResolvedDevice};
+use kiln_config::{Backend, Config};
+use kiln_launch::place::RankEnv;
+
+/// The result of a training loop: a summary, as from [`Trainer::finish`], or an error of any type.
+pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
+
+/// The parts that a program adds to Kiln, and its training loop; [`cli::main`](kiln::cli::main) takes it. A
+/// [`Registry`] alone uses the stock loop, [`Trainer::run`].
+#[derive(Clone)]
+pub struct Program {
+    pub registry: Registry,
+    pub training_loop: Arc<dyn Fn(Trainer<'_>) -> LoopResult + Send + Sync>,
+}
+
+impl From<Registry> for Program {
+    fn from(registry: Registry) -> Self {
+        registry.training_loop(stock_loop)
+    }
+}
+
+fn stock_loop(trainer: Trainer<'_>) -> LoopResult {
+    Ok(trainer.run()?)
+}
+
+impl Registry {
+    /// Returns a program with these parts and a custom training loop, which decides when the run evaluates,
+    /// saves and ends. Every rank runs the loop, and all ranks must decide alike: see [`Trainer`].
+    ///
+    /// ```no_run
+    /// use kiln::registry::Registry;
+    /// use kiln::run::{LoopResult, Trainer};
+    ///
+    /// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
+    ///     while trainer.train_step()? {
+    ///         // Every rank comes here after every step.
+    ///     }
+    ///     Ok(trainer.finish()?)
+    /// }
+    ///
+    /// fn main() -> std::process::ExitCode {
+    ///     kiln::cli::main(Registry::default().training_loop(my_loop))
+    /// }
+    /// ```
+    pub fn training_loop(self, run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync + 'static) -> Program {
+        Program { registry: self, training_loop: Arc::new(run) }
+    }
+}
+
+/// Trains the decoder that `config` describes, built from the layers in `options.registry`.
+///
+/// # Errors
+///
+/// If something is missing or wrong before the first step, a step or a save fails, or the ranks lose each
+/// other.
+pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
+    train_with(config, options, stock_loop)
+}
+
+/// Like [`train`], with a custom training loop that every rank runs.
+///
+/// # Errors
+///
+/// As for [`train`], and the errors of `run`.
+pub fn train_with(
+    config: Config,
+    options: &RunOptions,
+    run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync,
+) -> Result<Summary> {
+    let mut start = StartTimes::default();
+    let _output = output::never_block();
+    surroundings::check(options)?;
+    let config = with_ranks(config, options)?;
+    let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
+    match &options.place {
+        None => run_as_threads(config, options, &device, start, &run),
+        Some(place) => {
+            let out = super::folder::likely_place(&config, options);
+            let join = || joining::join(place, &config.comm, &options.stop, out.as_deref());
+            let world = start.time("join", join)?;
+            run_as_process(&world, config, options, &device, place, start, &run)
+        }
+    }
+}
+
+/// Like [`train`], as rank `options.place` of a world that is already connected; `world` is that rank's
+/// communicator. Runs on the CPU, whose memory every backend can transfer.
+///
+/// # Errors
+///
+/// As for [`train`], and if the configuration insists on a GPU. Other ranks receive this rank's error.
+pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
+    let _output = output::never_block();
+    let config = with_ranks(config, options)?;
+    match &options.place {
+        None => Err(TrainError::usage("a world was given, but no place in it")),
+        Some(place) => {
+            let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
+            run_as_process(&world, config, options, &device, place, StartTimes::default(), &stock_loop)
+        }
+    }
+}
+
+/// Runs all ranks as threads of this process.
+fn run_as_threads(
+    config: Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    start: StartTimes,
+    run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
+) -> Result<Summary> {
+    device.warn_of_idle_gpus();
+    let (ranks, steps) = (config.train.ranks, config.train.steps);
+    check_tools(options, ranks, steps, false, device.is_gpu())?;
+    let mut plan = plan::make(&config, options, device, start)?;
+    check_kernels(&mut plan, device, None)?;
+    exhausted::limit(&plan, None);
+    attach_tools(&mut plan, options, &(0..config.train.ranks).collect::<Vec<_>>());
+    let summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
+        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
+        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
+        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
+        outcome.map_err(|error| error.with_flights(&plan.out))
+    });
+    let mut summaries = summaries.map_err(TrainError::from).inspect_err(|error| {
+        plan.claim.iter().for_each(|claim| claim.events().fail(error));
+    })?;
+    Ok(summaries.swap_remove(0))
+}
+
+/// Runs this process as one rank of `world`. Rank 0 makes the plan.
+fn run_as_process(
+    met: &World,
+    config: Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    place: &RankEnv,
+    start: StartTimes,
+    run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
+) -> Result<Summary> {
+    let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
+    let events = OnceLock::<Arc<Events>>::new();
+    let summary = run_rank(met.communicator(), threads, |world| {
+        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
+        let config = with_groups(config.clone(), &*world)?;
+        agree::on_config(&*world, &config, options)?;
+        let with_mpi = world.backend() == "mpi";
+        let (ranks, steps) = (world.world_size(), config.train.steps);
+        check_tools(options, ranks, steps, with_mpi, device.is_gpu())?;
+        if config.device.backend != Backend::Cpu {
+            met.settle_on(device, &config.comm)?;
+        }
+        let make = || plan::make(&config, options, device, start.clone());
+        let mut plan = agree::on_plan(&*world, &config, options, device, make)?;
+        plan.claim.iter().for_each(|claim| drop(events.set(claim.events().clone())));
+        check_kernels(&mut plan, device, Some(&*world))?;
+        exhausted::limit(&plan, Some(place));
+        attach_tools(&mut plan, options, &[place.rank]);
+        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
+        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
+        outcome.map_err(|error| error.with_flights(&plan.out))
+    });
+    summary.map_err(TrainError::from).inspect_err(|error| {
+        met.give_up();
+        events.get().into_iter().for_each(|events| events.fail(error));
+    })
+}
+
+/// Runs [`kernels::settle`] and counts its time as part of the start.
+fn check_kernels(plan: &mut Plan, device: &ResolvedDevice, world: Option<&dyn Communicator>) -> Result<()> {
+    let begun = Instant::now();
+    kernels::settle(&plan.config, &plan.model, device, world)?;
+    plan.start.add("check of kernels", begun.elapsed());
+    Ok(())
+}
+
+/// Checks that the run can have the tools of `options`.
+fn check_tools(options: &RunOptions, ranks: usize, steps: u64, with_mpi: bool, on_gpu: bool) -> Result<()> {
+    let check = |tools: &Arc<dyn Tools>| tools.check(ranks, steps, with_mpi, on_gpu);
+    options.tools.as_ref().map_or(Ok(()), check).map_err(TrainError::usage)
+}
+
+/// Attaches the tools of `options` to this process, which has `ranks`.
+fn attach_tools(plan: &mut Plan, options: &RunOptions, ranks: &[usize]) {
+    let Config { train, comm, log, .. } = &plan.config;
+    let facts = RunFacts {
+        out: &plan.out,
+        ranks,
+        world_size: train.ranks,
+        steps: train.steps,
+        deadline: comm.timeout(),
+        on_gpu: plan.device.is_gpu(),
+        http: log.http,
+    };
+    plan.tools = options.tools.as_ref().map(|tools| tools.attach(&facts));
+}
+
+/// Returns `config` with the actual number of ranks, validated.
+pub fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
+    config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
+    if options.place.is_none() {
+        config.validate_threads()?;
+        return Ok(config);
+    }
+    let mut checked = config.clone();
+    if config.shard.strategy.is_hybrid() {
+        // The size is known once the machines of all ranks are; see `with_groups`.
+        checked.shard.shard_size.get_or_insert(config.train.ranks);
+    }
+    checked.validate()?;
+    Ok(config)
+}
+
+/// Returns `config` with one shard group per machine if its strategy has groups and it sets no group size.
+fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
+    let shard = &mut config.shard;
+    shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;
+    Ok(config)
+}

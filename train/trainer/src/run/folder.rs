@@ -1,0 +1,330 @@
+//! The run folder: its choice, its owner and its content.
+//!
+//! - `identity`: `run.json`, which marks a folder as a run of Kiln;
+//! - `lock`: a folder belongs to one run at a time; `holder`: the process that holds it;
+//! - `claim`: the changes that a start makes to its folder before and after its ranks begin;
+//! - `meeting`: the ranks that have arrived while others are awaited;
+//! - `look`: read-only queries about a run.
+//!
+//! Only files with Kiln's own names are ever replaced, and files that a run no longer needs are moved aside.
+
+mod claim;
+mod error;
+mod holder;
+mod identity;
+mod lock;
+mod look;
+mod meeting;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::{Resume, RunFolder, RunOptions};
+use crate::error::Result;
+use crate::metrics::is_beside;
+use crate::process::launcher;
+use kiln_checkpoint::{self as checkpoint, Checkpoint};
+use kiln_config::Config;
+use kiln_sys::files;
+
+pub use claim::Claim;
+pub use error::FolderError;
+pub(super) use lock::Lock;
+pub use look::{Progress, Standing, progress, standing};
+pub(super) use meeting::Meeting;
+pub use meeting::{Waiting, waiting};
+
+use identity::{Claimant, Identity};
+
+/// Name of the resolved configuration in a run folder.
+const CONFIG_FILE: &str = "config.toml";
+
+/// Name of the metrics file in a run folder.
+const METRICS_FILE: &str = "metrics.jsonl";
+
+/// Name of the file of generated texts in a run folder.
+const SAMPLES_FILE: &str = "samples.jsonl";
+
+/// File with the hashes of tensors, in the run folder.
+pub const HASHES_FILE: &str = "hashes.jsonl";
+
+/// Returns the path of the generated texts of the run in `out`.
+pub(super) fn samples_of_run(out: &Path) -> PathBuf {
+    out.join(SAMPLES_FILE)
+}
+
+/// Returns the path of the metrics of the run in `out`.
+pub fn metrics_of_run(out: &Path) -> PathBuf {
+    out.join(METRICS_FILE)
+}
+
+/// The content of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Content {
+    /// Nothing, or only files that a launcher has put there for this run.
+    Nothing,
+    /// A start that has not begun: it failed early or is about to begin.
+    Unbegun(Identity),
+    /// A run that has begun and has no checkpoint: there is nothing to resume from and no state to lose.
+    Unsaved(Option<Identity>),
+    /// A run with a checkpoint.
+    Run(Option<Identity>),
+    /// Something else; the string names one such entry.
+    Foreign(String),
+    /// A file instead of a folder.
+    File,
+}
+
+impl Content {
+    /// Returns the identity of the run, if it is known.
+    fn identity(&self) -> Option<&Identity> {
+        match self {
+            Content::Run(run) | Content::Unsaved(run) => run.as_ref(),
+            Content::Unbegun(run) => Some(run),
+            Content::Nothing | Content::Foreign(_) | Content::File => None,
+        }
+    }
+}
+
+/// A run folder that this start may use, and the checkpoint to resume from.
+#[derive(Debug)]
+pub struct Found {
+    /// The path as the user named it, links included.
+    pub named: PathBuf,
+    /// The path that `named` resolves to now. Changing a link later does not move the run.
+    pub out: PathBuf,
+    pub resume: Option<PathBuf>,
+    content: Content,
+    claimant: Claimant,
+    restarts: u64,
+    /// True for a restarted job that continues its own run.
+    is_restart: bool,
+}
+
+/// Finds the folder of a run and the checkpoint to resume from. Writes nothing.
+pub fn find(config: &Config, options: &RunOptions) -> Result<Found> {
+    let restarts = options.job().restarts;
+    let claimant = Claimant::new(config, options);
+    let restart_of = |content: &Content| match content {
+        Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
+            run.check_restart_of(&claimant)
+        }
+        // Only an identity shows which job a run belongs to.
+        _ => Err("its folder does not say which job has started it"),
+    };
+    let named = match &options.out {
+        RunFolder::At(out) => out.clone(),
+        RunFolder::Next(name) => {
+            let is_restart = |content: &Content| restart_of(content).is_ok();
+            next(name, &config.data.path, options.resume.is_some(), is_restart)?
+        }
+    };
+    if let Some((link, target)) = files::dangling_link(&named) {
+        return Err(FolderError::Dangling { out: named, link, target }.into());
+    }
+    let out = resolve(&named);
+    let content = content_of(&out, &config.data.path)?;
+    if let Some(before) = std::env::var(launcher::RUN).ok()
+        && content.identity().is_none_or(|now| now.id != before)
+    {
+        return Err(FolderError::NotTheSame(out).into());
+    }
+    let is_restart = restart_of(&content).is_ok();
+    let resume = match &options.resume {
+        _ if is_restart && Checkpoint::is_in(&out) => Some(Checkpoint::find_latest(&out)?),
+        None => None,
+        Some(Resume::Latest) => Some(Checkpoint::find_latest(&out)?),
+        Some(Resume::Path(path)) => Some(Checkpoint::find(path)?),
+    };
+    let is_own = |checkpoint: &Path| {
+        let folder = checkpoint.parent();
+        folder.is_some_and(|folder| is_same(folder, &checkpoint::folder_of_run(&out)))
+    };
+    let goes_on = is_restart || resume.as_deref().is_some_and(is_own);
+    match &content {
+        Content::File => return Err(FolderError::File(out).into()),
+        Content::Nothing | Content::Unbegun(_) => {}
+        _ if goes_on => {}
+        // The same command again.
+        Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
+        Content::Unsaved(run) => {
+            Lock::check_free(&out)?;
+            let why = match run {
+                Some(_) => "and this is another configuration; the command that started it starts it again",
+                None => "of an older build, which did not note what it was started with",
+            };
+            return Err(FolderError::Unsaved(out, why).into());
+        }
+        Content::Foreign(example) => return Err(FolderError::Foreign(out, example.clone()).into()),
+        Content::Run(_) => {
+            Lock::check_free(&out)?;
+            return Err(match restart_of(&content) {
+                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob(out, why),
+                _ => FolderError::Occupied(out),
+            }
+            .into());
+        }
+    }
+    Ok(Found { named, out, resume, content, claimant, restarts, is_restart })
+}
+
+impl Found {
+    /// Returns whether `other`, which was found later, agrees in everything that matters.
+    fn is_still(&self, other: &Found) -> bool {
+        (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
+    }
+}
+
+/// Resolves the symbolic links of `out`. A path without links is returned unchanged.
+pub(super) fn resolve(out: &Path) -> PathBuf {
+    // Without a trailing slash, which would follow the link.
+    let bare: PathBuf = out.components().collect();
+    if !bare.ancestors().any(Path::is_symlink) {
+        return out.to_owned();
+    }
+    let resolved = bare.ancestors().find_map(|there| {
+        let place = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+        let rest = bare.strip_prefix(there).ok()?;
+        let place = place.canonicalize().ok()?;
+        // Joining an empty path would add a trailing slash.
+        Some(if rest.as_os_str().is_empty() { place } else { place.join(rest) })
+    });
+    resolved.unwrap_or_else(|| out.to_owned())
+}
+
+/// Returns the folder that a run will most likely use. Only [`find`] decides whether it may. Writes nothing.
+pub(super) fn likely_place(config: &Config, options: &RunOptions) -> Option<PathBuf> {
+    match &options.out {
+        RunFolder::At(out) => Some(out.clone()),
+        RunFolder::Next(name) => next(name, &config.data.path, options.resume.is_some(), |_| false).ok(),
+    }
+}
+
+/// Returns whether two paths lead to the same folder.
+fn is_same(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// Returns `runs/<name>` or one of its successors: the first that is free, or the last with a run that this
+/// start continues.
+fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
+    let folder = |index: u64| match index {
+        1 => Path::new("runs").join(name),
+        index => Path::new("runs").join(format!("{name}-{index}")),
+    };
+    let (mut index, mut last_run) = (1, None);
+    loop {
+        match content_of(&folder(index), data)? {
+            Content::Nothing => break,
+            found if is_restart(&found) => last_run = Some(index),
+            Content::Run(_) | Content::Unsaved(_) if resume => last_run = Some(index),
+            _ => {}
+        }
+        index += 1;
+    }
+    Ok(folder(last_run.unwrap_or(if resume { 1 } else { index })))
+}
+
+/// Returns whether `out` has content that is not a run of Kiln, so nothing may be written there.
+pub fn is_foreign(out: &Path) -> bool {
+    files::dangling_link(out).is_some()
+        || matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
+}
+
+/// Returns the content of `out`, apart from the run's `data`, which may be prepared inside it.
+fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
+    if !out.is_dir() {
+        return Ok(if out.exists() { Content::File } else { Content::Nothing });
+    }
+    // An unreadable folder of checkpoints does not count as a missing one.
+    let checkpoints = checkpoint::folder_of_run(out);
+    match fs::read_dir(&checkpoints) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(FolderError::io("list", &checkpoints)(error));
+        }
+        _ => {}
+    }
+    let has_checkpoint = || Checkpoint::is_in(out);
+    if let Some(identity) = Identity::read(out)? {
+        return Ok(match () {
+            () if has_checkpoint() => Content::Run(Some(identity)),
+            () if metrics_of_run(out).exists() => Content::Unsaved(Some(identity)),
+            () => Content::Unbegun(identity),
+        });
+    }
+    // Builds without `run.json` left these files.
+    let has = |name: &Path| out.join(name).exists();
+    let checkpoints = checkpoint::folder_of_run(Path::new(""));
+    if has(Path::new(CONFIG_FILE)) && (has(Path::new(METRICS_FILE)) || has(&checkpoints)) {
+        return Ok(if has_checkpoint() { Content::Run(None) } else { Content::Unsaved(None) });
+    }
+    let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
+    let foreign = entries.filter(|entry| {
+        let (path, name) = (entry.path(), entry.file_name());
+        // Ours are the identity while another start writes it, and the folder of locks unless it is a link,
+        // which would lead the locks into another folder.
+        let is_ours =
+            (name == lock::FOLDER && path.is_dir() && !path.is_symlink()) || is_beside(&name, identity::FILE);
+        !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
+    });
+    let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
+    Ok(first.map_or(Content::Nothing, Content::Foreign))
+}
+
+/// Returns whether file systems or version control put a file of this name into folders that look empty to
+/// users.
+fn is_of_file_system(name: &OsStr) -> bool {
+    // NFS renames a file to this when it is removed while open.
+    let is_removed = name.as_encoded_bytes().starts_with(b".nfs");
+    is_removed || name == "lost+found" || name == ".git"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_run_and_what_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let content = |files: &[&str]| {
+            let out = tempfile::tempdir_in(folder.path()).unwrap();
+            for file in files {
+                let path = out.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            content_of(out.path(), &out.path().join("data")).unwrap()
+        };
+        let foreign = |name: &str| Content::Foreign(name.to_owned());
+        let content_of = |out: &Path| content_of(out, Path::new("")).unwrap();
+        assert_eq!(content_of(&folder.path().join("new")), Content::Nothing);
+        assert_eq!(content(&[]), Content::Nothing);
+        assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", ".kiln/lock"]), Content::Nothing);
+        assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", "logs/mine"]), foreign("logs"));
+        assert_eq!(content(&[".run.json.kiln-17-0"]), Content::Nothing);
+        assert_eq!(content(&["data/train.bin"]), Content::Nothing);
+        assert_eq!(content(&["data.old/train.bin", "data/train.bin"]), foreign("data.old"));
+        assert_eq!(content(&["flight/black_box"]), foreign("flight"));
+        assert_eq!(content(&["config.toml"]), foreign("config.toml"));
+        assert_eq!(content(&["run.json"]), foreign("run.json"));
+        assert_eq!(content(&["config.toml", "metrics.jsonl"]), Content::Unsaved(None));
+        assert_eq!(content(&["config.toml", "checkpoints/latest"]), Content::Unsaved(None));
+        let manifest = "checkpoints/fsdp_cpt1/manifest.json";
+        assert_eq!(content(&["config.toml", manifest]), Content::Run(None));
+        assert_eq!(content(&["lost+found/#1", ".git/config", ".nfs000001"]), Content::Nothing);
+        assert_eq!(content(&["lost+found/#1", ".gitignore"]), foreign(".gitignore"));
+        let linked = folder.path().join("linked");
+        fs::create_dir(&linked).unwrap();
+        std::os::unix::fs::symlink(folder.path(), linked.join(".kiln")).unwrap();
+        assert_eq!(content_of(&linked), foreign(".kiln"));
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(content_of(&file), Content::File);
+        assert!(is_foreign(&file) && !is_foreign(&folder.path().join("new")));
+    }
+}

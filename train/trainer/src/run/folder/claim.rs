@@ -1,0 +1,191 @@
+//! The changes that a start makes to its run folder.
+//!
+//! Before the ranks begin, [`Found::claim`] takes the folder. Once the ranks have loaded their checkpoint,
+//! [`Claim::begin`] makes it the folder of this start and moves everything aside that an earlier start wrote
+//! beyond that point. A start that fails in between has changed nothing that matters.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::HASHES_FILE;
+use super::error::FolderError;
+use super::identity::Identity;
+use super::lock::{Lock, Patience};
+use super::{CONFIG_FILE, Content, Found, SAMPLES_FILE, metrics_of_run};
+use crate::error::Result;
+use crate::flight;
+use crate::metrics::{cut_lines_after, say, write_beside};
+use crate::process::launcher::{self, Word};
+use crate::run::events::Events;
+use crate::run::{RunFolder, RunOptions};
+use kiln_checkpoint::{self as checkpoint, HeldFolder};
+use kiln_config::CommSection;
+
+/// File that receives the metrics cut off because a run resumes from an earlier step.
+const CUT_METRICS: &str = "metrics-superseded.jsonl";
+
+/// Other files whose lines are cut in the same way, and the files that receive those lines. Events are not cut,
+/// since they did happen.
+const CUT_TOO: [(&str, &str); 2] =
+    [(HASHES_FILE, "hashes-superseded.jsonl"), (SAMPLES_FILE, "samples-superseded.jsonl")];
+
+/// A claimed run folder, and rank 0's changes to it when the run begins.
+#[derive(Debug)]
+pub struct Claim {
+    out: PathBuf,
+    held: Option<HeldFolder>,
+    /// True if the run in the folder has no checkpoint.
+    is_unsaved: bool,
+    /// The identity in `run.json`, and the one to write there.
+    known: Identity,
+    identity: Identity,
+    events: Arc<Events>,
+}
+
+impl Found {
+    /// Takes the folder for this run. Returns `None` if the folder has changed since it was found: then it must
+    /// be searched for again.
+    ///
+    /// # Errors
+    ///
+    /// If another run holds the folder, or it cannot be written.
+    pub(in crate::run) fn claim(
+        &self,
+        options: &RunOptions,
+        comm: &CommSection,
+        find: impl Fn() -> Result<Found>,
+    ) -> Result<Option<(Lock, Claim)>> {
+        let is_new = matches!(self.content, Content::Nothing | Content::Unbegun(_));
+        let identity = match &self.content {
+            Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
+            _ if is_new => Identity::new(&self.claimant)?,
+            // A run of an older build, whose job is known only once the run has been resumed.
+            _ => Identity::new(&self.claimant)?.without_job(),
+        };
+        // The previous process of a restarted job may need a while to end.
+        let time = if self.is_restart { comm.join_timeout() } else { std::time::Duration::ZERO };
+        let patience = Patience { time, stop: &options.stop };
+        let lock = match Lock::take(&self.out, &identity.id, patience) {
+            Ok(lock) => lock,
+            // Two starts have found the same free name.
+            Err(FolderError::Held(..))
+                if matches!(options.out, RunFolder::Next(_)) && is_new && !self.is_still(&find()?) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !self.is_still(&find()?) {
+            return Ok(None);
+        }
+        if !matches!(self.content, Content::Run(Some(_)) | Content::Unsaved(Some(_))) {
+            identity.write(&self.out)?;
+        }
+        launcher::tell(Word::Run, &identity.id);
+        // Created now and not when the first checkpoint is due, which may be hours later.
+        let checkpoints = checkpoint::folder_of_run(&self.out);
+        fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
+        checkpoint::sweep(&checkpoints);
+        self.set_flights_aside()?;
+        kiln_observe::ask::clear(&self.out);
+        let taken = identity.taken_by(&self.claimant);
+        let (out, held) = (self.out.clone(), lock.held());
+        let is_unsaved = matches!(self.content, Content::Unsaved(_));
+        let events = Arc::default();
+        Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken, events })))
+    }
+
+    /// Moves the flight recordings of earlier starts aside: the reason why the last one ended is worth keeping.
+    fn set_flights_aside(&self) -> Result<(), FolderError> {
+        let folder = flight::folder_of_run(&self.out);
+        let names = flight::files_in(&folder);
+        if names.is_empty() {
+            return Ok(());
+        }
+        let aside = match self.restarts {
+            0 => new_folder(&self.out, "flight-before-resume-", 1)?,
+            // Usually one folder per restart.
+            restarts => new_folder(&self.out, "flight-before-restart-", restarts)?,
+        };
+        for name in names {
+            let to = aside.join(&name);
+            fs::rename(folder.join(&name), &to).map_err(FolderError::io("rename to", &to))?;
+        }
+        // The folder stays if it contains anything else.
+        let _ = fs::remove_dir(&folder);
+        Ok(())
+    }
+}
+
+impl Claim {
+    /// The events of this start.
+    pub(in crate::run) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Makes the folder that of this start on `device`, which continues after `step` steps: everything that an
+    /// earlier start wrote about later steps is moved aside.
+    pub fn begin(&self, config: &str, device: String, step: u64) -> Result<()> {
+        self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
+        let checkpoints = checkpoint::folder_of_run(&self.out);
+        let later = checkpoint::later_than(&checkpoints, step);
+        let mut cut = self.out.join(CUT_METRICS);
+        if !later.is_empty() {
+            let aside = new_folder(&self.out, "superseded-", 1)?;
+            checkpoint::move_later(&checkpoints, step, &checkpoint::folder_of_run(&aside))?;
+            cut = metrics_of_run(&aside);
+            let later: Vec<_> = later.iter().map(u64::to_string).collect();
+            say(&format!(
+                "going back to step {step}: checkpoints of later steps ({}) and their metrics are now in {}",
+                later.join(", "),
+                aside.display()
+            ));
+        }
+        if checkpoint::mend_latest(&checkpoints, step)? {
+            say(&format!(
+                "{} did not name the newest complete checkpoint, that of step {step}, as after a \
+                 process that ended before it could write it; it does now",
+                checkpoints.join("latest").display()
+            ));
+        }
+        let metrics = metrics_of_run(&self.out);
+        // Nothing in a run without a checkpoint leads to this start, wherever it resumes from.
+        let last = if self.is_unsaved { 0 } else { step };
+        let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
+        if was_cut && self.is_unsaved {
+            say(&format!(
+                "{} holds a run without a complete checkpoint: starting again; its metrics are now in {}",
+                self.out.display(),
+                cut.display()
+            ));
+        }
+        for (file, beside) in CUT_TOO {
+            let path = self.out.join(file);
+            let cut = if later.is_empty() { self.out.join(beside) } else { cut.with_file_name(file) };
+            cut_lines_after(&path, last, &cut).map_err(FolderError::io("write", &path))?;
+        }
+        let path = self.out.join(CONFIG_FILE);
+        write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
+        // Last, because from here on a restart of this job continues with this folder.
+        let identity = self.identity.on_device(device);
+        if identity != self.known {
+            identity.write(&self.out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Creates and returns the first of `<out>/<prefix><first>`, `<out>/<prefix><first + 1>`, … that does not
+/// exist.
+fn new_folder(out: &Path, prefix: &str, first: u64) -> Result<PathBuf, FolderError> {
+    let mut index = first;
+    loop {
+        let path = out.join(format!("{prefix}{index}"));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
+            Err(error) => return Err(FolderError::io("create", &path)(error)),
+            Ok(()) => return Ok(path),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Errors about run folders.
+
+use std::path::{Path, PathBuf};
+
+use kiln_sys::files;
+
+/// Reasons why a run folder cannot be used. The path in each error is that of the folder, unless stated
+/// otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// The path is a file.
+    #[error("--out {} is a file: name a folder for the run", .0.display())]
+    File(PathBuf),
+    /// The folder has content that no run has written, such as the named file.
+    #[error(
+        "{} is not empty and holds no run of Kiln (it has {}), so nothing was written: name a new or empty \
+         folder with --out",
+        .0.display(), .1
+    )]
+    Foreign(PathBuf, String),
+    /// The folder holds another run.
+    #[error(
+        "{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it",
+        .0.display()
+    )]
+    Occupied(PathBuf),
+    /// The folder holds a run without a checkpoint, which this start does not restart for the given reason.
+    #[error(
+        "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
+    )]
+    Unsaved(PathBuf, &'static str),
+    /// The path `out` is a dangling `link`, or below one.
+    #[error(
+        "--out {}: {} is a link to {}, which is not there: create that folder, or name another one",
+        .out.display(), .link.display(), .target.display()
+    )]
+    Dangling { out: PathBuf, link: PathBuf, target: PathBuf },
+    /// The folder holds a run that does not belong to this restarted job, for the given reason.
+    #[error(
+        "{} already holds a run, and this restart does not take it over: {}. If it is the run that you \
+         mean, go on with --resume latest; if not, choose another folder with --out",
+        .0.display(), .1
+    )]
+    OtherJob(PathBuf, &'static str),
+    /// A restarted job does not find the folder that it was writing to.
+    #[error(
+        "{} is not the folder that this job was writing to before it was started again: that one was moved, \
+         removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its \
+         checkpoints to go on from there",
+        .0.display()
+    )]
+    NotTheSame(PathBuf),
+    /// Another run is active in the folder; the text names its holder and the time since when.
+    #[error(
+        "{} is in use by {}: wait for its end or end it, or choose another folder with --out",
+        .0.display(), .1
+    )]
+    Held(PathBuf, String),
+    /// The file `run.json` at this path cannot be understood; the text gives the reason and the remedy.
+    #[error("{} {}", .0.display(), .1)]
+    Identity(PathBuf, String),
+    /// A file of the run folder cannot be read or written.
+    #[error(
+        "cannot {operation} {}: {source}; {}",
+        .path.display(), files::limit_of(.source).unwrap_or("choose another folder with --out")
+    )]
+    Io { operation: &'static str, path: PathBuf, source: std::io::Error },
+}
+
+impl FolderError {
+    pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| FolderError::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// Returns whether the user's arguments are the cause.
+    pub fn is_usage(&self) -> bool {
+        !matches!(self, FolderError::Io { .. })
+    }
+}

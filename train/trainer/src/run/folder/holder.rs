@@ -1,0 +1,206 @@
+//! The holder of a run folder, in a file for users and for machines that do not see each other's locks.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::identity::now;
+use crate::process::{ProcessId, Repeat};
+use kiln_checkpoint::HeldFolder;
+use kiln_sys::files;
+
+/// Time between two heartbeats of a holder.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// Size of the file in bytes: it is overwritten in place, and a shorter text must cover a longer one.
+const BYTES: usize = 512;
+
+/// Maximum size of a holder file in bytes; longer files were not written by Kiln.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// The holder of a run folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Holder {
+    /// The process of rank 0, or of all ranks if they are threads.
+    pub(super) process: ProcessId,
+    /// Time at which it took the folder.
+    since: String,
+    /// Id of the run.
+    run: String,
+    /// Counter that grows as long as the holder lives.
+    beat: u64,
+    /// True once it has released the folder.
+    pub(super) ended: bool,
+}
+
+impl Holder {
+    /// Returns this process as the holder, from now on, for the run `run`.
+    pub(super) fn this(run: &str) -> Self {
+        let run = run.to_owned();
+        Holder { process: ProcessId::this(), since: now(), run, beat: 0, ended: false }
+    }
+
+    /// Reads the holder from the file `path`, if there is one.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()
+    }
+
+    /// Writes the holder to `path`, over the previous content. Opens and closes the file every time: NFS sends
+    /// writes when a file is closed, and a local disk needs no sync.
+    pub(super) fn write(&self, path: &Path) -> io::Result<()> {
+        let text = serde_json::to_string(self)?;
+        let mut options = OpenOptions::new();
+        let mut file = files::open_with(options.write(true).create(true).truncate(false), path)?;
+        file.write_all(format!("{text:BYTES$}\n").as_bytes())
+    }
+
+    /// Returns whether this is the same process in the same run.
+    pub(super) fn is_same(&self, other: &Holder) -> bool {
+        (&self.process, &self.run) == (&other.process, &other.run)
+    }
+
+    /// Describes the holder named by the file at `path`. A holder that has just begun gets time to write it.
+    pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
+        const LOOKS: usize = 10;
+        for _ in 0..LOOKS {
+            match Holder::read(path) {
+                Some(holder) if !holder.ended && holder.process.is_gone() != Some(true) => {
+                    return format!("a run on {holder}");
+                }
+                _ => pause(),
+            }
+        }
+        match Holder::read(path) {
+            Some(holder) => format!(
+                "ranks of an earlier start that have not ended, though its first process has ({holder})"
+            ),
+            None => "a process that has not said who it is".to_owned(),
+        }
+    }
+
+    /// Returns whether the file at `path` changes within `looks` checks, as it does while its holder lives.
+    pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
+        (0..looks).any(|_| {
+            pause();
+            // An unreadable file may be about to change.
+            Holder::read(path).is_some_and(|now| now != *self && !now.ended)
+        })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Holder { process, since, run, .. } = self;
+        write!(f, "host {}, pid {}, since {since}, run {run}", process.host, process.pid)
+    }
+}
+
+/// Number of checks of a holder's file, [`LOOK`] apart, after which an unchanged file means that its holder is
+/// gone: several heartbeats may be late.
+pub(super) const LOOKS: usize = 20;
+
+/// Time between two checks.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+
+/// Keeps the file `path`, already written by `holder`, up to date until the result is dropped, which marks the
+/// folder as free. Writes only while the folder is `held` or the file names the holder.
+pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
+    beat_every(BEAT, holder, path, move || held.check().is_ok())
+}
+
+fn beat_every(
+    pause: Duration,
+    mut holder: Holder,
+    path: PathBuf,
+    is_held: impl Fn() -> bool + Send + 'static,
+) -> io::Result<Repeat> {
+    Repeat::every(pause, "kiln-heartbeat", move |is_last| {
+        holder.beat += u64::from(!is_last);
+        holder.ended = is_last;
+        // Another run may have taken this path.
+        let names_it = || Holder::read(&path).is_some_and(|now| now.is_same(&holder));
+        if is_held() || names_it() {
+            // If the disk is full or briefly unavailable, the next heartbeat tries again.
+            let _ = holder.write(&path);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_moves_its_file_and_says_when_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let holder = Holder::this("r");
+        holder.write(&path).unwrap();
+        assert_eq!(Holder::read(&path), Some(holder.clone()));
+        assert!(Holder::describe(&path, || ()).contains(&format!("pid {}", std::process::id())));
+        let heartbeat = beat_every(Duration::from_millis(1), holder.clone(), path.clone(), || true).unwrap();
+        assert!(holder.moves(&path, usize::MAX, std::thread::yield_now));
+        drop(heartbeat);
+        let last = Holder::read(&path).unwrap();
+        assert!(last.ended && last.beat > 0 && last.is_same(&holder), "{last:?}");
+        assert!(Holder::describe(&path, || ()).contains("have not ended"));
+    }
+
+    #[test]
+    fn a_heartbeat_leaves_the_file_of_another_holder_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let (old, new) = (Holder::this("old"), Holder::this("new"));
+        old.write(&path).unwrap();
+        let heartbeat =
+            |held: bool| beat_every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
+        // A holder that has lost its lock still writes that it ends.
+        drop(heartbeat(false).unwrap());
+        assert!(Holder::read(&path).unwrap().ended);
+        new.write(&path).unwrap();
+        drop(heartbeat(false).unwrap());
+        assert_eq!(Holder::read(&path), Some(new));
+        std::fs::remove_file(&path).unwrap();
+        drop(heartbeat(false).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_stays_as_it_is_has_no_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let holder = Holder::this("r");
+        holder.write(&path).unwrap();
+        let mut looks = 0;
+        assert!(!holder.moves(&path, 4, || looks += 1));
+        assert_eq!(looks, 4);
+        // The holder releases the folder while it is watched.
+        let ended = Holder { ended: true, ..holder.clone() };
+        assert!(!holder.moves(&path, 4, || ended.write(&path).unwrap()));
+        // The heartbeat returns after three checks.
+        holder.write(&path).unwrap();
+        let mut looks = 0;
+        let beats = || {
+            looks += 1;
+            if looks == 3 {
+                Holder { beat: 1, ..holder.clone() }.write(&path).unwrap();
+            }
+        };
+        assert!(holder.moves(&path, 4, beats));
+    }
+
+    #[test]
+    fn what_is_no_holders_file_tells_of_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        for text in ["", "{}", "half of {\"process"] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(Holder::read(&path), None, "{text}");
+        }
+        assert!(Holder::describe(&path, || ()).contains("has not said"));
+    }
+}

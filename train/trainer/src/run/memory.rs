@@ -1,0 +1,413 @@
+//! Compares a run's planned memory with the available memory. A run that cannot fit is refused before anything
+//! is allocated, with suggestions that would make it fit, instead of being killed later.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use burn::tensor::Device;
+use kiln_model::{Decoder, ModelConfig};
+use kiln_shard::{Accumulate, Optimizer, Recompute, Strategy};
+
+use kiln_config::device::{Memory, ResolvedDevice};
+use kiln_config::{Choice, Config, Precision};
+use kiln_launch::place::RankEnv;
+use kiln_plan::{GATHERED, Gathers, PlannedStep, RankShape, Speed, beside_blocks, not_described};
+use kiln_sys::words::size;
+
+/// Names of the devices that have the memory, for messages.
+const MACHINE: &str = "this machine";
+const PROCESS: &str = "the address space of this process (ulimit -v)";
+const GPU: &str = "the GPU";
+
+/// Smallest share of its planned memory that a run may really need: measured runs needed at least this much.
+/// GPU runs have not been measured yet, so more of them pass, with a warning.
+const ALLOWANCE: f64 = 0.98;
+const GPU_ALLOWANCE: f64 = 0.85;
+
+/// The error for a run that cannot fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this run takes {} of memory, and {there}:\n{table}What would help:\n{helps}\
+     If there is more memory than that, say so: --set device.memory={}GiB",
+    size(*.needed), .needed.div_ceil(1 << 30)
+)]
+pub struct MemoryError {
+    needed: u64,
+    /// The available memory, as text.
+    there: String,
+    table: String,
+    helps: String,
+}
+
+/// Warnings from a check that the run may continue after.
+pub type Warnings = Vec<String>;
+
+/// A run to be checked. Only `config` changes when alternatives are tried.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    model: &'a ModelConfig,
+    decoder: &'a Decoder,
+    optimizer: &'a Optimizer,
+    on_gpu: bool,
+    /// Number of ranks that are processes on this machine; `None` if ranks are threads.
+    processes: Option<usize>,
+}
+
+/// The memory that a run needs on one device.
+struct Need {
+    bytes: u64,
+    /// Bytes by owner, over all ranks that share the memory.
+    rows: Vec<(&'static str, u64)>,
+    /// Layers whose memory is only a guess.
+    undescribed: BTreeSet<&'static str>,
+}
+
+/// The memory that a run needs on all devices that it uses.
+struct Needs {
+    /// Memory of the device that computes.
+    computing: Need,
+    /// Memory of the host while a GPU computes.
+    offloaded: Need,
+}
+
+impl Run<'_> {
+    /// Returns the memory that `config` needs, or `None` if its ranks cannot be arranged.
+    fn needs(&self, config: &Config) -> Option<Needs> {
+        let Run { model, decoder, optimizer, on_gpu, processes } = *self;
+        let mut config = config.clone();
+        let hybrid = config.shard.strategy.is_hybrid();
+        if hybrid && config.shard.shard_size.is_none() {
+            // The group size is that of a machine, which is not known yet. With one group of all ranks, each
+            // rank holds the least.
+            config.shard.shard_size = Some(config.train.ranks.max(1));
+        }
+        let gathers = if processes.is_some() { Gathers::Pooled } else { Gathers::Shared };
+        let shape = RankShape::of_config(&config, model, decoder, optimizer, gathers, !on_gpu).ok()?;
+        let step = shape.step(&Speed::INSTANT);
+        // Each rank that is a process has its own GPU.
+        let here = processes.unwrap_or(config.train.ranks).max(1) as u64;
+        let sharing = if on_gpu && processes.is_some() { 1 } else { here };
+        // Ranks that are threads on the host share one gathered copy per shard group.
+        let gathering = match gathers {
+            Gathers::Shared if !on_gpu => shape.mesh.replicate_size() as u64,
+            _ => sharing,
+        };
+        let processes = if on_gpu { 0 } else { processes.map_or(1, |_| here) };
+        let offloaded =
+            step.offloaded.owners.iter().map(|(owner, bytes)| (*owner, bytes.saturating_mul(here)));
+        Some(Needs {
+            computing: Need::of(&step, sharing, gathering, processes),
+            offloaded: Need::of_rows(offloaded.collect()),
+        })
+    }
+
+    /// Returns whether a run of `config` needs at most `memory` bytes, and the bytes that it needs.
+    fn fits(&self, config: &Config, memory: u64) -> Option<(bool, u64)> {
+        let needs = self.needs(config)?;
+        Some((needs.computing.bytes <= memory, needs.computing.bytes))
+    }
+}
+
+impl Need {
+    fn of(step: &PlannedStep, ranks: u64, gathering: u64, processes: u64) -> Self {
+        let of_all = |(owner, bytes): &(&'static str, u64)| {
+            let copies = if *owner == GATHERED { gathering } else { ranks };
+            (*owner, bytes.saturating_mul(copies))
+        };
+        let mut rows: Vec<_> = step.peak.owners.iter().map(of_all).collect();
+        let counted = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
+        if processes > 0 {
+            rows.push(("the process, and pages between blocks", beside_blocks(counted, processes)));
+        }
+        if step.reserved > 0 {
+            rows.push(("pages of the GPU that are not full", step.kept().saturating_mul(ranks)));
+        }
+        Need { undescribed: step.undescribed.clone(), ..Need::of_rows(rows) }
+    }
+
+    fn of_rows(rows: Vec<(&'static str, u64)>) -> Self {
+        let bytes = rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.1));
+        Need { bytes, rows, undescribed: BTreeSet::new() }
+    }
+}
+
+/// Compares a run's planned memory with that of this machine or its GPU. `decoder` is built from `model`.
+/// Allocates almost nothing, whatever the sizes are. Returns warnings if the run fits, but not into the memory
+/// that is free now.
+///
+/// # Errors
+///
+/// If the run needs more memory than there is.
+pub fn check(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
+) -> Result<Warnings, MemoryError> {
+    let processes = place.map(|place| place.local_world_size);
+    let run = Run { model, decoder, optimizer, on_gpu: device.is_gpu(), processes };
+    let Some(needs) = run.needs(config) else { return Ok(Warnings::new()) };
+    let fraction = config.device.memory_fraction.unwrap_or(1.0);
+    let of = |memory: Memory| {
+        let total = (memory.total as f64 * fraction) as u64;
+        Memory { total, free: memory.free.min(total) }
+    };
+    let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
+    let sharing = processes.unwrap_or(1).max(1);
+    let host = Memory::of_processes(sharing);
+    let total = |memory: Option<Memory>| memory.map(|memory| memory.total);
+    let is_limited = total(host) < total(Memory::of_machine());
+    let of_host = if is_limited { PROCESS } else { MACHINE };
+    let (place, memory) = match device.is_gpu() {
+        true => (GPU, device.gpu_memory()),
+        false => (of_host, host),
+    };
+    let mut warnings = Warnings::new();
+    for (place, need, memory) in [(place, needs.computing, memory), (of_host, needs.offloaded, host)] {
+        if let Some(memory) = given.or(memory).map(of).filter(|_| need.bytes > 0) {
+            warnings.extend(compare(&run, place, &need, memory, config)?);
+        }
+    }
+    Ok(warnings)
+}
+
+/// Suggests changes that reduce the memory of a run that has started, for a later out-of-memory message.
+pub(super) fn what_helps(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    on_gpu: bool,
+    place: Option<&RankEnv>,
+) -> String {
+    let processes = place.map(|place| place.local_world_size);
+    let run = Run { model, decoder, optimizer, on_gpu, processes };
+    match run.needs(config) {
+        Some(needs) => helps(&run, config, needs.computing.bytes, 0),
+        None => String::new(),
+    }
+}
+
+/// Checks that training `decoder`, which is built from `model`, fits into memory, as a run does before its
+/// first step. Warns if it fits only once other programs have ended.
+///
+/// # Errors
+///
+/// If it needs more memory than there is, or than `device.memory` allows.
+pub fn check_decoder(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
+) -> Result<(), MemoryError> {
+    for warning in check(config, model, decoder, optimizer, device, place)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}
+
+/// Lays out the GPU's memory for steps of `config`, before this rank allocates anything there. Has no effect if
+/// the host computes.
+pub fn lay_out_memory(
+    config: &Config,
+    model: &ModelConfig,
+    decoder: &Decoder,
+    optimizer: &Optimizer,
+    device: &Device,
+) {
+    // A configuration whose ranks cannot be arranged fails elsewhere, with a reason.
+    if let Ok(shape) = RankShape::of_config(config, model, decoder, optimizer, Gathers::Pooled, false) {
+        kiln_shard::lay_out_pages(device, shape.step(&Speed::INSTANT).largest);
+    }
+}
+
+fn compare(
+    run: &Run<'_>,
+    place: &'static str,
+    need: &Need,
+    memory: Memory,
+    config: &Config,
+) -> Result<Option<String>, MemoryError> {
+    let allowance = if place == GPU { GPU_ALLOWANCE } else { ALLOWANCE };
+    let at_least = (need.bytes as f64 * allowance) as u64;
+    if need.bytes <= memory.free {
+        return Ok(None);
+    }
+    if at_least <= memory.total && config.device.memory_fraction.is_none() {
+        let why = match at_least <= memory.free {
+            true => "That is close: it may be killed",
+            false => "Other programs use the rest. If it is not freed soon, the run may be killed",
+        };
+        return Ok(Some(format!(
+            "this run takes {} of memory, and {}. {why}",
+            size(need.bytes),
+            match config.device.memory {
+                Some(_) => format!("device.memory is {}", size(memory.total)),
+                None => format!("{place} has {} free of {}", size(memory.free), size(memory.total)),
+            }
+        )));
+    }
+    let there = match (config.device.memory, config.device.memory_fraction) {
+        (None, None) => format!("{place} has {}", size(memory.total)),
+        (Some(_), None) => format!("device.memory is {}", size(memory.total)),
+        (_, Some(share)) => format!("device.memory_fraction = {share} leaves it {}", size(memory.total)),
+    };
+    let mut table = String::new();
+    // Omit negligible rows.
+    for (what, bytes) in need.rows.iter().filter(|row| row.1 > need.bytes / 1000) {
+        // Writing into a String cannot fail.
+        let _ = writeln!(table, "  {:>12}  {what}", size(*bytes));
+    }
+    if !need.undescribed.is_empty() {
+        let _ = writeln!(table, "{}.", not_described(&need.undescribed));
+    }
+    let helps = helps(run, config, need.bytes, memory.total);
+    Err(MemoryError { needed: need.bytes, there, table, helps })
+}
+
+/// A change to a configuration, written as for `--set`.
+struct Change {
+    text: String,
+    config: Config,
+}
+
+/// Maximum number of suggested changes.
+const TOLD: usize = 3;
+
+/// Lists changes that make a run of `config` fit into `memory`: first changes that suffice alone, then a
+/// combination, then the changes that help most.
+fn helps(run: &Run<'_>, config: &Config, needed: u64, memory: u64) -> String {
+    let mut helps = String::new();
+    let mut tell = |change: &Change, bytes: u64| {
+        let _ = writeln!(
+            helps,
+            "  --set {}: takes {}, saves {}",
+            change.text,
+            size(bytes),
+            size(needed.saturating_sub(bytes))
+        );
+    };
+    let mut tried: Vec<_> = changes(config, run.on_gpu)
+        .into_iter()
+        .filter_map(|change| {
+            let (fits, bytes) = run.fits(&change.config, memory)?;
+            (bytes < needed).then_some((fits, bytes, change))
+        })
+        .collect();
+    let mut enough = tried.iter().any(|(fits, ..)| *fits);
+    if memory > 0
+        && !enough
+        && let Some((change, bytes)) = together(run, config, memory)
+    {
+        enough = true;
+        tell(&change, bytes);
+    }
+    // A stable sort: among the changes that fit, the cheapest stays first.
+    tried.sort_by_key(|(fits, bytes, _)| (!fits, if *fits { 0 } else { *bytes }));
+    for (_, bytes, change) in tried.iter().take(TOLD) {
+        tell(change, *bytes);
+    }
+    let more = match run.on_gpu {
+        true => "  more ranks, of which each takes its share, or a smaller model\n",
+        false => "  more machines, whose ranks take their shares, or a smaller model\n",
+    };
+    let all = if memory > 0 && !enough { "  all that can be set is not enough:\n" } else { "" };
+    format!("{all}{helps}{more}")
+}
+
+/// Applies one change after the other until the run fits.
+fn together(run: &Run<'_>, config: &Config, memory: u64) -> Option<(Change, u64)> {
+    let mut all = Change { text: String::new(), config: config.clone() };
+    for _ in 0..64 {
+        let next = changes(&all.config, run.on_gpu).into_iter().filter_map(|change| {
+            let (fits, bytes) = run.fits(&change.config, memory)?;
+            Some((fits, bytes, change))
+        });
+        let (fits, bytes, change) = next.min_by_key(|(fits, bytes, _)| (!fits, *bytes))?;
+        let (_, before) = run.fits(&all.config, memory)?;
+        if bytes >= before {
+            return None;
+        }
+        all = Change { text: joined(&all.text, &change.text), config: change.config };
+        if fits {
+            return Some((all, bytes));
+        }
+    }
+    None
+}
+
+/// Joins the settings of both texts; a later setting replaces an earlier one of the same key.
+fn joined(before: &str, after: &str) -> String {
+    let key = |setting: &str| setting.split('=').next().unwrap_or_default().to_owned();
+    let mut settings: Vec<&str> = before.split(" --set ").filter(|setting| !setting.is_empty()).collect();
+    for setting in after.split(" --set ") {
+        settings.retain(|earlier| key(earlier) != key(setting));
+        settings.push(setting);
+    }
+    settings.join(" --set ")
+}
+
+/// Returns possible changes that reduce memory, the cheapest first.
+fn changes(config: &Config, on_gpu: bool) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut change = |text: String, change: &dyn Fn(&mut Config)| {
+        let mut config = config.clone();
+        change(&mut config);
+        changes.push(Change { text, config });
+    };
+    let ranks = config.train.ranks.max(1);
+    let replicates = !matches!(config.shard.strategy, Strategy::FullShard);
+    if ranks > 1 && replicates {
+        // An existing group size would belong to another strategy.
+        let size =
+            config.shard.shard_size.map_or_else(String::new, |_| format!(" --set shard.shard_size={ranks}"));
+        change(format!("shard.strategy=FULL_SHARD{size}"), &|config| {
+            (config.shard.strategy, config.shard.shard_size) = (Strategy::FullShard, None);
+        });
+    }
+    let sequences = (config.train.global_batch / ranks).max(1);
+    let micro_batch = config.micro_batch();
+    let smaller = (1..micro_batch.min(1 << 20)).rev().find(|size| sequences.is_multiple_of(*size));
+    if let Some(smaller) = smaller {
+        change(format!("train.micro_batch={smaller}"), &|config| {
+            config.train.micro_batch = Choice::Is(smaller);
+        });
+    }
+    if sequences > micro_batch && micro_batch > 0 {
+        // A step of one micro-batch accumulates no gradients.
+        change(format!("train.micro_batch={sequences}"), &|config| {
+            config.train.micro_batch = Choice::Is(sequences);
+        });
+    }
+    if config.shard.recompute == Recompute::None {
+        change("shard.recompute=block".to_owned(), &|config| config.shard.recompute = Recompute::Block);
+    }
+    if sequences > micro_batch && micro_batch > 0 {
+        if config.shard.accumulate() == Accumulate::Unsharded {
+            change("shard.accumulate=sharded".to_owned(), &|config| {
+                config.shard.accumulate = Some(Accumulate::Sharded);
+            });
+        }
+        // The gradient of earlier micro-batches is kept.
+        let batch = ranks.saturating_mul(micro_batch);
+        change(format!("train.global_batch={batch}"), &|config| config.train.global_batch = batch);
+    }
+    if config.precision.compute() == Precision::F32 && !on_gpu {
+        change("precision.compute=bf16".to_owned(), &|config| {
+            config.precision.compute = Choice::Is(Precision::Bf16);
+        });
+    }
+    if on_gpu && !config.shard.offload && config.precision.compute() != Precision::F16 {
+        change("shard.offload=true".to_owned(), &|config| config.shard.offload = true);
+    }
+    if config.data.seq_len > 128 {
+        let half = config.data.seq_len / 2;
+        // An unset micro-batch would hold twice as many sequences.
+        let text = format!("data.seq_len={half} --set train.micro_batch={micro_batch}");
+        change(text, &|config| config.data.seq_len = half);
+    }
+    changes
+}

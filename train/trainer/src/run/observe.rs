@@ -1,0 +1,378 @@
+//! Observers of the steps of a run: they see every tensor that passes through a module, the gradient before the
+//! update, and the outcome of the step.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use kiln_config::device::ResolvedDevice;
+use kiln_model::ops::{Probe, Seen};
+use kiln_shard::Engine;
+use serde::{Deserialize, Serialize};
+
+use super::step::MicroBatch;
+use crate::error::{Result, TrainError};
+use crate::metrics::StepMetrics;
+
+/// Where in a step a tensor is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Pass {
+    /// The forward pass.
+    Forward,
+    /// A block that runs again in backward, because the policy recomputes it.
+    Recompute,
+    /// The backward pass, in which gradients are seen.
+    Backward,
+}
+
+/// A moment within a step on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The optimizer step, from 1.
+    pub step: u64,
+    /// The micro-batch of the rank, from 0.
+    pub micro_batch: usize,
+    /// Position in the global order of the micro-batch's first sample.
+    pub first_sample: u64,
+    /// The current pass.
+    pub pass: Pass,
+}
+
+/// Observes the steps of one rank. Every rank of a run has the same observers, which are called at the same
+/// places in the same order: an observer may communicate, if it does so on all ranks.
+pub trait Observer: Send {
+    /// Returns whether this observer wants to see the step; otherwise it is not called for it.
+    fn looks_into(&self, step: u64) -> bool;
+
+    /// Returns whether this rank shows the passes of the step to the observer, through [`Observer::fetched`]
+    /// and [`Observer::seen`]. If the answer differs between ranks, the observer must not communicate.
+    fn is_shown(&self, step: u64) -> bool {
+        self.looks_into(step)
+    }
+
+    /// Returns whether this observer has received a request while the run continued.
+    fn is_asked(&self) -> bool {
+        false
+    }
+
+    /// Serves the requests to any rank's observer, after step `step`. Called on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn answer(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when a step begins, whether or not this observer looks into it. Called on all ranks; must not
+    /// communicate.
+    fn begun(&mut self, _engine: &Engine, _step: u64) {}
+
+    /// Called when the work of a step is done but its outcome is not known yet. Called on the same terms as
+    /// [`Observer::begun`].
+    fn ended(&mut self, _engine: &Engine, _step: u64) {}
+
+    /// Called when a micro-batch is ready, before its forward pass.
+    ///
+    /// # Errors
+    ///
+    /// Those of this observer. They end the run.
+    fn fetched(&mut self, _engine: &Engine, _at: Moment, _batch: &MicroBatch) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called for each tensor of a pass, and for its gradient.
+    ///
+    /// # Errors
+    ///
+    /// Those of this observer. They end the run once the pass is over.
+    fn seen(&mut self, _engine: &Engine, _at: Moment, _seen: &Seen<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when the gradient of the step is reduced, before the update.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn reduced(&mut self, _engine: &Engine, _step: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when the step is over and its outcome is known.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Observer::fetched`].
+    fn stepped(&mut self, _engine: &Engine, _metrics: &StepMetrics) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns a closing remark, which rank 0 prints at the end of the run.
+    fn closing(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Tools that look into runs from outside the trainer, such as breakpoints and `kiln status`. The program joins
+/// them to its runs: see [`RunOptions::tools`](super::RunOptions::tools).
+pub trait Tools: fmt::Debug + Send + Sync {
+    /// Checks that a run of `ranks` and `steps` can have these tools.
+    ///
+    /// # Errors
+    ///
+    /// A description of the problem.
+    fn check(
+        &self,
+        ranks: usize,
+        steps: u64,
+        with_mpi: bool,
+        on_gpu: bool,
+    ) -> std::result::Result<(), String>;
+
+    /// Attaches the tools to a process of a run, until they are dropped.
+    fn attach(&self, run: &RunFacts<'_>) -> Box<dyn AttachedTools>;
+}
+
+/// The tools of one process of a run.
+pub trait AttachedTools: Send + Sync {
+    /// Returns the observers of a rank of this process, in the order in which they are called.
+    fn observers(&self, rank: ObservedRank) -> Vec<Box<dyn Observer>>;
+}
+
+/// Facts about a run and the ranks of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct RunFacts<'a> {
+    /// The run folder.
+    pub out: &'a Path,
+    /// The ranks of this process.
+    pub ranks: &'a [usize],
+    /// Number of ranks in total.
+    pub world_size: usize,
+    /// Number of optimizer steps of the run.
+    pub steps: u64,
+    /// Longest time a rank may wait for the others in one collective.
+    pub deadline: Duration,
+    /// Set if the ranks compute on GPUs.
+    pub on_gpu: bool,
+    /// Address at which the run is shown to browsers: `log.http`.
+    pub http: Option<SocketAddr>,
+}
+
+/// Facts about a rank that its observers need.
+#[derive(Debug)]
+pub struct ObservedRank {
+    /// The rank.
+    pub rank: usize,
+    /// The device on which it computes.
+    pub device: ResolvedDevice,
+    /// Changes to the run at its observers' request.
+    pub controls: Controls,
+    /// Requests a stop of the run.
+    pub stop: Arc<AtomicBool>,
+    /// The content of the tokenizer file of the data.
+    pub tokenizer: Arc<[u8]>,
+    /// Tokens per sample.
+    pub seq_len: usize,
+    /// Samples per micro-batch.
+    pub rows: usize,
+    /// The run folder.
+    pub out: PathBuf,
+    /// The steps and places of the run.
+    pub reach: Reach,
+}
+
+/// The steps and places of a run at which breakpoints can hold it.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// Remaining steps of the run.
+    pub steps: RangeInclusive<u64>,
+    /// Number of blocks of its model.
+    pub layers: usize,
+    /// Set if custom layers may show additional places and tensors.
+    pub has_own_places: bool,
+    /// Set if blocks run again in backward.
+    pub recomputes: bool,
+}
+
+/// Changes that observers make to a running run; the same on all ranks. Cheap to clone; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Controls(Arc<Mutex<Changes>>);
+
+/// The requested changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Changes {
+    /// `optim.lr` from here on.
+    pub lr: Option<f64>,
+    /// `optim.grad_clip` from here on.
+    pub grad_clip: Option<f64>,
+    /// True if a checkpoint is requested after this step.
+    save: bool,
+}
+
+impl Controls {
+    fn lock(&self) -> MutexGuard<'_, Changes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the value of a key from here on. Returns a message for the user.
+    pub fn set(&self, key: &str, value: &str) -> String {
+        let Some(number) = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
+        else {
+            return format!("{key} is a number that is not negative, and \"{value}\" is none");
+        };
+        let mut changes = self.lock();
+        match key {
+            "optim.lr" => changes.lr = Some(number),
+            "optim.grad_clip" => changes.grad_clip = Some(number),
+            _ => {
+                return format!(
+                    "{key} cannot be changed in a run that goes on; optim.lr and optim.grad_clip can"
+                );
+            }
+        }
+        format!("{key} = {number} from the next update on")
+    }
+
+    /// Requests a checkpoint after this step.
+    pub fn save(&self) {
+        self.lock().save = true;
+    }
+
+    /// Returns the changed values.
+    pub fn changes(&self) -> Changes {
+        *self.lock()
+    }
+
+    /// Returns whether a checkpoint was requested since the last call.
+    pub fn take_save(&self) -> bool {
+        std::mem::take(&mut self.lock().save)
+    }
+}
+
+/// The observers of one rank, in calling order. Cheap to clone; clones share them.
+#[derive(Clone, Default)]
+pub struct Observers(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    observers: Vec<Box<dyn Observer>>,
+    /// The current micro-batch.
+    now: Option<Moment>,
+    /// The first error of an observer during a pass, which cannot return it.
+    error: Option<TrainError>,
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observers")
+    }
+}
+
+impl State {
+    /// Returns the observers that see the passes of `step`.
+    fn shown(&mut self, step: u64) -> impl Iterator<Item = &mut Box<dyn Observer>> {
+        self.observers.iter_mut().filter(move |observer| observer.is_shown(step))
+    }
+
+    /// Calls the observers that look into `step`.
+    fn each(&mut self, step: u64, mut call: impl FnMut(&mut dyn Observer) -> Result<()>) -> Result<()> {
+        let mut interested = self.observers.iter_mut().filter(|observer| observer.looks_into(step));
+        interested.try_for_each(|observer| call(&mut **observer))
+    }
+}
+
+impl Observers {
+    /// Wraps `observers`.
+    pub fn new(observers: Vec<Box<dyn Observer>>) -> Self {
+        Observers(Arc::new(Mutex::new(State { observers, ..State::default() })))
+    }
+
+    fn with<R>(&self, call: impl FnOnce(&mut State) -> R) -> R {
+        call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns whether any observer looks into `step`.
+    pub fn look_into(&self, step: u64) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.looks_into(step)))
+    }
+
+    /// Notifies the observers that the step begins.
+    pub fn begun(&self, engine: &Engine, step: u64) {
+        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.begun(engine, step)));
+    }
+
+    /// Notifies the observers that the work of the step is done.
+    pub fn ended(&self, engine: &Engine, step: u64) {
+        self.with(|state| state.observers.iter_mut().for_each(|observer| observer.ended(engine, step)));
+    }
+
+    /// Notifies the observers of a new micro-batch at `at`. Returns the probe for its passes if an observer
+    /// wants to see them.
+    pub fn fetched(&self, engine: &Arc<Engine>, at: Moment, batch: &MicroBatch) -> Result<Option<Probe>> {
+        let is_shown = self.with(|state| {
+            if state.shown(at.step).next().is_none() {
+                return Ok::<_, TrainError>(false);
+            }
+            state.now = Some(at);
+            state.shown(at.step).try_for_each(|observer| observer.fetched(engine, at, batch))?;
+            Ok(true)
+        })?;
+        if !is_shown {
+            return Ok(None);
+        }
+        let (observers, engine) = (self.clone(), engine.clone());
+        Ok(Some(Probe::new(move |seen| observers.seen(&engine, &seen))))
+    }
+
+    /// Returns whether any observer has received a request.
+    pub fn are_asked(&self) -> bool {
+        self.with(|state| state.observers.iter().any(|observer| observer.is_asked()))
+    }
+
+    /// Serves the requests of all ranks, after `step`. Collective.
+    pub fn answer(&self, engine: &Engine, step: u64) -> Result<()> {
+        self.with(|state| state.observers.iter_mut().try_for_each(|observer| observer.answer(engine, step)))
+    }
+
+    fn seen(&self, engine: &Engine, seen: &Seen<'_>) {
+        self.with(|state| {
+            let Some(now) = &mut state.now else { return };
+            // Backward begins with the gradient of the loss.
+            now.pass = match (seen.is_gradient, now.pass) {
+                (true, _) => Pass::Backward,
+                (false, Pass::Forward) => Pass::Forward,
+                (false, Pass::Recompute | Pass::Backward) => Pass::Recompute,
+            };
+            let at = *now;
+            let outcome: Result<()> =
+                state.shown(at.step).try_for_each(|observer| observer.seen(engine, at, seen));
+            if let Err(error) = outcome {
+                state.error.get_or_insert(error);
+            }
+        });
+    }
+
+    /// Notifies the observers that the gradient of `step` is reduced. Also returns the error of its passes.
+    pub fn reduced(&self, engine: &Engine, step: u64) -> Result<()> {
+        self.with(|state| {
+            state.error.take().map_or(Ok(()), Err)?;
+            state.each(step, |observer| observer.reduced(engine, step))
+        })
+    }
+
+    /// Returns the observers' closing remarks.
+    pub fn closing(&self) -> Vec<String> {
+        self.with(|state| state.observers.iter().filter_map(|observer| observer.closing()).collect())
+    }
+
+    /// Notifies the observers that the outcome of a step is known.
+    pub fn stepped(&self, engine: &Engine, metrics: &StepMetrics) -> Result<()> {
+        self.with(|state| state.each(metrics.step, |observer| observer.stepped(engine, metrics)))
+    }
+}

@@ -1,0 +1,140 @@
+//! Options of a run outside its configuration.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::ValueEnum;
+
+use super::observe::Tools;
+use crate::fault::Fault;
+use crate::registry::Registry;
+use kiln_checkpoint::weights::AllowMissing;
+use kiln_launch::place::{Job, RankEnv};
+
+/// Consecutive steps without an update that end a run under `train.nonfinite = "skip"`: that many cannot be due
+/// to a bad batch.
+pub const MAX_SKIPPED: u64 = 10;
+
+/// Options of a run outside its configuration.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Run folder.
+    pub out: RunFolder,
+    /// The checkpoint to resume from.
+    pub resume: Option<Resume>,
+    /// The available layers, optimizers, losses and metrics.
+    pub registry: Registry,
+    /// Number of ranks, overriding the configuration.
+    pub ranks: Option<usize>,
+    /// The rank of this process, if a launcher has started one process per rank. Without it, ranks are threads
+    /// of this process.
+    pub place: Option<RankEnv>,
+    /// The job of a process that trains alone; a rank's place has its own job.
+    pub job: Job,
+    /// True if this process trains alone although its environment says that it is one rank of several.
+    pub alone: bool,
+    /// Once true in any process of the run, all ranks save a checkpoint after their current step, and the run
+    /// ends.
+    pub stop: Arc<AtomicBool>,
+    /// Weights that may be missing from the initial checkpoint; they keep their initial values.
+    pub allow_missing: AllowMissing,
+    /// True if the initial checkpoint may have been trained with other parts than those of this run. Its
+    /// weights are then matched by name and shape alone.
+    pub allow_other_parts: bool,
+    /// Keys that may differ from the checkpoint to resume from, though they change which samples come next.
+    pub allow_changed: Vec<PositionKey>,
+    /// Tools that look into the run; without them, nothing outside can inspect it.
+    pub tools: Option<Arc<dyn Tools>>,
+    /// A fault to rehearse.
+    pub fault: Option<Fault>,
+}
+
+impl RunOptions {
+    /// Returns the job that starts this run, perhaps not for the first time.
+    pub(super) fn job(&self) -> &Job {
+        self.place.as_ref().map_or(&self.job, |place| &place.job)
+    }
+}
+
+/// The source that a run resumes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest checkpoint in the run folder.
+    Latest,
+    /// A checkpoint folder.
+    Path(PathBuf),
+}
+
+/// The folder that a run writes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunFolder {
+    /// This folder.
+    At(PathBuf),
+    /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run continues in the
+    /// last existing one.
+    Next(String),
+}
+
+impl RunFolder {
+    /// Returns the default folder of a run with the configuration file `config`.
+    pub fn of_config(config: &Path) -> Self {
+        let name = config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
+        RunFolder::Next(name.into_owned())
+    }
+}
+
+impl Default for RunFolder {
+    fn default() -> Self {
+        RunFolder::Next("run".to_owned())
+    }
+}
+
+impl From<PathBuf> for RunFolder {
+    fn from(path: PathBuf) -> Self {
+        RunFolder::At(path)
+    }
+}
+
+/// What the position in the data depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PositionKey {
+    /// Tokens per sequence.
+    #[value(name = "data.seq_len")]
+    SeqLen,
+    /// Whether samples come in a random order.
+    #[value(name = "data.shuffle")]
+    Shuffle,
+    /// What that order is drawn from, and dropout.
+    #[value(name = "train.seed")]
+    Seed,
+    /// The training data itself.
+    #[value(name = "data")]
+    Data,
+}
+
+impl fmt::Display for PositionKey {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        // No value is hidden.
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
+
+/// The outcome of a run.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Optimizer steps done in total.
+    pub steps: u64,
+    /// Loss of the last step; `None` if there was nothing left to do.
+    pub loss: Option<f64>,
+    /// Validation loss at the end; `None` if the run was stopped before.
+    pub val_loss: Option<f64>,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
+    /// Generated text, if a prompt was given and the run completed.
+    pub sample: Option<String>,
+    /// True if the run was stopped early; it can be resumed from `checkpoint`.
+    pub preempted: bool,
+}

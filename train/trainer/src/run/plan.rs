@@ -1,0 +1,409 @@
+//! The plan of a run, settled once before its ranks start.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kiln_model::layers::TokenLoss;
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::{Accumulate, Optimizer};
+use serde::{Deserialize, Serialize};
+
+use super::folder::{self, Claim, Found, Lock};
+use super::inherited::Inherited;
+use super::observe::AttachedTools;
+use super::requirements::{check_parts, check_position, check_source, open_source, resolve_model};
+use super::startup::StartTimes;
+use super::{RunOptions, memory, prompts};
+use crate::error::{Result, TrainError};
+use crate::eval::TokenPair;
+use crate::metrics::say;
+use crate::prepared;
+use crate::process;
+use crate::registry::Registry;
+use kiln_checkpoint::source::ModelSource;
+use kiln_checkpoint::weights::AllowMissing;
+use kiln_checkpoint::{self as checkpoint, Checkpoint, HeldFolder, Keep, SaveOptions};
+use kiln_config::device::{self, Peak, ResolvedDevice};
+use kiln_config::schedule;
+use kiln_config::{self as config, Config, ModelSection, ShardSection};
+use kiln_data::{self as data, DataInfo, Split, TokenFile};
+
+/// The settled plan of a run, which every rank has. The files of the initial weights stay open.
+pub struct Plan {
+    /// The part of the plan that rank 0 sends to the other processes.
+    pub message: PlanMessage,
+    pub config: Config,
+    pub model: ModelConfig,
+    /// Content of the data's tokenizer file, as read at the start.
+    pub tokenizer: Arc<[u8]>,
+    /// The run folder, with symbolic links resolved.
+    pub out: PathBuf,
+    pub resume: Option<Checkpoint>,
+    /// The source of the model and its weights: the checkpoint of `resume`, or `init.from`.
+    pub source: Option<ModelSource>,
+    /// Files and settings inherited from that source.
+    pub inherited: Inherited,
+    /// The device of this process.
+    pub device: ResolvedDevice,
+    /// The parts that the decoder can be built from, and the logged metrics.
+    pub registry: Registry,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The loss to minimise; `None` for the cross-entropy.
+    pub loss: Option<TokenLoss>,
+    /// Weights that may be missing from checkpoints.
+    pub allow_missing: AllowMissing,
+    /// The tools that look into this process; attached once the plan is settled.
+    pub tools: Option<Box<dyn AttachedTools>>,
+    /// Request for this process to save a checkpoint and stop.
+    pub stop: Arc<AtomicBool>,
+    /// Durations of the start's stages, on rank 0.
+    pub start: StartTimes,
+    /// Keeps other runs out of the folder as long as this process works in it.
+    lock: Lock,
+    /// Rank 0's changes to the folder when the run begins; `None` in the processes of other ranks.
+    pub claim: Option<Claim>,
+}
+
+/// A plan in a form that can be sent; each rank rebuilds the same plan from it.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct PlanMessage {
+    /// The configuration as TOML, with its model complete.
+    pub config: String,
+    pub data: DataInfo,
+    /// The run folder as the user named it: links may lead elsewhere on another machine.
+    out: SentPath,
+    resume: Option<SentPath>,
+    /// Prompts with answers whose loss evaluations also report.
+    pub answers: Vec<TokenPair>,
+    /// The peak memory of all ranks together; `None` if it cannot be predicted well.
+    pub peak: Option<Peak>,
+    /// Compute threads of each rank.
+    pub threads: usize,
+}
+
+/// A path in a message, as bytes, because file names need not be UTF-8.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SentPath(Vec<u8>);
+
+impl SentPath {
+    fn new(path: &Path) -> Self {
+        SentPath(path.as_os_str().as_bytes().to_owned())
+    }
+
+    fn path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.0))
+    }
+}
+
+/// Makes the plan: checks everything that can be checked before work starts, prepares data, and settles the
+/// open values of `config`. Reads and writes the disk, so only one rank may call it.
+pub(super) fn make(
+    asked: &Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    mut start: StartTimes,
+) -> Result<Plan> {
+    let mut config = asked.clone();
+    let settled = config.settle(device.defaults());
+    let shortened = config.shorten_warm_up();
+    // The result of the search may change until the folder belongs to this run. The run is identified by the
+    // configuration as requested.
+    let (draft, lock, claim) = loop {
+        let find = || folder::find(asked, options);
+        let draft = Draft::make(&config, find()?, options, device, &mut start)?;
+        if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
+            break (draft, lock, claim);
+        }
+    };
+    let Draft { found, resume, source, inherited, data, tokenizer, answers, model, optimizer, loss, .. } =
+        draft;
+    for warning in draft.warnings {
+        tracing::warn!("{warning}");
+    }
+    for note in draft.note.iter().chain(&shortened) {
+        say(note);
+    }
+    if !settled.is_empty() {
+        say(&format!("as suits the device: {}", settled.join(", ")));
+    }
+    config.shard.accumulate = Some(draft.accumulate);
+    let context_length = inherited.given_context;
+    config.model = ModelSection { context_length, ..ModelSection::from_model(&model) };
+    let config_text = toml::to_string(&config)
+        .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))?;
+    if let Some(checkpoint) = &resume {
+        say(&format!("resuming from {}", checkpoint.folder().display()));
+        for difference in differences(checkpoint, &config) {
+            say(&difference);
+        }
+        if !draft.changed.is_empty() {
+            say(&format!("at another position in the data, as allowed: {}", draft.changed.join(", ")));
+        }
+    }
+    let ranks = config.train.ranks;
+    let place = options.place.as_ref();
+    let sharing = place.map_or(ranks, device::ranks_sharing_cores);
+    let threads = device::threads_per_rank(&config.device, sharing);
+    let peak = match config.device.peak_tflops {
+        Some(tflops) => Some(Peak::given(tflops * 1e12)),
+        None => start
+            .time("peak", || device.known_peak(config.precision.compute(), place, ranks, threads))
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
+    };
+    let message = PlanMessage {
+        config: config_text,
+        data,
+        out: SentPath::new(&found.named),
+        resume: resume.as_ref().map(|checkpoint| SentPath::new(checkpoint.folder())),
+        answers,
+        peak,
+        threads,
+    };
+    let (out, claim, device) = (found.out, Some(claim), device.clone());
+    Ok(Plan {
+        message,
+        config,
+        model,
+        tokenizer,
+        out,
+        resume,
+        source,
+        inherited,
+        lock,
+        claim,
+        device,
+        registry: options.registry.clone(),
+        optimizer,
+        loss,
+        allow_missing: options.allow_missing.clone(),
+        tools: None,
+        stop: options.stop.clone(),
+        start,
+    })
+}
+
+/// Returns the differences between `config` and the run that saved `checkpoint`, in keys that the device may
+/// have settled and in the learning rate of the next step. They change the numbers of a run, but not their
+/// meaning.
+fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
+    // A checkpoint of an older build may have other keys.
+    let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
+        return Vec::new();
+    };
+    let mut differences = Vec::new();
+    let (was, is) = (accumulate_of(&before), config.shard.accumulate());
+    if was != is {
+        differences.push(format!("shard.accumulate was \"{was}\" and is \"{is}\" from here on"));
+    }
+    let (was, is) = (before.precision.compute(), config.precision.compute());
+    if was != is {
+        differences.push(format!("precision.compute was \"{was}\" and is \"{is}\" from here on"));
+    }
+    let (was, is) = (before.micro_batch(), config.micro_batch());
+    if was != is {
+        differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
+    }
+    differences.extend(schedule::jump(checkpoint.state().step, &before, config));
+    differences
+}
+
+/// Returns the `shard.accumulate` of the run that saved a checkpoint with the configuration `before`. Builds without
+/// this key reduced gradients once per step.
+fn accumulate_of(before: &Config) -> Accumulate {
+    before.shard.accumulate.unwrap_or(Accumulate::Unsharded)
+}
+
+/// Returns the `shard.accumulate` of a run: the value that is set, else that of the checkpoint to resume from, so
+/// that the run keeps its bits, else the strategy's default.
+fn settled_accumulate(shard: &ShardSection, resume: Option<&Checkpoint>) -> Accumulate {
+    let before = resume.map(|checkpoint| {
+        // An unreadable configuration is of a build without this key.
+        let before = config::load(&checkpoint.folder().join("config.toml"), &[]);
+        before.map_or(Accumulate::Unsharded, |before| accumulate_of(&before))
+    });
+    shard.accumulate.or(before).unwrap_or_else(|| shard.accumulate())
+}
+
+/// The intended start, before it has touched its folder.
+struct Draft {
+    found: Found,
+    resume: Option<Checkpoint>,
+    source: Option<ModelSource>,
+    inherited: Inherited,
+    data: DataInfo,
+    tokenizer: Arc<[u8]>,
+    answers: Vec<TokenPair>,
+    model: ModelConfig,
+    optimizer: Optimizer,
+    loss: Option<TokenLoss>,
+    /// The settled `shard.accumulate`.
+    accumulate: Accumulate,
+    /// Warnings about memory and about the context.
+    warnings: Vec<String>,
+    /// A note for the user if the initial weights belong to another tokenizer.
+    note: Option<String>,
+    /// Allowed differences from the checkpoint.
+    changed: Vec<String>,
+}
+
+impl Draft {
+    fn make(
+        config: &Config,
+        found: Found,
+        options: &RunOptions,
+        device: &ResolvedDevice,
+        start: &mut StartTimes,
+    ) -> Result<Self> {
+        let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let accumulate = settled_accumulate(&config.shard, resume.as_ref());
+        let mut config = config.clone();
+        config.shard.accumulate = Some(accumulate);
+        let config = &config;
+        let source = open_source(resume.as_ref(), config)?;
+        let layers = options.registry.layers();
+        let weights = source.as_ref().map(|source| source.model_of(layers));
+        // Checked before hours of work on data, with what is known of the model by then: the smallest
+        // vocabulary decides, and the suggestions assume the expected one.
+        let known = |vocab_size| {
+            let model = config.model.resolve_from(weights.as_ref(), Some(vocab_size));
+            model.ok().filter(|model| model.validate().is_ok())
+        };
+        let place = options.place.as_ref();
+        let pairs = prompts::read(config)?;
+        let optimizer = options.registry.optimizers().make(&config.optim)?;
+        options.registry.losses().find(&config.loss)?;
+        // Only for names and shapes: nothing is initialised.
+        let decoder = |model: &_| Decoder::new(layers, model, Key::new(0), &device::plain());
+        let check = |model: &ModelConfig| -> Result<_> {
+            Ok(memory::check(config, model, &decoder(model)?, &optimizer, device, place)?)
+        };
+        if let Some(Err(least)) = known(1).map(|model| check(&model)) {
+            let full = known(config.data.vocab_size).map(|model| check(&model));
+            return Err(full.and_then(Result::err).unwrap_or(least));
+        }
+        let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
+        let open = || prepared::open(&config.data, config.train.seed, trained_on, &options.stop);
+        let data = start.time("data", || process::in_pool(open));
+        let data = data.map_err(TrainError::threads("threads that look at the data"))??;
+        let tokenizer = data::read_tokenizer_of(&config.data.path)?;
+        let model = resolve_model(config, &data, source.as_ref(), &tokenizer, layers)?;
+        let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
+        let decoder = decoder(&model)?;
+        let mut warnings = check(&model)?;
+        check_parts(config, &decoder)?;
+        check_source(resume.as_ref(), source.as_ref(), &model, &optimizer, options)?;
+        for split in [Split::Train, Split::Validation] {
+            TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
+        }
+        let changed = match &resume {
+            Some(checkpoint) => check_position(checkpoint, config, &data, &tokenizer, options)?,
+            None => Vec::new(),
+        };
+        let tokenizer: Arc<[u8]> = tokenizer.into();
+        let inherited = Inherited::of(source.as_ref(), config, &data, &tokenizer)?;
+        warnings.extend(inherited.beyond_context(config));
+        let note = inherited.other_tokenizer.as_ref().filter(|_| resume.is_none()).map(|own| {
+            format!(
+                "the data in {} have another tokenizer than the weights to start from ({}): \
+                 to the model, their token ids mean other text, and checkpoints do not take over its chat \
+                 template and its end tokens",
+                config.data.path.display(),
+                own.display()
+            )
+        });
+        let context = inherited.context_length;
+        let answers = prompts::tokenize(config, &pairs, &tokenizer, data.end_of_text, context)?;
+        Ok(Draft {
+            found,
+            resume,
+            source,
+            inherited,
+            data,
+            tokenizer,
+            answers,
+            model,
+            optimizer,
+            loss,
+            accumulate,
+            warnings,
+            note,
+            changed,
+        })
+    }
+}
+
+impl Plan {
+    /// Returns the options for saving checkpoints.
+    pub(super) fn save_options(&self) -> SaveOptions {
+        let section = &self.config.checkpoint;
+        SaveOptions {
+            folder: self.checkpoints(),
+            format: section.format,
+            background: section.background,
+            keep: Keep { newest: section.keep, every: section.keep_every },
+            timeout: section.timeout(),
+            held: self.held(),
+        }
+    }
+
+    /// Returns the folder of the run's checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        checkpoint::folder_of_run(&self.out)
+    }
+
+    /// Returns a handle that shows whether the run folder still belongs to this run.
+    pub fn held(&self) -> Option<HeldFolder> {
+        self.lock.held()
+    }
+
+    /// Returns the key of all random numbers in the run.
+    pub fn key(&self) -> Key {
+        Key::new(self.config.train.seed)
+    }
+}
+
+impl PlanMessage {
+    /// Rebuilds the plan that rank 0 has made.
+    pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
+        let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
+        let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
+        device.check_precision(config.precision.compute())?;
+        // The model is complete in this configuration, so that every rank reads the same digits.
+        let model = config.model.resolve(None).map_err(unreadable)?;
+        let tokenizer: Arc<[u8]> = data::read_tokenizer_of(&config.data.path)?.into();
+        let out = folder::resolve(self.out.path());
+        let lock = Lock::share(&out)?;
+        let resume = self.resume.as_ref().map(|from| Checkpoint::open(from.path())).transpose()?;
+        let source = open_source(resume.as_ref(), &config)?;
+        let inherited = Inherited::of(source.as_ref(), &config, &self.data, &tokenizer)?;
+        let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+        let registry = options.registry.clone();
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+        let (message, claim, device) = (self, None, device.clone());
+        Ok(Plan {
+            message,
+            config,
+            model,
+            tokenizer,
+            out,
+            resume,
+            source,
+            inherited,
+            lock,
+            claim,
+            device,
+            registry,
+            optimizer,
+            loss,
+            allow_missing,
+            tools: None,
+            stop,
+            start: StartTimes::default(),
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! The prompts of a configuration, read and tokenized before a run starts. They may contain special tokens.
+
+use crate::error::Result;
+use crate::eval::{EvalError, Pair, TokenPair, read_pairs};
+use crate::generate::check_prompt;
+use kiln_config::Config;
+use kiln_data::{self as data, Tokenizer};
+
+/// Reads the pairs of `eval.prompts` with their line numbers; none if no file is set. Called before any long
+/// work.
+pub fn read(config: &Config) -> Result<Vec<(usize, Pair)>, EvalError> {
+    config.eval.prompts.as_deref().map_or_else(|| Ok(Vec::new()), read_pairs)
+}
+
+/// Tokenizes `pairs`, which come from [`read`].
+///
+/// # Errors
+///
+/// If a pair is longer than `data.seq_len` or has an empty answer, or if a prompt of `[sample]` is longer than
+/// `context` tokens or cannot be expressed by `tokenizer`, the content of the tokenizer's file. The data end a
+/// text with `end_of_text`.
+pub fn tokenize(
+    config: &Config,
+    pairs: &[(usize, Pair)],
+    tokenizer: &[u8],
+    end_of_text: u32,
+    context: usize,
+) -> Result<Vec<TokenPair>> {
+    let Config { data, eval, sample, .. } = config;
+    if eval.prompts.is_none() && sample.all_prompts().next().is_none() {
+        return Ok(Vec::new());
+    }
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &data::tokenizer_of(&data.path)?)?
+        .reading_special_tokens(true)
+        .ending_with(Some(end_of_text));
+    for prompt in sample.all_prompts() {
+        check_prompt("a prompt of [sample]", prompt, &tokenizer, context)?;
+    }
+    match &eval.prompts {
+        Some(path) => TokenPair::of_file(path, pairs, data.seq_len, &tokenizer),
+        None => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,159 @@
+//! Checks that the parts of a run fit together before it starts: the configuration's parameters, the initial
+//! weights, the position in the data, the model. Used by a start and by `kiln check`.
+
+use kiln_model::{Decoder, Layers, ModelConfig};
+use kiln_shard::Optimizer;
+
+use super::{RunOptions, position};
+use crate::error::{Result, TrainError};
+use kiln_checkpoint::sharded::{parameter_names, parameter_shapes};
+use kiln_checkpoint::source::ModelSource;
+use kiln_checkpoint::{Architecture, Checkpoint, CheckpointError, SavedOptimizer};
+use kiln_config::optimizers::check_groups;
+use kiln_config::{Config, ConfigError};
+use kiln_data::{self as data, DataInfo, Tokenizer};
+
+/// Fails unless all parameters named in `config` exist in `decoder`.
+pub fn check_parts(config: &Config, decoder: &Decoder) -> Result<()> {
+    if !config.train.freeze.is_empty() {
+        check_freeze(&config.train.freeze, &parameter_names(decoder))?;
+    }
+    Ok(check_groups(&config.optim.groups, &parameter_shapes(decoder))?)
+}
+
+/// Opens the source of a run's model and weights: the checkpoint that it resumes from, or else `init.from`.
+/// Returns `None` if the weights are drawn at random. A resumed run does not read `init.from`.
+pub fn open_source(
+    resume: Option<&Checkpoint>,
+    config: &Config,
+) -> Result<Option<ModelSource>, CheckpointError> {
+    match resume {
+        Some(checkpoint) => Ok(Some(ModelSource::Checkpoint(Box::new(checkpoint.clone())))),
+        None => config.init_from().map(ModelSource::open).transpose(),
+    }
+}
+
+/// Fails unless `model` can start from the weights of `source`, and, if the run resumes, `optimizer` from the
+/// state in the checkpoint.
+pub fn check_source(
+    resume: Option<&Checkpoint>,
+    source: Option<&ModelSource>,
+    model: &ModelConfig,
+    optimizer: &Optimizer,
+    options: &RunOptions,
+) -> Result<()> {
+    if let Some(checkpoint) = resume {
+        checkpoint.require_optimizer(&SavedOptimizer::of(optimizer))?;
+    }
+    if let Some(source) = source {
+        allow_parts(source.require_architecture(&Architecture::of_model(model)), options)?;
+        source.check_model(model, &options.allow_missing)?;
+    }
+    Ok(())
+}
+
+/// Returns the differences from the position in the data of `checkpoint`, as far as `options` allow them.
+pub fn check_position(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    data: &DataInfo,
+    tokenizer: &[u8],
+    options: &RunOptions,
+) -> Result<Vec<String>> {
+    position::check(checkpoint, config, data, tokenizer, &options.allow_changed)
+}
+
+/// Fails if a name to freeze matches no parameter, which is probably a typo, or if nothing is left to train.
+fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
+    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let mut problems: Vec<_> = freeze
+        .iter()
+        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
+        .map(|prefix| {
+            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
+            format!(
+                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
+                some.join(", ")
+            )
+        })
+        .collect();
+    if names.iter().all(frozen) {
+        problems.push(
+            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\"".to_owned(),
+        );
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+}
+
+/// Returns the model that a run would train, for commands that read neither data nor weights, such as `kiln
+/// plan`. The vocabulary is that of prepared data if `data.path` has any, else `data.vocab_size`. `init.from`
+/// completes the model; if it cannot be opened, the section `[model]` must describe the model alone.
+pub fn model_of_run(config: &Config, layers: &Layers) -> Result<ModelConfig> {
+    let (source, unopened) = match config.init_from().map(ModelSource::open) {
+        Some(Ok(source)) => (Some(source), None),
+        Some(Err(error)) => (None, Some(error)),
+        None => (None, None),
+    };
+    let path = &config.data.path;
+    let model = if !path.as_os_str().is_empty() && path.join("data.json").exists() {
+        let (data, tokenizer) = (DataInfo::load(path)?, data::read_tokenizer_of(path)?);
+        resolve_model(config, &data, source.as_ref(), &tokenizer, layers)
+    } else {
+        let weights = source.as_ref().map(|source| source.model_of(layers));
+        let vocab_size = Some(config.data.vocab_size);
+        config.model.resolve_from(weights.as_ref(), vocab_size).map_err(TrainError::usage)
+    };
+    // If the section is incomplete without the weights, report why the weights could not be opened.
+    model.map_err(|error| unopened.map_or(error, TrainError::from))
+}
+
+/// Returns the model of the run. Unset keys take the values of the model in `source`; without a source, the
+/// vocabulary is the tokenizer's.
+pub fn resolve_model(
+    config: &Config,
+    data: &DataInfo,
+    source: Option<&ModelSource>,
+    tokenizer: &[u8],
+    layers: &Layers,
+) -> Result<ModelConfig> {
+    let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
+    // Data prepared by another program may state a smaller vocabulary than the tokenizer's.
+    let path = data::tokenizer_of(&config.data.path)?;
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
+    let tokens = data.vocab_size.max(tokenizer.vocab_size());
+    let weights = source.map(|source| source.model_of(layers));
+    let model = config.model.resolve_from(weights.as_ref(), Some(tokens)).map_err(invalid)?;
+    model.validate().map_err(|error| invalid(error.to_string()))?;
+    if tokens > model.vocab_size {
+        let (data, known) = (config.data.path.display(), model.vocab_size);
+        let problem = match source.map(ModelSource::folder) {
+            Some(folder) => format!(
+                "the tokenizer in {data} has {tokens} tokens, but the model in {} knows {known}: prepare the data \
+                 with the tokenizer of the model, or start from another model",
+                folder.display()
+            ),
+            None => format!(
+                "the tokenizer in {data} has {tokens} tokens, but model.vocab_size is {known}: raise \
+                 model.vocab_size to at least {tokens}, or leave it out"
+            ),
+        };
+        return Err(invalid(problem).into());
+    }
+    Ok(model)
+}
+
+/// Passes `required` on, but only warns about a different architecture if the user allows it.
+fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
+    match required {
+        Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
+            tracing::warn!("{error}; its weights are taken by name and shape all the same");
+            Ok(())
+        }
+        Err(CheckpointError::OtherArchitecture { path, objection }) => {
+            let allow = "take its weights by name and shape with --allow-other-parts";
+            let objection = format!("{objection}, {allow}");
+            Err(CheckpointError::OtherArchitecture { path, objection })
+        }
+        other => other,
+    }
+}

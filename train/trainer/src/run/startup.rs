@@ -1,0 +1,76 @@
+//! The time from the start of a run until its first step is done, by stage.
+
+use std::time::{Duration, Instant};
+
+use kiln_sys::words::took;
+
+/// The time that a start has taken so far.
+#[derive(Clone, Debug)]
+pub struct StartTimes {
+    begun: Instant,
+    stages: Vec<(&'static str, Duration)>,
+}
+
+/// Stages shorter than this are not shown.
+const TOLD: Duration = Duration::from_millis(50);
+
+/// Starts the clock now.
+impl Default for StartTimes {
+    fn default() -> Self {
+        StartTimes { begun: Instant::now(), stages: Vec::new() }
+    }
+}
+
+impl StartTimes {
+    /// Adds a stage that took `time`.
+    pub(super) fn add(&mut self, what: &'static str, time: Duration) {
+        self.stages.push((what, time));
+    }
+
+    /// Runs `work` and records its time as stage `what`.
+    pub(super) fn time<T>(&mut self, what: &'static str, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let result = work();
+        self.add(what, begun.elapsed());
+        result
+    }
+
+    /// Returns the time since the start began.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Returns the time from the beginning of the start until `then`.
+    pub(super) fn until(&self, then: Instant) -> Duration {
+        then.saturating_duration_since(self.begun)
+    }
+
+    /// Returns the log line about the start of a run whose first step was done at `done`.
+    pub(super) fn line(&self, done: Instant) -> String {
+        line(self.until(done), &self.stages)
+    }
+}
+
+fn line(all: Duration, stages: &[(&'static str, Duration)]) -> String {
+    let known: Duration = stages.iter().map(|(_, time)| *time).sum();
+    let other = [("other", all.saturating_sub(known))];
+    let told = stages.iter().chain(&other).filter(|(_, time)| *time >= TOLD);
+    let told: Vec<_> = told.map(|(what, time)| format!("{what} {}", took(*time))).collect();
+    let told = if told.len() < 2 { String::new() } else { format!(": {}", told.join(", ")) };
+    format!("first step done {} after the start{told}", took(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_that_take_time_are_told() {
+        let ms = Duration::from_millis;
+        let stages = [("join", ms(1250)), ("data", ms(40)), ("load", ms(3000)), ("first step", ms(500))];
+        let told =
+            "first step done 5.2 s after the start: join 1.2 s, load 3.0 s, first step 0.50 s, other 0.41 s";
+        assert_eq!(line(ms(5200), &stages), told);
+        assert_eq!(line(ms(60), &[("join", ms(20))]), "first step done 0.06 s after the start");
+    }
+}

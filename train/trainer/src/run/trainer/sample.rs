@@ -1,0 +1,110 @@
+//! Texts that the model generates during and after training.
+
+use kiln_observe::run::Sample;
+
+use super::state::Trainer;
+use super::text::{Text, write};
+use crate::error::{Result, TrainError};
+use crate::generate::{Continuation, Sampling};
+use crate::process::output::{columns, one_line};
+use crate::run::folder::samples_of_run;
+use kiln_data::Tokenizer;
+
+impl Trainer<'_> {
+    /// Generates the texts of the configuration, as [`Trainer::run`] does every `sample.every` steps. Rank 0
+    /// shows them, and writes them to `samples.jsonl` if this start of the run has trained. Sampling does not
+    /// change the rest of the run. Returns no texts once the ranks were asked to stop. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks lose each other.
+    pub fn sample(&mut self) -> Result<Vec<Sample>> {
+        self.settle_step()?;
+        if self.stopping {
+            return Ok(Vec::new());
+        }
+        let texts = self.generate(true)?;
+        for Text { whole, sample: Sample { step, .. } } in &texts {
+            let head = format!("step {step:>5} | sample: ");
+            let text = one_line(whole, columns().saturating_sub(head.len()));
+            self.say(&(head + &text));
+        }
+        Ok(texts.into_iter().map(|text| text.sample).collect())
+    }
+
+    /// Generates the texts after the last step. The chosen tokens depend only on the weights, the seed of the
+    /// run and the number of the prompt. All ranks compute a text together; if it `may_stop`, they check for a
+    /// requested stop between tokens. Collective.
+    pub(super) fn generate(&mut self, may_stop: bool) -> Result<Vec<Text>> {
+        let step = self.state.step;
+        if let Some((_, texts)) = self.sampled.as_ref().filter(|(known, _)| *known == step) {
+            return Ok(texts.clone());
+        }
+        let Trainer { plan, rank, model, device, pace, reporter, .. } = self;
+        let (engine, section) = (model.engine(), &plan.config.sample);
+        let mut texts = Vec::new();
+        if section.all_prompts().next().is_none() {
+            return Ok(texts);
+        }
+        engine.set_activity("sampling");
+        reporter.iter().for_each(|reporter| reporter.activity("sampling"));
+        let path = plan.config.data.path.join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(plan.tokenizer.to_vec(), &path)?
+            .reading_special_tokens(true)
+            .ending_with(Some(plan.message.data.end_of_text));
+        let pass = model.pass(device);
+        let held = || engine.world().holds().total();
+        pace.begin(held());
+        for (index, prompt) in section.all_prompts().enumerate() {
+            let key = plan.key().fork("sample");
+            let sampling = Sampling {
+                max_tokens: section.max_tokens,
+                temperature: section.temperature,
+                top_k: 0,
+                top_p: 1.0,
+                key: if index == 0 { key } else { key.fork_index(index as u64) },
+                context_length: plan.inherited.context_length,
+                end_ids: plan.inherited.end_ids.clone(),
+            };
+            let mut continuation = Continuation::new(&tokenizer, prompt, &sampling)?;
+            loop {
+                // Rank 0 chooses: other kinds of machines compute other last bits, and all ranks must choose
+                // the same token.
+                let agree = |choice| {
+                    let own = if *rank == 0 { choice } else { 0.0 };
+                    Ok(engine.sum_over_ranks("sample", &[own])?[0])
+                };
+                match continuation.advance_together(&pass, device, || engine.finish_evaluation(), agree) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    // All ranks see the same error, and the steps report its cause.
+                    Err(error @ TrainError::NotANumber { .. }) => {
+                        if *rank == 0 {
+                            tracing::warn!("no sample: {error}");
+                        }
+                        return Ok(Vec::new());
+                    }
+                    Err(error) => return Err(error),
+                }
+                if may_stop && pace.end(held()) && pace.ask(engine, &plan.stop)?.0 {
+                    self.stopping = true;
+                    return Ok(Vec::new());
+                }
+            }
+            let sample = Sample { step, prompt: prompt.to_owned(), text: continuation.added()? };
+            texts.push(Text { whole: continuation.text()?, sample });
+        }
+        // A run with nothing left to do wrote its texts earlier.
+        if *rank == 0 && self.has_trained {
+            write(&samples_of_run(&plan.out), &texts);
+            for (index, text) in texts.iter().enumerate() {
+                let tag = format!("samples/{index}");
+                self.reporter.iter_mut().for_each(|reporter| reporter.text(step, &tag, &text.whole));
+            }
+        }
+        // The next pass belongs to a step, and takes longer than a token.
+        self.pace.ask_soon();
+        self.sampled = Some((step, texts.clone()));
+        Ok(texts)
+    }
+}

@@ -1,0 +1,117 @@
+//! The saves of a rank, and the reaction to failed ones.
+
+use std::path::PathBuf;
+
+use super::state::Trainer;
+use crate::error::Result;
+use crate::metrics::Reporter;
+use crate::run::events::EventKind;
+use crate::run::plan::Plan;
+use kiln_checkpoint::{self as checkpoint, CheckpointError, Format, Progress, SaveContext};
+use kiln_config::OnFailure;
+
+impl Trainer<'_> {
+    /// Saves a checkpoint of the last completed step, in the background if the configuration says so. Does
+    /// nothing if that step is already saved, or once the ranks were asked to stop: then [`Trainer::finish`]
+    /// saves. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If this save or the previous one fails and `checkpoint.on_failure` is `abort`, or if the ranks lose each
+    /// other.
+    pub fn save(&mut self) -> Result<()> {
+        self.settle_step()?;
+        if self.stopping || !self.has_news() {
+            return Ok(());
+        }
+        self.begin_save(false)?;
+        let section = &self.plan.config.checkpoint;
+        let in_background = section.background && section.format == Format::Sharded;
+        self.stopping = !in_background && self.asked_to_stop()?;
+        Ok(())
+    }
+
+    /// Returns whether this start has done a step for which no save was begun.
+    pub(super) fn has_news(&self) -> bool {
+        self.has_trained && self.saved_step != Some(self.state.step)
+    }
+
+    /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
+    pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
+        // Settled first, so that its failure is not taken for one of this save.
+        self.settle_earlier_save()?;
+        let Plan { message, inherited, .. } = self.plan;
+        self.model.engine().set_activity("checkpoint");
+        let context = SaveContext {
+            config: Some(message.config.clone()),
+            // Contents as of the start: data and weights may be replaced while the run continues.
+            files: inherited.files.clone(),
+            ..SaveContext::new(self.state.clone())
+        };
+        let shown = self.reporter.as_ref().map(Reporter::saving);
+        let begun = self.saver.begin(self.model.engine(), context);
+        drop(shown);
+        if begun.is_ok() {
+            self.saved_step = Some(self.state.step);
+        }
+        self.note_save(begun, last)
+    }
+
+    /// Waits for the background save, after which the run continues.
+    pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
+        let settled = self.wait_for_save();
+        self.note_save(settled, false)
+    }
+
+    /// Advances the background save, if there is one.
+    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
+        let advanced = self.saver.advance(self.model.engine(), saving);
+        self.note_save(advanced, false)
+    }
+
+    /// Waits for the background save, the last one of the run.
+    pub(super) fn settle_save(&mut self) -> Result<()> {
+        let settled = self.wait_for_save();
+        self.note_save(settled, true)
+    }
+
+    /// Waits for the background save, and shows its progress.
+    fn wait_for_save(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
+        if !self.saver.is_pending() {
+            return Ok(None);
+        }
+        self.model.engine().set_activity("checkpoint");
+        let _shown = self.reporter.as_ref().map(Reporter::saving);
+        self.saver.settle(self.model.engine())
+    }
+
+    /// Records the checkpoint that has been completed. A failed save is an error if the run ends with it, or
+    /// cannot continue anyway.
+    fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
+        let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(saved)) => {
+                let step = saved.file_name().and_then(checkpoint::step_of);
+                if let Some(step) = step {
+                    self.position.saved(step);
+                    self.note(EventKind::Checkpoint, step, &format!("complete: {}", saved.display()));
+                }
+                self.saved = Some(saved);
+            }
+            Err(error)
+                if !goes_on
+                    // The ranks have lost each other, or the run has nowhere to save.
+                    || matches!(
+                        error,
+                        CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }
+                    ) =>
+            {
+                return Err(error.into());
+            }
+            Err(error) if error.is_consequence() => {}
+            Err(error) => tracing::warn!("{error}; training goes on without this checkpoint"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,379 @@
+//! The state of a rank during a run, its construction, and the queries for training loops.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use kiln_collectives::Communicator;
+use kiln_model::decoder::Decoder;
+use kiln_observe::tensorboard::{TensorBoard, TensorBoardOptions};
+use kiln_shard::{Engine, EngineBuilder, Recompute};
+
+use super::grace::Grace;
+use super::groups::GroupTable;
+use super::issued::{ClockReading, Issued};
+use super::pace::Pace;
+use super::start::{introduce, started_as};
+use super::text::Text;
+use crate::error::{Result, TrainError};
+use crate::fault::Drill;
+use crate::flight;
+use crate::metrics::{Reporter, StepMetrics, say};
+use crate::process::output::ProgressLine;
+use crate::process::{keep_crashes, position};
+use crate::run::events::EventKind;
+use crate::run::folder::metrics_of_run;
+use crate::run::memory::lay_out_memory;
+use crate::run::observe::{Controls, ObservedRank, Observers, Reach};
+use crate::run::plan::Plan;
+use crate::run::startup::StartTimes;
+use kiln_checkpoint::sharded::{ShardedDecoder, parameter_shapes};
+use kiln_checkpoint::{self as checkpoint, Architecture, CheckpointState, Saver};
+use kiln_config::Config;
+use kiln_config::device::Peak;
+use kiln_data::{BatchSource, Split, TokenFile};
+use kiln_sys::words::number_of;
+
+/// One rank in the middle of a run: the interface for training loops. The stock loop is [`Trainer::run`]; a
+/// program supplies its own through [`Registry::training_loop`](crate::registry::Registry::training_loop) or
+/// [`train_with`](crate::run::train_with).
+///
+/// Every rank has a trainer, and all ranks must call the same methods in the same order: each method is
+/// collective unless it only reads something. Losses are the same on all ranks, times are not: ranks that
+/// decide by a clock, or by anything else of their own, must first agree through
+/// [`Engine::sum_over_ranks`](kiln_shard::Engine::sum_over_ranks).
+///
+/// With any loop, the run has its folder, `metrics.jsonl`, checkpoints, signals and verdicts. A loop's own
+/// variables start anew when the run is resumed.
+///
+/// ```
+/// use kiln::run::{LoopResult, Trainer};
+///
+/// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
+///     while trainer.train_step()? {
+///         if trainer.step().is_multiple_of(100) {
+///             trainer.evaluate()?;
+///             trainer.save()?;
+///         }
+///     }
+///     Ok(trainer.finish()?)
+/// }
+/// ```
+pub struct Trainer<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+    pub(super) model: ShardedDecoder,
+    pub(super) device: Device,
+    pub(super) train: BatchSource,
+    pub(super) validation: BatchSource,
+    /// The position of the run after its completed steps.
+    pub(super) state: CheckpointState,
+    /// Number of consecutive steps whose update was skipped, up to the last one.
+    pub(super) skipped_in_a_row: u64,
+    /// End of the last step whose values are known.
+    pub(super) settled: ClockReading,
+    pub(super) flops_per_token: f64,
+    /// The peak that `mfu` is measured against. Without it, there is no `mfu`.
+    pub(super) peak: Option<Peak>,
+    pub(super) saver: Saver,
+    /// The step of the last save that was begun.
+    pub(super) saved_step: Option<u64>,
+    /// The last complete checkpoint of this run.
+    pub(super) saved: Option<PathBuf>,
+    pub(super) drill: Option<Arc<Drill>>,
+    /// The observers of the steps.
+    pub(super) observers: Observers,
+    /// The changes that observers make.
+    pub(super) controls: Controls,
+    /// Timing of the stop checks between ranks.
+    pub(super) pace: Pace,
+    pub(super) grace: Grace,
+    /// Reports where this rank is if a signal ends the process.
+    pub(super) position: position::Present,
+    /// The position of the run at the start.
+    pub(super) began: Began,
+    /// Seconds spent in steps since then.
+    pub(super) in_steps: f64,
+    /// Duration of the start, until the first step began.
+    pub(super) start_took: Duration,
+    /// Times of the start's stages, until the first step is done.
+    pub(super) start_times: Option<StartTimes>,
+    /// Writes the log; only on rank 0.
+    pub(super) reporter: Option<Reporter>,
+    /// The last step, while its outcome is not known yet.
+    pub(super) issued: Option<Issued>,
+    /// Outcome of the last step that is known.
+    pub(super) metrics: Option<StepMetrics>,
+    /// Step of the last evaluation, and its loss.
+    pub(super) evaluated: Option<(u64, f64)>,
+    /// Step after which texts were last generated, and the texts.
+    pub(super) sampled: Option<(u64, Vec<Text>)>,
+    /// True once this start has done a step.
+    pub(super) has_trained: bool,
+    /// True once the ranks were asked to stop.
+    pub(super) stopping: bool,
+}
+
+/// The position at which a start of a run begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Began {
+    pub(super) step: u64,
+    pub(super) tokens: u64,
+}
+
+impl<'a> Trainer<'a> {
+    /// Creates a rank of `plan` before its first step, with its weights. Collective.
+    pub(in crate::run) fn start(
+        plan: &'a Plan,
+        world: Arc<dyn Communicator>,
+        drill: Option<Arc<Drill>>,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        world.recorder().set_activity("start");
+        keep_crashes();
+        let position = position::Present::new(&plan.out, world.view(), flight::made_later(&world));
+        let Plan { config, model, .. } = plan;
+        let (rank, ranks) = (world.rank(), world.world_size());
+        let data = |split, shuffle| {
+            let file = TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+            BatchSource::new(file, shuffle, config.train.seed)
+        };
+        let train = data(Split::Train, config.data.shuffle)?;
+        let validation = data(Split::Validation, false)?;
+        let device = plan.device.device();
+        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
+            .optimizer(plan.optimizer.clone())
+            .freeze(config.frozen());
+        let allow_missing = plan.allow_missing.clone();
+        let is_loaded = plan.source.is_some();
+        let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
+        let decoder = Decoder::new(plan.registry.layers(), model, plan.key().fork("init"), &device)?;
+        // Computed from the unsharded decoder: a sharded one has only placeholders.
+        let flops_per_token = decoder.flops_per_token(config.data.seq_len);
+        if rank == 0 {
+            let shapes = parameter_shapes(&decoder);
+            let numbers = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>());
+            introduce(plan, numbers.sum(), ranks, &train)?;
+        }
+        if plan.device.is_gpu() {
+            lay_out_memory(config, model, &decoder, &plan.optimizer, &device);
+        }
+        let mut start = plan.start.clone();
+        let model = start.time("weights", || {
+            let what = if is_loaded { "making room for the weights" } else { "making the first weights" };
+            let line = (rank == 0).then(|| ProgressLine::start(what, "the first module"));
+            ShardedDecoder::with_progress(decoder, builder, |done, all| {
+                let set = |line: &ProgressLine| {
+                    line.set(format!("{done} of {all} modules"), done as u64, all as u64);
+                };
+                line.iter().for_each(set);
+            })
+        })?;
+        if rank == 0 {
+            let table =
+                GroupTable::of_engine(model.engine(), plan.config.shard.offload && plan.device.is_gpu());
+            table.lines().iter().for_each(|line| say(line));
+        }
+        let mut state = CheckpointState {
+            step: 0,
+            skipped: 0,
+            loss_scale: None,
+            next_sample: 0,
+            tokens: 0,
+            seed: config.train.seed,
+            model: plan.model.clone(),
+            context_length: plan.inherited.context_length,
+            data_sha256: plan.message.data.train.sha256.clone(),
+        };
+        let mut absent = BTreeSet::new();
+        if let Some(checkpoint) = &plan.resume {
+            start.time("load", || -> Result<()> {
+                let reader = checkpoint.reader();
+                let _line = (rank == 0).then(|| ProgressLine::of_bytes("loading", reader.meter()));
+                absent = reader.load_weights(model.engine(), &plan.allow_missing)?;
+                Ok(reader.load_optimizer(model.engine(), &plan.allow_missing)?)
+            })?;
+            let CheckpointState { step, skipped, loss_scale, next_sample, tokens, .. } = *checkpoint.state();
+            state = CheckpointState { step, skipped, loss_scale, next_sample, tokens, ..state };
+            position.saved(step);
+        } else if let Some(source) = &plan.source {
+            if rank == 0 {
+                say(&format!("taking the weights of {}", source.folder().display()));
+            }
+            absent = start.time("load", || source.load_weights(model.engine(), &plan.allow_missing))?;
+        }
+        if rank == 0 && !absent.is_empty() {
+            let names: Vec<_> = absent.into_iter().collect();
+            say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
+        }
+        let controls = Controls::default();
+        let observers = plan.tools.as_ref().map_or_else(Vec::new, |tools| {
+            tools.observers(ObservedRank {
+                rank,
+                device: plan.device.clone(),
+                controls: controls.clone(),
+                stop: plan.stop.clone(),
+                tokenizer: plan.tokenizer.clone(),
+                seq_len: config.data.seq_len,
+                rows: config.micro_batch(),
+                out: plan.out.clone(),
+                reach: Reach {
+                    steps: state.step + 1..=config.train.steps,
+                    layers: plan.model.layers,
+                    has_own_places: Architecture::of_model(&plan.model) != Architecture::decoder(),
+                    recomputes: config.shard.recompute != Recompute::None,
+                },
+            })
+        });
+        let began = Began { step: state.step, tokens: state.tokens };
+        let mut trainer = Trainer {
+            plan,
+            rank,
+            ranks,
+            model,
+            device,
+            train,
+            validation,
+            state,
+            skipped_in_a_row: 0,
+            settled: ClockReading { at: started, held: Duration::ZERO, times: Vec::new() },
+            flops_per_token,
+            peak: plan.message.peak.clone(),
+            saver: Saver::new(plan.save_options(), rank),
+            saved_step: None,
+            saved: None,
+            drill,
+            observers: Observers::new(observers),
+            controls,
+            pace: Pace::new(),
+            grace: Grace::new()?,
+            position,
+            began,
+            in_steps: 0.0,
+            start_took: Duration::ZERO,
+            start_times: (rank == 0).then_some(start),
+            reporter: None,
+            issued: None,
+            metrics: None,
+            evaluated: None,
+            sampled: None,
+            has_trained: false,
+            stopping: false,
+        };
+        trainer.reporter = trainer.begin_log()?;
+        trainer.stopping = !trainer.is_complete() && trainer.asked_to_stop()?;
+        Ok(trainer)
+    }
+
+    /// Creates the reporter of rank 0; `None` on other ranks.
+    fn begin_log(&self) -> Result<Option<Reporter>> {
+        if self.rank != 0 {
+            return Ok(None);
+        }
+        let path = metrics_of_run(&self.plan.out);
+        let steps = self.plan.config.train.steps;
+        match &self.plan.claim {
+            // The folder stays unchanged, or it would say that the run has fewer steps than it has.
+            Some(_) if self.state.step > steps => say(&format!(
+                "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
+                 it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                self.state.step
+            )),
+            Some(claim) => {
+                claim.begin(&self.plan.message.config, self.plan.device.name(), self.state.step)?
+            }
+            None => {}
+        }
+        self.announce_removals();
+        if let Some(claim) = self.plan.claim.as_ref().filter(|_| !self.is_complete()) {
+            let (events, step) = (claim.events(), self.state.step);
+            events
+                .open(&self.plan.out, step)
+                .map_err(TrainError::io("write events.jsonl in", &self.plan.out))?;
+            let kind = if self.plan.resume.is_some() { EventKind::Resume } else { EventKind::Start };
+            events.note(kind, step, &started_as(self.plan, self.ranks));
+        }
+        let reporter = Reporter::new(&path, self.state.step, steps, self.ranks, self.saver.meter().clone());
+        let reporter = reporter.map_err(TrainError::io("write", &path))?;
+        let folder = self.plan.config.log.tensorboard.path(&self.plan.out);
+        let tensorboard = folder.and_then(|folder| {
+            let config = self.plan.message.config.clone();
+            TensorBoard::start(TensorBoardOptions { folder, metrics: path, config, done: self.state.step })
+        });
+        Ok(Some(reporter.with_tensorboard(tensorboard)))
+    }
+
+    /// Records an event of the run, on rank 0 only.
+    pub(super) fn note(&self, kind: EventKind, step: u64, text: &str) {
+        let claim = self.plan.claim.as_ref().filter(|_| self.rank == 0);
+        claim.into_iter().for_each(|claim| claim.events().note(kind, step, text));
+    }
+
+    /// Records that the outcome of the last step is known.
+    pub(super) fn reached(&self) {
+        let step = self.metrics.as_ref().map(|metrics| metrics.step);
+        if let (0, Some(claim), Some(step)) = (self.rank, &self.plan.claim, step) {
+            claim.events().reach(step);
+        }
+    }
+
+    /// Announces that checkpoints kept by earlier starts are about to be removed.
+    fn announce_removals(&self) {
+        let options = self.plan.save_options();
+        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
+        if surplus > 0 && !self.is_complete() {
+            say(&format!(
+                "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
+                 set checkpoint.keep = 0",
+                options.keep.newest,
+                number_of(there, "checkpoint"),
+                options.folder.display()
+            ));
+        }
+    }
+
+    /// Returns whether all configured steps are done.
+    pub(super) fn is_complete(&self) -> bool {
+        self.state.step >= self.plan.config.train.steps
+    }
+
+    /// Returns the configuration of the run, with everything settled.
+    pub fn config(&self) -> &Config {
+        &self.plan.config
+    }
+
+    /// Returns the number of optimizer steps since the run began, including those before it was resumed.
+    pub fn step(&self) -> u64 {
+        self.state.step
+    }
+
+    /// Returns the metrics of the last step whose outcome is known. On a GPU, that is the last step but one,
+    /// unless an evaluation or a save came since. `None` before the first step. Loss, norm and learning rate
+    /// are the same on all ranks; times, and custom metrics, are those of this rank.
+    pub fn metrics(&self) -> Option<&StepMetrics> {
+        self.metrics.as_ref()
+    }
+
+    /// Returns the decoder, sharded over the ranks.
+    pub fn model(&self) -> &ShardedDecoder {
+        &self.model
+    }
+
+    /// Returns the engine of the ranks: weights, gradients, collectives.
+    pub fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+
+    /// Returns the device that the rank computes on, for [`ShardedDecoder::pass`].
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Prints a line on rank 0, next to the progress bar if there is one.
+    pub fn say(&self, text: &str) {
+        self.reporter.iter().for_each(|reporter| reporter.line(text));
+    }
+}

@@ -1,0 +1,70 @@
+//! The early end of a run after a requested stop.
+
+use std::sync::atomic::Ordering;
+
+use kiln_collectives::Phase;
+
+use super::state::Trainer;
+use crate::error::Result;
+use crate::metrics::say;
+use crate::process::{stop_signal, was_interrupted};
+use crate::run::Summary;
+use crate::run::events::EventKind;
+use kiln_checkpoint::{self as checkpoint, Checkpoint};
+use kiln_sys::words::number_of;
+
+impl Trainer<'_> {
+    /// Returns whether any rank has been asked to stop. Collective.
+    pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
+        Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
+    }
+
+    /// Ends the run early, with a checkpoint of the last completed step.
+    pub(super) fn stop(&mut self) -> Result<Summary> {
+        self.settle_earlier_save()?;
+        if !self.is_saved()? {
+            if was_interrupted() {
+                let step = self.state.step;
+                self.say(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+            }
+            self.begin_save(true)?;
+            self.settle_save()?;
+        }
+        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
+        let (steps, loss) = (self.state.step, self.loss());
+        let who = match stop_signal() {
+            Some(signal) => signal,
+            None if self.plan.stop.load(Ordering::Relaxed) => "rank 0, not by a signal",
+            None => "another rank",
+        };
+        let of = number_of(self.plan.config.train.steps, "step");
+        let told = format!("asked by {who}: {steps} of {of}, checkpoint {}", checkpoint.display());
+        self.note(EventKind::Stop, steps, &told);
+        // The log is finished first because a hanging disk may delay other output.
+        if let Some(mut reporter) = self.reporter.take() {
+            reporter.finish();
+            self.conclusion(&reporter, None).lines().iter().for_each(|line| say(line));
+            say(&format!(
+                "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
+                self.state.step,
+                number_of(self.plan.config.train.steps, "step"),
+                checkpoint.display()
+            ));
+        }
+        Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
+    }
+
+    /// Returns whether `latest` names a checkpoint of the last completed step. Collective.
+    fn is_saved(&self) -> Result<bool> {
+        let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
+        let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
+        if self.saved.as_deref() != Some(&*place) && resumed != Some(&*place) {
+            return Ok(false);
+        }
+        // A run that went back to an earlier checkpoint may have later ones.
+        let is_latest =
+            self.rank == 0 && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
+        let is_latest = [f64::from(u8::from(is_latest))];
+        Ok(self.model.engine().all_reduce_f64(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
+    }
+}
