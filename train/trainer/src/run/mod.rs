@@ -7,7 +7,6 @@
 
 mod agree;
 mod decoder;
-mod evaluate;
 mod events;
 mod exhausted;
 mod folder;
@@ -27,21 +26,20 @@ mod step;
 mod surroundings;
 mod trainer;
 
-pub use crate::error::TrainError;
+pub use crate::error::{FolderError, MAX_SKIPPED, MemoryError, PositionKey, TrainError};
+pub use crate::eval::evaluate;
 pub use decoder::with_ranks;
 pub use decoder::{LoopResult, Program, train, train_joined, train_with};
-pub use evaluate::evaluate;
 pub use events::{FAILURE, last_event};
-pub use folder::FolderError;
 pub use folder::{
     HASHES_FILE, Progress, Standing, Waiting, find as find_folder, is_foreign, metrics_of_run, progress,
     standing, waiting,
 };
 pub use kiln_observe::run::Sample;
 pub use memory::check as memory_warnings;
-pub use memory::{MemoryError, check_decoder as check_memory, lay_out_memory};
+pub use memory::{check_decoder as check_memory, lay_out_memory};
 pub use observe::{AttachedTools, Controls, Moment, ObservedRank, Observer, Pass, Reach, RunFacts, Tools};
-pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
+pub use options::{Resume, RunFolder, RunOptions, Summary};
 pub use plan::Plan;
 pub use recorded::RecordedStep;
 pub use requirements::{check_parts, check_position, check_source, model_of_run, open_source, resolve_model};

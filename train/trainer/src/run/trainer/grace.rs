@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::launch;
 use crate::process::launcher;
+use kiln_launch::GRACE;
 
 /// The length of the grace period, and whether a warning that it is too short was printed.
 pub(super) struct Grace {
@@ -15,7 +15,7 @@ pub(super) struct Grace {
 impl Grace {
     /// Returns the launcher's grace period, or else that of most schedulers.
     pub(super) fn new() -> Result<Self> {
-        Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
+        Ok(Grace { time: launcher::grace()?.unwrap_or(GRACE), told: false })
     }
 
     /// Warns once, on rank 0, if a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
