@@ -1,11 +1,8 @@
-//! Checks the structure of the workspace's code: no file uses one that uses it back, directly or indirectly,
-//! retired words stay retired, and documents name existing files. These are the rules of CONTRIBUTING.md that
-//! a program can check.
+//! Checks the structure of the workspace's code: no file or module uses one that uses it back, directly or
+//! indirectly, documents name existing files, and every test runs somewhere.
 
 mod every_test;
 mod modules;
-mod way;
-mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,38 +47,19 @@ fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
     found
 }
 
-fn is_rust(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "rs")
-}
-
 /// Returns `path` relative to the root of the workspace.
 fn from_root(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
 #[test]
-fn no_file_uses_one_that_uses_it_back() {
+fn files_and_modules_have_no_circles() {
     let circles: Vec<_> = crates().iter().flat_map(|start| Crate::read(start).circles(&root())).collect();
-    assert!(circles.is_empty(), "{} circles of files:\n{}", circles.len(), circles.join("\n"));
+    assert!(circles.is_empty(), "{} circles:\n{}", circles.len(), circles.join("\n"));
 }
 
 #[test]
-fn retired_words_stay_retired() {
-    let mut found = Vec::new();
-    for path in words::CRATES.iter().flat_map(|name| find(&root().join(name), &is_rust)) {
-        let identifiers = words::identifiers(&path);
-        let file = from_root(&path);
-        for (word, now) in words::RETIRED {
-            if identifiers.contains(word) && !words::EXCEPTIONS.contains(&(word, file.as_str())) {
-                found.push(format!("{file}: {word}, say {now}"));
-            }
-        }
-    }
-    assert!(found.is_empty(), "retired words:\n{}", found.join("\n"));
-}
-
-#[test]
-fn documents_name_files_that_there_are() {
+fn documents_name_existing_files() {
     let is_document = |path: &Path| path.extension().is_some_and(|extension| extension == "md");
     let documents = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"].map(|name| root().join(name));
     let documents = documents.into_iter().chain(find(&root().join("docs"), &is_document));
@@ -101,19 +79,6 @@ fn documents_name_files_that_there_are() {
         }
     }
     assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
-}
-
-/// A custom crate reuses existing build results only if it is built in the same way.
-#[test]
-fn the_template_crate_is_built_like_the_workspace() {
-    let own = fs::read_to_string(root().join("examples/own-crate/Cargo.toml")).unwrap();
-    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    let profile = &own[own.find("[profile.release]").expect("its profile")..];
-    assert!(workspace.contains(profile.trim_end()), "its [profile.release] is not that of the workspace");
-    let burn = own.lines().find(|line| line.starts_with("burn = ")).expect("its burn");
-    let shared = workspace.lines().find(|line| line.starts_with("burn = ")).expect("the workspace's burn");
-    let features = |line: &str| line.replace(", \"autodiff\"", "");
-    assert_eq!(features(burn), features(shared), "its burn is not that of the workspace");
 }
 
 /// Returns the packages of the workspace.

@@ -41,49 +41,27 @@ impl Crate {
         Crate { modules }
     }
 
-    /// Returns every circle, as a list of its files with the names that connect them.
+    /// Returns every circle of files, and of modules below one parent, as a list of its members with the names that
+    /// connect them. A module counts with everything inside it.
     pub fn circles(&self, root: &Path) -> Vec<String> {
-        let edges = self.edges();
-        let mut circles = Vec::new();
-        let mut done = BTreeSet::new();
-        for file in edges.keys() {
-            if done.contains(file) {
-                continue;
-            }
-            let reached = reachable(&edges, file);
-            let circle: BTreeSet<_> =
-                reached.into_iter().filter(|other| reachable(&edges, other).contains(file)).collect();
-            if circle.is_empty() {
-                continue;
-            }
-            let show = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
-            let mut lines = vec![format!("circle of {} files:", circle.len())];
-            for from in &circle {
-                for (to, names) in edges[from].iter().filter(|(to, _)| circle.contains(*to)) {
-                    let names: Vec<_> = names.iter().map(String::as_str).collect();
-                    lines.push(format!("  {} -> {}: {}", show(from), show(to), names.join(", ")));
-                }
-            }
-            circles.push(lines.join("\n"));
-            done.extend(circle);
-        }
-        circles
-    }
-
-    /// Returns which file uses which, and by what names.
-    fn edges(&self) -> BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>> {
-        let mut edges: BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>> = BTreeMap::new();
-        for module in self.modules.values() {
-            let from = edges.entry(module.file.clone()).or_default();
+        let (mut files, mut siblings) = (Edges::new(), Edges::new());
+        for (name, module) in &self.modules {
             for path in &module.uses {
-                let Some((home, name)) = self.resolve(path, 0) else { continue };
-                let to = &self.modules[&home].file;
-                if *to != module.file {
-                    from.entry(to.clone()).or_default().insert(name);
+                let Some((home, item)) = self.resolve(path, 0) else { continue };
+                let file = |name: &Name| {
+                    let file = &self.modules[name].file;
+                    file.strip_prefix(root).unwrap_or(file).display().to_string()
+                };
+                add(&mut files, file(name), file(&home), &item);
+                let shared = name.iter().zip(&home).take_while(|(a, b)| a == b).count();
+                if shared < name.len().min(home.len()) {
+                    let branch =
+                        |name: &Name| format!("{}: {}", file(&Vec::new()), name[..=shared].join("::"));
+                    add(&mut siblings, branch(name), branch(&home), &item);
                 }
             }
         }
-        edges
+        [circles_of(&files), circles_of(&siblings)].concat()
     }
 
     /// Returns the module that defines the item at `path`, and the item's name there.
@@ -113,14 +91,47 @@ impl Crate {
     }
 }
 
-type Edges = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
+/// Which file or module uses which, and by what names.
+type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Returns the files that can be reached from `start` in one step or more.
-fn reachable(edges: &Edges, start: &Path) -> BTreeSet<PathBuf> {
+fn add(edges: &mut Edges, from: String, to: String, item: &str) {
+    if from != to {
+        edges.entry(from).or_default().entry(to).or_default().insert(item.to_owned());
+    }
+}
+
+fn circles_of(edges: &Edges) -> Vec<String> {
+    let mut circles = Vec::new();
+    let mut done = BTreeSet::new();
+    for node in edges.keys() {
+        if done.contains(node) {
+            continue;
+        }
+        let reached = reachable(edges, node);
+        let circle: BTreeSet<_> =
+            reached.into_iter().filter(|other| reachable(edges, other).contains(node)).collect();
+        if circle.is_empty() {
+            continue;
+        }
+        let mut lines = vec![format!("circle of {}:", circle.len())];
+        for from in &circle {
+            for (to, names) in edges[from].iter().filter(|(to, _)| circle.contains(*to)) {
+                let names: Vec<_> = names.iter().map(String::as_str).collect();
+                lines.push(format!("  {from} -> {to}: {}", names.join(", ")));
+            }
+        }
+        circles.push(lines.join("\n"));
+        done.extend(circle);
+    }
+    circles
+}
+
+/// Returns what can be reached from `start` in one step or more.
+fn reachable(edges: &Edges, start: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut next = vec![start.to_owned()];
-    while let Some(file) = next.pop() {
-        for to in edges.get(&file).into_iter().flat_map(BTreeMap::keys) {
+    while let Some(node) = next.pop() {
+        for to in edges.get(&node).into_iter().flat_map(BTreeMap::keys) {
             if reached.insert(to.clone()) {
                 next.push(to.clone());
             }

@@ -2,14 +2,10 @@
 
 use std::process::ExitCode;
 
-use burn::module::Module;
-use burn::tensor::{Tensor, activation::relu};
-use kiln::process::CountingAllocator;
-use kiln::registry::Registry;
-use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear};
+use kiln::burn::tensor::activation::relu;
+use kiln::prelude::*;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+kiln::allocator!();
 
 /// `down(relu(up(x)))`.
 #[derive(Module, Debug)]

@@ -5,15 +5,11 @@
 
 use std::process::ExitCode;
 
-use burn::module::Module;
-use burn::tensor::{Tensor, activation::relu};
-use kiln::process::CountingAllocator;
-use kiln::registry::Registry;
-use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear};
-use serde::Deserialize;
+use kiln::burn::tensor::activation::relu;
+use kiln::prelude::*;
+use kiln::serde::Deserialize;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+kiln::allocator!();
 
 /// `down(scale * relu(up(x))³)`.
 #[derive(Module, Debug)]
@@ -28,7 +24,7 @@ struct CubedRelu {
 
 /// The keys of `[model.extra]`.
 #[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(crate = "kiln::serde", default, deny_unknown_fields)]
 struct Settings {
     scale: f64,
 }

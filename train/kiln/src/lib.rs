@@ -33,20 +33,36 @@
 pub mod cli;
 mod commands;
 pub mod error;
+pub mod prelude;
 pub mod run;
 mod version;
 
+pub use burn;
 pub use kiln_checkpoint as checkpoint;
 pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
+pub use kiln_collectives as collectives;
 pub use kiln_config as config;
 pub use kiln_config::{device, links, losses, optimizers, schedule};
 pub use kiln_data as data;
 pub use kiln_debug as debug;
 pub use kiln_debug::breakpoint;
 pub use kiln_launch::place;
+pub use kiln_model as model;
 pub use kiln_plan as planner;
 pub use kiln_preflight::{bench, doctor};
+pub use kiln_shard as shard;
 pub use kiln_sys::words;
 pub use kiln_train::{
     eval, fault, flight, generate, launch, logged, metrics, prepared, process, registry, values, world,
 };
+pub use serde;
+
+/// Sets the global allocator that counts the memory of each rank and keeps it from step to step. Without it, a program
+/// trains as well, but reports no memory.
+#[macro_export]
+macro_rules! allocator {
+    () => {
+        #[global_allocator]
+        static ALLOCATOR: $crate::process::CountingAllocator = $crate::process::CountingAllocator;
+    };
+}

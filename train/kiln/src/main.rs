@@ -2,11 +2,9 @@
 
 use std::process::ExitCode;
 
-use kiln::process::CountingAllocator;
 use kiln::registry::Registry;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+kiln::allocator!();
 
 fn main() -> ExitCode {
     kiln::cli::main(Registry::default())
