@@ -268,7 +268,7 @@ def balance_loss(*arguments):
 
 
 def learning_rate(optim, step, steps):
-    """The rate of a step, counted from 1, as train/kiln/src/schedule.rs has it."""
+    """The rate of a step, counted from 1, as train/config/src/schedule.rs has it."""
     peak, warmup = optim["lr"], optim["warmup_steps"]
     if step <= warmup:
         return peak * step / warmup
