@@ -1,8 +1,43 @@
-//! What a program with its own parts needs: `use kiln::prelude::*`.
+//! Everything that a program with its own parts needs.
+//!
+//! ```no_run
+//! use kiln::burn::tensor::activation::relu;
+//! use kiln::prelude::*;
+//!
+//! kiln::allocator!();
+//!
+//! /// `down(relu(up(x)))`.
+//! #[derive(Module, Debug)]
+//! struct Mine {
+//!     up: Linear,
+//!     down: Linear,
+//! }
+//!
+//! impl Mine {
+//!     fn new(init: LayerInit) -> Result<Self, LayerError> {
+//!         let LayerInit { model, key, device, .. } = init;
+//!         let (d, ff) = (model.d_model, model.d_ff);
+//!         Ok(Mine {
+//!             up: Linear::new(d, ff, model.init_std, key.fork("up"), device),
+//!             down: Linear::new(ff, d, model.residual_std(), key.fork("down"), device),
+//!         })
+//!     }
+//! }
+//!
+//! impl Layer for Mine {
+//!     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+//!         self.down.forward(relu(self.up.forward(x)))
+//!     }
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     kiln::cli::main(Registry::default().layer("mine", Mine::new))
+//! }
+//! ```
 
+pub use burn;
 pub use burn::module::Module;
 pub use burn::tensor::{Device, Int, Tensor};
-pub use burn::{self};
 pub use kiln_checkpoint::sharded::ShardedDecoder;
 pub use kiln_config::losses::LossInit;
 pub use kiln_config::optimizers::OptimizerInit;

@@ -10,18 +10,14 @@ use kiln_config::ConfigError;
 use kiln_config::losses::{LossInit, Losses};
 use kiln_config::optimizers::{OptimizerInit, Optimizers};
 
-/// The parts available to every command of a program: the built-in parts, and those that the program adds. A
-/// program with custom layers gets all commands of `kiln` with a `main` of a few lines:
+/// The parts available to every command of a program: the built-in parts, and those that the program adds. The
+/// prelude of crate `kiln` shows a program whose commands all know a custom layer.
 ///
-/// ```no_run
-/// # use kiln::registry::Registry;
-/// # use kiln_model::layers::SwiGlu;
-/// #[global_allocator]
-/// static ALLOCATOR: kiln::process::CountingAllocator = kiln::process::CountingAllocator;
+/// ```
+/// use kiln_model::layers::SwiGlu;
+/// use kiln_train::registry::Registry;
 ///
-/// fn main() -> std::process::ExitCode {
-///     kiln::cli::main(Registry::default().layer("my-ffn", |init| Ok(SwiGlu::new(init))))
-/// }
+/// let registry = Registry::default().layer("my-ffn", |init| Ok(SwiGlu::new(init)));
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Registry {

@@ -50,9 +50,9 @@ impl Registry {
     /// Returns a program with these parts and a custom training loop, which decides when the run evaluates,
     /// saves and ends. Every rank runs the loop, and all ranks must decide alike: see [`Trainer`].
     ///
-    /// ```no_run
-    /// use kiln::registry::Registry;
-    /// use kiln::run::{LoopResult, Trainer};
+    /// ```
+    /// use kiln_train::registry::Registry;
+    /// use kiln_train::run::{LoopResult, Trainer};
     ///
     /// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
     ///     while trainer.train_step()? {
@@ -61,9 +61,7 @@ impl Registry {
     ///     Ok(trainer.finish()?)
     /// }
     ///
-    /// fn main() -> std::process::ExitCode {
-    ///     kiln::cli::main(Registry::default().training_loop(my_loop))
-    /// }
+    /// let program = Registry::default().training_loop(my_loop);
     /// ```
     pub fn training_loop(self, run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync + 'static) -> Program {
         Program { registry: self, training_loop: Arc::new(run) }

@@ -48,7 +48,7 @@ use kiln_sys::words::number_of;
 /// variables start anew when the run is resumed.
 ///
 /// ```
-/// use kiln::run::{LoopResult, Trainer};
+/// use kiln_train::run::{LoopResult, Trainer};
 ///
 /// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
 ///     while trainer.train_step()? {
