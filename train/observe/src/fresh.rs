@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_stays() {
+    fn existing_files_stay() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("traces/a.b.txt");
         let names = ["1", "2", "3"].map(|content| write_new(&path, content.as_bytes()).unwrap());

@@ -1,10 +1,12 @@
 //! A complete line of `metrics.jsonl`, with its values in order.
 
+use std::fmt;
 use std::io::{self, Read};
 
 use kiln_sys::LineReader;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// The value of a key in a line.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,26 +34,17 @@ pub(crate) struct Line {
 impl Line {
     /// Parses a line. `None` if it is invalid, such as half a line.
     pub(crate) fn read(line: &[u8]) -> Option<Line> {
-        let mut rest = Rest(std::str::from_utf8(line).ok()?.trim());
+        let Pairs(pairs) = serde_json::from_slice(line).ok()?;
         let (mut step, mut line) = (None, Line::default());
-        rest.take('{')?;
-        if rest.take('}').is_none() {
-            loop {
-                let (key, _) = rest.next::<String>()?;
-                rest.take(':')?;
-                let (_, text) = rest.next::<IgnoredAny>()?;
-                match key.as_str() {
-                    "step" => step = Some(text.parse().ok()?),
-                    "time" => line.time = text.parse().ok(),
-                    _ => line.values.push((key, Value::of(text))),
-                }
-                if rest.take(',').is_none() {
-                    break rest.take('}')?;
-                }
+        for (key, value) in pairs {
+            match key.as_str() {
+                "step" => step = Some(value.get().parse().ok()?),
+                "time" => line.time = value.get().parse().ok(),
+                _ => line.values.push((key, Value::new(value.get()))),
             }
         }
         line.step = step?;
-        rest.0.is_empty().then_some(line)
+        Some(line)
     }
 
     /// Returns the numeric values. NaN and infinite values, written as `null`, are returned as NaN.
@@ -71,7 +64,7 @@ pub(crate) fn is_text(key: &str) -> bool {
 
 impl Value {
     /// Parses the JSON `text` of a value.
-    fn of(text: &str) -> Value {
+    fn new(text: &str) -> Value {
         match text.as_bytes() {
             b"null" => Value::Null,
             [b'-' | b'0'..=b'9', ..] => Value::Number(text.to_owned()),
@@ -83,25 +76,28 @@ impl Value {
     }
 }
 
-/// The rest of a line. Numbers are taken as text: `serde_json` preserves all their digits only with a feature
-/// that would slow down every other use of JSON.
-struct Rest<'a>(&'a str);
+/// The keys of an object and the JSON of their values, in order.
+struct Pairs<'a>(Vec<(String, &'a RawValue)>);
 
-impl<'a> Rest<'a> {
-    /// Takes `sign`, if it comes next.
-    fn take(&mut self, sign: char) -> Option<()> {
-        self.0 = self.0.trim_start().strip_prefix(sign)?;
-        Some(())
-    }
+impl<'de> Deserialize<'de> for Pairs<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Pairs<'de>;
 
-    /// Takes the next value, and returns it with its JSON.
-    fn next<T: Deserialize<'a>>(&mut self) -> Option<(T, &'a str)> {
-        let text = self.0.trim_start();
-        let mut values = serde_json::Deserializer::from_str(text).into_iter::<T>();
-        let value = values.next()?.ok()?;
-        let (json, rest) = text.split_at_checked(values.byte_offset())?;
-        self.0 = rest;
-        Some((value, json))
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Pairs<'de>, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = object.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(Object)
     }
 }
 
@@ -124,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_keep_their_order_and_every_digit() {
+    fn lines_keep_order_and_digits() {
         let text =
             br#" {"step":3, "time":1.5,"loss":null,"b":96737.56346040845,"a" : -2.5e3,"parameter":null} "#;
         let line = Line::read(text).unwrap();
@@ -154,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_come_again_replace_those_that_were_there() {
+    fn repeated_steps_replace_earlier_ones() {
         let text = b"{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"val_loss\":1}\n{\"step\":3}\nwhat\n{\"step\":2,\"a\":1}\n{\"st";
         let lines = lines_of(LineReader::new(&text[..])).unwrap();
         assert_eq!(lines.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);

@@ -344,22 +344,6 @@ fn mixed(colour: u32, ground: u32) -> u32 {
     part(16) | part(8) | part(0)
 }
 
-/// Returns the exponential moving average of `values` over about `window` of them, without the bias of its
-/// start: the first average is the first value. Values that are not finite are skipped: their average is NaN.
-pub fn smoothed(values: &[f64], window: f64) -> Vec<f64> {
-    let decay = 1.0 - 1.0 / window.max(1.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
-    let average = |value: &f64| {
-        if !value.is_finite() {
-            return f64::NAN;
-        }
-        sum = decay * sum + value;
-        weight = decay * weight + 1.0;
-        sum / weight
-    };
-    values.iter().map(average).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -449,14 +433,5 @@ mod tests {
     fn faint_colours_are_mixed_with_ground() {
         assert_eq!(mixed(0x000000, 0xffffff), 0xadadad);
         assert_eq!(mixed(0xff0000, 0xff0000), 0xff0000);
-    }
-
-    #[test]
-    fn averages_have_no_bias_and_skip_nan() {
-        assert_eq!(smoothed(&[4.0, 4.0, 4.0], 10.0), [4.0, 4.0, 4.0]);
-        assert_eq!(smoothed(&[1.0, 2.0], 1.0), [1.0, 2.0]);
-        // One step back counts half as much.
-        let averages = smoothed(&[3.0, f64::NAN, 6.0], 2.0);
-        assert_eq!((averages[0], averages[1].is_nan(), averages[2]), (3.0, true, 5.0));
     }
 }

@@ -10,7 +10,7 @@ use kiln_sys::durable::{parent_of, sync_folder, write as write_file};
 use serde::Serialize;
 
 use crate::page::{Snapshot, TimelinesAt, page_of_strategies};
-use crate::plot::{Axis, Curve, Curves, smoothed};
+use crate::plot::{Axis, Curve, Curves};
 use crate::run::Series;
 use crate::status::LookAt;
 
@@ -64,10 +64,10 @@ impl Report {
         program: &str,
     ) -> Result<Self, ReportError> {
         let runs = Snapshot::new(paths, look_at, timelines_at);
-        let curves = CURVES.iter().filter_map(|shown| {
-            let curves = shown.of(&runs);
-            let drawn = || curves.draw(720.0, 340.0).file(shown.file);
-            (!curves.is_empty()).then(|| (format!("{}.svg", shown.file), drawn()))
+        let curves = CURVES.iter().filter_map(|(file, key, title, unit, axis, is_noisy)| {
+            let curves = curves_of(&runs, key, title, axis(unit), *is_noisy);
+            let drawn = || curves.draw(720.0, 340.0).file(file);
+            (!curves.is_empty()).then(|| (format!("{file}.svg"), drawn()))
         });
         Ok(Report { page: runs.page(program)?, curves: curves.collect() })
     }
@@ -126,84 +126,52 @@ pub fn check_place(place: &Path, flag: &'static str) -> Result<(), ReportError> 
     }
 }
 
-/// A metric that a report shows in a separate file.
-struct Shown {
-    /// The name of the file without its extension.
-    file: &'static str,
-    key: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    axis: fn(&str) -> Axis,
-    /// True if the moving average is drawn over the values.
-    is_noisy: bool,
-}
-
-const CURVES: [Shown; 6] = [
-    shown("loss", "loss", "Training loss", "nats per token", Axis::linear, true),
-    shown("validation-loss", "val_loss", "Validation loss", "nats per token", Axis::linear, false),
-    shown("answer-loss", "answer_loss", "Loss of answers", "nats per token", Axis::linear, false),
-    shown("gradient-norm", "grad_norm", "Gradient norm", "2-norm before clipping", Axis::log, true),
-    shown("learning-rate", "lr", "Learning rate", "learning rate", Axis::linear, false),
-    shown("throughput", "tokens_per_s", "Throughput", "tokens/s", Axis::from_zero, true),
+/// The metrics that a report shows in separate files: the name of the file without its extension, the key, the title,
+/// the unit, the axis, and true if the moving average is drawn over the values.
+const CURVES: [(&str, &str, &str, &str, fn(&str) -> Axis, bool); 6] = [
+    ("loss", "loss", "Training loss", "nats per token", Axis::linear, true),
+    ("validation-loss", "val_loss", "Validation loss", "nats per token", Axis::linear, false),
+    ("answer-loss", "answer_loss", "Loss of answers", "nats per token", Axis::linear, false),
+    ("gradient-norm", "grad_norm", "Gradient norm", "2-norm before clipping", Axis::log, true),
+    ("learning-rate", "lr", "Learning rate", "learning rate", Axis::linear, false),
+    ("throughput", "tokens_per_s", "Throughput", "tokens/s", Axis::from_zero, true),
 ];
 
-const fn shown(
-    file: &'static str,
-    key: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    axis: fn(&str) -> Axis,
-    is_noisy: bool,
-) -> Shown {
-    Shown { file, key, title, unit, axis, is_noisy }
-}
+/// Number of points of a curve: more than its pixels can show.
+const POINTS: usize = 500;
 
-impl Shown {
-    /// Number of points of a curve: more than its pixels can show.
-    const POINTS: usize = 500;
-    /// Fraction (1/n) of the points of a noisy curve that its average covers.
-    const AVERAGED: usize = 20;
+/// Fraction (1/n) of the points of a noisy curve that its average covers.
+const AVERAGED: usize = 20;
 
-    /// Returns the curve of every run that has the metric. Noisy values are pale, below their moving
-    /// averages.
-    fn of(&self, runs: &Snapshot) -> Curves {
-        let (mut pale, mut strong, mut names, mut series) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        runs.each(|name, run| {
-            if let Some(values) = run.metrics().get(self.key) {
-                let count = values.values().len();
-                let curve = |points| Curve { name: name.to_owned(), series, points, ..Curve::default() };
-                let has_marks = !self.is_noisy && count <= 60;
-                let mut line = values.values().to_vec();
-                if self.is_noisy {
-                    pale.push(Curve { is_faint: true, ..curve(thinned(values, &line)) });
-                    line = smoothed(&line, (count / Self::AVERAGED).max(1) as f64);
-                }
-                strong.push(Curve { has_marks, ..curve(thinned(values, &line)) });
-                names.push(name.to_owned());
+/// Returns the curve of every run that has the metric `key`. Noisy values are pale, below their moving averages.
+fn curves_of(runs: &Snapshot, key: &str, title: &str, y: Axis, is_noisy: bool) -> Curves {
+    let (mut pale, mut strong, mut names, mut series) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    runs.each(|name, run| {
+        if let Some(values) = run.metrics().get(key) {
+            let count = values.values().len();
+            let curve = |points| Curve { name: name.to_owned(), series, points, ..Curve::default() };
+            if is_noisy {
+                pale.push(Curve { is_faint: true, ..curve(thinned(values)) });
+                let weight = 1.0 - 1.0 / (count / AVERAGED).max(1) as f64;
+                strong.push(curve(thinned(&values.smoothed(weight))));
+            } else {
+                strong.push(Curve { has_marks: count <= 60, ..curve(thinned(values)) });
             }
-            // A run looks the same in all files.
-            series += 1;
-        });
-        pale.append(&mut strong);
-        Curves {
-            title: self.title.to_owned(),
-            description: format!(
-                "{} over optimizer steps, a curve for each of: {}.",
-                self.title,
-                names.join(", ")
-            ),
-            x: Axis::linear("optimizer step"),
-            y: (self.axis)(self.unit),
-            curves: pale,
+            names.push(name.to_owned());
         }
-    }
+        // A run looks the same in every file.
+        series += 1;
+    });
+    pale.append(&mut strong);
+    let description = format!("{title} over optimizer steps, a curve for each of: {}.", names.join(", "));
+    Curves { title: title.to_owned(), description, x: Axis::linear("optimizer step"), y, curves: pale }
 }
 
-/// Returns about [`Shown::POINTS`] of the values over their steps, evenly spaced, including the first and the
+/// Returns about [`POINTS`] of the values over their steps, evenly spaced, including the first and the
 /// last.
-fn thinned(series: &Series, values: &[f64]) -> Vec<(f64, f64)> {
-    let stride = values.len().div_ceil(Shown::POINTS).max(1);
-    let last = values.len().saturating_sub(1);
-    let kept = (0..values.len()).filter(|index| index.is_multiple_of(stride) || *index == last);
-    kept.map(|index| (series.steps()[index] as f64, values[index])).collect()
+fn thinned(series: &Series) -> Vec<(f64, f64)> {
+    let count = series.values().len();
+    let stride = count.div_ceil(POINTS).max(1);
+    let kept = (0..count).filter(|index| index.is_multiple_of(stride) || *index == count - 1);
+    kept.map(|index| (series.steps()[index] as f64, series.values()[index])).collect()
 }

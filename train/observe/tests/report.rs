@@ -70,7 +70,7 @@ impl Runs {
     }
 
     fn report(&self) -> Report {
-        let look_at: LookAt = Arc::new(|_| Err("nobody can be asked".to_owned()));
+        let look_at: LookAt = Arc::new(|_| Err("no process can be asked".to_owned()));
         Report::of_runs(vec![self.root.path().to_owned()], look_at, None, PROGRAM).unwrap()
     }
 
@@ -159,7 +159,7 @@ fn runs_are_compared() {
 }
 
 #[test]
-fn runs_of_one_strategy_are_not_set_against_each_other() {
+fn equal_strategies_are_not_compared() {
     let runs = Runs::new();
     runs.add("a", &settings("FULL_SHARD", 2, 1e-3), 40, 100.0);
     runs.add("b", &settings("FULL_SHARD", 2, 2e-3), 10, 100.0);

@@ -169,7 +169,7 @@ impl Terminal {
 }
 
 #[test]
-fn leaving_gives_the_terminal_back() {
+fn quitting_restores_the_terminal() {
     for keys in ["q", "\x03"] {
         let mut terminal = Terminal::start("healthy");
         terminal.wait_for(ENTER);
@@ -182,7 +182,7 @@ fn leaving_gives_the_terminal_back() {
 }
 
 #[test]
-fn signals_end_the_program_and_give_the_terminal_back() {
+fn signals_restore_the_terminal() {
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         let terminal = Terminal::start("healthy");
         terminal.wait_for("well-behaved");
@@ -193,7 +193,7 @@ fn signals_end_the_program_and_give_the_terminal_back() {
 }
 
 #[test]
-fn a_terminal_that_is_closed_ends_the_program() {
+fn closed_terminal_ends_the_program() {
     let terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     let Terminal { master, mut child, reader, is_over, .. } = terminal;
@@ -206,7 +206,7 @@ fn a_terminal_that_is_closed_ends_the_program() {
 }
 
 #[test]
-fn a_panic_is_told_on_the_terminal_as_it_was() {
+fn panic_restores_the_terminal() {
     let terminal = Terminal::start("panics");
     terminal.wait_for("left after a panic");
     let (_, shown) = terminal.end();
@@ -217,7 +217,7 @@ fn a_panic_is_told_on_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_program_that_is_stopped_gives_the_terminal_back_until_it_goes_on() {
+fn suspension_restores_the_terminal() {
     // With Ctrl-Z, and with a signal from elsewhere.
     for by_key in [true, false] {
         let mut terminal = Terminal::start("healthy");
@@ -241,7 +241,7 @@ fn a_program_that_is_stopped_gives_the_terminal_back_until_it_goes_on() {
 }
 
 #[test]
-fn a_stop_that_nobody_could_see_coming_is_made_good() {
+fn screen_returns_after_sigstop() {
     let mut terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     terminal.send(Signal::STOP);
@@ -256,7 +256,7 @@ fn a_stop_that_nobody_could_see_coming_is_made_good() {
 }
 
 #[test]
-fn a_run_that_hangs_does_not_hold_up_keys() {
+fn hung_run_does_not_block_keys() {
     let mut terminal = Terminal::start("hangs");
     terminal.wait_for("Overview");
     terminal.type_in("?");
@@ -266,7 +266,7 @@ fn a_run_that_hangs_does_not_hold_up_keys() {
 }
 
 #[test]
-fn a_new_size_is_used() {
+fn new_size_is_used() {
     let mut terminal = Terminal::start("healthy");
     terminal.wait_for("well-behaved");
     tcsetwinsize(&terminal.master, Winsize { ws_row: 8, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
@@ -278,7 +278,7 @@ fn a_new_size_is_used() {
 }
 
 #[test]
-fn without_a_terminal_there_is_an_error() {
+fn missing_terminal_is_an_error() {
     let output = run_to_end(&mut this_program("healthy", "runs/a"));
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("refused: ") && said.contains("standard input is not one"), "{said}");

@@ -1,32 +1,38 @@
-//! The page: one self-contained HTML document.
+//! The page: one self-contained HTML document, served, or as a file with all its data: a report.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use hyper::body::Bytes;
 use serde::Serialize;
+use serde_json::{Value, json, to_value};
 use sha2::{Digest, Sha256};
+
+use super::comparison::comparison;
+use super::details::{all_series, config, events, keys, look, samples};
+use super::summary::runs as summaries;
+use super::timeline::timeline;
+use super::watched::{TimelinesAt, Watched, WatchedRun};
+use crate::run::Run;
+use crate::status::LookAt;
 
 const FRAME: &str = include_str!("assets/index.html");
 
-const STYLES: [&str; 3] = [
-    include_str!("assets/uplot/uPlot.min.css"),
-    include_str!("assets/style.css"),
-    include_str!("assets/views.css"),
-];
+const STYLES: [&str; 2] = [include_str!("assets/uplot/uPlot.min.css"), include_str!("assets/style.css")];
 
 /// Scripts in the order of their dependencies.
-const SCRIPTS: [&str; 15] = [
+const SCRIPTS: [&str; 13] = [
     include_str!("assets/js/dom.js"),
     include_str!("assets/js/format.js"),
     include_str!("assets/js/data.js"),
     include_str!("assets/js/chart.js"),
     include_str!("assets/js/table.js"),
-    include_str!("assets/js/control.js"),
     include_str!("assets/js/overview.js"),
     include_str!("assets/js/curves.js"),
     include_str!("assets/js/ranks.js"),
     include_str!("assets/js/timeline.js"),
     include_str!("assets/js/results.js"),
     include_str!("assets/js/memory.js"),
-    include_str!("assets/js/config.js"),
     include_str!("assets/js/texts.js"),
     include_str!("assets/js/main.js"),
 ];
@@ -63,35 +69,86 @@ pub(super) fn rule(nonce: &str) -> String {
 }
 
 fn document(nonce: &str, head: &str, data: &str) -> String {
-    let style = STYLES.join("\n");
     let script = format!("{UPLOT}\n(() => {{\n\"use strict\";\n{}\n}})();", SCRIPTS.join("\n"));
-    let parts = [
-        ("@STYLE@", style.as_str()),
-        ("@SCRIPT@", &script),
-        ("@LICENSE@", UPLOT_LICENSE),
-        ("@NONCE@", nonce),
-        ("@VERSION@", env!("CARGO_PKG_VERSION")),
-        ("@HEAD@\n", head),
-        ("@DATA@\n", data),
-    ];
-    let mut text = String::with_capacity(FRAME.len() + style.len() + script.len() + data.len() + 4096);
-    let mut rest = FRAME;
-    // A single pass: inserted parts are not searched.
-    while let Some(start) = rest.find('@') {
-        text.push_str(&rest[..start]);
-        rest = &rest[start..];
-        match parts.iter().find(|(mark, _)| rest.starts_with(mark)) {
-            Some((mark, part)) => {
-                text.push_str(part);
-                rest = &rest[mark.len()..];
-            }
-            None => {
-                text.push('@');
-                rest = &rest[1..];
-            }
+    FRAME
+        .replace("@STYLE@", &STYLES.join("\n"))
+        .replace("@SCRIPT@", &script)
+        .replace("@LICENSE@", UPLOT_LICENSE)
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
+        .replace("@NONCE@", nonce)
+        .replace("@HEAD@\n", head)
+        // Last, because untrusted data may contain any mark.
+        .replace("@DATA@\n", data)
+}
+
+/// Maximum number of points of a curve.
+const POINTS: usize = 800;
+
+/// Runs at one moment.
+pub(crate) struct Snapshot {
+    watched: Watched,
+}
+
+impl Snapshot {
+    /// Reads the runs that `paths` name, run folders or folders of run folders, and asks their processes.
+    pub(crate) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Self {
+        let watched = Watched::new(paths, look_at, timelines_at);
+        watched.read_folders();
+        for run in watched.runs() {
+            run.want_timelines();
         }
+        watched.ask_processes();
+        Snapshot { watched }
     }
-    text + rest
+
+    /// Returns the page of the runs with all its data, made by the version `program`. The same runs make the
+    /// same page.
+    ///
+    /// # Errors
+    ///
+    /// If an answer cannot be written as JSON.
+    pub(crate) fn page(&self, program: &str) -> serde_json::Result<String> {
+        let runs = self.watched.runs();
+        // The time of the newest line, because a report has no other "now".
+        let now = runs
+            .iter()
+            .filter_map(|run| Some(run.read().metrics().get("time")?.last()?.1))
+            .fold(0.0, f64::max);
+        let answers = json!({
+            "/api/runs": to_value(summaries(&self.watched, now, Vec::new(), false))?,
+            "/api/config": to_value(config(&runs))?,
+            "/api/comparison": to_value(comparison(&runs))?,
+        });
+        let of_runs: Result<BTreeMap<_, _>, _> =
+            runs.iter().map(|run| Ok((run.id.clone(), of_run(run)?))).collect();
+        inlined(&json!({ "program": program, "answers": answers, "runs": of_runs? }))
+    }
+
+    /// Calls `with` with every run and its name on the page.
+    pub(crate) fn each(&self, mut with: impl FnMut(&str, &Run)) {
+        self.watched.runs().iter().for_each(|run| with(&run.id, &run.read()));
+    }
+}
+
+/// Returns the answers about one run.
+fn of_run(run: &WatchedRun) -> serde_json::Result<Value> {
+    Ok(json!({
+        "/api/series": to_value(all_series(run, POINTS))?,
+        "/api/keys": to_value(keys(run))?,
+        "/api/samples": to_value(samples(run))?,
+        "/api/events": to_value(events(run))?,
+        "/api/look": to_value(look(run))?,
+        "/api/timeline": to_value(timeline(run))?,
+    }))
+}
+
+/// Returns the page of the measurements of `kiln bench strategies`.
+///
+/// # Errors
+///
+/// If `measured` cannot be written as JSON.
+pub(crate) fn page_of_strategies(measured: &impl Serialize, program: &str) -> serde_json::Result<String> {
+    inlined(&json!({ "program": program, "answers": { "/api/strategies": to_value(measured)? } }))
 }
 
 #[cfg(test)]

@@ -15,16 +15,16 @@ pub enum PageError {
         source: io::Error,
     },
     /// Anyone who can reach the machine could see the runs.
-    #[error("{address} can be reached from other machines, and needs a token")]
+    #[error("a page at {address} is reachable from other machines, so it needs a token")]
     TokenNeeded {
         /// The requested address.
         address: SocketAddr,
     },
     /// Anyone who opens the address could end runs.
-    #[error("a page that takes orders needs a token")]
+    #[error("a page that accepts orders needs a token")]
     TokenNeededForOrders,
     /// The token can be guessed, or cannot be part of an address.
-    #[error("a token has 16 or more letters, digits, - and _")]
+    #[error("a token needs at least 16 characters: letters, digits, - and _")]
     WeakToken,
     /// The system has no threads, event queues or random bytes left.
     #[error("cannot serve the page: {0}")]

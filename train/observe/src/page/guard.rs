@@ -4,14 +4,18 @@
 //! that is open in the user's browser (`Origin`, `Sec-Fetch-Site`); and such a page whose own name now
 //! resolves to this machine (`Host`).
 
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderName, ORIGIN};
+use subtle::ConstantTimeEq;
 
-use super::token::AccessToken;
+use super::error::PageError;
 
-/// Maximum number of characters of a `Host`.
+/// Maximum length of a `Host`.
 const MOST_HOST: usize = 260;
 
 /// Decides which requests are answered.
@@ -25,13 +29,6 @@ pub(super) struct Guard {
 
 /// The status and reason of a refused request.
 pub(super) type Refusal = (StatusCode, &'static str);
-
-/// A request that gets an answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Admitted {
-    /// True if the token came in the address, so that the browser should remember it.
-    pub(super) sets_cookie: bool,
-}
 
 impl Guard {
     /// Creates a guard for a server bound to `address`. `names` are further names under which clients know
@@ -52,16 +49,17 @@ impl Guard {
         Some(format!("{}={}; HttpOnly; SameSite=Strict; Path=/", Self::cookie_name(token), token.text()))
     }
 
-    /// Decides whether a request with these headers and this `?token=` is answered.
-    pub(super) fn admit(&self, headers: &HeaderMap, token: Option<&str>) -> Result<Admitted, Refusal> {
+    /// Decides whether a request with these headers and this `?token=` is answered. Returns true if the token came in
+    /// the address, so that the browser should remember it.
+    pub(super) fn admit(&self, headers: &HeaderMap, token: Option<&str>) -> Result<bool, Refusal> {
         let host = self.host(headers)?;
         is_of_this_site(headers, host)?;
-        let Some(expected) = &self.token else { return Ok(Admitted { sets_cookie: false }) };
+        let Some(expected) = &self.token else { return Ok(false) };
         if token.is_some_and(|shown| expected.is(shown)) {
-            return Ok(Admitted { sets_cookie: true });
+            return Ok(true);
         }
         match bearer(headers).is_some_and(|shown| expected.is(shown)) || has_cookie(headers, expected) {
-            true => Ok(Admitted { sets_cookie: false }),
+            true => Ok(false),
             false => Err((
                 StatusCode::UNAUTHORIZED,
                 "the token is missing or wrong: open the address with ?token=",
@@ -71,7 +69,7 @@ impl Guard {
 
     /// Returns the `Host`, if it is this machine: with any port, since a tunnel may begin at another one.
     fn host<'a>(&self, headers: &'a HeaderMap) -> Result<&'a str, Refusal> {
-        const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this is not the host of that name");
+        const WRONG: Refusal = (StatusCode::MISDIRECTED_REQUEST, "this server has another host name");
         let mut hosts = headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(WRONG) };
         let host = host.to_str().map_err(|_| WRONG)?;
@@ -107,7 +105,7 @@ fn name_of(host: &str) -> Option<&str> {
 
 /// Checks that, according to the browser, the request does not come from another site.
 fn is_of_this_site(headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
-    const OTHER: Refusal = (StatusCode::FORBIDDEN, "requests of other sites are not answered");
+    const OTHER: Refusal = (StatusCode::FORBIDDEN, "requests from other sites are refused");
     if let Some(origin) = headers.get(ORIGIN) {
         let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         let is_same = authority.is_some_and(|(scheme, authority)| {
@@ -136,6 +134,69 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
+/// Number of random bytes of a token.
+const BYTES: usize = 24;
+
+/// Minimum number of characters of a token.
+const LEAST: usize = 16;
+
+/// A secret that a client presents to see the page. Its text is for the person who starts the server, who
+/// shares it as part of an address.
+#[derive(Clone)]
+pub struct AccessToken(String);
+
+impl AccessToken {
+    /// Creates a token that cannot be guessed.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random bytes.
+    pub fn random() -> io::Result<AccessToken> {
+        random_hex::<BYTES>().map(AccessToken)
+    }
+
+    /// Creates a token from chosen text, such as the value of an environment variable.
+    ///
+    /// # Errors
+    ///
+    /// If it is short, or has characters other than letters, digits, `-` and `_`.
+    pub fn new(text: impl Into<String>) -> Result<AccessToken, PageError> {
+        let text = text.into();
+        let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        if is_plain && text.len() >= LEAST { Ok(AccessToken(text)) } else { Err(PageError::WeakToken) }
+    }
+
+    /// The token itself.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns a short text that distinguishes tokens.
+    pub(super) fn mark(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+
+    /// Compares `shown` with this token, in a time that does not reveal how much of it is right.
+    pub(super) fn is(&self, shown: &str) -> bool {
+        bool::from(self.0.as_bytes().ct_eq(shown.as_bytes()))
+    }
+}
+
+impl fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AccessToken")
+    }
+}
+
+/// Returns `N` random bytes in hexadecimal digits.
+pub(super) fn random_hex<const N: usize>() -> io::Result<String> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use hyper::header::HeaderValue;
@@ -159,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_machine_are_answered() {
+    fn only_own_host_names_are_answered() {
         let local = guard("127.0.0.1:6006", None);
         for host in
             ["127.0.0.1:6006", "localhost:6006", "LocalHost:8080", "[::1]:6006", "127.0.0.1", "trainbox:1"]
@@ -210,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_asked_for_in_three_places() {
+    fn token_is_read_from_three_places() {
         let token = |text| AccessToken::new(text).unwrap();
         let guard = guard("0.0.0.0:6006", Some(token("secret-secret-secret")));
         let name = Guard::cookie_name(&token("secret-secret-secret"));
@@ -231,11 +292,24 @@ mod tests {
             assert_eq!(status(&guard, &[host, (header.0, &header.1)]), expected, "{header:?}");
         }
         let asked = |token| guard.admit(&headers(&[host]), Some(token));
-        assert_eq!(asked("secret-secret-secret"), Ok(Admitted { sets_cookie: true }));
+        assert_eq!(asked("secret-secret-secret"), Ok(true));
         assert!(asked("").is_err() && asked("secret-secret-secrets").is_err());
         assert_eq!(
             guard.cookie().unwrap(),
             format!("{name}=secret-secret-secret; HttpOnly; SameSite=Strict; Path=/")
         );
+    }
+
+    #[test]
+    fn only_the_token_itself_is_right() {
+        let token = AccessToken::random().unwrap();
+        assert_eq!(token.text().len(), 2 * BYTES);
+        assert!(token.is(token.text()) && !token.is("") && !token.is(&token.text()[1..]));
+        assert_ne!(token.text(), AccessToken::random().unwrap().text());
+        assert!(
+            AccessToken::new("0123456789abcde").is_err() && AccessToken::new("0123456789abcde;").is_err()
+        );
+        assert!(AccessToken::new("0123456789abcde_").is_ok());
+        assert!(!format!("{token:?}").contains(token.text()));
     }
 }

@@ -7,30 +7,32 @@
 //!
 //! From the ground up:
 //!
-//! - `error.rs`, `token.rs`, `guard.rs`: who gets an answer;
-//! - `refresh.rs`, `watched.rs`: the runs, at most a second old;
-//! - `reduce.rs`, `answers/`: answers about the runs, as JSON and in Prometheus' text format;
+//! - `guard.rs`: who gets an answer;
+//! - `watched.rs`, `refresh.rs`: the runs, at most a second old;
+//! - `reduce.rs`, `summary.rs`, `details.rs`, `comparison.rs`, `timeline.rs`, `prometheus.rs`: answers about the
+//!   runs, as JSON and in Prometheus' text format;
 //! - `document.rs`, `assets/`: the page. It draws with uPlot, whose licence is next to it;
-//! - `kept.rs`, `routes.rs`, `server.rs`: cached answers, requests and orders, connections and their limits.
-//!
-//! `snapshot.rs` is the same page as a file, with the answers in it, for reports.
+//! - `routes.rs`, `server.rs`: requests and orders; connections and their limits.
 
-mod answers;
+mod comparison;
+mod details;
 mod document;
 mod error;
 mod guard;
-mod kept;
+mod prometheus;
 mod reduce;
 mod refresh;
 mod routes;
 mod server;
-mod snapshot;
-mod token;
+mod summary;
+mod timeline;
 mod watched;
 
+pub(crate) use document::{Snapshot, page_of_strategies};
 pub use error::PageError;
+pub use guard::AccessToken;
+pub(crate) use reduce::reduce;
 pub use routes::Tell;
 pub use server::{ServeOptions, Server, serve};
-pub(crate) use snapshot::{Snapshot, page_of_strategies};
-pub use token::AccessToken;
+pub(crate) use summary::Progress;
 pub use watched::TimelinesAt;

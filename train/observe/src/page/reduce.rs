@@ -7,21 +7,21 @@ use crate::run::Series;
 /// A series over a limited number of stretches of steps: the mean of each stretch, and its smallest and
 /// largest value if it has several. `null` represents values that are not numbers.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub(super) struct Reduced {
+pub(crate) struct Reduced {
     /// Number of original values that these were made from.
-    pub(super) total: usize,
+    pub(crate) total: usize,
     /// The middle step of each stretch, ascending.
-    pub(super) steps: Vec<u64>,
-    pub(super) mean: Vec<Option<f64>>,
+    pub(crate) steps: Vec<u64>,
+    pub(crate) mean: Vec<Option<f64>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) low: Vec<Option<f64>>,
+    pub(crate) low: Vec<Option<f64>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) high: Vec<Option<f64>>,
+    pub(crate) high: Vec<Option<f64>>,
 }
 
 /// Reduces the steps `from` to `to` of a series to at most `most` stretches: equally long ones, or with
 /// `is_log` ones that look equally long on a logarithmic axis of steps.
-pub(super) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: bool) -> Reduced {
+pub(crate) fn reduce(series: &Series, from: u64, to: u64, most: usize, is_log: bool) -> Reduced {
     let steps = series.steps();
     let first = steps.partition_point(|step| *step < from);
     let end = steps.partition_point(|step| *step <= to).max(first);

@@ -1,187 +1,99 @@
-//! Work that is repeated while someone wants its result, and pauses otherwise.
+//! Work that is done while someone wants its result, once for all who ask.
 
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
-/// A thread that does its work on request, with a minimum pause, once for all clients that ask.
-#[derive(Debug)]
+/// Work that refreshes a result on request, with a minimum pause between two starts.
+#[derive(Clone)]
 pub(super) struct Refresher {
-    state: Arc<State>,
-    /// Number of times the work was done.
-    done: watch::Receiver<u64>,
-}
-
-#[derive(Debug)]
-struct State {
-    wishes: Mutex<Wishes>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Wishes {
-    is_wanted: bool,
-    is_over: bool,
-    /// True if the thread has ended by a panic.
-    has_failed: bool,
-    /// Time when the work was last begun.
-    begun: Option<Instant>,
-    /// Time when the last completed work was begun: its result is from that moment.
-    done: Option<Instant>,
-}
-
-impl Wishes {
-    fn mark_done(&mut self) {
-        self.done = self.begun;
-    }
-}
-
-impl State {
-    fn wishes(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Records a panic of the thread that holds it.
-struct Failure(Arc<State>);
-
-impl Drop for Failure {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.wishes().has_failed = true;
-        }
-    }
+    pause: Duration,
+    work: Arc<dyn Fn() + Send + Sync>,
+    /// Start of the last completed work: its result is from that moment. Locked while the work is in progress.
+    begun: Arc<Mutex<Option<Instant>>>,
+    has_failed: Arc<AtomicBool>,
 }
 
 impl Refresher {
-    /// Starts the thread `name`, which does `work` on request, with at least `pause` between two starts.
-    pub(super) fn start(
-        name: &str,
-        pause: Duration,
-        mut work: impl FnMut() + Send + 'static,
-    ) -> io::Result<Self> {
-        let state = Arc::new(State { wishes: Mutex::default(), changed: Condvar::new() });
-        let (sender, done) = watch::channel(0);
-        let shared = state.clone();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // Dropped before the sender, so that anyone who waits for the sender finds the panic recorded.
-            let _failure = Failure(shared.clone());
-            while shared.next(pause) {
-                work();
-                shared.wishes().mark_done();
-                sender.send_modify(|times| *times += 1);
-            }
-        })?;
-        Ok(Refresher { state, done })
+    /// Creates a refresher that does `work` with at least `pause` between two starts.
+    pub(super) fn new(pause: Duration, work: impl Fn() + Send + Sync + 'static) -> Self {
+        Refresher { pause, work: Arc::new(work), begun: Arc::default(), has_failed: Arc::default() }
     }
 
-    /// Requests the work for a client that will come.
-    pub(super) fn want(&self) {
-        self.state.wishes().is_wanted = true;
-        self.state.changed.notify_all();
-    }
-
-    /// Waits for a result that is no older than `age`, for at most `patience`.
+    /// Waits for a result that is no older than `age`, for at most `patience`. Work that takes longer continues.
     pub(super) async fn fresh(&self, age: Duration, patience: Duration) {
-        let mut done = self.done.clone();
-        {
-            let mut wishes = self.state.wishes();
-            done.borrow_and_update();
-            let is_young = |begun: Option<Instant>| begun.is_some_and(|begun| begun.elapsed() < age);
-            if is_young(wishes.done) {
+        let asked = Instant::now();
+        let wait = async {
+            let mut begun = self.begun.clone().lock_owned().await;
+            let is_young = |begun: Instant| begun >= asked || begun.elapsed() < age;
+            if self.has_failed() || begun.is_some_and(is_young) {
                 return;
             }
-            let is_under_way = wishes.begun != wishes.done && is_young(wishes.begun);
-            wishes.is_wanted |= !is_under_way;
-        }
-        self.state.changed.notify_all();
-        // An error means that the thread is gone: its last result is the only one.
-        let _ = tokio::time::timeout(patience, done.changed()).await;
+            let Refresher { pause, work, has_failed, .. } = self.clone();
+            // A separate task, which impatient clients do not cancel.
+            let task = tokio::spawn(async move {
+                sleep(begun.map_or(Duration::ZERO, |begun| pause.saturating_sub(begun.elapsed()))).await;
+                let start = Instant::now();
+                let done = spawn_blocking(move || {
+                    work();
+                    *begun = Some(start);
+                });
+                // After a panic, the last result is the only one.
+                has_failed.fetch_or(done.await.is_err(), Ordering::AcqRel);
+            });
+            let _ = task.await;
+        };
+        let _ = timeout(patience, wait).await;
     }
 
     /// Returns true if the work is no longer done because it has panicked.
     pub(super) fn has_failed(&self) -> bool {
-        self.state.wishes().has_failed
-    }
-
-    /// Ends the thread, after any work in progress.
-    pub(super) fn stop(&self) {
-        self.state.wishes().is_over = true;
-        self.state.changed.notify_all();
-    }
-}
-
-impl Drop for Refresher {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-impl State {
-    /// Waits until the work must be done. Returns false when the thread should end.
-    fn next(&self, pause: Duration) -> bool {
-        let mut wishes = self.wishes();
-        loop {
-            if wishes.is_over {
-                return false;
-            }
-            let rest = wishes.begun.map_or(Duration::ZERO, |begun| pause.saturating_sub(begun.elapsed()));
-            wishes = match (wishes.is_wanted, rest.is_zero()) {
-                (true, true) => {
-                    wishes.is_wanted = false;
-                    wishes.begun = Some(Instant::now());
-                    return true;
-                }
-                (true, false) => {
-                    self.changed.wait_timeout(wishes, rest).unwrap_or_else(PoisonError::into_inner).0
-                }
-                (false, _) => self.changed.wait(wishes).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
+        self.has_failed.load(Ordering::Acquire)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 
+    fn block_on(work: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
+    }
+
     #[test]
-    fn many_who_ask_get_one_result() {
+    fn many_clients_share_a_result() {
         let times = Arc::new(AtomicU64::new(0));
         let counted = times.clone();
         let work = move || {
             counted.fetch_add(1, Ordering::SeqCst);
         };
-        let refresher = Refresher::start("test", Duration::from_millis(1), work).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let refresher = Refresher::new(Duration::from_millis(1), work);
         let long = Duration::from_secs(600);
-        runtime.block_on(async {
+        block_on(async {
             for _ in 0..100 {
                 refresher.fresh(long, long).await;
             }
             assert_eq!(times.load(Ordering::SeqCst), 1);
             refresher.fresh(Duration::ZERO, long).await;
             assert_eq!(times.load(Ordering::SeqCst), 2);
-            refresher.stop();
-            let mut done = refresher.done.clone();
-            while done.changed().await.is_ok() {}
-            // The thread is gone, so no one waits for it.
-            refresher.fresh(Duration::ZERO, long).await;
             assert!(!refresher.has_failed());
         });
     }
 
     #[test]
-    fn a_panic_is_noted() {
-        let refresher = Refresher::start("test", Duration::ZERO, || panic!("as the test wants")).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    fn panic_is_noted() {
+        let refresher = Refresher::new(Duration::ZERO, || panic!("as the test wants"));
         let long = Duration::from_secs(600);
-        runtime.block_on(refresher.fresh(long, long));
-        assert!(refresher.has_failed());
+        block_on(async {
+            refresher.fresh(long, long).await;
+            assert!(refresher.has_failed());
+            refresher.fresh(Duration::ZERO, long).await;
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! The answer to each address of the server.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http_body_util::Full;
@@ -11,12 +11,14 @@ use hyper::header::{HeaderName, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
-use super::answers::{self, SeriesQuery};
+use super::comparison::comparison;
+use super::details::{SeriesQuery, config, events, keys, look, samples, series};
 use super::document::{rule, served};
-use super::guard::Guard;
-use super::kept::{Answer, Kept};
+use super::guard::{Guard, random_hex};
+use super::prometheus::metrics;
 use super::refresh::Refresher;
-use super::token::random_hex;
+use super::summary::runs as summaries;
+use super::timeline::timeline;
 use super::watched::{Watched, WatchedRun};
 
 /// Maximum age of answers, as long as the runs can be read and asked that fast.
@@ -61,7 +63,6 @@ pub(super) struct Site {
     pub(super) asker: Refresher,
     /// Sends orders to runs, if the server accepts them.
     pub(super) tell: Option<Tell>,
-    pub(super) kept: Mutex<Kept>,
 }
 
 type Failure = (StatusCode, String);
@@ -69,68 +70,73 @@ type Failure = (StatusCode, String);
 impl Site {
     /// Answers a request.
     pub(super) async fn answer<B: Body>(self: Arc<Self>, request: Request<B>) -> Response<Full<Bytes>> {
-        let uri = request.uri();
-        let query = Query::of(uri.query().unwrap_or_default());
-        let admitted = match self.guard.admit(request.headers(), query.first("token")) {
-            Ok(admitted) => admitted,
+        let query = Query::of(request.uri().query().unwrap_or_default());
+        let sets_cookie = match self.guard.admit(request.headers(), query.first("token")) {
+            Ok(sets_cookie) => sets_cookie,
             Err((status, why)) => return failure(status, why),
         };
-        let (path, method) = (uri.path(), request.method());
-        let order = Order::of(path).filter(|_| self.tell.is_some());
-        match order {
-            Some(_) if method != Method::POST => return not_allowed("POST", "an order is a POST"),
-            None if method != Method::GET && method != Method::HEAD => {
-                return not_allowed("GET, HEAD", "only GET: this does not change a run");
-            }
-            _ => {}
-        }
-        // A body has no meaning here.
-        if !request.body().is_end_stream() {
-            return failure(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here");
-        }
-        if uri.to_string().len() > MOST_URI {
-            return failure(StatusCode::URI_TOO_LONG, "the address is too long");
-        }
-        let mut response = match path {
-            _ if let Some(order) = order => return self.give(order, query, request.headers()).await,
-            "/" => page(),
-            "/metrics" => self.prepared(path, query, true).await,
-            _ if path.starts_with("/api/") => {
-                let asks = matches!(path, "/api/runs" | "/api/look" | "/api/timeline");
-                self.prepared(path, query, asks).await
-            }
-            _ => failure(StatusCode::NOT_FOUND, "nothing has this address"),
-        };
-        if admitted.sets_cookie
-            && let Some(Ok(cookie)) = self.guard.cookie().map(HeaderValue::try_from)
-        {
+        let result = self.respond(request, query).await;
+        let mut response = result.unwrap_or_else(|(status, why)| failure(status, &why));
+        if sets_cookie && let Some(Ok(cookie)) = self.guard.cookie().map(HeaderValue::try_from) {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response
     }
 
-    /// Sends an order to a run, and answers with the run's response.
-    async fn give(&self, order: Order, query: Query, headers: &HeaderMap) -> Response<Full<Bytes>> {
-        if !Order::is_meant(headers) {
-            return failure(StatusCode::FORBIDDEN, "an order has the header x-kiln-control");
+    async fn respond<B: Body>(
+        self: &Arc<Self>,
+        request: Request<B>,
+        query: Query,
+    ) -> Result<Response<Full<Bytes>>, Failure> {
+        let (path, method) = (request.uri().path(), request.method());
+        let refusal = |status: StatusCode, why: &str| Err((status, why.to_owned()));
+        let order = order_at(path).filter(|_| self.tell.is_some());
+        let (allowed, why) = match order {
+            Some(_) => (&[Method::POST][..], "an order is a POST"),
+            None => (&[Method::GET, Method::HEAD][..], "only GET: this does not change a run"),
+        };
+        if !allowed.contains(method) {
+            let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, why);
+            let allow = if order.is_some() { "POST" } else { "GET, HEAD" };
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+            return Ok(response);
         }
+        if !request.body().is_end_stream() {
+            return refusal(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here");
+        }
+        if request.uri().to_string().len() > MOST_URI {
+            return refusal(StatusCode::URI_TOO_LONG, "the address is too long");
+        }
+        let (kind, body) = match path {
+            "/" => return Ok(page()),
+            _ if let Some(order) = order => {
+                if !request.headers().contains_key(ORDER) {
+                    return refusal(StatusCode::FORBIDDEN, "an order needs the header x-kiln-control");
+                }
+                self.give(order, query).await?
+            }
+            _ if path == "/metrics" || path.starts_with("/api/") => self.prepared(path, query).await?,
+            _ => return refusal(StatusCode::NOT_FOUND, "nothing has this address"),
+        };
+        Ok(response(StatusCode::OK, kind, body))
+    }
+
+    /// Sends an order to a run, and answers with the run's response.
+    async fn give(&self, order: &'static str, query: Query) -> Result<Answer, Failure> {
+        self.reader.fresh(AGE, PATIENCE[0]).await;
         let run = query.first("run").and_then(|id| self.watched.run(id));
         let (Some(run), Some(tell)) = (run, self.tell.clone()) else {
-            return failure(StatusCode::NOT_FOUND, "no run has this name");
+            return Err((StatusCode::NOT_FOUND, "no run has this name".to_owned()));
         };
         let folder = run.read().folder().to_owned();
-        match tokio::task::spawn_blocking(move || tell(&folder, order.line())).await {
-            Ok(Ok(said)) => match json(&serde_json::json!({ "said": said })) {
-                Ok((kind, body)) => response(StatusCode::OK, kind, body),
-                Err((status, why)) => failure(status, &why),
-            },
-            Ok(Err(why)) => failure(StatusCode::CONFLICT, &why),
-            Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, "the order could not be given"),
-        }
+        let sent = tokio::task::spawn_blocking(move || tell(&folder, order)).await;
+        let sent =
+            sent.map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "cannot send the order".to_owned()))?;
+        json(&serde_json::json!({ "said": sent.map_err(|why| (StatusCode::CONFLICT, why))? }))
     }
 
     /// Answers from the state of the runs, after refreshing it.
-    async fn prepared(self: &Arc<Self>, path: &str, query: Query, asks: bool) -> Response<Full<Bytes>> {
+    async fn prepared(self: &Arc<Self>, path: &str, query: Query) -> Result<Answer, Failure> {
         self.reader.fresh(AGE, PATIENCE[0]).await;
         if path == "/api/timeline" {
             let run = query.first("run").and_then(|id| self.watched.run(id));
@@ -138,29 +144,13 @@ impl Site {
                 self.asker.fresh(Duration::ZERO, PATIENCE[1]).await;
             }
         }
-        if asks {
+        if matches!(path, "/metrics" | "/api/runs" | "/api/look" | "/api/timeline") {
             self.asker.fresh(AGE, PATIENCE[1]).await;
         }
         let (site, path) = (self.clone(), path.to_owned());
         // Kept off the thread that serves all connections: a curve of a million steps takes a while.
-        let answer = tokio::task::spawn_blocking(move || site.kept_or_made(&path, &query)).await;
-        match answer {
-            Ok(Ok((kind, body))) => response(StatusCode::OK, kind, body),
-            Ok(Err((status, why))) => failure(status, &why),
-            Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made"),
-        }
-    }
-
-    fn kept_or_made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
-        let version = (self.watched.version(), self.failures().len());
-        let asked = query.asked(path);
-        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answer) = kept().get(version, &asked) {
-            return Ok(answer);
-        }
-        let answer = self.made(path, query)?;
-        kept().keep(version, asked, answer.clone());
-        Ok(answer)
+        let answer = tokio::task::spawn_blocking(move || site.made(&path, &query)).await;
+        answer.map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "cannot make the answer".to_owned()))?
     }
 
     /// Returns descriptions of the parts that no longer work.
@@ -168,7 +158,7 @@ impl Site {
         let threads =
             [(&self.reader, "folders are no longer read"), (&self.asker, "ranks are no longer asked")];
         let failed = threads.into_iter().filter(|(thread, _)| thread.has_failed());
-        failed.map(|(_, what)| format!("{what}: this server has a bug, start it again")).collect()
+        failed.map(|(_, what)| format!("{what}: this is a bug in kiln; restart the server")).collect()
     }
 
     fn made(&self, path: &str, query: &Query) -> Result<Answer, Failure> {
@@ -183,22 +173,22 @@ impl Site {
         };
         match path {
             "/metrics" => {
-                let text = answers::metrics(&self.watched);
+                let text = metrics(&self.watched);
                 Ok(("text/plain; version=0.0.4; charset=utf-8", Bytes::from(text)))
             }
             "/api/runs" => {
                 let now =
                     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-                json(&answers::runs(&self.watched, now, self.failures(), self.tell.is_some()))
+                json(&summaries(&self.watched, now, self.failures(), self.tell.is_some()))
             }
-            "/api/series" => json(&answers::series(&*run()?, &query.series()?)),
-            "/api/keys" => json(&answers::keys(&*run()?)),
-            "/api/config" => json(&answers::config(&runs())),
-            "/api/comparison" => json(&answers::comparison(&runs())),
-            "/api/samples" => json(&answers::samples(&*run()?)),
-            "/api/events" => json(&answers::events(&*run()?)),
-            "/api/look" => json(&answers::look(&*run()?)),
-            "/api/timeline" => json(&answers::timeline(&*run()?)),
+            "/api/series" => json(&series(&*run()?, &query.series()?)),
+            "/api/keys" => json(&keys(&*run()?)),
+            "/api/config" => json(&config(&runs())),
+            "/api/comparison" => json(&comparison(&runs())),
+            "/api/samples" => json(&samples(&*run()?)),
+            "/api/events" => json(&events(&*run()?)),
+            "/api/look" => json(&look(&*run()?)),
+            "/api/timeline" => json(&timeline(&*run()?)),
             _ => Err((StatusCode::NOT_FOUND, "nothing has this address".to_owned())),
         }
     }
@@ -226,18 +216,11 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
-fn not_allowed(allowed: &'static str, why: &str) -> Response<Full<Bytes>> {
-    let mut response = failure(StatusCode::METHOD_NOT_ALLOWED, why);
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
-    response
-}
-
 fn failure(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
     let body = serde_json::json!({ "error": why }).to_string();
     let mut response = response(status, JSON, Bytes::from(body));
-    let headers = response.headers_mut();
     if status == StatusCode::UNAUTHORIZED {
-        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -259,36 +242,12 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
 /// Sends a line to the prompt of the run in a folder, as `kiln attach` does, and returns the run's response.
 pub type Tell = Arc<dyn Fn(&Path, &str) -> Result<String, String> + Send + Sync>;
 
-/// An order to a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    /// Save, and end.
-    Checkpoint,
-    /// Returns the order with this address.
-    Stop,
-}
-
-impl Order {
-    /// Returns the prompt command for the order.
-    fn of(path: &str) -> Option<Order> {
-        match path {
-            "/api/checkpoint" => Some(Order::Checkpoint),
-            "/api/stop" => Some(Order::Stop),
-            _ => None,
-        }
-    }
-
-    /// The line that means it at a prompt.
-    fn line(self) -> &'static str {
-        match self {
-            Order::Checkpoint => "checkpoint",
-            Order::Stop => "quit",
-        }
-    }
-
-    /// Returns true if a request with these headers is an order.
-    fn is_meant(headers: &HeaderMap) -> bool {
-        headers.contains_key(ORDER)
+/// Returns the line at a run's prompt that means the order with this address.
+fn order_at(path: &str) -> Option<&'static str> {
+    match path {
+        "/api/checkpoint" => Some("checkpoint"),
+        "/api/stop" => Some("quit"),
+        _ => None,
     }
 }
 
@@ -312,21 +271,9 @@ impl Query {
         self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str())
     }
 
-    /// Returns a key for a request to `path`: queries that differ only in unused parameters have the same
-    /// key.
-    fn asked(&self, path: &str) -> String {
-        let read: &[&str] = match path {
-            "/api/series" => &["run", "key", "over", "from", "to", "points", "log"],
-            "/api/runs" | "/metrics" => &[],
-            _ => &["run"],
-        };
-        let pairs: Vec<_> = self.pairs.iter().filter(|pair| read.contains(&pair.0.as_str())).collect();
-        format!("{path}{pairs:?}")
-    }
-
     fn number(&self, name: &str, otherwise: u64) -> Result<u64, Failure> {
         let Some(text) = self.first(name) else { return Ok(otherwise) };
-        text.parse().map_err(|_| (StatusCode::BAD_REQUEST, format!("{name} is no number")))
+        text.parse().map_err(|_| (StatusCode::BAD_REQUEST, format!("{name} is not a number")))
     }
 
     fn series(&self) -> Result<SeriesQuery, Failure> {
@@ -359,21 +306,20 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// A content type and a body.
+type Answer = (&'static str, Bytes);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn queries_are_read_as_browsers_write_them() {
+    fn queries_are_decoded() {
         let query = Query::of("run=a%20b&key=loss&key=x%2Fy&points=1e9&from=2&odd&log=1&z=%e2%82%");
         assert_eq!(query.first("run"), Some("a b"));
         assert_eq!(query.all("key").collect::<Vec<_>>(), ["loss", "x/y"]);
         assert_eq!(query.first("z"), Some("\u{fffd}%"));
         assert_eq!(query.series().unwrap_err().0, StatusCode::BAD_REQUEST);
-        let asked = |text| Query::of(text).asked("/api/series");
-        assert_eq!(asked("run=a&key=b&now=1"), asked("run=a&no=2&key=b"));
-        assert_ne!(asked("run=a&key=b"), asked("run=a&key=c"));
-        assert_eq!(Query::of("run=a").asked("/api/runs"), Query::of("x=y").asked("/api/runs"));
         let series = Query::of("points=999999999&key=a").series().unwrap();
         assert_eq!((series.points, series.steps, series.is_log), (POINTS.1, (0, u64::MAX), false));
     }

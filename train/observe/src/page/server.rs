@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -19,10 +19,9 @@ use tokio::task::AbortHandle;
 use tokio::time;
 
 use super::error::PageError;
-use super::guard::Guard;
+use super::guard::{AccessToken, Guard};
 use super::refresh::Refresher;
 use super::routes::{Site, Tell};
-use super::token::AccessToken;
 use super::watched::{TimelinesAt, Watched};
 use crate::status::LookAt;
 
@@ -43,8 +42,8 @@ const LIFE: Duration = Duration::from_secs(30);
 /// Minimum pause between reads of folders, and between questions to processes.
 const PAUSE: Duration = Duration::from_millis(800);
 
-/// Number of threads that make answers.
-const WORKERS: usize = 2;
+/// Number of threads that read folders, ask processes, and make answers: one, one, and two.
+const WORKERS: usize = 4;
 
 /// Options of a server.
 pub struct ServeOptions {
@@ -133,17 +132,16 @@ pub fn serve(options: ServeOptions) -> Result<Server, PageError> {
 
     let watched = Arc::new(Watched::new(paths, look_at, timelines_at));
     let (read, asked) = (watched.clone(), watched.clone());
-    let reader = Refresher::start("kiln-page-read", PAUSE, move || read.read_folders())?;
-    reader.want();
-    let asker = Refresher::start("kiln-page-ask", PAUSE, move || asked.ask_processes())?;
+    let reader = Refresher::new(PAUSE, move || read.read_folders());
+    let asker = Refresher::new(PAUSE, move || asked.ask_processes());
     let guard = Guard::new(address, token, &names);
-    let site = Arc::new(Site { guard, watched, reader, asker, tell, kept: Mutex::default() });
+    let site = Arc::new(Site { guard, watched, reader, asker, tell });
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
         .max_blocking_threads(WORKERS)
-        .thread_name("kiln-page-make")
+        .thread_name("kiln-page-work")
         .build()?;
     let listener = {
         let _runtime = runtime.enter();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -29,8 +28,6 @@ pub(super) struct Watched {
     runs: RwLock<Vec<Arc<WatchedRun>>>,
     /// Messages about paths that are not runs.
     problems: RwLock<Vec<String>>,
-    /// Increases with every change.
-    version: AtomicU64,
 }
 
 /// A run that is shown.
@@ -58,12 +55,7 @@ impl Watched {
     /// later.
     pub(super) fn new(paths: Vec<PathBuf>, look_at: LookAt, timelines_at: Option<TimelinesAt>) -> Watched {
         let (runs, problems) = Default::default();
-        Watched { paths, look_at, timelines_at, runs, problems, version: AtomicU64::new(0) }
-    }
-
-    /// Returns a number that changes whenever anything changes.
-    pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
+        Watched { paths, look_at, timelines_at, runs, problems }
     }
 
     /// Returns all runs.
@@ -83,12 +75,9 @@ impl Watched {
 
     /// Reads the new contents of the folders.
     pub(super) fn read_folders(&self) {
-        let mut is_changed = self.find();
+        self.find();
         for run in self.runs() {
-            is_changed |= run.run.write().unwrap_or_else(PoisonError::into_inner).refresh();
-        }
-        if is_changed {
-            self.version.fetch_add(1, Ordering::AcqRel);
+            run.run.write().unwrap_or_else(PoisonError::into_inner).refresh();
         }
     }
 
@@ -97,12 +86,10 @@ impl Watched {
         for run in self.runs() {
             run.ask(&self.look_at, self.timelines_at.as_ref());
         }
-        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Opens runs that have appeared, and drops those that have gone. Returns true if there are any such
-    /// changes.
-    fn find(&self) -> bool {
+    /// Opens runs that have appeared, and drops those that have gone.
+    fn find(&self) {
         let (mut folders, mut problems) = (Vec::new(), Vec::new());
         for path in &self.paths {
             match find_runs(std::slice::from_ref(path)) {
@@ -129,11 +116,8 @@ impl Watched {
                 Err(problem) => problems.push(problem),
             }
         }
-        let is_same = runs.len() == known.len() && runs.iter().zip(&known).all(|(a, b)| Arc::ptr_eq(a, b));
-        let is_same = is_same && problems == self.problems();
         *self.runs.write().unwrap_or_else(PoisonError::into_inner) = runs;
         *self.problems.write().unwrap_or_else(PoisonError::into_inner) = problems;
-        !is_same
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::gauges::{CpuMeter, Gauges, GpuMeter, gauges};
 use super::logs::{LogLine, Logs};
-use super::summary::Summary;
+use crate::page::Progress;
 use crate::run::{Run, find_runs};
 use crate::status::{Look, LookAt, State};
 
@@ -24,9 +24,9 @@ const FIND_EVERY: Duration = Duration::from_secs(3);
 /// A run that is over is asked in one round out of this many: it may be resumed.
 const OVER: u64 = 5;
 
-/// A change of what is known.
+/// A message of a background thread.
 pub(super) enum Update {
-    /// What is known of the run with this number. A new run has the next number.
+    /// The state of the run with this number. A new run has the next number.
     Run(usize, Box<Snapshot>),
     /// Paths that cannot be watched, with the reason.
     Problems(Vec<String>),
@@ -34,7 +34,7 @@ pub(super) enum Update {
     Panicked,
 }
 
-/// What is known of a run at one moment. A clone is cheap.
+/// The state of a run at one moment. A clone is cheap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
     pub folder: PathBuf,
@@ -42,7 +42,7 @@ pub(super) struct Snapshot {
     pub run: Option<Arc<Run>>,
     /// Missing or unreadable files.
     pub problems: Vec<String>,
-    pub summary: Summary,
+    pub progress: Progress,
     /// The last answer of its processes.
     pub look: Option<Arc<Look>>,
     /// The error of the last attempt to ask its processes.
@@ -56,7 +56,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// The run in `folder`, which has not been read.
+    /// A run whose folder has not been read.
     pub(super) fn new(folder: PathBuf) -> Snapshot {
         Snapshot { folder, ..Snapshot::default() }
     }
@@ -69,22 +69,25 @@ impl Snapshot {
     pub(super) fn set_run(&mut self, run: &Run) {
         self.problems = run.problems();
         self.run = Some(Arc::new(run.clone()));
-        self.summarize();
+        self.update_progress();
     }
 
     pub(super) fn set_look(&mut self, look: Result<Look, String>, now: Instant) {
         match look {
             Ok(look) => {
                 (self.look, self.looked, self.look_error) = (Some(Arc::new(look)), Some(now), None);
-                self.summarize();
+                self.update_progress();
             }
             Err(error) => self.look_error = Some(error),
         }
     }
 
-    fn summarize(&mut self) {
+    fn update_progress(&mut self) {
         if let Some(run) = &self.run {
-            self.summary = Summary::new(run, self.look.as_deref());
+            self.progress = Progress::new(run, self.look.as_deref());
+            // A run that hangs, or that does not answer, may never end.
+            let is_running = self.state().is_some_and(|state| !state.is_bad());
+            self.progress.eta_s = self.progress.eta_s.filter(|_| is_running);
         }
     }
 }
@@ -107,7 +110,7 @@ fn spawn(
 ) -> io::Result<()> {
     let body = move || {
         if catch_unwind(AssertUnwindSafe(|| work(&updates))).is_err() {
-            // An error means that the receiver is gone, here and in all threads.
+            // An error means that the receiver is gone, here as in every thread.
             let _ = updates.send(Update::Panicked);
         }
     };

@@ -52,17 +52,16 @@ impl Logs {
 
     /// Reads new lines. Returns all lines that are kept if there are new ones.
     pub(super) fn refresh(&mut self) -> Option<Arc<Vec<LogLine>>> {
-        let mut newest: BTreeMap<(usize, bool), (Name, PathBuf)> = BTreeMap::new();
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let Some(name) = entry.file_name().to_str().and_then(Name::parse) else { continue };
-            let known = newest.entry((name.rank, name.is_error)).or_insert_with(|| (name, entry.path()));
-            if known.0.restart < name.restart {
-                *known = (name, entry.path());
-            }
-        }
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let name = |entry: fs::DirEntry| Some((Name::parse(entry.file_name().to_str()?)?, entry.path()));
+        let mut files: Vec<(Name, PathBuf)> = entries.filter_map(name).collect();
+        files.sort();
+        // Only files of the last restart grow.
+        let newest = files.chunk_by(|a, b| (a.0.rank, a.0.is_error) == (b.0.rank, b.0.is_error));
+        let newest: Vec<_> = newest.filter_map(|files| files.last().cloned()).take(MOST_FILES).collect();
         let before = self.lines.len();
         let mut is_new = false;
-        for (name, path) in newest.into_values().take(MOST_FILES) {
+        for (name, path) in newest {
             // An unreadable file has nothing to show.
             is_new |= self.read_file(name, path).unwrap_or(false);
         }

@@ -1,26 +1,28 @@
 //! `kiln watch`: runs on a whole terminal.
 //!
 //! Background threads read the runs and send what has changed (`feed.rs`). The thread that draws applies those updates
-//! and the user's keys to its state (`state.rs`, `keys.rs`) and draws the state (`draw/`) on the terminal (`screen.rs`).
-//! It never waits for a run or its files.
+//! and the user's keys to its state (`state.rs`, `keys.rs`) and draws the state on the terminal (`draw.rs` and the
+//! views, `screen.rs`). It never waits for a run or its files.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-mod chart;
-mod curve;
+mod axis;
+mod curves;
 mod draw;
 mod feed;
+mod format;
 mod gauges;
 mod keys;
+mod log_and_samples;
 mod logs;
+mod ranks;
+mod runs;
 mod screen;
 mod state;
-mod summary;
 #[cfg(test)]
 mod tests;
-mod text;
 mod theme;
 
 pub use theme::Theme;
@@ -51,7 +53,7 @@ pub struct WatchOptions {
 impl WatchOptions {
     /// Watches `runs` on a terminal with the colours and characters that the environment announces.
     pub fn new(runs: Vec<PathBuf>, look_at: LookAt) -> Self {
-        WatchOptions { runs, look_at, theme: Theme::of_environment(|name| std::env::var_os(name)) }
+        WatchOptions { runs, look_at, theme: Theme::from_environment(|name| std::env::var_os(name)) }
     }
 }
 
@@ -118,18 +120,16 @@ pub fn run(options: WatchOptions) -> Result<(), WatchError> {
             Wake::Nothing => {}
             Wake::Redraw => is_stale = true,
             Wake::End(signal) => return Ok(screen.end_by(signal)?),
-            Wake::Key(key) => match on_key(&mut watch, key) {
-                None => {}
-                Some(Action::Quit) => return Ok(()),
-                Some(action) => {
-                    match action {
-                        Action::DrawAll => screen.clear()?,
-                        Action::Suspend => screen.suspend()?,
-                        _ => {}
-                    }
-                    is_stale = true;
+            Wake::Key(key) => {
+                let action = on_key(&mut watch, key);
+                match action {
+                    Some(Action::Quit) => return Ok(()),
+                    Some(Action::DrawAll) => screen.clear()?,
+                    Some(Action::Suspend) => screen.suspend()?,
+                    Some(Action::Draw) | None => {}
                 }
-            },
+                is_stale |= action.is_some();
+            }
         }
     }
 }

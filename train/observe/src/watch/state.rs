@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use ratatui::widgets::TableState;
 
-use super::curve::{Curve, CurveSettings};
 use super::feed::{Snapshot, Update};
 use super::theme::Theme;
 
-/// A view, each on a screen of its own.
+/// A view, which fills the screen. Its `Debug` text is its title.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum View {
-    /// A part of everything.
+    /// A part of every other view.
     #[default]
     Overview,
     Curves,
@@ -23,92 +22,139 @@ pub(super) enum View {
 }
 
 impl View {
-    /// All views with their titles, by number.
-    pub(super) const ALL: [(View, &str); 6] = [
-        (View::Overview, "Overview"),
-        (View::Curves, "Curves"),
-        (View::Ranks, "Ranks"),
-        (View::Log, "Log"),
-        (View::Samples, "Samples"),
-        (View::Runs, "Runs"),
-    ];
-
-    /// The view `by` places further, from the last one to the first.
-    pub(super) fn step(self, by: isize) -> View {
-        let at = View::ALL.iter().position(|(view, _)| *view == self).unwrap_or(0);
-        View::ALL[(at as isize + by).rem_euclid(View::ALL.len() as isize) as usize].0
-    }
+    /// All views, by number.
+    pub(super) const ALL: [View; 6] =
+        [View::Overview, View::Curves, View::Ranks, View::Log, View::Samples, View::Runs];
 }
+
+/// Weights of the smoothing that can be chosen.
+pub(super) const SMOOTHING: [f64; 7] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99];
+
+/// Smallest number of steps that a window shows.
+const LEAST_SPAN: u64 = 4;
+
+/// Keys without curves: the axis itself, and the time of day.
+const NO_CURVES: [&str; 2] = ["step", "time"];
 
 /// The lines that the log shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Output of all ranks if there is any, else events.
-    #[default]
-    Either,
+    /// Events of the run.
     Events,
+    /// Output of all ranks.
     All,
+    /// Output of one rank.
     Rank(usize),
-}
-
-impl Source {
-    /// The source that [`Source::Either`] stands for.
-    pub(super) fn resolve(self, run: &Snapshot) -> Source {
-        match self {
-            Source::Either if run.log.is_empty() => Source::Events,
-            Source::Either => Source::All,
-            source => source,
-        }
-    }
 }
 
 /// The state of the screen.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub runs: Vec<Snapshot>,
-    /// Paths that cannot be watched.
+    /// Paths that cannot be watched, with the reason.
     pub problems: Vec<String>,
     pub theme: Theme,
     /// The time of the drawing.
     pub now: Instant,
     pub view: View,
-    /// The number of the run in front.
+    /// The number of the current run.
     pub front: usize,
     pub shows_help: bool,
     pub curves: CurveSettings,
     pub rows: Rows,
 }
 
-/// Rows of the other views. Positions may lie beyond an end until the view is drawn, which knows its length.
+/// The settings of the curves.
+#[derive(Debug, Default)]
+pub(super) struct CurveSettings {
+    /// The metric.
+    pub key: String,
+    /// Runs whose curves are hidden.
+    pub hidden: BTreeSet<usize>,
+    /// Hides the curves of all runs but the current one.
+    pub is_alone: bool,
+    /// Index in [`SMOOTHING`].
+    pub smoothing: usize,
+    pub is_log_y: bool,
+    pub is_log_x: bool,
+    pub window: Window,
+    /// The open list of metrics: its filter, and the index of the selected metric.
+    pub list: Option<(String, usize)>,
+}
+
+/// The steps that are shown. By default all steps, including later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Window {
+    /// Their number; `None` for all.
+    pub span: Option<u64>,
+    /// The last one; `None` for the last step of the runs.
+    end: Option<u64>,
+}
+
+impl Window {
+    /// First and last visible step, for runs with the steps `first` to `last`.
+    pub(super) fn range(self, (first, last): (u64, u64)) -> (u64, u64) {
+        let Some(span) = self.span else { return (first, last) };
+        let end = self.end.unwrap_or(last).clamp(first.saturating_add(span).min(last), last);
+        (end.saturating_sub(span).max(first), end)
+    }
+
+    /// Shows half as many steps, or twice as many.
+    pub(super) fn zoom(&mut self, is_in: bool, (first, last): (u64, u64)) {
+        let (from, to) = self.range((first, last));
+        let span = if is_in { ((to - from) / 2).max(LEAST_SPAN) } else { (to - from).saturating_mul(2) };
+        if span >= last - first {
+            *self = Window::default();
+            return;
+        }
+        // A window at the end stays there; any other window keeps its middle.
+        let middle = to - (to - from) / 2;
+        let end = self.end.map(|_| middle.saturating_add(span / 2)).filter(|end| *end < last);
+        *self = Window { span: Some(span), end };
+    }
+
+    /// Shows earlier steps, or later ones.
+    pub(super) fn pan(&mut self, is_back: bool, (first, last): (u64, u64)) {
+        let Some(span) = self.span else { return };
+        let (_, to) = self.range((first, last));
+        let by = (span / 4).max(1);
+        let end = if is_back { to.saturating_sub(by).max(first + span) } else { to.saturating_add(by) };
+        self.end = Some(end).filter(|end| *end < last);
+    }
+}
+
+/// Positions in the other views. They may lie beyond an end until the view is drawn, which knows its length.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// The column of ranks to sort by.
+    /// The column by which ranks are sorted.
     pub sort: usize,
     pub is_reversed: bool,
-    /// The chosen rank, and the first visible one.
+    /// The selected rank, and the first visible one.
     pub ranks: TableState,
-    pub source: Source,
-    /// Lines of the log below the last visible one.
+    /// By default output of all ranks, or events if there is no output.
+    pub source: Option<Source>,
+    /// Number of lines of the log below the last visible one.
     pub log_back: usize,
     pub cuts_lines: bool,
-    /// Steps with samples after the visible one, and lines above the visible ones.
+    /// Number of later steps with samples, and of lines above the visible ones.
     pub sample_back: usize,
     pub sample_line: usize,
-    /// Differing configuration keys above the visible ones.
+    /// Number of differing configuration keys above the visible ones.
     pub difference: usize,
     /// Rows of a page, as drawn last.
     pub page: usize,
 }
 
 impl Watch {
-    /// A screen without runs.
+    /// Creates a screen without runs.
     pub(super) fn new(theme: Theme, now: Instant) -> Self {
-        let (curves, rows) = (CurveSettings::default(), Rows::default());
-        let (runs, problems, view) = (Vec::new(), Vec::new(), View::default());
+        let curves = CurveSettings { key: "loss".to_owned(), ..CurveSettings::default() };
+        let (rows, view) = (Rows::default(), View::default());
+        let (runs, problems) = (Vec::new(), Vec::new());
         Watch { runs, problems, theme, now, view, front: 0, shows_help: false, curves, rows }
     }
 
-    /// Takes over what a background thread has found.
+    /// Applies an update of a background thread.
     pub(super) fn apply(&mut self, update: Update) {
         match update {
             Update::Run(number, run) if number < self.runs.len() => self.runs[number] = *run,
@@ -118,7 +164,7 @@ impl Watch {
         }
     }
 
-    /// The run in front.
+    /// The current run.
     pub(super) fn front(&self) -> Option<&Snapshot> {
         self.runs.get(self.front)
     }
@@ -130,10 +176,15 @@ impl Watch {
         (0..self.runs.len()).filter(is_shown).collect()
     }
 
-    /// Puts the run `by` places further in front, from the last one to the first.
+    /// Shows the view `by` places further. The first view follows the last.
+    pub(super) fn go_to_view(&mut self, by: isize) {
+        self.view = View::ALL[further(self.view as usize, by, View::ALL.len())];
+    }
+
+    /// Makes the run `by` places further the current one. The first run follows the last.
     pub(super) fn go_to_run(&mut self, by: isize) {
         if !self.runs.is_empty() {
-            self.front = (self.front as isize + by).rem_euclid(self.runs.len() as isize) as usize;
+            self.front = further(self.front, by, self.runs.len());
             let Rows { sort, is_reversed, cuts_lines, .. } = self.rows;
             self.rows = Rows { sort, is_reversed, cuts_lines, ..Rows::default() };
         }
@@ -141,29 +192,37 @@ impl Watch {
 
     /// Shows the lines of the source `by` places further: events, all ranks, each rank.
     pub(super) fn go_to_source(&mut self, by: isize) {
-        let Some(run) = self.front() else { return };
+        let (Some(run), Some(source)) = (self.front(), self.source()) else { return };
         let ranks: BTreeSet<usize> = run.log.iter().map(|line| line.rank).collect();
-        let output = ranks.first().map(|_| Source::All).into_iter();
-        let mut sources = vec![Source::Events];
-        sources.extend(output.chain(ranks.iter().map(|rank| Source::Rank(*rank))));
-        let source = self.rows.source.resolve(run);
+        let output = ranks.first().map(|_| Source::All);
+        let sources: Vec<Source> = [Source::Events]
+            .into_iter()
+            .chain(output)
+            .chain(ranks.iter().map(|rank| Source::Rank(*rank)))
+            .collect();
         let at = sources.iter().position(|other| *other == source).unwrap_or(0);
-        let next = (at as isize + by).rem_euclid(sources.len() as isize) as usize;
-        (self.rows.source, self.rows.log_back) = (sources[next], 0);
+        (self.rows.source, self.rows.log_back) = (Some(sources[further(at, by, sources.len())]), 0);
+    }
+
+    /// The lines that the log shows.
+    pub(super) fn source(&self) -> Option<Source> {
+        let default = if self.front()?.log.is_empty() { Source::Events } else { Source::All };
+        Some(self.rows.source.unwrap_or(default))
     }
 
     /// Metrics of the runs that are shown.
     pub(super) fn keys(&self) -> Vec<&str> {
         let mut keys: Vec<&str> = Vec::new();
-        for key in self.shown().into_iter().flat_map(|run| &self.runs[run].summary.keys) {
-            if !keys.contains(&key.as_str()) {
+        let metrics = self.shown().into_iter().filter_map(|run| Some(self.runs[run].run.as_ref()?.metrics()));
+        for (key, _) in metrics.flat_map(|metrics| metrics.iter()) {
+            if !NO_CURVES.contains(&key) && !keys.contains(&key) {
                 keys.push(key);
             }
         }
         keys
     }
 
-    /// Metrics whose names contain the text that was typed into the list.
+    /// Metrics whose names contain the filter of the list.
     pub(super) fn listed_keys(&self) -> Vec<String> {
         let typed = self.curves.list.as_ref().map_or("", |(typed, _)| typed).to_lowercase();
         let keys = self.keys().into_iter().filter(|key| key.to_lowercase().contains(&typed));
@@ -172,19 +231,52 @@ impl Watch {
 
     /// First and last step of the runs that are shown.
     pub(super) fn extent(&self) -> (u64, u64) {
-        let extents = self.shown().into_iter().filter_map(|run| self.runs[run].summary.extent);
+        let extents = self.shown().into_iter().filter_map(|run| {
+            let metrics = self.runs[run].run.as_ref()?.metrics();
+            let first = metrics.iter().filter_map(|(_, series)| series.steps().first().copied()).min();
+            first.zip(metrics.last_step())
+        });
         extents.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default()
     }
+}
 
-    /// The curve of a metric in the visible steps, for a chart with this number of columns.
-    pub(super) fn curve(&self, run: usize, key: &str, columns: u16) -> Option<Curve> {
-        let series = self.runs[run].run.as_ref()?.metrics().get(key)?;
-        Some(Curve::new(series, &self.curves, self.extent(), columns))
-    }
+/// The index `by` places after `at` among `count`. Index 0 follows the last.
+pub(super) fn further(at: usize, by: isize, count: usize) -> usize {
+    (at as isize + by).rem_euclid(count as isize) as usize
 }
 
 /// The character that stands for a run, such as at the end of its curve.
 pub(super) fn label(run: usize) -> char {
     let labels = b"123456789abcdefghijklmnopqrstuvwxyz";
     char::from(labels[run % labels.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_follows_the_end_until_moved() {
+        let mut window = Window::default();
+        assert_eq!(window.range((1, 101)), (1, 101));
+        window.zoom(true, (1, 101));
+        assert_eq!((window.range((1, 101)), window.range((1, 201))), ((51, 101), (151, 201)));
+        window.pan(true, (1, 101));
+        assert_eq!((window.range((1, 101)), window.range((1, 201))), ((39, 89), (39, 89)));
+        window.zoom(true, (1, 101));
+        assert_eq!(window.range((1, 101)), (51, 76));
+        (0..9).for_each(|_| window.pan(false, (1, 101)));
+        assert_eq!(window.range((1, 201)), (176, 201));
+        (0..9).for_each(|_| window.zoom(true, (1, 201)));
+        assert_eq!(window.range((1, 201)), (197, 201));
+        (0..9).for_each(|_| window.zoom(false, (1, 201)));
+        assert_eq!(window, Window::default());
+        window.zoom(true, (1, 201));
+        (0..99).for_each(|_| window.pan(true, (1, 201)));
+        assert_eq!(window.range((1, 201)), (1, 101));
+        // A run that began again has fewer steps.
+        assert_eq!((window.range((1, 5)), window.range((1, 1))), ((1, 5), (1, 1)));
+        window.zoom(true, (7, 7));
+        assert_eq!(window, Window::default());
+    }
 }

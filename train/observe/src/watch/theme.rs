@@ -24,15 +24,14 @@ fn ascii(symbol: &str) -> &'static str {
     match symbol {
         "─" => "-",
         "━" => "=",
-        "│" | "┤" => "|",
-        "┌" | "┐" | "└" | "┘" | "├" | "┬" | "┴" | "✓" => "+",
+        "│" => "|",
+        "└" | "✓" => "+",
         "…" => "~",
-        "·" => "-",
         "●" => "o",
         "○" => ".",
         "▲" | "↑" => "^",
         "▼" | "↓" => "v",
-        "▸" | "→" => ">",
+        "▸" => ">",
         "×" => "x",
         "°" => " ",
         _ => "?",
@@ -41,7 +40,7 @@ fn ascii(symbol: &str) -> &'static str {
 
 impl Theme {
     /// Reads `NO_COLOR`, `TERM`, and the locale.
-    pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+    pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name: &str| {
             variable(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
         };
@@ -61,33 +60,23 @@ impl Theme {
     }
 
     /// The style of secondary information.
-    pub(super) fn quiet() -> Style {
-        Style::new().fg(Color::DarkGray)
-    }
-
-    pub(super) fn title() -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    pub(super) fn chosen() -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
-    }
-
+    pub(super) const QUIET: Style = Style::new().fg(Color::DarkGray);
+    pub(super) const TITLE: Style = Style::new().add_modifier(Modifier::BOLD);
+    pub(super) const SELECTED: Style = Style::new().add_modifier(Modifier::REVERSED);
     /// The style of problems.
-    pub(super) fn bad() -> Style {
-        Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)
-    }
+    pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
-    /// The style of a state, and the character in front of it.
-    pub(super) fn state(state: Option<State>) -> (Style, &'static str) {
-        match state {
-            None => (Theme::quiet(), "○"),
-            Some(state) if state.is_bad() => (Theme::bad(), "!"),
-            Some(State::Held | State::Slow | State::Stopped) => (Color::Yellow.into(), "▲"),
-            Some(State::Finished) => (Color::Green.into(), "✓"),
-            Some(State::Starting) => (Color::Blue.into(), "○"),
-            Some(_) => (Color::Green.into(), "●"),
-        }
+    /// The style of a state, and its name with a mark in front.
+    pub(super) fn state(state: Option<State>) -> (Style, String) {
+        let Some(state) = state else { return (Theme::QUIET, "○ unknown".to_owned()) };
+        let (style, mark) = match state {
+            state if state.is_bad() => (Theme::BAD, "!"),
+            State::Held | State::Slow | State::Stopped => (Color::Yellow.into(), "▲"),
+            State::Finished => (Color::Green.into(), "✓"),
+            State::Starting => (Color::Blue.into(), "○"),
+            _ => (Color::Green.into(), "●"),
+        };
+        (style, format!("{mark} {state}"))
     }
 
     /// Replaces the colours and characters that the terminal does not have.
@@ -113,13 +102,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_says_what_can_be_shown() {
+    fn environment_decides_theme() {
         let theme = |variables: &[(&str, &str)]| {
             let find = |name: &str| {
                 let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
                 Some(OsString::from(value))
             };
-            let Theme { has_colours, has_unicode } = Theme::of_environment(find);
+            let Theme { has_colours, has_unicode } = Theme::from_environment(find);
             (has_colours, has_unicode)
         };
         assert_eq!(theme(&[]), (true, false));
@@ -133,7 +122,7 @@ mod tests {
     #[test]
     fn missing_characters_are_replaced() {
         let mut screen = Buffer::empty(Rect::new(0, 0, 8, 1));
-        screen.set_string(0, 0, "a━…é中!", Theme::quiet());
+        screen.set_string(0, 0, "a━…é中!", Theme::QUIET);
         Theme { has_colours: false, has_unicode: false }.apply(&mut screen);
         let text: String = screen.content.iter().map(|cell| cell.symbol()).collect();
         assert_eq!(text, "a=~?? ! ");

@@ -66,7 +66,7 @@ pub fn options(paths: Vec<PathBuf>, token: Option<AccessToken>) -> ServeOptions 
         paths,
         token,
         names: Vec::new(),
-        look_at: Arc::new(|_| Err("nobody can be asked".to_owned())),
+        look_at: Arc::new(|_| Err("no process can be asked".to_owned())),
         timelines_at: None,
         tell: None,
     }

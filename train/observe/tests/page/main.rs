@@ -16,14 +16,14 @@ use kiln_observe::status::Look;
 use kiln_testkit::{PATIENCE, receive};
 
 #[test]
-fn runs_are_told_as_they_grow() {
+fn growing_runs_are_shown() {
     let root = tempfile::tempdir().unwrap();
     let folder = write_run(root.path(), "one", 3);
     let server = serve_runs(vec![root.path().to_owned()], None);
     let runs = runs_of(&server);
     assert_eq!((runs[0]["id"].as_str(), runs[0]["step"].as_u64()), (Some("one"), Some(3)));
     assert_eq!(runs[0]["steps"], 10);
-    assert!(runs[0]["text"].as_str().unwrap().contains("nobody can be asked"), "{}", runs[0]);
+    assert!(runs[0]["text"].as_str().unwrap().contains("no process can be asked"), "{}", runs[0]);
     let series = get_json(&server, "/api/series?run=one&key=loss&key=lr&over=tokens");
     assert_eq!(series["series"]["loss"]["mean"], serde_json::json!([1.0, 0.5, 0.333333]));
     assert_eq!(series["series"]["loss"]["over"], serde_json::json!([100.0, 200.0, 300.0]));
@@ -45,7 +45,7 @@ fn runs_are_told_as_they_grow() {
 }
 
 #[test]
-fn what_is_broken_is_shown_as_far_as_it_goes() {
+fn broken_runs_are_shown_in_part() {
     let root = tempfile::tempdir().unwrap();
     let folder = write_run(root.path(), "killed", 2);
     fs::write(folder.join("config.toml"), "[train\n").unwrap();
@@ -91,7 +91,7 @@ fn no_runs_are_no_error() {
 }
 
 #[test]
-fn clients_that_do_not_go_on_hold_nobody_up() {
+fn stalled_clients_slow_no_one() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), "one", 2000);
     let server = serve_runs(vec![root.path().to_owned()], None);
@@ -117,7 +117,7 @@ fn clients_that_do_not_go_on_hold_nobody_up() {
 }
 
 #[test]
-fn processes_that_do_not_answer_hold_nobody_up() {
+fn hung_processes_slow_no_client() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), "one", 3);
     let (release, held) = mpsc::channel::<()>();
@@ -125,7 +125,7 @@ fn processes_that_do_not_answer_hold_nobody_up() {
     let look_at = move |_: &Path| -> Result<Look, String> {
         // Blocks until the test is over.
         let _ = held.lock().unwrap().recv();
-        Err("nobody can be asked".to_owned())
+        Err("no process can be asked".to_owned())
     };
     let options = client::options(vec![root.path().to_owned()], None);
     let server = serve(ServeOptions { look_at: Arc::new(look_at), ..options }).unwrap();
@@ -135,7 +135,7 @@ fn processes_that_do_not_answer_hold_nobody_up() {
 }
 
 #[test]
-fn a_server_that_is_stopped_frees_its_address() {
+fn stopped_server_frees_its_address() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), "one", 3);
     let server = serve_runs(vec![root.path().to_owned()], None);
@@ -154,7 +154,7 @@ fn a_server_that_is_stopped_frees_its_address() {
 }
 
 #[test]
-fn steps_of_ranks_are_told_on_one_clock() {
+fn timelines_share_one_clock() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), "one", 3);
     let timeline = |rank: usize, created: f64| StepTimeline {
@@ -185,7 +185,7 @@ fn steps_of_ranks_are_told_on_one_clock() {
 }
 
 #[test]
-fn the_page_may_do_no_more_than_it_must() {
+fn page_has_few_permissions() {
     let root = tempfile::tempdir().unwrap();
     let server = serve_runs(vec![root.path().to_owned()], None);
     let page = get(&server, "/");
@@ -225,7 +225,7 @@ fn other_machines_need_a_token() {
 }
 
 #[test]
-fn orders_are_given_to_the_run_that_they_name() {
+fn orders_reach_the_named_run() {
     let root = tempfile::tempdir().unwrap();
     let folder = write_run(root.path(), "one", 3);
     write_run(root.path(), "two", 3);

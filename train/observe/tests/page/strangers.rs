@@ -16,7 +16,7 @@ const PATHS: [&str; 6] = [
 ];
 
 #[test]
-fn nobody_without_the_token_gets_anything() {
+fn nothing_is_sent_without_the_token() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
     let token = AccessToken::random().unwrap();
@@ -56,7 +56,7 @@ fn nobody_without_the_token_gets_anything() {
 }
 
 #[test]
-fn no_other_site_gets_anything() {
+fn other_sites_get_nothing() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
     // With and without the token: a browser that has the cookie sends it along.
@@ -90,7 +90,7 @@ fn no_other_site_gets_anything() {
 }
 
 #[test]
-fn requests_that_are_too_large_or_ask_for_more_are_refused() {
+fn large_and_unusual_requests_are_refused() {
     let root = tempfile::tempdir().unwrap();
     write_run(root.path(), SECRET, 3);
     std::fs::write(root.path().join("beside"), "not for anybody").unwrap();

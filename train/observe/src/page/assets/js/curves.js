@@ -27,8 +27,8 @@ function curvesView() {
       oninput: (event) => { curveOptions.smoothing = Number(event.target.value); memory.set("smoothing", curveOptions.smoothing); redraw(); } })),
     h("label", { class: "check" }, h("input", { type: "checkbox", checked: curveOptions.isLogY, onchange: (event) => { curveOptions.isLogY = event.target.checked; memory.set("logY", curveOptions.isLogY); refresh(); } }), "Logarithmic values"),
     h("label", { class: "check" }, h("input", { type: "checkbox", checked: curveOptions.isLogX, onchange: (event) => { curveOptions.isLogX = event.target.checked; refresh(); } }), "Logarithmic axis"),
-    h("label", null, "Another number", search, found), h("button", null, "Add"), reset);
-  const hint = h("p", { class: "quiet" }, "Drag over a chart to look closer. A pale band spans the smallest and the largest value where points stand for many steps.");
+    h("label", null, "Another metric", search, found), h("button", null, "Add"), reset);
+  const hint = h("p", { class: "quiet" }, "Drag over a chart to zoom in. Where a point stands for many steps, a pale band spans their smallest and largest values.");
   const root = h("div", { class: "view" }, controls, hint, grid);
   let known_keys = "";
 
@@ -74,7 +74,7 @@ function curvesView() {
       const chart = chartOf(one);
       chart.element.removeAttribute("hidden");
       chart.set(lines, { axis, isLogX, isLogY, smoothing: one === "lr" ? 0 : smoothing, theme: theme(),
-        nothing: compared.length ? "None of these runs has this number." : "Choose a run above." });
+        nothing: compared.length ? "None of these runs has this metric." : "Select a run above." });
     }
   }
 

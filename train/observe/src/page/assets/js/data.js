@@ -26,7 +26,7 @@ async function ask(path, query = {}, how = {}) {
   const answer = await fetch(`${path}?${search}`, { credentials: "same-origin", cache: "no-store", signal: AbortSignal.timeout(30_000), ...how });
   if (!answer.ok) {
     const told = await answer.json().catch(() => ({}));
-    throw new Error(told.error ?? `the server says ${answer.status}`);
+    throw new Error(told.error ?? `the server returned status ${answer.status}`);
   }
   return answer.json();
 }

@@ -116,7 +116,7 @@ route();
 if (viewName === "strategies") showConnection(null);
 else poll((error) => {
   showConnection(error);
-  if (!error && !state.runs.length) fill(byId("main"), noticesOf(null) ?? h("p", { class: "quiet" }, "There is no run yet. Runs are shown as soon as they are there."));
+  if (!error && !state.runs.length) fill(byId("main"), noticesOf(null) ?? h("p", { class: "quiet" }, "There is no run yet. A run appears here as soon as its folder exists."));
   else if (!error && view && !view.root.isConnected) fill(byId("main"), view.root);
   return changed();
 });

@@ -4,7 +4,7 @@ function memoryView() {
   const note = h("p", { class: "quiet" });
   const area = h("div", { class: "plot", tabindex: "0", role: "img" });
   const told = h("p", { class: "told", role: "status" }, "Point at the chart to read it.");
-  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, height: 200, note: "The most that any rank has held." });
+  const peak = new Chart({ title: "Peak memory over the run", format: format.bytes, height: 200, note: "The largest memory of any rank." });
   const title = h("h2", null, "Memory over a step");
   const table = new Table("Peaks of the step by rank", [
     { name: "Rank", isNumber: true, cell: (r) => r.rank, value: (r) => r.rank },
@@ -79,7 +79,7 @@ function memoryView() {
     if (!held.length) return;
     const time = u.data[0][index] * 1000, phase = phases.find(({ start, end }) => start <= time && time <= end)?.name ?? "";
     const [most, least] = [held[0], held[held.length - 1]];
-    setText(told, `After ${format.microseconds(time)}, in ${phase}: rank ${most[0]} holds most, ${format.bytes(most[1])}; rank ${least[0]} least, ${format.bytes(least[1])}.`);
+    setText(told, `After ${format.microseconds(time)}, in ${phase}: rank ${most[0]} uses the most, ${format.bytes(most[1])}; rank ${least[0]} least, ${format.bytes(least[1])}.`);
   }
 
   const resized = new ResizeObserver(() => { if (plot && area.clientWidth) plot.setSize({ width: area.clientWidth, height: 300 }); });
@@ -92,7 +92,7 @@ function memoryView() {
     peak.set([{ name: run.id, ...lookOf(run.id), data: own.series.peak_bytes }], { theme: theme() });
     const counted = answer.ranks.filter((rank) => rank.spans.some((span) => span[4] > 0));
     step.hidden = list.hidden = counted.length === 0;
-    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? sentence(answer.note) : "The ranks of this run do not count their memory.");
+    setText(note, answer.problem ? `${run.id} has no timeline: ${answer.problem}.` : counted.length ? sentence(answer.note) : "The ranks of this run do not measure their memory.");
     if (!counted.length) return;
     setText(title, `${run.id}: memory over step ${format.count(answer.step)}, ${counted.length} ranks`);
     for (const rank of counted) {
@@ -102,7 +102,7 @@ function memoryView() {
     }
     table.set(counted);
     const highest = counted.reduce((best, rank) => (rank.peak > best.peak ? rank : best));
-    area.setAttribute("aria-label", `Memory of ${counted.length} ranks over a step. Rank ${highest.rank} holds most, ${format.bytes(highest.peak)}, in ${highest.where}. A table follows.`);
+    area.setAttribute("aria-label", `Memory of ${counted.length} ranks over a step. Rank ${highest.rank} uses the most, ${format.bytes(highest.peak)}, in ${highest.where}. A table follows.`);
     draw({ ...answer, ranks: counted });
   }
   return { root, update, remove: () => { resized.disconnect(); plot?.destroy(); peak.remove(); } };

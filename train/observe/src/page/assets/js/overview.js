@@ -50,7 +50,7 @@ function overview() {
     charts.loss.set([...lines("loss"), ...validation], { theme: theme() });
     charts.speed.set(lines("tokens_per_s"), { theme: theme() });
     charts.mfu.set(lines("mfu"), { theme: theme() });
-    fill(events, h("h2", null, `What happened to ${run.id}`), eventList(happened.events.slice(0, 6)),
+    fill(events, h("h2", null, `Events of ${run.id}`), eventList(happened.events.slice(0, 6)),
       happened.total > 6 ? h("p", null, h("a", { href: "#/events" }, `All ${happened.total} events`)) : null);
   }
   return { root, update, remove: () => Object.values(charts).forEach((chart) => chart.remove()) };
@@ -65,7 +65,7 @@ function named(run) {
 
 function noticesOf(run) {
   const told = [...state.problems, ...(run?.problems ?? [])];
-  return told.length ? h("div", { class: "notice", role: "note" }, h("b", null, "Not everything could be read. "), h("ul", null, told.map((text) => h("li", null, text)))) : null;
+  return told.length ? h("div", { class: "notice", role: "note" }, h("b", null, "Some files could not be read. "), h("ul", null, told.map((text) => h("li", null, text)))) : null;
 }
 
 function card(title, value, ...more) {
@@ -82,12 +82,12 @@ function cardsOf(run, series) {
       quiet(run.folder, run.ranks ? `, ${run.ranks} ranks` : "", since !== null && !run.is_over && since > 120 ? `, last line ${format.duration(since)} ago` : "")),
     card("Step", [format.count(run.step), run.steps ? h("small", null, ` of ${format.count(run.steps)}`) : null],
       share === null ? null : h("progress", { max: 1, value: share, "aria-label": "Share of the steps that are done" }),
-      quiet(run.is_over ? `${format.short(run.tokens)} tokens` : run.steps && run.step >= run.steps ? "all steps are done" : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "time left is not known",
+      quiet(run.is_over ? `${format.short(run.tokens)} tokens` : run.steps && run.step >= run.steps ? "all steps are done" : known(run.eta_s) ? `${format.duration(run.eta_s)} left` : "unknown time left",
         known(run.saved) ? `, saved at ${format.count(run.saved)}` : ", no checkpoint yet")),
     card("Loss", format.loss(run.loss), spark("loss"),
       quiet(known(run.val_loss) ? `validation ${format.loss(run.val_loss)}, best ${format.loss(run.best_val_loss)}` : "no evaluation yet")),
-    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(known(run.mfu) ? `MFU ${format.percent(run.mfu)}` : `${format.flops(run.tflops)}, the peak is not known`)),
-    card("Peak memory", format.bytes(run.peak_bytes), quiet("of the rank that held most")),
+    card("Tokens per second", format.short(run.tokens_per_s), spark("tokens_per_s"), quiet(known(run.mfu) ? `MFU ${format.percent(run.mfu)}` : `${format.flops(run.tflops)}, unknown peak`)),
+    card("Peak memory", format.bytes(run.peak_bytes), quiet("of the rank with the most")),
     h("div", { class: "card spent" }, h("h3", null, "Time of a step"), h("p", { class: "value" }, format.seconds(run.step_s)), spentBar(run.spent)),
   ];
 }
@@ -95,7 +95,7 @@ function cardsOf(run, series) {
 /** The breakdown of a step's time, as one bar with its parts. */
 function spentBar(spent) {
   const total = spent.reduce((sum, [, seconds]) => sum + Math.max(0, seconds), 0);
-  if (!total) return h("p", { class: "quiet" }, "What it goes into was not written.");
+  if (!total) return h("p", { class: "quiet" }, "The breakdown was not recorded.");
   const parts = spent.filter(([, seconds]) => seconds > 0);
   return [
     stack(parts, total),
@@ -116,8 +116,35 @@ const KINDS = {
 const kindBadge = (kind) => h("span", { class: `badge ${KINDS[kind]?.[1] ?? "note"}` }, KINDS[kind]?.[0] ?? kind);
 
 function eventList(events) {
-  if (!events.length) return h("p", { class: "quiet" }, "Nothing was written.");
+  if (!events.length) return h("p", { class: "quiet" }, "There are no events.");
   return h("ol", { class: "events" }, events.map((event) => h("li", null, kindBadge(event.kind),
     h("span", { class: "what" }, event.text), h("span", { class: "quiet" }, `step ${format.count(event.step)}, `,
       h("time", null, format.moment(event.time))))));
+}
+
+/** Buttons for the run whose details are shown, and the run's responses. */
+function controls() {
+  const buttons = h("p", { class: "buttons" });
+  const said = h("p", { class: "quiet", role: "status" });
+  const root = h("section", { class: "controls", "aria-label": "Orders", hidden: true }, buttons, said);
+  let shown = null;
+
+  async function give(run, path, question) {
+    if (question && !confirm(question)) return;
+    setText(said, "Sending…");
+    const told = await ask(path, { run: run.id }, { method: "POST", headers: { "x-kiln-control": "1" } })
+      .then((answer) => answer.said, (error) => `failed: ${error.message}`);
+    if (shown === run.id) setText(said, sentence(told));
+  }
+
+  function update(run) {
+    root.hidden = !state.orders || !run || run.is_over;
+    if (root.hidden || shown === run.id) return;
+    shown = run.id;
+    setText(said, "");
+    fill(buttons,
+      h("button", { type: "button", onclick: () => give(run, "/api/checkpoint") }, "Save a checkpoint"),
+      h("button", { type: "button", onclick: () => give(run, "/api/stop", `Save ${run.id}, and end it?`) }, "Save and end"));
+  }
+  return { root, update };
 }

@@ -30,7 +30,7 @@ function ranksView() {
     { name: "Peak memory", isNumber: true, downFirst: true, cell: (r) => format.bytes(r.peak_bytes), value: (r) => r.peak_bytes },
   ], { rowClass: (r) => (r.silent ? "silent" : culprits.has(r.rank) ? "culprit" : null) });
   let culprits = new Set();
-  const lists = h("div", null, h("section", { class: "panel" }, h("h2", null, "What each rank does now"), map, activityLegend()), h("section", { class: "panel" }, table.element));
+  const lists = h("div", null, h("section", { class: "panel" }, h("h2", null, "Activity of each rank"), map, activityLegend()), h("section", { class: "panel" }, table.element));
   const root = h("div", { class: "view" }, said, lists);
 
   function doing(rank) {
@@ -45,8 +45,8 @@ function ranksView() {
     const ranks = look?.ranks ?? [];
     culprits = new Set(look?.culprits ?? []);
     fill(said, h("h2", null, `${run.id} `, badge(look?.state)), h("p", null, sentence(look?.text ?? problem ?? "its processes are being asked")),
-      culprits.size ? h("p", null, h("b", null, "Look first at "), `rank ${[...culprits].join(", ")}.`) : null,
-      !ranks.length ? h("p", { class: "quiet" }, run.is_over ? "A run that has ended has no ranks to ask." : "No rank has answered yet.") : null);
+      culprits.size ? h("p", null, h("b", null, "Start with "), `rank ${[...culprits].join(", ")}.`) : null,
+      !ranks.length ? h("p", { class: "quiet" }, run.is_over ? "The run has ended, so it has no ranks." : "No rank has answered yet.") : null);
     lists.hidden = ranks.length === 0;
     hosts.clear();
     for (const process of look?.processes ?? []) for (const rank of process.ranks) hosts.set(rank, process.host);
@@ -64,5 +64,5 @@ function ranksView() {
 function activityLegend() {
   const entry = (name, key, kind = "key square") => h("li", null, h("span", { class: kind, style: { "--key": `var(${key})` } }), name);
   return h("ul", { class: "legend" }, entry("Data", "--data"), entry("Forward", "--forward"), entry("Backward", "--backward"), entry("Optimizer", "--optimizer"),
-    entry("Other", "--other"), entry("Pale: waits in a collective", "--forward", "key square pale"), entry("Outlined: look here first", "--bad", "key square outlined"));
+    entry("Other", "--other"), entry("Pale: waits in a collective", "--forward", "key square pale"), entry("Outlined: start here", "--bad", "key square outlined"));
 }

@@ -1,27 +1,28 @@
-//! The details of a run: its numbers over steps, its configuration, its texts, events and ranks.
+//! The details of a run: its metrics over steps, its configuration, its texts, events and ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::super::reduce::{Reduced, last_until, reduce};
-use super::super::watched::WatchedRun;
+use super::reduce::{Reduced, last_until, reduce};
+use super::watched::WatchedRun;
 use crate::run::{Event, Sample, Series};
 
-/// The requested part of a run's numbers.
+/// The requested part of a run's metrics.
 #[derive(Debug)]
-pub(in super::super) struct SeriesQuery {
-    /// Keys of the requested numbers, such as `loss`.
-    pub(in super::super) keys: Vec<String>,
+pub(super) struct SeriesQuery {
+    /// The requested metrics, such as `loss`.
+    pub(super) keys: Vec<String>,
     /// The axis of the curves: a key such as `tokens` or `time`. `None` for steps.
-    pub(in super::super) over: Option<String>,
+    pub(super) over: Option<String>,
     /// The first and the last step.
-    pub(in super::super) steps: (u64, u64),
+    pub(super) steps: (u64, u64),
     /// Maximum number of points of each curve.
-    pub(in super::super) points: usize,
+    pub(super) points: usize,
     /// True if the axis of steps is logarithmic.
-    pub(in super::super) is_log: bool,
+    pub(super) is_log: bool,
 }
 
 #[derive(Serialize)]
@@ -41,7 +42,7 @@ struct Curve {
 }
 
 /// The curves of a run: `/api/series`. Unknown keys are skipped.
-pub(in super::super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> impl Serialize {
+pub(super) fn series(watched: &WatchedRun, query: &SeriesQuery) -> impl Serialize {
     let run = watched.read();
     let over = query.over.as_ref().map(|key| run.metrics().get(key));
     let curve = |key: &String| {
@@ -83,7 +84,7 @@ struct OnAxis {
 }
 
 /// Returns all curves of a run, with at most `points` points each, for a page that cannot ask for more.
-pub(in super::super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize {
+pub(super) fn all_series(watched: &WatchedRun, points: usize) -> impl Serialize {
     let run = watched.read();
     let metrics = run.metrics();
     let mut all = AllCurves { last_step: metrics.last_step(), ..AllCurves::default() };
@@ -104,43 +105,23 @@ fn place(over: Option<&Series>, step: u64) -> Option<f64> {
     last_until(over?, step).filter(|place| place.is_finite())
 }
 
-#[derive(Serialize)]
-struct Keys {
-    run: String,
-    keys: Vec<String>,
+/// The names of all metrics of a run: `/api/keys`.
+pub(super) fn keys(watched: &WatchedRun) -> Value {
+    let keys: Vec<String> = watched.read().metrics().iter().map(|(key, _)| key.to_owned()).collect();
+    json!({ "run": watched.id, "keys": keys })
 }
 
-/// The names of all numbers of a run: `/api/keys`.
-pub(in super::super) fn keys(watched: &WatchedRun) -> impl Serialize {
-    let run = watched.read();
-    Keys { run: watched.id.clone(), keys: run.metrics().iter().map(|(key, _)| key.to_owned()).collect() }
-}
-
-#[derive(Serialize)]
-struct Configs {
-    runs: Vec<String>,
-    keys: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Row {
-    key: String,
-    /// The value of each run; `null` where a run has none.
-    values: Vec<Option<String>>,
-    differs: bool,
-}
-
-/// Every key of the configurations with its value in each of the runs: `/api/config`.
-pub(in super::super) fn config(watched: &[Arc<WatchedRun>]) -> impl Serialize {
+/// Every key of the configurations with its value in each run, `null` where a run has none: `/api/config`.
+pub(super) fn config(watched: &[Arc<WatchedRun>]) -> Value {
     let configs: Vec<_> = watched.iter().map(|run| run.read().config().clone()).collect();
     let keys: BTreeSet<&String> = configs.iter().flat_map(|config| config.keys()).collect();
     let row = |key: &String| {
-        let values: Vec<_> = configs.iter().map(|config| config.get(key).cloned()).collect();
+        let values: Vec<_> = configs.iter().map(|config| config.get(key)).collect();
         let differs = values.windows(2).any(|pair| pair[0] != pair[1]);
-        Row { key: key.clone(), values, differs }
+        json!({ "key": key, "values": values, "differs": differs })
     };
-    let keys = keys.into_iter().map(row).collect();
-    Configs { runs: watched.iter().map(|run| run.id.clone()).collect(), keys }
+    let keys: Vec<_> = keys.into_iter().map(row).collect();
+    json!({ "runs": watched.iter().map(|run| &run.id).collect::<Vec<_>>(), "keys": keys })
 }
 
 /// Maximum number of texts and events sent: the last ones.
@@ -149,43 +130,28 @@ const MOST: usize = 500;
 /// Maximum number of characters of a text that are sent.
 const MOST_CHARACTERS: usize = 8000;
 
-#[derive(Serialize)]
-struct Samples {
-    run: String,
-    total: usize,
-    samples: Vec<Sample>,
-}
-
-#[derive(Serialize)]
-struct Events {
-    run: String,
-    total: usize,
-    /// Number of events by kind.
-    kinds: BTreeMap<String, usize>,
-    events: Vec<Event>,
-    problems: Vec<String>,
-}
-
 /// The last texts of a run, the newest first: `/api/samples`.
-pub(in super::super) fn samples(watched: &WatchedRun) -> impl Serialize {
+pub(super) fn samples(watched: &WatchedRun) -> Value {
     let run = watched.read();
     let cut = |sample: &Sample| Sample {
         step: sample.step,
         prompt: shortened(&sample.prompt),
         text: shortened(&sample.text),
     };
-    let samples = run.samples().iter().rev().take(MOST).map(cut).collect();
-    Samples { run: watched.id.clone(), total: run.samples().len(), samples }
+    let samples: Vec<_> = run.samples().iter().rev().take(MOST).map(cut).collect();
+    json!({ "run": watched.id, "total": run.samples().len(), "samples": samples })
 }
 
-/// The last events of a run, the newest first, and its unreadable files: `/api/events`.
-pub(in super::super) fn events(watched: &WatchedRun) -> impl Serialize {
+/// The last events of a run, the newest first, their number by kind, and the unreadable files of the run:
+/// `/api/events`.
+pub(super) fn events(watched: &WatchedRun) -> Value {
     let run = watched.read();
     let cut = |event: &Event| Event { text: shortened(&event.text), ..event.clone() };
-    let events = run.events().iter().rev().take(MOST).map(cut).collect();
-    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-    run.events().iter().for_each(|event| *kinds.entry(event.kind.clone()).or_default() += 1);
-    Events { run: watched.id.clone(), total: run.events().len(), kinds, events, problems: run.problems() }
+    let events: Vec<_> = run.events().iter().rev().take(MOST).map(cut).collect();
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    run.events().iter().for_each(|event| *kinds.entry(&event.kind).or_default() += 1);
+    let (total, problems) = (run.events().len(), run.problems());
+    json!({ "run": watched.id, "total": total, "kinds": kinds, "events": events, "problems": problems })
 }
 
 fn shortened(text: &str) -> String {
@@ -196,10 +162,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// The last look at a run, or the reason why it failed: `/api/look`.
-pub(in super::super) fn look(watched: &WatchedRun) -> impl Serialize {
-    let (look, problem) = {
-        let seen = watched.seen();
-        (seen.look.clone(), seen.problem.clone())
-    };
-    serde_json::json!({ "run": watched.id, "look": look.as_deref(), "problem": problem })
+pub(super) fn look(watched: &WatchedRun) -> Value {
+    let seen = watched.seen();
+    json!({ "run": watched.id, "look": seen.look.as_deref(), "problem": seen.problem })
 }

@@ -1,14 +1,23 @@
-//! Words and numbers for the screen.
+//! Titles, paragraphs and numbers on the screen.
+
+use std::path::Path;
+use std::time::Duration;
 
 use kiln_sys::output::printable;
-use ratatui::text::Span;
+use kiln_sys::words::took;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Paragraph, Widget};
+
+use super::theme::Theme;
 
 /// Text of a file for the screen: control characters are escaped, and tabs are blanks.
 pub(super) fn clean(text: &str) -> String {
     printable(text).replace('\t', " ")
 }
 
-/// Columns that `text` takes.
+/// Number of columns of `text`.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
@@ -47,6 +56,37 @@ pub(super) fn wrap(text: &str, most: usize) -> Vec<String> {
         lines.push(line.trim_end().to_owned());
     }
     lines
+}
+
+/// Draws a rule with a title across the top of `area`, and returns the rest.
+pub(super) fn titled<'a>(title: impl Into<Line<'a>>, area: Rect, screen: &mut Buffer) -> Rect {
+    let mut line = Line::from(Span::styled("─ ", Theme::QUIET));
+    line.spans.extend(title.into().spans);
+    line.push_span(" ");
+    let block = Block::new().borders(Borders::TOP).border_style(Theme::QUIET).title(line);
+    (&block).render(area, screen);
+    block.inner(area)
+}
+
+/// A title without details.
+pub(super) fn plain_title(text: impl Into<String>) -> Span<'static> {
+    Span::styled(text.into(), Theme::TITLE)
+}
+
+/// Explains why there is nothing to show.
+pub(super) fn nothing(why: &str, area: Rect, screen: &mut Buffer) {
+    paragraph(why, area.width).style(Theme::QUIET).render(area, screen);
+}
+
+/// `text`, wrapped, with a blank on each side.
+pub(super) fn paragraph(text: &str, columns: u16) -> Paragraph<'static> {
+    let lines = wrap(text, usize::from(columns).saturating_sub(2)).into_iter();
+    Paragraph::new(lines.map(|line| Line::raw(format!(" {line}"))).collect::<Vec<_>>())
+}
+
+/// The name of a run, without the folders above it.
+pub(super) fn name_of(folder: &Path) -> String {
+    clean(&folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy())
 }
 
 /// A value of the metric `key`, with its unit.
@@ -97,13 +137,7 @@ pub(super) fn bytes(bytes: u64) -> String {
 
 /// A duration in seconds, such as `2 h 05 min`. Negative numbers and NaN are 0.
 pub(super) fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        0..60 => format!("{whole} s"),
-        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
-        3600..86_400 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
-        _ => format!("{} d {:02} h", whole / 86_400, whole % 86_400 / 3600),
-    }
+    took(Duration::from_secs(seconds.round() as u64)).replace(".00 s", " s").replace(".0 s", " s")
 }
 
 /// The time of day (UTC), in seconds since 1970, such as `07:16:32`.
@@ -117,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_keeps_to_its_columns() {
+    fn text_fits_its_columns() {
         assert_eq!(fit("four", 4), "four");
         assert_eq!(
             (fit("fiver", 4), fit("中文字", 4), fit("x", 0)),
@@ -131,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short_and_have_their_units() {
+    fn numbers_are_short_with_units() {
         let numbers = [0.0, 3.2101, 0.5, 0.0003, 12.345, 123.45, 1234.5, 45_683.0, -2.5e9, f64::NAN];
         let texts = numbers.map(number);
         assert_eq!(
@@ -141,8 +175,8 @@ mod tests {
         assert_eq!([999.0, 1000.0, 100_000.0, 0.25].map(short), ["999", "1k", "100k", "0.2"]);
         assert_eq!([7, 1536, 8_682_600, 107_374_182_400].map(bytes), ["7B", "1.5K", "8.3M", "100G"]);
         assert_eq!(
-            [0.4, 59.6, 3599.0, 7500.0, 200_000.0, -1.0, f64::NAN].map(duration),
-            ["0 s", "1 min 00 s", "59 min 59 s", "2 h 05 min", "2 d 07 h", "0 s", "0 s"]
+            [0.4, 24.3, 59.6, 3599.0, 7500.0, -1.0, f64::NAN].map(duration),
+            ["0 s", "24 s", "1 min 00 s", "59 min 59 s", "2 h 05 min", "0 s", "0 s"]
         );
         assert_eq!(value("mfu", 0.0281), "2.8 %");
         assert_eq!(value("wait_s", 0.25), "0.2500 s");

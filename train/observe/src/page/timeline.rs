@@ -10,7 +10,7 @@ use kiln_collectives::{Record, Span, StepTimeline};
 use kiln_sys::words::number_of;
 use serde::Serialize;
 
-use super::super::watched::WatchedRun;
+use super::watched::WatchedRun;
 
 #[derive(Default, Serialize)]
 struct Answer {
@@ -63,7 +63,7 @@ impl Names {
 
 /// Returns the last complete step that most ranks of a run have reported. Ranks that reported another step
 /// are omitted.
-pub(in super::super) fn timeline(watched: &WatchedRun) -> impl Serialize {
+pub(super) fn timeline(watched: &WatchedRun) -> impl Serialize {
     let timelines = watched.seen().timelines.clone();
     let run = watched.id.clone();
     match timelines.as_deref() {
@@ -116,8 +116,7 @@ fn common_step(timelines: &[StepTimeline]) -> Option<u64> {
 }
 
 fn left_out(others: &[&StepTimeline]) -> String {
-    let was = if others.len() == 1 { "was" } else { "were" };
-    format!("{} {was} in another step when asked, and left out", number_of(others.len() as u64, "rank"))
+    format!("without {}, which reported another step", number_of(others.len(), "rank"))
 }
 
 fn rank(timeline: &StepTimeline, shift: f64, names: &mut Names) -> Rank {
@@ -181,7 +180,7 @@ mod tests {
         // Rank 0 began a later step: it does not shift the beginnings of the others.
         assert_eq!(ranks, [(1, 0, 500_000), (2, 250_000, 750_000)]);
         assert_eq!((told.step, told.length), (Some(7), 750_000));
-        assert_eq!(told.note.unwrap(), "2 ranks were in another step when asked, and left out");
+        assert_eq!(told.note.unwrap(), "without 2 ranks, which reported another step");
         let tie = answer("one".to_owned(), &[timeline(0, 8, 20.0), timeline(1, 7, 20.0)]);
         assert_eq!((tie.step, tie.ranks.len(), tie.ranks[0].rank), (Some(7), 1, 1));
         assert_eq!(answer("one".to_owned(), &[timeline(0, 7, 20.0)]).note, None);

@@ -11,8 +11,8 @@ use kiln_sys::words::number_of;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::watched::WatchedRun;
 use super::summary::ACTIVITIES;
+use super::watched::WatchedRun;
 use crate::run::{Metrics, Run, Series};
 
 /// Fraction (1/n) of a run's logged steps, at its start, that speeds exclude; at least one step.
@@ -111,9 +111,9 @@ struct Spread {
 }
 
 impl Spread {
-    /// The spread of the finite ones of `values`; `None` if there are none. Quantiles between two values are
+    /// Returns the spread of the finite `values`, or `None` if there are none. Quantiles between two values are
     /// interpolated linearly.
-    fn of(values: &[f64]) -> Option<Self> {
+    fn new(values: &[f64]) -> Option<Self> {
         let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
         let last = values.len().checked_sub(1)?;
@@ -127,7 +127,7 @@ impl Spread {
 }
 
 /// Compares the runs with the first.
-pub(in super::super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serialize {
+pub(super) fn comparison(watched: &[Arc<WatchedRun>]) -> impl Serialize {
     let runs: Vec<_> = watched.iter().map(|one| one.read()).collect();
     let mut compared: Vec<_> = watched.iter().zip(&runs).map(|(one, run)| compared(&one.id, run)).collect();
     let keys = differing_keys(&runs);
@@ -174,7 +174,7 @@ fn compared(id: &str, run: &Run) -> Compared {
     let last = |key: &str| metrics.get(key)?.last().map(At::from);
     let finite = |key: &str| metrics.get(key).map(finite).filter(|values| !values.is_empty());
     let most = |key: &str| finite(key)?.into_iter().map(|(_, value)| value).max_by(f64::total_cmp);
-    let spread = |key: &str| Spread::of(steady(metrics.get(key)?));
+    let spread = |key: &str| Spread::new(steady(metrics.get(key)?));
     let best = finite("val_loss").and_then(|losses| losses.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)));
     let spent = spent(metrics);
     let has_events = !run.events().is_empty();
@@ -396,9 +396,9 @@ mod tests {
 
     #[test]
     fn quartiles_lie_between_values() {
-        let spread = Spread::of(&[4.0, 1.0, f64::NAN, 3.0, 2.0, 5.0]);
+        let spread = Spread::new(&[4.0, 1.0, f64::NAN, 3.0, 2.0, 5.0]);
         assert_eq!(spread, Some(Spread { lower: 2.0, median: 3.0, upper: 4.0 }));
-        assert_eq!(Spread::of(&[1.0, 2.0]), Some(Spread { lower: 1.25, median: 1.5, upper: 1.75 }));
-        assert_eq!(Spread::of(&[f64::INFINITY]), None);
+        assert_eq!(Spread::new(&[1.0, 2.0]), Some(Spread { lower: 1.25, median: 1.5, upper: 1.75 }));
+        assert_eq!(Spread::new(&[f64::INFINITY]), None);
     }
 }

@@ -5,10 +5,9 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::super::watched::{Watched, WatchedRun};
 use super::summary::{ACTIVITIES, summary};
-use crate::run::Metrics;
-use crate::status::{Look, RankLook, State};
+use super::watched::{Watched, WatchedRun};
+use crate::status::{Look, State};
 
 /// The last values of a run's metrics: their name and meaning here, their key there, and the factor to the
 /// unit of the name.
@@ -20,7 +19,12 @@ const VALUES: [(&str, &str, &str, f64); 11] = [
     ("kiln_learning_rate", "Learning rate of the last logged step.", "lr", 1.0),
     ("kiln_tokens_per_second", "Tokens per second of all ranks together.", "tokens_per_s", 1.0),
     ("kiln_model_flops_per_second", "Model FLOP/s of all ranks together.", "tflops", 1e12),
-    ("kiln_model_flops_utilization_ratio", "Model FLOP/s over those of the hardware (MFU).", "mfu", 1.0),
+    (
+        "kiln_model_flops_utilization_ratio",
+        "Share of the hardware's FLOP/s that the model uses (MFU).",
+        "mfu",
+        1.0,
+    ),
     ("kiln_step_duration_seconds", "Duration of the last logged step.", "step_s", 1.0),
     ("kiln_memory_peak_bytes", "Most memory that any rank has held.", "peak_bytes", 1.0),
     ("kiln_last_line_timestamp_seconds", "When the last line of metrics was written.", "time", 1.0),
@@ -74,7 +78,7 @@ impl Page {
 }
 
 /// Every run and rank in Prometheus' text format.
-pub(in super::super) fn metrics(watched: &Watched) -> String {
+pub(super) fn metrics(watched: &Watched) -> String {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
     page.add("kiln_build_info", "The build that answers.", &[("version", version)], Some(1.0));
@@ -100,23 +104,36 @@ fn add_run(page: &mut Page, watched: &WatchedRun) {
         ("preset", config("model.preset")),
         ("strategy", config("shard.strategy")),
     ];
-    page.add("kiln_run_info", "A run, with what its configuration says.", &labels, Some(1.0));
+    page.add("kiln_run_info", "A run and its main settings.", &labels, Some(1.0));
     let run_label = [("run", id)];
     let count = |count: u64| count as f64;
-    page.add("kiln_step", "Optimizer steps that are done.", &run_label, summary.step.map(count));
-    page.add("kiln_planned_steps", "Optimizer steps of the whole run.", &run_label, summary.steps.map(count));
-    page.add("kiln_checkpoint_step", "Step of the newest checkpoint.", &run_label, summary.saved.map(count));
+    page.add("kiln_step", "Optimizer steps that are done.", &run_label, summary.progress.step.map(count));
+    page.add(
+        "kiln_planned_steps",
+        "Optimizer steps of the whole run.",
+        &run_label,
+        summary.progress.steps.map(count),
+    );
+    page.add(
+        "kiln_checkpoint_step",
+        "Step of the newest checkpoint.",
+        &run_label,
+        summary.progress.saved.map(count),
+    );
     let last = |key: &str| Some(run.metrics().get(key)?.last()?.1);
     page.add("kiln_tokens_total", "Tokens that were trained on.", &run_label, last("tokens"));
     for (name, help, key, factor) in VALUES {
         page.add(name, help, &run_label, last(key).map(|value| value * factor));
     }
-    add_activities(page, id, run.metrics());
+    for (activity, key) in ACTIVITIES {
+        const HELP: &str = "Seconds of the last logged step on rank 0, by activity.";
+        page.add("kiln_step_activity_seconds", HELP, &[("run", id), ("activity", activity)], last(key));
+    }
     for state in STATES {
         let is_it = summary.state.map(|now| f64::from(u8::from(now == state)));
         page.add(
             "kiln_run_state",
-            "1 for the state that the run is in.",
+            "1 for the state of the run, 0 for all others.",
             &[("run", id), ("state", &word(&state))],
             is_it,
         );
@@ -125,21 +142,7 @@ fn add_run(page: &mut Page, watched: &WatchedRun) {
     run.events().iter().for_each(|event| *kinds.entry(&event.kind).or_default() += 1);
     for (kind, count) in kinds {
         let labels = [("run", id), ("kind", kind)];
-        page.add(
-            "kiln_events_total",
-            "What has happened to the run, by kind.",
-            &labels,
-            Some(f64::from(count)),
-        );
-    }
-}
-
-fn add_activities(page: &mut Page, id: &str, metrics: &Metrics) {
-    const HELP: &str = "Seconds of the last logged step on rank 0 by what it was doing.";
-    for (activity, key) in ACTIVITIES {
-        let seconds = metrics.get(key).and_then(|seconds| seconds.last());
-        let labels = [("run", id), ("activity", activity)];
-        page.add("kiln_step_activity_seconds", HELP, &labels, seconds.map(|(_, seconds)| seconds));
+        page.add("kiln_events_total", "Events of the run, by kind.", &labels, Some(f64::from(count)));
     }
 }
 
@@ -148,19 +151,16 @@ fn add_look(page: &mut Page, id: &str, look: &Look) {
         let number = rank.rank.to_string();
         let labels = [("run", id), ("rank", number.as_str())];
         let up = f64::from(u8::from(rank.silent.is_none()));
-        page.add("kiln_rank_up", "Whether the rank answers.", &labels, Some(up));
+        page.add("kiln_rank_up", "1 if the rank answers, 0 otherwise.", &labels, Some(up));
         page.add("kiln_rank_step", "Step that the rank is in.", &labels, rank.step.map(|step| step as f64));
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
         page.add("kiln_rank_memory_bytes", "Memory that the rank holds.", &labels, bytes(rank.bytes));
         const PEAK: &str = "Most memory that the rank has held.";
         page.add("kiln_rank_memory_peak_bytes", PEAK, &labels, bytes(rank.peak_bytes));
-        const WAITING: &str = "How long the rank has been in the collective that it is in; 0 in none.";
-        page.add("kiln_rank_waiting_seconds", WAITING, &labels, waiting(rank));
+        const WAITING: &str = "Seconds since the rank entered its collective; 0 outside of collectives.";
+        let waiting = rank.pending.as_ref().map_or(0.0, |call| call.seconds);
+        page.add("kiln_rank_waiting_seconds", WAITING, &labels, rank.silent.is_none().then_some(waiting));
     }
-}
-
-fn waiting(rank: &RankLook) -> Option<f64> {
-    rank.silent.is_none().then(|| rank.pending.as_ref().map_or(0.0, |call| call.seconds))
 }
 
 /// A value as its JSON text, such as `healthy`.
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_as_prometheus_reads_it() {
+    fn text_is_as_prometheus_reads_it() {
         let mut page = Page::default();
         page.add("kiln_loss", "Loss.", &[("run", "a\"b\\c\nd")], Some(2.5));
         page.add("kiln_tokens_total", "Tokens.", &[("run", "a")], Some(1e12));

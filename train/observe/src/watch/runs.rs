@@ -1,6 +1,7 @@
 //! All runs, and the differences of their configurations.
 
 use std::collections::BTreeSet;
+use std::iter;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -8,12 +9,11 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Row, StatefulWidget, Table, TableState, Widget};
 
-use super::super::state::{Watch, label};
-use super::super::text::{clean, duration, fit, number, short, width};
-use super::super::theme::Theme;
-use super::frame::{name_of, nothing, plain_title, titled};
+use super::format::{clean, duration, fit, name_of, nothing, number, plain_title, short, titled, width};
+use super::state::{Watch, label};
+use super::theme::Theme;
 
-/// Numbers of a run, with their columns at least.
+/// Numbers of a run, with the least width of their columns.
 const NUMBERS: [(&str, usize); 5] = [("step", 11), ("loss", 7), ("val", 7), ("tok/s", 6), ("left", 11)];
 
 /// Columns of the marks in front of a name, and of a state.
@@ -41,15 +41,13 @@ fn table(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let name = usize::from(inside.width).saturating_sub(taken + 1).max(8);
     let row = |(run, numbers): (usize, [String; 5])| {
         let snapshot = &watch.runs[run];
-        let (style, mark) = Theme::state(snapshot.state());
-        let state = snapshot.state().map_or_else(|| "unknown".to_owned(), |state| state.to_string());
+        let (style, state) = Theme::state(snapshot.state());
         let is_shown = shown.contains(&run);
-        let own = if is_shown { Theme::run(run).into() } else { Theme::quiet() };
-        let shown = if is_shown { "▸" } else { " " };
+        let own = if is_shown { Theme::run(run).into() } else { Theme::QUIET };
         let cells = [
-            Line::styled(format!(" {shown} {}", label(run)), own),
-            Line::styled(fit(&name_of(&snapshot.folder), name), own.patch(Theme::title())),
-            Line::styled(fit(&format!("{mark} {state}"), STATE), style),
+            Line::styled(format!(" {} {}", if is_shown { "▸" } else { " " }, label(run)), own),
+            Line::styled(fit(&name_of(&snapshot.folder), name), own.patch(Theme::TITLE)),
+            Line::styled(fit(&state, STATE), style),
         ];
         Row::new(cells.into_iter().chain(numbers.map(|text| Line::raw(text).right_aligned())))
     };
@@ -57,20 +55,20 @@ fn table(watch: &Watch, area: Rect, screen: &mut Buffer) {
     let head = head.chain(NUMBERS.map(|(title, _)| Line::raw(title).right_aligned()));
     let widths = [MARKS, name, STATE].into_iter().chain(widths).map(|width| Constraint::Length(width as u16));
     let rows: Vec<_> = numbers.into_iter().enumerate().map(row).collect();
-    let table = Table::new(rows, widths).header(Row::new(head).style(Theme::quiet()));
-    let table = table.row_highlight_style(Theme::chosen());
+    let table = Table::new(rows, widths).header(Row::new(head).style(Theme::QUIET));
+    let table = table.row_highlight_style(Theme::SELECTED);
     StatefulWidget::render(table, inside, screen, &mut TableState::default().with_selected(watch.front));
 }
 
 fn numbers(watch: &Watch, run: usize) -> [String; 5] {
-    let summary = &watch.runs[run].summary;
-    let steps = summary.steps.map_or_else(String::new, |steps| format!("/{steps}"));
+    let run = &watch.runs[run].progress;
+    let steps = run.steps.map_or_else(String::new, |steps| format!("/{steps}"));
     let texts = [
-        summary.step.map(|step| format!("{step}{steps}")),
-        summary.loss.map(number),
-        summary.val_loss.map(number),
-        summary.tokens_per_s.map(short),
-        summary.left_s.map(duration),
+        run.step.map(|step| format!("{step}{steps}")),
+        run.loss.map(number),
+        run.val_loss.map(number),
+        run.tokens_per_s.map(short),
+        run.eta_s.map(duration),
     ];
     texts.map(|text| text.unwrap_or_else(|| "-".to_owned()))
 }
@@ -83,19 +81,19 @@ fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
     let keys: BTreeSet<&String> = configs.iter().flat_map(|config| config.keys()).collect();
     let differs = |key: &&String| configs.windows(2).any(|pair| pair[0].get(*key) != pair[1].get(*key));
     let keys: Vec<&String> = keys.into_iter().filter(differs).collect();
-    let mut title = vec![plain_title("configurations differ in")];
     let longest = keys.iter().map(|key| width(key)).max().unwrap_or(0);
     let name = longest.min(usize::from(area.width) / 3);
     let room = usize::from(area.width).saturating_sub(name + 2);
     let each = (room / runs.len().max(1)).clamp(10, 40);
     let count = runs.len().min(room / each);
+    let mut title = vec![plain_title("configurations differ in")];
     if count < runs.len() && !keys.is_empty() {
         let part = format!("  {count} of {} runs; hide some to see the others", runs.len());
-        title.push(Span::styled(part, Theme::quiet()));
+        title.push(Span::styled(part, Theme::QUIET));
     }
     let inside = titled(title, area, screen);
     if runs.len() < 2 {
-        let how = "two runs or more are compared here: kiln watch RUN RUN, or a folder of runs";
+        let how = "to compare runs, name several: kiln watch RUN RUN, or a folder of runs";
         return nothing(how, inside, screen);
     }
     if keys.is_empty() {
@@ -109,15 +107,15 @@ fn differences(watch: &mut Watch, area: Rect, screen: &mut Buffer) {
             let value = value.map_or_else(|| "-".to_owned(), |value| clean(value).replace('\n', " "));
             Line::raw(fit(&value, each - 1))
         };
-        let key = Line::styled(format!(" {}", fit(&clean(key), name)), Theme::title());
-        Row::new([key].into_iter().chain(runs.iter().take(count).map(value)))
+        let key = Line::styled(format!(" {}", fit(&clean(key), name)), Theme::TITLE);
+        Row::new(iter::once(key).chain(runs.iter().take(count).map(value)))
     };
     let head = runs.iter().take(count).map(|run| {
         let text = format!("{} {}", label(*run), name_of(&watch.runs[*run].folder));
         Line::styled(fit(&text, each - 1), Style::from(Theme::run(*run)))
     });
     let rows: Vec<_> = keys.iter().skip(watch.rows.difference).map(row).collect();
-    let widths = [name + 1].into_iter().chain(std::iter::repeat_n(each - 1, count));
+    let widths = iter::once(name + 1).chain(iter::repeat_n(each - 1, count));
     let table = Table::new(rows, widths.map(|width| Constraint::Length(width as u16)));
-    Widget::render(table.header(Row::new([Line::default()].into_iter().chain(head))), inside, screen);
+    Widget::render(table.header(Row::new(iter::once(Line::default()).chain(head))), inside, screen);
 }
