@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Event {
+pub(crate) struct Event {
     /// Seconds since 1970.
     #[prost(double, tag = "1")]
     pub(super) wall_time: f64,

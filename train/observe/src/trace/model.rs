@@ -145,8 +145,8 @@ impl<'a> Calls<'a> {
     /// Returns collective `sequence` of `rank`'s group `group`, on all ranks that have recorded it.
     pub(super) fn get(
         &self,
-        rank: &RankTrace,
-        group: &str,
+        rank: &'a RankTrace,
+        group: &'a str,
         sequence: u64,
     ) -> &[(usize, &'a CollectiveTrace)] {
         let ranks = rank.groups.get(group).map_or(&[][..], Vec::as_slice);
@@ -156,8 +156,8 @@ impl<'a> Calls<'a> {
     /// Returns the rank that issued the collective last, and its call.
     pub(super) fn last(
         &self,
-        rank: &RankTrace,
-        group: &str,
+        rank: &'a RankTrace,
+        group: &'a str,
         sequence: u64,
     ) -> Option<(usize, &'a CollectiveTrace)> {
         self.get(rank, group, sequence).iter().copied().max_by_key(|(_, collective)| collective.enqueued)
