@@ -72,8 +72,8 @@ fn reports_replace_nothing_and_need_runs() {
     workspace.write("odd/run.json", "{");
     for (arguments, says) in [
         (["report", "odd", "--out", "taken"], "taken exists and is not empty; reports overwrite nothing"),
-        (["report", "data", "--out", "new"], "data is not the folder of a run"),
-        (["report", "absent", "--out", "new"], "absent is not the folder of a run: it is not there"),
+        (["report", "data", "--out", "new"], "data is not a run folder"),
+        (["report", "absent", "--out", "new"], "absent is not a run folder: it does not exist"),
     ] {
         let ended = workspace.kiln(&arguments);
         assert_eq!(ended.code, Some(2), "{ended:?}");

@@ -55,5 +55,5 @@ fn what_cannot_be_traced_is_refused_before_the_run() {
     }
     assert!(!workspace.path("run").exists());
     let ended = workspace.kiln(&["trace", "summary", "run.toml"]);
-    assert!(ended.code == Some(2) && ended.stderr.contains("is no Perfetto trace"), "{ended:?}");
+    assert!(ended.code == Some(2) && ended.stderr.contains("is not a Perfetto trace"), "{ended:?}");
 }

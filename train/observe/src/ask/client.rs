@@ -1,4 +1,4 @@
-//! Asks all processes of a run, and combines their answers.
+//! Asks all processes of a run, combines their answers, and sends lines to the prompt of the run.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use kiln_collectives::StepTimeline;
 use serde::Serialize;
 
 use super::machine::{ProcessState, state_of, threads_of};
-use super::message::{Known, ProcessStatus, Reply, Request, Thread};
+use super::message::{Known, ProcessStatus, Reply, Request, Thread, ToPrompt, Typed};
 use super::socket::{Folder, Owner};
 use super::symbols::Symbols;
 
@@ -24,10 +24,8 @@ const PATIENCE_FOR_ALL: Duration = Duration::from_millis(950);
 /// Maximum time for a process to ask its threads.
 const PATIENCE_FOR_STACKS: Duration = Duration::from_secs(2);
 
-/// Limits once the deadline has passed: for each part of a reply, and for the rest of the reply. They leave
-/// time for data that has already arrived, and limit the delay by a process that sends slowly or endlessly.
-const LAST_LOOK: Duration = Duration::from_millis(2);
-const LAST_LOOKS: Duration = Duration::from_millis(20);
+/// Maximum time for a run to respond to a line: it reads lines at the end of a step.
+const PATIENCE_FOR_LINES: Duration = Duration::from_secs(5);
 
 /// Maximum size of a reply in bytes: a rank takes about 64 KiB.
 const MOST_REPLY: usize = 32 << 20;
@@ -57,36 +55,11 @@ impl Connection {
     /// Sends a request and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         let end = Instant::now() + self.patience;
-        self.request(request)?;
-        self.receive_until(end)
-    }
-
-    /// Sends a request; [`Connection::receive_until`] receives the reply.
-    fn request(&self, request: &Request) -> io::Result<()> {
-        // A refusal may arrive before the request has been sent.
-        match self.say(request) {
+        match say(self.stream.get_ref(), request) {
+            // A refusal may arrive before the request has been sent.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(()),
+            _ => self.read(Some(end)),
         }
-    }
-
-    /// Waits for the whole of the next reply, but no longer than until `end`. Data that has already arrived
-    /// is read after `end` as well.
-    pub(super) fn receive_until(&mut self, end: Instant) -> io::Result<Reply> {
-        // The reply may be read after `end`, if other replies were awaited until then.
-        let last = end.max(Instant::now()) + LAST_LOOKS;
-        self.read(|| {
-            let now = Instant::now();
-            if now >= last {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            Ok(Some(end.saturating_duration_since(now).max(LAST_LOOK)))
-        })
-    }
-
-    /// Sends a message that has no reply.
-    pub(super) fn say(&self, message: &impl Serialize) -> io::Result<()> {
-        say(self.stream.get_ref(), message)
     }
 
     /// Returns a stream that writes to the process, and a connection that reads from it without a time limit.
@@ -96,15 +69,19 @@ impl Connection {
 
     /// Waits for the next reply, however long it takes.
     pub fn receive(&mut self) -> io::Result<Reply> {
-        self.read(|| Ok(None))
+        self.read(None)
     }
 
-    /// Reads a reply. Calls `left` before each part to find out how long that part may take.
-    fn read(&mut self, left: impl Fn() -> io::Result<Option<Duration>>) -> io::Result<Reply> {
-        let wrong = |problem: &str| io::Error::new(ErrorKind::InvalidData, problem.to_owned());
+    /// Reads the whole of the next reply, until `end` at the latest.
+    fn read(&mut self, end: Option<Instant>) -> io::Result<Reply> {
+        let invalid = |problem| io::Error::new(ErrorKind::InvalidData, problem);
         let mut reply = Vec::new();
-        loop {
-            self.stream.get_ref().set_read_timeout(left()?)?;
+        while reply.last() != Some(&b'\n') {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.get_ref().set_read_timeout(left)?;
             let part = match self.stream.fill_buf() {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 part => part?,
@@ -112,19 +89,15 @@ impl Connection {
             if part.is_empty() {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
-            let end = part.iter().position(|byte| *byte == b'\n');
-            let taken = end.map_or(part.len(), |end| end + 1);
+            let taken = part.iter().position(|byte| *byte == b'\n').map_or(part.len(), |end| end + 1);
             reply.extend_from_slice(&part[..taken]);
             self.stream.consume(taken);
             if reply.len() > MOST_REPLY {
-                return Err(wrong("its reply is too long"));
-            }
-            if end.is_some() {
-                break;
+                return Err(invalid("its reply is too long"));
             }
         }
         let reply: Reply = serde_json::from_slice(&reply)?;
-        if reply.is_sound() { Ok(reply) } else { Err(wrong("its reply contradicts itself")) }
+        if reply.is_sound() { Ok(reply) } else { Err(invalid("its reply is inconsistent")) }
     }
 }
 
@@ -184,12 +157,21 @@ pub fn ask_all(out: &Path, stacks: bool) -> io::Result<Answers> {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
         Err(_) => return Ok(Answers::default()),
     };
-    // All processes prepare their answers while the first one's is awaited.
-    let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
-    let end = Instant::now() + patience;
-    let asked: Vec<_> =
-        folder.owners().into_iter().map(|owner| ask(&folder, owner, stacks, patience)).collect();
-    let mut processes: Vec<_> = asked.into_iter().map(|asked| asked.process(stacks, end)).collect();
+    let answers = ask_each(&folder, |owner| answer(&folder, owner, stacks));
+    let process = |(owner, mut answer): (Owner, Answer)| {
+        let pid = owner.process.pid;
+        match &mut answer {
+            // In another container, the number refers to another process.
+            Answer::Status(status) if owner.process.is_gone() == Some(false) => {
+                status.threads.iter_mut().for_each(|threads| name_calls(threads, pid));
+            }
+            _ => {}
+        }
+        let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
+        let threads = (stacks && is_silent).then(|| threads_of(pid));
+        Process { owner, answer, threads }
+    };
+    let mut processes: Vec<_> = answers.into_iter().map(process).collect();
     if processes.iter().any(|process| matches!(process.answer, Answer::Gone)) {
         // A process that ends normally removes its files.
         let left = folder.owners();
@@ -216,7 +198,7 @@ fn ask_first(folder: &Folder, processes: &[Process]) -> Option<Vec<Known>> {
     let mut connection = Connection::open(folder, &first.owner, PATIENCE_FOR_ALL).ok()?;
     match connection.ask(&Request::Status { stacks: false, all: true }).ok()? {
         Reply::Status(status) => status.all,
-        Reply::Timeline(_) | Reply::Prompt(_) | Reply::Refused(_) => None,
+        _ => None,
     }
 }
 
@@ -232,70 +214,49 @@ pub fn timelines(out: &Path) -> io::Result<Vec<StepTimeline>> {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
         Err(_) => return Ok(Vec::new()),
     };
-    let mut timelines: Vec<StepTimeline> = thread::scope(|scope| {
-        let ask = |owner: Owner| {
-            let folder = &folder;
-            let ask = move || match Connection::open(folder, &owner, PATIENCE)?.ask(&Request::Timeline)? {
-                Reply::Timeline(timelines) => io::Result::Ok(timelines),
-                _ => Ok(Vec::new()),
-            };
-            thread::Builder::new().spawn_scoped(scope, ask)
-        };
-        let asked: Vec<_> = folder.owners().into_iter().filter_map(|owner| ask(owner).ok()).collect();
+    let ask = |owner: &Owner| Connection::open(&folder, owner, PATIENCE)?.ask(&Request::Timeline);
+    let mut timelines = Vec::new();
+    for (_, reply) in ask_each(&folder, ask) {
         // A process that does not answer in time is omitted.
-        asked.into_iter().filter_map(|thread| thread.join().ok()?.ok()).flatten().collect()
-    });
-    timelines.sort_by_key(|timeline| timeline.rank);
+        if let Ok(Reply::Timeline(of_process)) = reply {
+            timelines.extend(of_process);
+        }
+    }
+    timelines.sort_by_key(|timeline: &StepTimeline| timeline.rank);
     Ok(timelines)
 }
 
-/// A process that has been asked and has not been heard yet.
-struct Asked {
-    owner: Owner,
-    is_gone: Option<bool>,
-    /// The connection on which its reply will arrive, or the answer that is already known.
-    reply: Result<io::Result<Connection>, Answer>,
+/// Calls `ask` for all processes in `folder` at the same time, and returns the results in the order of their ranks.
+fn ask_each<T: Send>(folder: &Folder, ask: impl Fn(&Owner) -> T + Sync) -> Vec<(Owner, T)> {
+    let owners = folder.owners();
+    let answers: Vec<_> = thread::scope(|scope| {
+        let ask = &ask;
+        let spawn = |owner| thread::Builder::new().spawn_scoped(scope, move || ask(owner));
+        let threads: Vec<_> = owners.iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.ok()?.join().ok()).collect()
+    });
+    owners.into_iter().zip(answers).filter_map(|(owner, answer)| Some((owner, answer?))).collect()
 }
 
-fn ask(folder: &Folder, owner: Owner, stacks: bool, patience: Duration) -> Asked {
+/// Asks the process `owner` for its status.
+fn answer(folder: &Folder, owner: &Owner, stacks: bool) -> Answer {
     let is_gone = owner.process.is_gone();
-    let open = || {
-        let connection = Connection::open(folder, &owner, patience)?;
-        connection.request(&Request::Status { stacks, all: false })?;
-        Ok(connection)
-    };
-    let reply = match is_gone {
-        Some(true) => Err(Answer::Gone),
-        Some(false) if state_of(owner.process.pid) == ProcessState::Stopped => Err(Answer::Stopped),
-        _ => Ok(open()),
-    };
-    Asked { owner, is_gone, reply }
-}
-
-impl Asked {
-    /// Waits for its answer until `end`.
-    fn process(self, stacks: bool, end: Instant) -> Process {
-        let Asked { owner, is_gone, reply } = self;
-        let listen =
-            |reply: io::Result<Connection>| match reply.and_then(|mut reply| reply.receive_until(end)) {
-                Ok(Reply::Status(mut status)) => {
-                    // In another container, the number refers to another process.
-                    if is_gone == Some(false) {
-                        status.threads.iter_mut().for_each(|threads| name(threads, owner.process.pid));
-                    }
-                    Answer::Status(status)
-                }
-                Ok(Reply::Refused(reason)) => Answer::Silent(reason),
-                Ok(Reply::Prompt(_) | Reply::Timeline(_)) => {
-                    Answer::Silent("it answers something else".to_owned())
-                }
-                Err(_) if is_gone.is_none() => Answer::Elsewhere,
-                Err(error) => silence(&owner, &error),
-            };
-        let answer = reply.map_or_else(|known| known, listen);
-        let is_silent = matches!(answer, Answer::Stopped | Answer::Silent(_));
-        let threads = (stacks && is_silent).then(|| threads_of(owner.process.pid));
-        Process { owner, answer, threads }
+    if is_gone == Some(true) {
+        return Answer::Gone;
+    }
+    if is_gone == Some(false) && state_of(owner.process.pid) == ProcessState::Stopped {
+        return Answer::Stopped;
+    }
+    let patience = if stacks { PATIENCE_FOR_STACKS } else { PATIENCE };
+    let request = Request::Status { stacks, all: false };
+    match Connection::open(folder, owner, patience).and_then(|mut process| process.ask(&request)) {
+        Ok(Reply::Status(status)) => Answer::Status(status),
+        Ok(Reply::Refused(reason)) => Answer::Silent(reason),
+        Ok(Reply::Prompt(_) | Reply::Timeline(_)) => {
+            Answer::Silent("its reply does not match the request".to_owned())
+        }
+        Err(_) if is_gone.is_none() => Answer::Elsewhere,
+        Err(error) => silence(owner, &error),
     }
 }
 
@@ -303,7 +264,7 @@ impl Asked {
 const BEGIN: &str = "__rust_begin_short_backtrace";
 
 /// Looks up the names of the functions that the threads of process `pid` are in.
-fn name(threads: &mut Vec<Thread>, pid: i32) {
+fn name_calls(threads: &mut Vec<Thread>, pid: i32) {
     let mut symbols = Symbols::of(pid);
     threads.truncate(MOST_THREADS);
     for thread in threads {
@@ -328,10 +289,70 @@ fn silence(owner: &Owner, error: &io::Error) -> Answer {
     match state_of(owner.process.pid) {
         ProcessState::Gone => Answer::Gone,
         ProcessState::Stopped => Answer::Stopped,
-        ProcessState::Stuck => Answer::Silent("it waits in the kernel, as for a disk".to_owned()),
+        ProcessState::Stuck => Answer::Silent("it waits in the kernel, for example for a disk".to_owned()),
         ProcessState::Running if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Answer::Silent("it says nothing in time".to_owned())
+            Answer::Silent("it did not answer in time".to_owned())
         }
         ProcessState::Running => Answer::Silent(error.to_string()),
+    }
+}
+
+/// Sends `line` to the prompt of the run in `out`, and returns the run's response. If the current step takes
+/// too long, the run will act on the line later, and the returned text says so.
+///
+/// # Errors
+///
+/// If no process with rank 0 can be asked from here, a rank is held, or the run is over.
+pub fn tell(out: &Path, line: &str) -> io::Result<String> {
+    // A run that ends removes its sockets; a killed run leaves them.
+    let or_over = |error: io::Error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            io::Error::other("it is over: it has no process on this machine")
+        }
+        _ => error,
+    };
+    let folder = Folder::open(out).map_err(or_over)?;
+    let owners = folder.owners();
+    let Some(first) = owners.iter().find(|owner| owner.ranks.contains(&0)) else {
+        return Err(io::Error::new(ErrorKind::NotFound, "its process with rank 0 is not on this machine"));
+    };
+    let mut connection = Connection::open(&folder, first, PATIENCE_FOR_LINES).map_err(or_over)?;
+    match connection.ask(&Request::Attach { rank: None })? {
+        Reply::Prompt(ToPrompt::Running) => {}
+        Reply::Prompt(ToPrompt::End) => return Err(io::Error::other("it is over")),
+        Reply::Prompt(_) => return Err(io::Error::other("a rank is held: use `kiln attach`")),
+        Reply::Refused(reason) => return Err(io::Error::other(reason)),
+        Reply::Status(_) | Reply::Timeline(_) => return Err(ErrorKind::InvalidData.into()),
+    }
+    let end = Instant::now() + PATIENCE_FOR_LINES;
+    say(connection.stream.get_ref(), &Typed::new(line)?)?;
+    loop {
+        match connection.read(Some(end)) {
+            Ok(Reply::Prompt(ToPrompt::Text(text))) => return Ok(text),
+            Ok(Reply::Prompt(ToPrompt::End)) => return Ok("it is over".to_owned()),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ok("it will do so at the end of the step".to_owned());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_sys::ProcessId;
+
+    use super::*;
+
+    #[test]
+    fn line_to_an_ended_run_is_an_error() {
+        let out = tempfile::tempdir().unwrap();
+        let error = || tell(out.path(), "checkpoint").unwrap_err().to_string();
+        assert!(error().starts_with("it is over"), "{}", error());
+        // A killed process has left its socket.
+        let folder = Folder::make(out.path()).unwrap();
+        drop(folder.listen(&Owner { process: ProcessId::this(), ranks: vec![0] }).unwrap());
+        assert!(error().starts_with("it is over"), "{}", error());
     }
 }

@@ -17,12 +17,15 @@ pub enum ProcessState {
     Gone,
 }
 
+/// Returns the letter of the state in a `stat` file of the kernel.
+fn state_in(stat: &str) -> Option<char> {
+    // The name before it, in brackets, may contain anything.
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
 /// Returns the state of process `pid` on this machine.
 pub fn state_of(pid: i32) -> ProcessState {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it, in brackets, may contain anything.
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    match state {
+    match state_in(&fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()) {
         None | Some('Z' | 'X' | 'x') => ProcessState::Gone,
         Some('T' | 't') => ProcessState::Stopped,
         Some('D') => ProcessState::Stuck,
@@ -41,17 +44,15 @@ pub fn threads_of(pid: i32) -> Vec<Thread> {
             let text = fs::read_to_string(format!("/proc/{pid}/task/{id}/{file}")).unwrap_or_default();
             text.trim().to_owned()
         };
-        let stat = read("stat");
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-        let mut calls = vec![format!("state {}", state.unwrap_or('?'))];
+        let mut calls = vec![format!("state {}", state_in(&read("stat")).unwrap_or('?'))];
         // Both files are often unreadable for ordinary users.
-        calls.extend(
-            Some(read("wchan")).filter(|at| !at.is_empty() && at != "0").map(|at| format!("in {at}")),
-        );
-        let call = read("syscall");
+        let (place, call) = (read("wchan"), read("syscall"));
+        if !place.is_empty() && place != "0" {
+            calls.push(format!("in {place}"));
+        }
         let number = call.split_whitespace().next().filter(|number| *number != "running");
         calls.extend(number.map(|number| format!("system call {number}")));
-        let problem = Some("its process does not answer; this is what the kernel says".to_owned());
+        let problem = Some("its process does not answer; this is what the kernel reports".to_owned());
         Thread { id, name: read("comm"), calls, addresses: Vec::new(), problem }
     };
     ids.into_iter().map(thread).collect()
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_running_stopped_or_gone() {
+    fn process_states_are_recognised() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id().cast_signed();
         assert_eq!(state_of(pid), ProcessState::Running);

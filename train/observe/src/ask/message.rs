@@ -58,13 +58,11 @@ impl Typed {
     /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the line is too long.
     pub fn new(line: &str) -> io::Result<Self> {
         let typed = Typed { typed: line.to_owned() };
-        match serde_json::to_vec(&typed)?.len() < MOST_REQUEST {
-            true => Ok(typed),
-            false => {
-                let problem = format!("a line has at most {MOST_REQUEST} bytes");
-                Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
-            }
+        if serde_json::to_vec(&typed)?.len() >= MOST_REQUEST {
+            let problem = format!("a line has at most {MOST_REQUEST} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
+        Ok(typed)
     }
 }
 

@@ -4,8 +4,8 @@
 //! The path of a socket may have at most 107 bytes, and a run folder's path may be longer. So the folder is
 //! opened, and its sockets are addressed through `/proc/self/fd`.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -16,8 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use kiln_sys::ProcessId;
-use kiln_sys::files;
+use kiln_sys::{ProcessId, files};
 
 /// Name of the folder inside the run folder.
 const FOLDER: &str = "debug";
@@ -74,10 +73,9 @@ impl Folder {
         let _ = self.remove(&format!("{name}.sock"));
         let listener = UnixListener::bind(self.path(&format!("{name}.sock")))?;
         // Written under a temporary name first, so that a file with the right name is complete.
-        let beside = self.path(&format!(".{name}.json"));
-        let mut file = File::create(&beside)?;
-        file.write_all(&serde_json::to_vec(owner)?)?;
-        fs::rename(&beside, self.path(&format!("{name}.json")))?;
+        let temporary = self.path(&format!(".{name}.json"));
+        fs::write(&temporary, serde_json::to_vec(owner)?)?;
+        fs::rename(&temporary, self.path(&format!("{name}.json")))?;
         Ok(listener)
     }
 
@@ -103,9 +101,9 @@ impl Folder {
                 name.strip_prefix("rank_")?.strip_suffix(".json")?;
                 let owner: Owner =
                     serde_json::from_slice(&files::read(&entry.path(), MAX_BYTES).ok()?).ok()?;
-                let is_of_ours =
+                let is_valid =
                     owner.ranks.is_sorted() && owner.ranks.last().is_none_or(|last| *last < MOST_RANKS);
-                (is_of_ours && format!("{}.json", owner.name()) == name).then_some(owner)
+                (is_valid && format!("{}.json", owner.name()) == name).then_some(owner)
             })
             .collect();
         owners.sort_by_key(|owner| owner.ranks.first().copied());
@@ -121,7 +119,7 @@ impl Folder {
         let stream = UnixStream::from(socket);
         let user = socket_peercred(&stream)?.uid;
         if user.as_raw() != fstat(&self.0)?.st_uid && !user.is_root() {
-            let problem = format!("a process of another user, {}, answers there", user.as_raw());
+            let problem = format!("a process of another user, {}, answers instead", user.as_raw());
             return Err(io::Error::new(ErrorKind::PermissionDenied, problem));
         }
         stream.set_nonblocking(false)?;
@@ -160,12 +158,12 @@ pub fn stranger(stream: impl AsFd) -> io::Result<Option<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
 
     use super::*;
 
     #[test]
-    fn long_paths_have_sockets_too_and_only_this_user_gets_in() {
+    fn long_paths_get_private_sockets() {
         let root = tempfile::tempdir().unwrap();
         let out = root.path().join("x".repeat(200));
         fs::create_dir(&out).unwrap();
@@ -184,9 +182,9 @@ mod tests {
         assert_eq!(stranger(&server).unwrap(), None);
         server.write_all(b"here").unwrap();
         drop(server);
-        let mut said = String::new();
-        client.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "here");
+        let mut received = String::new();
+        client.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "here");
 
         // A killed process has left its socket.
         drop(listener);
@@ -211,7 +209,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and util-linux: cargo test --release -p kiln-observe --lib -- --ignored stranger"]
-    fn a_stranger_in_the_place_of_a_process_is_not_asked() {
+    fn stranger_in_place_of_a_process_is_rejected() {
         let out = tempfile::tempdir().unwrap();
         let folder = Folder::make(out.path()).unwrap();
         let owner = Owner { process: ProcessId::this(), ranks: vec![0] };
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_owners_file_is_passed_over_and_cleared_if_it_is_ours() {
+    fn invalid_files_are_skipped_and_cleared() {
         let out = tempfile::tempdir().unwrap();
         let folder = Folder::make(out.path()).unwrap();
         let path = |name: &str| out.path().join("debug").join(name);
@@ -245,8 +243,7 @@ mod tests {
         clear(out.path());
         remove_if_empty(out.path());
         assert_eq!(fs::read_dir(out.path().join("debug")).unwrap().count(), 1);
-        // Links are not followed: anyone who may write here could otherwise have other people's files
-        // removed.
+        // Links are not followed: anyone who may write here could otherwise have other users' files removed.
         let other = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(out.path().join("debug"), other.path().join("debug")).unwrap();
         assert!(Folder::make(other.path()).is_err());

@@ -57,17 +57,14 @@ impl Symbols {
         let Some(mapping) = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address)) else {
             return format!("{address:#x}");
         };
-        let file = mapping.path.file_name().unwrap_or_default().display().to_string();
-        self.find(address).unwrap_or_else(|| format!("{address:#x} in {file}"))
-    }
-
-    fn find(&mut self, address: u64) -> Option<String> {
-        let mapping = self.mappings.iter().find(|mapping| mapping.addresses.contains(&address))?;
-        let place = (address - mapping.addresses.start).checked_add(mapping.offset)?;
         // Another file may be at the path by now.
         let read = || Functions::read(&files::read(&mapping.path, files::MAX_WHOLE).ok()?);
-        let file = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref()?;
-        Some(format!("{:#}", demangle(file.at(place)?)))
+        let functions = self.files.entry(mapping.path.clone()).or_insert_with(read).as_ref();
+        let place = (address - mapping.addresses.start).checked_add(mapping.offset);
+        match place.and_then(|place| functions?.at(place)) {
+            Some(name) => format!("{:#}", demangle(name)),
+            None => format!("{address:#x} in {}", mapping.path.file_name().unwrap_or_default().display()),
+        }
     }
 }
 
@@ -114,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_a_process_are_found_by_their_addresses() {
+    fn addresses_are_named_by_function() {
         let pid = std::process::id().cast_signed();
         let mut symbols = Symbols::of(pid);
         let name = symbols.name(a_function as *const () as u64);
@@ -124,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_programs_have_no_functions() {
+    fn files_that_are_not_programs_have_no_functions() {
         let own = fs::read("/proc/self/exe").unwrap();
         assert!(Functions::read(&own).is_some());
         for length in [0, 5, 6, 40, 63, 64, 200, own.len() / 2] {

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::error::ExportError;
-use super::run::runs;
+use super::{ExportError, runs};
 use crate::line::{Line, Value};
 
 /// Returns the metrics of the runs in `folders` as CSV (RFC 4180): a row for each step, and a column for each
@@ -26,27 +25,22 @@ pub fn csv(folders: &[PathBuf]) -> Result<String, ExportError> {
             columns.len() - 1
         });
     }
-    let mut text = String::new();
-    let name = |text: &mut String, name: &str| {
-        if runs.len() > 1 {
-            *text += &cell(name);
-            text.push(',');
-        }
+    let row = |name: &str, cells: Vec<Cow<'_, str>>| {
+        let name = (runs.len() > 1).then(|| cell(name));
+        name.into_iter().chain(cells).collect::<Vec<_>>().join(",") + "\n"
     };
-    name(&mut text, "run");
-    push(&mut text, columns.iter().map(|column| cell(column)));
+    let mut text = row("run", columns.iter().map(|column| cell(column)).collect());
     for run in &runs {
         // An evaluation has its own line.
-        for of_step in run.lines.chunk_by(|one, next| one.step == next.step) {
-            name(&mut text, &run.name);
-            push(&mut text, row(of_step, &places).into_iter());
+        for lines in run.lines.chunk_by(|one, next| one.step == next.step) {
+            text += &row(&run.name, cells(lines, &places));
         }
     }
     Ok(text)
 }
 
 /// Returns the cells of a step.
-fn row<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>> {
+fn cells<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>> {
     let mut cells = vec![Cow::Borrowed(""); places.len()];
     for Line { step, time, values } in lines {
         cells[0] = step.to_string().into();
@@ -61,16 +55,6 @@ fn row<'a>(lines: &'a [Line], places: &HashMap<&str, usize>) -> Vec<Cow<'a, str>
         }
     }
     cells
-}
-
-fn push<'a>(text: &mut String, cells: impl Iterator<Item = Cow<'a, str>>) {
-    for (index, cell) in cells.enumerate() {
-        if index > 0 {
-            text.push(',');
-        }
-        *text += &cell;
-    }
-    text.push('\n');
 }
 
 /// Formats `text` as a cell, quoted if it contains separators.

@@ -1,12 +1,13 @@
 //! Metrics as TensorBoard event files.
 
-use std::io;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::error::ExportError;
-use super::folder::fill;
-use super::run::{Exported, runs};
-use crate::tensorboard::{EventWriter, sample_tag};
+use kiln_sys::durable::parent_of;
+
+use super::{ExportError, Exported, runs};
+use crate::tensorboard::{EventWriter, event, sample_tag};
 
 /// Writes an event file for each of the runs in `folders`, in a folder of the run's name in `out`, where each
 /// `/` of a path becomes a `-`. Returns these folders.
@@ -15,28 +16,37 @@ use crate::tensorboard::{EventWriter, sample_tag};
 ///
 /// If a folder is not a run or has no metrics, or if not everything can be written.
 pub fn tensorboard(folders: &[PathBuf], out: &Path) -> Result<Vec<PathBuf>, ExportError> {
-    let of_run = |run: Result<Exported, ExportError>| {
+    let export = |run: Result<Exported, ExportError>| {
         let run = run?;
-        let name = run.name.trim_start_matches('/').replace('/', "-");
-        fill(out.join(name), |folder| write(&run, folder))
+        let folder = out.join(run.name.trim_start_matches('/').replace('/', "-"));
+        fs::create_dir_all(parent_of(&folder)).map_err(ExportError::io("create", &folder))?;
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(ExportError::Taken(folder)),
+            created => created.map_err(ExportError::io("create", &folder))?,
+        }
+        if let Err(error) = write(&run, &folder) {
+            // Half an export would look like a whole one. If the removal fails as well, the first error is reported.
+            let _ = fs::remove_dir_all(&folder);
+            return Err(ExportError::io("write to", &folder)(error));
+        }
+        Ok(folder)
     };
-    runs(folders).map(of_run).collect()
+    runs(folders).map(export).collect()
 }
 
 fn write(run: &Exported, folder: &Path) -> io::Result<()> {
     let mut file = EventWriter::create(folder, 0)?;
-    file.settings(run.time(0), run.config.clone());
-    for (index, line) in run.lines.iter().enumerate() {
-        file.metrics(line, run.time(index));
+    file.write(&event::settings(run.times[0], run.config.clone()));
+    for (line, time) in run.lines.iter().zip(&run.times) {
+        event::metrics(line, *time).iter().for_each(|event| file.write(event));
     }
-    let mut index = 0;
-    for (nth, sample) in run.samples.iter().enumerate() {
-        // Several prompts of the same step follow each other.
-        let is_next = nth > 0 && run.samples[nth - 1].step == sample.step;
-        index = if is_next { index + 1 } else { 0 };
-        let at = run.lines.partition_point(|line| line.step < sample.step).min(run.lines.len() - 1);
-        let text = format!("{}{}", sample.prompt, sample.text);
-        file.text(run.time(at), sample.step, &sample_tag(index), &text);
+    // Several prompts of the same step follow each other.
+    for samples in run.samples.chunk_by(|one, next| one.step == next.step) {
+        for (index, sample) in samples.iter().enumerate() {
+            let at = run.lines.partition_point(|line| line.step < sample.step).min(run.lines.len() - 1);
+            let text = format!("{}{}", sample.prompt, sample.text);
+            file.write(&event::text(run.times[at], sample.step, &sample_tag(index), &text));
+        }
     }
     file.finish()
 }

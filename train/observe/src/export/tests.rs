@@ -22,7 +22,7 @@ fn run(root: &tempfile::TempDir, name: &str, metrics: &str) -> PathBuf {
 }
 
 #[test]
-fn a_table_has_a_row_for_each_step_and_a_column_for_each_key() {
+fn csv_has_a_row_per_step_and_a_column_per_key() {
     let root = tempfile::tempdir().unwrap();
     let one = run(&root, "one", METRICS);
     let rows = "1,1700000000.5,2.5,9007199254740993,,,,\n\
@@ -38,7 +38,7 @@ fn a_table_has_a_row_for_each_step_and_a_column_for_each_key() {
 }
 
 #[test]
-fn a_run_without_metrics_is_refused() {
+fn run_without_metrics_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let empty = run(&root, "empty", "{\"st");
     assert!(matches!(csv(&[empty]), Err(ExportError::Empty(..))));
@@ -46,7 +46,7 @@ fn a_run_without_metrics_is_refused() {
 }
 
 #[test]
-fn event_files_of_runs_are_in_folders_of_their_names() {
+fn each_run_gets_its_own_folder() {
     let root = tempfile::tempdir().unwrap();
     let runs = [run(&root, "one", METRICS), run(&root, "two", METRICS)];
     let out = root.path().join("boards");
@@ -55,7 +55,7 @@ fn event_files_of_runs_are_in_folders_of_their_names() {
 }
 
 #[test]
-fn runs_of_the_same_name_are_told_apart_by_their_paths() {
+fn runs_of_the_same_name_are_named_by_path() {
     let root = tempfile::tempdir().unwrap();
     let runs = ["a/run", "b/run", "c"].map(|name| run(&root, name, "{\"step\":1,\"loss\":2}\n"));
     let table = csv(&runs).unwrap();
@@ -68,13 +68,13 @@ fn runs_of_the_same_name_are_told_apart_by_their_paths() {
 }
 
 #[test]
-fn a_line_without_a_time_has_that_of_the_next_one_that_has() {
+fn line_without_time_gets_the_next_one() {
     let root = tempfile::tempdir().unwrap();
     let metrics = "{\"step\":1}\n{\"step\":2,\"time\":5}\n{\"step\":3}\n";
     let folders = [run(&root, "one", metrics)];
-    let run = super::run::runs(&folders).next().unwrap().unwrap();
-    assert_eq!((run.time(0), run.time(1)), (5.0, 5.0));
-    assert!(run.time(2) > 5.0, "when the file was written");
+    let run = super::runs(&folders).next().unwrap().unwrap();
+    assert_eq!(run.times[..2], [5.0, 5.0]);
+    assert!(run.times[2] > 5.0, "when the file was written");
 }
 
 /// Passes the folder of the test below to the process that it starts.
@@ -82,7 +82,7 @@ const SMALL_DISK: &str = "KILN_TEST_SMALL_DISK";
 
 /// A limit on the file size of a process simulates a full disk.
 #[test]
-fn an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder() {
+fn export_to_a_full_disk_leaves_no_folder() {
     if let Some(root) = std::env::var_os(SMALL_DISK) {
         let root = Path::new(&root);
         let (one, out) = ([root.join("one")], root.join("out"));
@@ -93,12 +93,12 @@ fn an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder() {
     let root = tempfile::tempdir().unwrap();
     let metrics: String = (0..1000).map(|step| format!("{{\"step\":{step},\"loss\":2.5}}\n")).collect();
     run(&root, "one", &metrics);
-    let this = "export::tests::an_export_that_does_not_fit_the_disk_fails_and_leaves_no_folder";
+    let this = "export::tests::export_to_a_full_disk_leaves_no_folder";
     let limited = "trap '' XFSZ && ulimit -f 8 && exec \"$0\" --exact \"$1\"";
     let test = std::env::current_exe().unwrap();
     let mut limited_test = Command::new("sh");
     limited_test.arg("-c").arg(limited).arg(test).arg(this).env(SMALL_DISK, root.path());
     let output = limited_test.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
 }

@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use super::model::{Profile, Sample};
-use super::show::mib;
+use super::{Holder, Profile, Sample};
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 420.0;
@@ -29,6 +28,10 @@ const MODULES: [&str; 8] =
     ["#ccbb44", "#ee7733", "#cc3311", "#ee99aa", "#997700", "#ddaa33", "#bb5566", "#eecc66"];
 
 const OTHERS: &str = "#999999";
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", super::mib(bytes))
+}
 
 /// An area of the drawing.
 struct Area {
@@ -143,7 +146,7 @@ impl Profile {
         areas
     }
 
-    fn places(&self, is: impl Fn(&super::model::Holder) -> bool) -> Vec<usize> {
+    fn places(&self, is: impl Fn(&Holder) -> bool) -> Vec<usize> {
         (0..self.holders.len()).filter(|at| is(&self.holders[*at])).collect()
     }
 

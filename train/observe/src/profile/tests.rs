@@ -43,7 +43,7 @@ fn recorded() -> Recorded {
 }
 
 #[test]
-fn the_peak_is_named_with_what_makes_it() {
+fn text_explains_the_peak() {
     let profile = Profile::of(recorded());
     assert_eq!(
         profile.to_string(),
@@ -59,15 +59,15 @@ fn the_peak_is_named_with_what_makes_it() {
 }
 
 #[test]
-fn what_is_not_explained_is_told() {
+fn gaps_are_reported() {
     let recorded = Recorded { held_at_end: 0, missing: 2, ..recorded() };
     let text = Profile::of(recorded).to_string();
-    assert!(text.contains("; 2 allocations were too many"), "{text}");
-    assert!(text.ends_with("; -5242880 bytes at the end of the step are not explained"), "{text}");
+    assert!(text.contains("; 2 allocations could not be recorded"), "{text}");
+    assert!(text.ends_with("; -5242880 bytes at the end of the step are unexplained"), "{text}");
 }
 
 #[test]
-fn a_drawing_has_an_area_for_each_and_no_tag_of_others() {
+fn drawing_has_an_area_per_holder() {
     let svg = Profile::of(recorded()).svg();
     for part in ["activations: layers.0 3.0 MiB", "layers.&lt;1&gt;", ">backward<", ">peak 16.0 MiB<"] {
         assert!(svg.contains(part), "{part} in {svg}");
@@ -78,7 +78,7 @@ fn a_drawing_has_an_area_for_each_and_no_tag_of_others() {
 }
 
 #[test]
-fn files_are_new_ones() {
+fn saving_never_replaces_files() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("memory");
     let profile = Profile::of(recorded());

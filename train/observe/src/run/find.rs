@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::RunError;
+use super::RunError;
 
 /// Every run folder has at least one of these files. `run.json` is the first that a run writes.
 const MARKS: [&str; 3] = ["run.json", "metrics.jsonl", "config.toml"];
@@ -41,38 +41,35 @@ pub fn run_of_file(path: &Path) -> Option<PathBuf> {
     Some(own?.parent()?.to_owned())
 }
 
-/// Returns the run folders that `paths` name: each path is a run folder, or a folder that contains some.
-/// Sorted by name, without duplicates.
+/// Returns the run folders that `paths` name, without duplicates: each path is a run folder, or a folder that
+/// contains some, which are then sorted by name.
 ///
 /// # Errors
 ///
 /// For a path that is neither.
 pub fn find_runs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
-    let mut runs = Vec::new();
+    let mut runs: Vec<PathBuf> = Vec::new();
     for path in paths {
-        let found = match is_run(path) {
-            true => vec![path.clone()],
-            false => runs_in(path)?,
-        };
-        runs.extend(found.into_iter().filter(|run| !runs.contains(run)).collect::<Vec<_>>());
+        let found = if is_run(path) { vec![path.clone()] } else { runs_in(path)? };
+        for run in found {
+            if !runs.contains(&run) {
+                runs.push(run);
+            }
+        }
     }
     Ok(runs)
 }
 
 fn runs_in(path: &Path) -> Result<Vec<PathBuf>, RunError> {
     let no_run = |why: &str| RunError::NoRun { path: path.to_owned(), why: why.to_owned() };
-    if !path.exists() {
-        return Err(no_run("it is not there"));
-    }
     if !path.is_dir() {
-        return Err(no_run("it is a file"));
+        return Err(no_run(if path.exists() { "it is a file" } else { "it does not exist" }));
     }
     let entries = fs::read_dir(path).map_err(|source| RunError::Io { path: path.to_owned(), source })?;
-    let mut runs: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|run| is_run(run)).collect();
+    let mut runs: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|run| is_run(run)).collect();
     runs.sort();
     match runs.is_empty() {
-        true => Err(no_run("it has no run.json, and no folder in it has")),
+        true => Err(no_run("neither it nor any folder in it has a run.json")),
         false => Ok(runs),
     }
 }
@@ -84,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_runs_own_files_are_known_through_links_and_before_they_are_there() {
+    fn own_files_are_known_through_links() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let run = root.join("run");

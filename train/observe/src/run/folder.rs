@@ -7,7 +7,7 @@ use kiln_sys::files;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use super::error::RunError;
+use super::RunError;
 use super::find::is_run;
 use super::metrics::Metrics;
 use super::tail::{Change, Tail};
@@ -50,17 +50,11 @@ pub struct Run {
     samples: Vec<Sample>,
     events: Vec<Event>,
     /// Number of invalid lines.
-    passed_over: u64,
+    invalid: u64,
     /// Files that could not be read, with the reason.
     unread: BTreeMap<PathBuf, String>,
-    files: Files,
-}
-
-#[derive(Clone, Debug)]
-struct Files {
-    metrics: Tail,
-    samples: Tail,
-    events: Tail,
+    /// The files of the metrics, samples and events.
+    files: [Tail; 3],
 }
 
 impl Run {
@@ -71,10 +65,9 @@ impl Run {
     /// If there is no run. [`Run::problems`] lists what cannot be read of a run.
     pub fn open(folder: &Path) -> Result<Run, RunError> {
         if !is_run(folder) {
-            let why = if folder.exists() { "it has no run.json" } else { "it is not there" };
+            let why = if folder.exists() { "it has no run.json" } else { "it does not exist" };
             return Err(RunError::NoRun { path: folder.to_owned(), why: why.to_owned() });
         }
-        let tail = |file: &str| Tail::new(folder.join(file));
         let mut run = Run {
             folder: folder.to_owned(),
             name: name_of(folder),
@@ -82,13 +75,10 @@ impl Run {
             metrics: Metrics::default(),
             samples: Vec::new(),
             events: Vec::new(),
-            passed_over: 0,
+            invalid: 0,
             unread: BTreeMap::new(),
-            files: Files {
-                metrics: tail("metrics.jsonl"),
-                samples: tail("samples.jsonl"),
-                events: tail("events.jsonl"),
-            },
+            files: ["metrics.jsonl", "samples.jsonl", "events.jsonl"]
+                .map(|file| Tail::new(folder.join(file))),
         };
         run.refresh();
         Ok(run)
@@ -96,28 +86,24 @@ impl Run {
 
     /// Reads content added since the last call. Returns true if there is anything new.
     pub fn refresh(&mut self) -> bool {
-        let Run { metrics, samples, events, passed_over, unread, files, .. } = self;
-        let (metrics, samples, events) = (&mut *metrics, &mut *samples, &mut *events);
-        let mut passed = 0;
-        let mut count = |is_one: bool| passed += u64::from(!is_one);
-        let metrics = std::cell::RefCell::new(metrics);
+        let Run { metrics, samples, events, invalid, unread, files, .. } = self;
+        let [metrics_file, samples_file, events_file] = &mut *files;
         let read = [
-            files.metrics.read(
-                || **metrics.borrow_mut() = Metrics::default(),
-                |line| count(line.is_empty() || metrics.borrow_mut().add(line)),
-            ),
-            read_lines(&mut files.samples, samples, &mut count),
-            read_lines(&mut files.events, events, &mut count),
+            metrics_file.read(|line| match line {
+                None => *metrics = Metrics::default(),
+                Some(line) => *invalid += u64::from(!line.is_empty() && !metrics.add(line)),
+            }),
+            samples_file.read(|line| *invalid += add(samples, line)),
+            events_file.read(|line| *invalid += add(events, line)),
         ];
-        *passed_over += passed;
         let mut is_new = false;
-        for (read, tail) in read.into_iter().zip([&files.metrics, &files.samples, &files.events]) {
+        for (read, file) in read.into_iter().zip(files) {
             match read {
                 Ok(change) => {
                     is_new |= change != Change::None;
-                    unread.remove(tail.path());
+                    unread.remove(file.path());
                 }
-                Err(error) => is_new |= unread.insert(tail.path().to_owned(), error.to_string()).is_none(),
+                Err(error) => is_new |= unread.insert(file.path().to_owned(), error.to_string()).is_none(),
             }
         }
         is_new | self.read_config()
@@ -185,16 +171,13 @@ impl Run {
     pub fn problems(&self) -> Vec<String> {
         let unread = self.unread.iter().map(|(path, why)| format!("{}: {why}", path.display()));
         let mut problems: Vec<String> = unread.collect();
-        let metrics = &self.files.metrics;
+        let [metrics, ..] = &self.files;
         if !metrics.has_been_read() && !self.unread.contains_key(metrics.path()) {
             problems.push(format!("{}: no metrics.jsonl yet", self.folder.display()));
         }
-        if self.passed_over > 0 {
-            problems.push(format!(
-                "{}: {} passed over that this build cannot read",
-                self.folder.display(),
-                kiln_sys::words::number_of(self.passed_over, "line")
-            ));
+        if self.invalid > 0 {
+            let lines = kiln_sys::words::number_of(self.invalid, "line");
+            problems.push(format!("{}: skipped {lines} that this build cannot read", self.folder.display()));
         }
         problems
     }
@@ -202,11 +185,10 @@ impl Run {
 
 /// Returns the name of the folder, even for `.` and `..`.
 fn name_of(folder: &Path) -> String {
-    let whole = whole(folder);
-    whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
+    absolute(folder).file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn whole(folder: &Path) -> PathBuf {
+fn absolute(folder: &Path) -> PathBuf {
     folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
 }
 
@@ -219,26 +201,20 @@ pub(crate) fn distinct_names<'a>(folders: impl IntoIterator<Item = &'a Path>) ->
         match folder.file_name() {
             _ if is_only => name.clone(),
             Some(_) => folder.display().to_string(),
-            None => whole(folder).display().to_string(),
+            None => absolute(folder).display().to_string(),
         }
     };
     folders.iter().map(distinct).collect()
 }
 
-/// Reads the new lines of a file of objects.
-fn read_lines<T: for<'a> Deserialize<'a>>(
-    tail: &mut Tail,
-    into: &mut Vec<T>,
-    count: &mut impl FnMut(bool),
-) -> std::io::Result<Change> {
-    let into = std::cell::RefCell::new(into);
-    tail.read(
-        || into.borrow_mut().clear(),
-        |line| match serde_json::from_slice(line) {
-            Ok(one) => into.borrow_mut().push(one),
-            Err(_) => count(line.is_empty()),
-        },
-    )
+/// Adds the object in `line` to the list, or clears the list without a line. Returns the number of invalid lines.
+fn add<T: for<'a> Deserialize<'a>>(list: &mut Vec<T>, line: Option<&[u8]>) -> u64 {
+    match line.map(|line| (line, serde_json::from_slice(line))) {
+        None => list.clear(),
+        Some((_, Ok(object))) => list.push(object),
+        Some((line, Err(_))) => return u64::from(!line.is_empty()),
+    }
+    0
 }
 
 #[cfg(test)]
@@ -250,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_read_as_far_as_it_goes() {
+    fn run_is_read_as_far_as_it_goes() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("one");
         fs::create_dir(&folder).unwrap();

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-
-use super::series::Series;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// The numbers of a run's metrics: a [`Series`] for each key, such as `loss`, `val_loss` or `layers.3.ffn.rms`.
 #[derive(Clone, Debug, Default)]
@@ -59,62 +58,10 @@ impl Metrics {
     }
 }
 
-/// A line of metrics: its step, and all its other numbers.
+/// A line of metrics: its step, and all its other numbers. `null` represents NaN or an infinite number.
 struct Line<'a> {
     step: Option<u64>,
     numbers: Vec<(Cow<'a, str>, f64)>,
-}
-
-/// A value of a line: a number, or `null`, which represents NaN or an infinite number. Anything else is
-/// `None`.
-struct Value(Option<f64>);
-
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Number;
-        impl<'de> Visitor<'de> for Number {
-            type Value = Value;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value")
-            }
-
-            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-                Ok(Value(Some(value)))
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-                Ok(Value(Some(value as f64)))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-                Ok(Value(Some(value as f64)))
-            }
-
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value(Some(f64::NAN)))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Value, E> {
-                Ok(Value(None))
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Value, E> {
-                Ok(Value(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Value(None))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Value(None))
-            }
-        }
-        from.deserialize_any(Number)
-    }
 }
 
 /// A key, borrowed where it has no escapes.
@@ -138,9 +85,11 @@ impl<'de> Deserialize<'de> for Line<'de> {
                         line.step = Some(map.next_value()?);
                         continue;
                     }
-                    if let Value(Some(value)) = map.next_value()? {
-                        line.numbers.push((key, value));
-                    }
+                    let value = match map.next_value::<&RawValue>()?.get() {
+                        "null" => Some(f64::NAN),
+                        json => json.parse().ok(),
+                    };
+                    line.numbers.extend(value.map(|value| (key, value)));
                 }
                 Ok(line)
             }
@@ -149,12 +98,78 @@ impl<'de> Deserialize<'de> for Line<'de> {
     }
 }
 
+/// Values over ascending steps. A value that is not a number is stored as NaN.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    steps: Vec<u64>,
+    values: Vec<f64>,
+}
+
+impl Series {
+    /// Adds a value. Drops values of this step and later ones: a run that resumed from an earlier checkpoint
+    /// has written them again.
+    pub(super) fn push(&mut self, step: u64, value: f64) {
+        if self.steps.last().is_some_and(|last| *last >= step) {
+            let stay = self.steps.partition_point(|known| *known < step);
+            self.steps.truncate(stay);
+            self.values.truncate(stay);
+        }
+        self.steps.push(step);
+        self.values.push(value);
+    }
+
+    /// The steps, ascending.
+    pub fn steps(&self) -> &[u64] {
+        &self.steps
+    }
+
+    /// The value of each of [`Series::steps`].
+    pub fn values(&self) -> &[f64] {
+        &self.values
+    }
+
+    /// The last step and its value.
+    pub fn last(&self) -> Option<(u64, f64)> {
+        self.steps.last().copied().zip(self.values.last().copied())
+    }
+
+    /// Returns the recent growth of the value per step: the median over the last `most` pairs of neighbours,
+    /// which a pause does not change. For times in seconds, this is the pace.
+    pub fn growth(&self, most: usize) -> Option<f64> {
+        let from = self.steps.len().saturating_sub(most.saturating_add(1));
+        let pairs = self.steps[from..].windows(2).zip(self.values[from..].windows(2));
+        let growths = pairs.map(|(steps, values)| (values[1] - values[0]) / (steps[1] - steps[0]) as f64);
+        let mut growths: Vec<f64> = growths.filter(|growth| growth.is_finite()).collect();
+        growths.sort_by(f64::total_cmp);
+        growths.get(growths.len() / 2).copied()
+    }
+
+    /// The exponential moving average with this weight of earlier values, from 0 to 1 without 1. The weights of the
+    /// values so far are normalized to 1, as in TensorBoard. Values that are not numbers are skipped.
+    pub fn smoothed(&self, weight: f64) -> Series {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        let numbers = self.steps.iter().zip(&self.values).filter(|(_, value)| value.is_finite());
+        let average = |(step, value): (&u64, &f64)| {
+            sum = weight * sum + (1.0 - weight) * value;
+            weights = weight * weights + (1.0 - weight);
+            (*step, sum / weights)
+        };
+        let (steps, values) = numbers.map(average).unzip();
+        Series { steps, values }
+    }
+
+    /// The value at `step`.
+    pub fn at(&self, step: u64) -> Option<f64> {
+        self.steps.binary_search(&step).ok().map(|index| self.values[index])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_kept_by_key_and_other_lines_refused() {
+    fn numbers_are_kept_by_key() {
         let mut metrics = Metrics::default();
         assert!(metrics.add(br#"{"step":1,"loss":2.5,"tokens":100,"layers.0.rms":0.5}"#));
         assert!(metrics.add(br#"{"step":2,"loss":null,"parameter":"lm_head","skipped":1}"#));
@@ -167,5 +182,25 @@ mod tests {
         let loss = metrics.get("loss").unwrap();
         assert_eq!((loss.steps(), loss.values()[0], loss.values()[1].is_nan()), (&[1, 2][..], 2.5, true));
         assert_eq!(metrics.last_step(), Some(2));
+    }
+
+    #[test]
+    fn pause_does_not_change_the_growth() {
+        let mut time = Series::default();
+        for (step, seconds) in [(10, 100.0), (20, 105.0), (30, 110.0), (40, 90_000.0), (50, 90_005.0)] {
+            time.push(step, seconds);
+        }
+        assert_eq!((time.growth(50), time.growth(1)), (Some(0.5), Some(0.5)));
+        assert_eq!(Series::default().growth(50), None);
+    }
+
+    #[test]
+    fn repeated_steps_replace_earlier_ones() {
+        let mut series = Series::default();
+        [(1, 1.0), (2, 2.0), (3, f64::NAN), (2, 5.0)]
+            .into_iter()
+            .for_each(|(step, value)| series.push(step, value));
+        assert_eq!((series.steps(), series.values()), (&[1, 2][..], &[1.0, 5.0][..]));
+        assert_eq!((series.at(2), series.at(3), series.last()), (Some(5.0), None, Some((2, 5.0))));
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Tail {
 }
 
 /// The change of a file since it was last read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Change {
     /// No change.
     None,
@@ -41,34 +41,31 @@ impl Tail {
         self.inode.is_some()
     }
 
-    /// Passes the lines added since the last call to `line`; calls `void` first if the earlier lines are
-    /// void. A line without an end is kept for the next call. A missing file has no lines.
-    pub(super) fn read(&mut self, mut void: impl FnMut(), mut line: impl FnMut(&[u8])) -> io::Result<Change> {
+    /// Passes the lines added since the last call to `line`, and `None` first if the earlier lines are void. A line
+    /// without an end is kept for the next call. A missing file has no lines.
+    pub(super) fn read(&mut self, mut line: impl FnMut(Option<&[u8]>)) -> io::Result<Change> {
         let mut file = match files::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Change::None),
             Err(error) => return Err(error),
         };
         let (inode, length) = file.metadata().map(|file| (file.ino(), file.len()))?;
-        let is_replaced = self.inode.is_some_and(|known| known != inode) || length < self.read;
-        if is_replaced {
+        let mut change = Change::None;
+        if self.inode.is_some_and(|known| known != inode) || length < self.read {
             self.read = 0;
-            void();
+            line(None);
+            change = Change::Replaced;
         }
         self.inode = Some(inode);
-        let before = self.read;
         file.seek(SeekFrom::Start(self.read))?;
         let mut lines = LineReader::new(file.take(length - self.read));
         while let Some(text) = lines.next_line()? {
             let Some(whole) = text.strip_suffix(b"\n") else { break };
-            line(whole);
+            line(Some(whole));
             self.read += text.len() as u64;
+            change = change.max(Change::Grown);
         }
-        Ok(match (is_replaced, self.read > before) {
-            (true, _) => Change::Replaced,
-            (false, true) => Change::Grown,
-            (false, false) => Change::None,
-        })
+        Ok(change)
     }
 }
 
@@ -80,12 +77,13 @@ mod tests {
 
     fn lines(tail: &mut Tail) -> (Change, Vec<String>) {
         let mut lines = Vec::new();
-        let change = tail.read(|| {}, |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
-        (change, lines)
+        let change =
+            tail.read(|line| lines.extend(line.map(|line| String::from_utf8_lossy(line).into_owned())));
+        (change.unwrap(), lines)
     }
 
     #[test]
-    fn lines_come_once_and_whole() {
+    fn lines_arrive_once_and_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines");
         let mut tail = Tail::new(path.clone());
@@ -97,16 +95,16 @@ mod tests {
         assert_eq!(lines(&mut tail), (Change::Grown, vec!["three".into()]));
         fs::write(&path, "other\n").unwrap();
         assert_eq!(lines(&mut tail), (Change::Replaced, vec!["other".into()]));
-        let beside = folder.path().join("beside");
-        fs::write(&beside, "a longer file\nin its place\n").unwrap();
-        fs::rename(&beside, &path).unwrap();
+        let other = folder.path().join("other");
+        fs::write(&other, "a longer file\nthat replaces it\n").unwrap();
+        fs::rename(&other, &path).unwrap();
         assert_eq!(lines(&mut tail).0, Change::Replaced);
         // An endless line in a sparse file: the lines before it remain read.
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(1 << 38).unwrap();
         for _ in 0..2 {
             let mut count = 0;
-            let error = tail.read(|| {}, |_| count += 1).unwrap_err();
+            let error = tail.read(|line| count += usize::from(line.is_some())).unwrap_err();
             assert_eq!((error.kind(), count), (ErrorKind::FileTooLarge, 0));
         }
     }

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_collectives::{Activity, Flight, Operation, Phase, Witness, waits_for};
+use kiln_collectives::{Activity, Operation, Phase, Witness, waits_for};
 use serde::Serialize;
 
-use super::opinion::{Opinion, Seen, State, opinion, ranks_of};
-use crate::ask::{Answer, Answers, Process};
-use crate::ask::{ProcessStatus, RankStatus, Thread};
+use super::health::{Assessment, State, assess, ranks_of};
+use crate::ask::{Answer, Answers, Process, ProcessStatus, RankStatus, Thread};
 
 /// A run at one moment.
 #[derive(Debug, Serialize)]
@@ -74,99 +73,95 @@ pub struct ProcessLook {
 /// Combines the answers of the processes of the run in the folder `run`.
 pub fn look(run: String, answers: Answers) -> Look {
     let Answers { processes, all } = answers;
-    let statuses = || processes.iter().filter_map(|process| status_of(&process.answer));
-    let first = statuses().next();
-    let (steps, deadline_s) = first.map_or((None, None), |status| (Some(status.steps), status.deadline_s));
+    let statuses: Vec<&ProcessStatus> = processes
+        .iter()
+        .filter_map(|process| match &process.answer {
+            Answer::Status(status) => Some(&**status),
+            _ => None,
+        })
+        .collect();
+    let first = statuses.first();
     // If no process answers, only the ranks that have a socket are known.
     let named: BTreeSet<usize> =
         processes.iter().flat_map(|process| process.owner.ranks.iter().copied()).collect();
     let world_size = first.map_or(named.last().map_or(0, |last| last + 1), |status| status.world_size);
-    let mut seen: Vec<Seen> = match all {
-        Some(all) => all.into_iter().map(|known| Seen::Witness(Witness::from(known))).collect(),
-        None => Vec::new(),
-    };
-    seen.resize_with(world_size, || {
-        Seen::Unknown("has not begun, is about to end, or is on another machine".to_owned())
+    let mut witnesses: Vec<Witness> = all.into_iter().flatten().map(Witness::from).collect();
+    // Ranks that cannot be asked from here, and may be well.
+    let mut unknown: BTreeSet<usize> = (witnesses.len()..world_size).collect();
+    witnesses.resize_with(world_size, || Witness::Gone {
+        reason: "has not begun, is about to end, or is on another machine".to_owned(),
     });
-    let mut told: BTreeMap<usize, &RankStatus> = BTreeMap::new();
+    let mut ranks: BTreeMap<usize, &RankStatus> = BTreeMap::new();
     for Process { owner, answer, .. } in &processes {
+        let pid = owner.process.pid;
+        let mut set = |ranks: &[usize], witness: Witness| {
+            for rank in ranks {
+                if let Some(known) = witnesses.get_mut(*rank) {
+                    *known = witness.clone();
+                    unknown.remove(rank);
+                }
+            }
+        };
         match answer {
             Answer::Status(status) => {
                 for rank in &status.ranks {
-                    told.insert(rank.rank, rank);
-                    set(
-                        &mut seen,
-                        rank.rank,
-                        Seen::Witness(Witness::Answered(Box::new(rank.flight.clone()))),
-                    );
+                    ranks.insert(rank.rank, rank);
+                    set(&[rank.rank], Witness::Answered(Box::new(rank.flight.clone())));
                 }
             }
             Answer::Elsewhere => {
-                let on = format!("is on {}, and not seen from here", owner.process.host);
-                for rank in &owner.ranks {
-                    if let Some(unknown @ Seen::Unknown(_)) = seen.get_mut(*rank) {
-                        *unknown = Seen::Unknown(on.clone());
-                    }
+                for rank in owner.ranks.iter().filter(|rank| unknown.contains(rank)) {
+                    let reason = format!("is on {} and cannot be asked from here", owner.process.host);
+                    witnesses[*rank] = Witness::Gone { reason };
                 }
             }
-            Answer::Stopped => owner.ranks.iter().for_each(|rank| {
-                set(&mut seen, *rank, Seen::Witness(Witness::Halted));
-            }),
-            Answer::Gone => owner.ranks.iter().for_each(|rank| {
-                let reason = format!("died: its process {} is gone", owner.process.pid);
-                set(&mut seen, *rank, Seen::Witness(Witness::Gone { reason }));
-            }),
-            Answer::Silent(why) => owner.ranks.iter().for_each(|rank| {
-                let reason = format!("does not answer: {why} (process {})", owner.process.pid);
-                set(&mut seen, *rank, Seen::Witness(Witness::Gone { reason }));
-            }),
+            Answer::Stopped => set(&owner.ranks, Witness::Halted),
+            Answer::Gone => {
+                set(&owner.ranks, Witness::Gone { reason: format!("died: its process {pid} is gone") });
+            }
+            Answer::Silent(why) => {
+                let reason = format!("does not answer: {why} (process {pid})");
+                set(&owner.ranks, Witness::Gone { reason });
+            }
         }
     }
-    let longest = told
-        .values()
-        .filter_map(|rank| rank.longest_step_s)
-        .fold(None, |most: Option<f64>, step| Some(most.map_or(step, |most| most.max(step))));
-    let Opinion { state, text, culprits } = match held(statuses()) {
+    let longest = ranks.values().filter_map(|rank| rank.longest_step_s).reduce(f64::max);
+    let deadline_s = first.and_then(|status| status.deadline_s);
+    let assessment = assess(&witnesses, &unknown, longest, deadline_s);
+    let Assessment { state, text, culprits } = match held(&statuses) {
         // Ranks that wait for held ranks wait for a person. A process that is gone still means trouble.
-        Some(text) if opinion(&seen, longest, deadline_s).state != State::Trouble => Opinion {
+        Some(text) if assessment.state != State::Trouble => Assessment {
             state: State::Held,
             text: format!("{text}; look into it with: kiln attach {run}"),
             culprits: Vec::new(),
         },
-        _ => opinion(&seen, longest, deadline_s),
+        _ => assessment,
     };
-    let witnesses: Vec<Witness> = seen.iter().map(Seen::witness).collect();
-    let ranks: Vec<_> = seen
-        .iter()
-        .enumerate()
-        .filter(|(rank, _)| first.is_some() || named.contains(rank))
-        .map(|(rank, seen)| rank_look(rank, seen, told.get(&rank), &witnesses))
-        .collect();
     let newest =
-        |of: fn(&RankStatus) -> u64| told.values().map(|rank| of(rank)).max().filter(|step| *step > 0);
+        |step: fn(&RankStatus) -> u64| ranks.values().map(|rank| step(rank)).max().filter(|step| *step > 0);
     Look {
         run,
         state,
         text,
         culprits,
         step: newest(|rank| rank.step),
-        steps,
+        steps: first.map(|status| status.steps),
         saved: newest(|rank| rank.saved),
-        loss: told.values().find_map(|rank| rank.loss),
-        tokens_per_s: told.values().find_map(|rank| rank.tokens_per_s),
+        loss: ranks.values().find_map(|rank| rank.loss),
+        tokens_per_s: ranks.values().find_map(|rank| rank.tokens_per_s),
         deadline_s,
-        ranks,
+        ranks: (0..world_size)
+            .filter(|rank| first.is_some() || named.contains(rank))
+            .map(|rank| rank_look(rank, ranks.get(&rank).copied(), &witnesses))
+            .collect(),
         processes: processes.into_iter().map(process_look).collect(),
     }
 }
 
 /// Describes which ranks are held, and where.
-fn held<'a>(statuses: impl Iterator<Item = &'a ProcessStatus>) -> Option<String> {
-    let (mut ranks, mut places) = (BTreeSet::new(), Vec::new());
-    for status in statuses {
-        ranks.extend(status.held.iter().copied());
-        places.extend(status.held_at.iter().cloned());
-    }
+fn held(statuses: &[&ProcessStatus]) -> Option<String> {
+    let ranks: BTreeSet<_> = statuses.iter().flat_map(|status| status.held.iter().copied()).collect();
+    let places: Vec<_> = statuses.iter().flat_map(|status| status.held_at.iter().cloned()).collect();
     let ranks: Vec<_> = ranks.into_iter().collect();
     match (places.is_empty(), ranks.len()) {
         (_, 0) => None,
@@ -176,63 +171,24 @@ fn held<'a>(statuses: impl Iterator<Item = &'a ProcessStatus>) -> Option<String>
     }
 }
 
-fn set(seen: &mut [Seen], rank: usize, now: Seen) {
-    if let Some(seen) = seen.get_mut(rank) {
-        *seen = now;
-    }
-}
-
-fn status_of(answer: &Answer) -> Option<&ProcessStatus> {
-    match answer {
-        Answer::Status(status) => Some(status),
-        _ => None,
-    }
-}
-
-fn process_look(process: Process) -> ProcessLook {
-    let Process { owner, answer, threads } = process;
-    let told = match answer {
+fn process_look(Process { owner, answer, threads }: Process) -> ProcessLook {
+    let threads = match answer {
         Answer::Status(status) => status.threads,
-        _ => None,
+        _ => threads,
     };
-    ProcessLook {
-        host: owner.process.host,
-        process: owner.process.pid,
-        ranks: owner.ranks,
-        threads: told.or(threads),
-    }
+    ProcessLook { host: owner.process.host, process: owner.process.pid, ranks: owner.ranks, threads }
 }
 
-fn rank_look(rank: usize, seen: &Seen, told: Option<&&RankStatus>, witnesses: &[Witness]) -> RankLook {
-    let flight = match seen {
-        Seen::Witness(Witness::Answered(flight)) => flight,
-        Seen::Witness(Witness::Halted) => {
-            return RankLook { rank, silent: Some("is stopped".to_owned()), ..RankLook::default() };
-        }
-        Seen::Witness(Witness::Gone { reason }) | Seen::Unknown(reason) => {
-            return RankLook { rank, silent: Some(reason.clone()), ..RankLook::default() };
-        }
-        Seen::Witness(Witness::Silent { seconds }) => {
-            let silent = Some(format!("has said nothing for {seconds:.0} s"));
-            return RankLook { rank, silent, ..RankLook::default() };
-        }
+fn rank_look(rank: usize, status: Option<&RankStatus>, witnesses: &[Witness]) -> RankLook {
+    let silent = |reason| RankLook { rank, silent: Some(reason), ..RankLook::default() };
+    let flight = match &witnesses[rank] {
+        Witness::Answered(flight) => flight,
+        Witness::Halted => return silent("is stopped".to_owned()),
+        Witness::Gone { reason } => return silent(reason.clone()),
+        Witness::Silent { seconds } => return silent(format!("has not answered for {seconds:.0} s")),
     };
-    RankLook {
-        rank,
-        silent: None,
-        step: told.map(|told| told.step),
-        activity: Some(flight.activity.clone()),
-        pending: pending(flight),
-        last: last(flight),
-        waits_for: waits_for(witnesses, rank),
-        bytes: told.and_then(|told| told.bytes),
-        peak_bytes: told.and_then(|told| told.peak_bytes),
-    }
-}
-
-/// Returns the collective that a rank has been in for the longest time.
-fn pending(flight: &Flight) -> Option<Call> {
-    let first = |group: &'_ kiln_collectives::GroupFlight| {
+    // The collective that the rank has been in for the longest time.
+    let pending = flight.groups.iter().filter_map(|group| {
         let pending = group.pending.first()?;
         Some(Call {
             group: group.name.clone(),
@@ -242,20 +198,26 @@ fn pending(flight: &Flight) -> Option<Call> {
             phase: pending.call.label.phase,
             seconds: pending.seconds,
         })
-    };
-    flight.groups.iter().filter_map(first).max_by(|a, b| a.seconds.total_cmp(&b.seconds))
-}
-
-fn last(flight: &Flight) -> Option<Call> {
-    let record = flight.records.last()?;
-    Some(Call {
+    });
+    let last = flight.records.last().map(|record| Call {
         group: record.group.to_string(),
         sequence: record.sequence,
         operation: record.operation,
         unit: record.label.scope.to_string(),
         phase: record.label.phase,
         seconds: flight.clock - record.enqueued.map_or(flight.clock, |at| at.as_secs_f64()),
-    })
+    });
+    RankLook {
+        rank,
+        silent: None,
+        step: status.map(|status| status.step),
+        activity: Some(flight.activity.clone()),
+        pending: pending.max_by(|a, b| a.seconds.total_cmp(&b.seconds)),
+        last,
+        waits_for: waits_for(witnesses, rank),
+        bytes: status.and_then(|status| status.bytes),
+        peak_bytes: status.and_then(|status| status.peak_bytes),
+    }
 }
 
 #[cfg(test)]
@@ -268,11 +230,11 @@ mod tests {
     /// Returns a process with these ranks, which does not answer.
     fn silent(ranks: Vec<usize>) -> Process {
         let owner = Owner { process: ProcessId::this(), ranks };
-        Process { owner, answer: Answer::Silent("it says nothing in time".to_owned()), threads: None }
+        Process { owner, answer: Answer::Silent("it did not answer in time".to_owned()), threads: None }
     }
 
     #[test]
-    fn a_file_with_a_huge_rank_makes_no_long_list() {
+    fn huge_rank_makes_no_long_list() {
         let last = (1 << 16) - 1;
         let answers = Answers { processes: vec![silent(vec![0, 1]), silent(vec![last])], all: None };
         let look = look("run".to_owned(), answers);
@@ -291,7 +253,7 @@ mod tests {
         first.answer = Answer::Status(Box::new(status));
         let look =
             super::look("run".to_owned(), Answers { processes: vec![first, silent(vec![last])], all: None });
-        let text = super::super::show::text(&look);
+        let text = super::super::text(&look);
         assert!(text.lines().count() < 10 && text.contains("0-65534 has not begun"), "{text}");
     }
 }

@@ -1,16 +1,16 @@
 //! A run at one moment: the combined answers of all its processes (`look.rs`), the assessment of its health
-//! (`opinion.rs`), and its description (`show.rs`).
+//! (`health.rs`), and its description (`table.rs`).
 
 use std::path::Path;
 use std::sync::Arc;
 
+mod health;
 mod look;
-mod opinion;
-mod show;
+mod table;
 
+pub use health::{State, ranks_of};
 pub use look::{Call, Look, ProcessLook, RankLook, look};
-pub use opinion::{State, ranks_of};
-pub use show::text;
+pub use table::text;
 
 /// Returns the current state of the run in a folder, or the reason why that is impossible, for people. The
 /// caller, which knows the folder's locks and checkpoints, provides it: this crate knows neither.

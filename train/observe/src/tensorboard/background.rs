@@ -9,7 +9,8 @@ use std::time::Duration;
 use kiln_sys::words::number_of;
 use kiln_sys::{LineReader, files};
 
-use super::event::{Histogram, now};
+use super::event::{self, Histogram, now};
+use super::proto::Event;
 use super::writer::{EventWriter, has_events};
 use crate::line::Line;
 
@@ -42,13 +43,13 @@ pub struct TensorBoard {
     sender: Option<SyncSender<Entry>>,
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
-    left_out: u64,
+    dropped: u64,
 }
 
 enum Entry {
+    /// A line of `metrics.jsonl`.
     Line(String),
-    Text { time: f64, step: u64, tag: String, text: String },
-    Histogram { time: f64, step: u64, tag: String, histogram: Histogram },
+    Event(Event),
 }
 
 impl TensorBoard {
@@ -63,11 +64,11 @@ impl TensorBoard {
             Board { options, length, file: None, lost: 0 }.write(&entries);
         });
         match thread {
-            Ok(thread) => {
-                Some(TensorBoard { sender: Some(sender), ended, thread: Some(thread), left_out: 0 })
-            }
+            Ok(thread) => Some(TensorBoard { sender: Some(sender), ended, thread: Some(thread), dropped: 0 }),
             Err(error) => {
-                tracing::warn!("no thread for TensorBoard's files: {error}; the run goes on without them");
+                tracing::warn!(
+                    "cannot create a thread for TensorBoard's files: {error}; the run continues without them"
+                );
                 None
             }
         }
@@ -80,21 +81,21 @@ impl TensorBoard {
 
     /// Shows a text of `step`, verbatim.
     pub fn text(&mut self, step: u64, tag: &str, text: &str) {
-        self.send(Entry::Text { time: now(), step, tag: tag.to_owned(), text: text.to_owned() });
+        self.send(Entry::Event(event::text(now(), step, tag, text)));
     }
 
     /// Shows a histogram of `step`.
     pub fn histogram(&mut self, step: u64, tag: &str, histogram: Histogram) {
-        self.send(Entry::Histogram { time: now(), step, tag: tag.to_owned(), histogram });
+        self.send(Entry::Event(event::histogram(now(), step, tag, &histogram)));
     }
 
     fn send(&mut self, entry: Entry) {
         let Some(sender) = &self.sender else { return };
         if let Err(TrySendError::Full(_)) = sender.try_send(entry) {
-            if self.left_out == 0 {
-                tracing::warn!("the disk does not keep up with TensorBoard's files: events are left out");
+            if self.dropped == 0 {
+                tracing::warn!("the disk is too slow for TensorBoard's files: events are dropped");
             }
-            self.left_out += 1;
+            self.dropped += 1;
         }
     }
 }
@@ -108,8 +109,8 @@ impl Drop for TensorBoard {
             // The thread has reported its end; a panic has been reported as well.
             let _ = thread.join();
         }
-        if self.left_out > 0 {
-            tracing::warn!("{} left out of TensorBoard's files", number_of(self.left_out, "event"));
+        if self.dropped > 0 {
+            tracing::warn!("TensorBoard's files lack {}", number_of(self.dropped, "dropped event"));
         }
     }
 }
@@ -133,13 +134,8 @@ impl Board {
                 continue;
             };
             match entry {
-                Entry::Line(line) => {
-                    Line::read(line.as_bytes()).iter().for_each(|line| file.metrics(line, now()));
-                }
-                Entry::Text { time, step, tag, text } => file.text(time, step, &tag, &text),
-                Entry::Histogram { time, step, tag, histogram } => {
-                    file.histogram(time, step, &tag, &histogram);
-                }
+                Entry::Line(line) => write_line(file, line.as_bytes()),
+                Entry::Event(event) => file.write(&event),
             }
         }
         if self.lost > 0 {
@@ -159,7 +155,7 @@ impl Board {
         match created {
             Ok((has_events, mut file)) => {
                 if let Ok(config) = toml::from_str(&self.options.config) {
-                    file.settings(now(), config);
+                    file.write(&event::settings(now(), config));
                 }
                 if !has_events {
                     self.catch_up(&mut file);
@@ -169,7 +165,7 @@ impl Board {
             Err(error) if self.lost == 0 => {
                 let folder = folder.display();
                 tracing::warn!(
-                    "cannot write TensorBoard's files to {folder}: {error}; the run goes on without them"
+                    "cannot write TensorBoard's files to {folder}: {error}; the run continues without them"
                 );
             }
             Err(_) => {}
@@ -182,7 +178,7 @@ impl Board {
             let metrics = files::open(&self.options.metrics)?;
             let mut lines = LineReader::new(metrics.take(self.length));
             while let Some(line) = lines.next_line()? {
-                Line::read(line).iter().for_each(|line| file.metrics(line, now()));
+                write_line(file, line);
             }
             Ok(())
         };
@@ -193,4 +189,10 @@ impl Board {
             );
         }
     }
+}
+
+/// Writes the numbers of a line of `metrics.jsonl`, if it is complete.
+fn write_line(file: &mut EventWriter, line: &[u8]) {
+    let event = Line::read(line).and_then(|line| event::metrics(&line, now()));
+    event.iter().for_each(|event| file.write(event));
 }

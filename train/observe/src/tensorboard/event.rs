@@ -1,17 +1,42 @@
 //! Converting data to TensorBoard events.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use toml::Value as Setting;
+use prost::Message;
+use toml::{Table, Value as Setting};
 
 use super::proto::{
     AnyValue, DT_FLOAT, DT_STRING, Dimension, Event, HParamsPluginData, HistogramProto, Kind, PluginData,
-    SessionLog, SessionStartInfo, SessionStatus, Summary, SummaryMetadata, SummaryValue, TensorProto,
-    TensorShape, Value, What,
+    START, SessionLog, SessionStartInfo, Summary, SummaryMetadata, SummaryValue, TensorProto, TensorShape,
+    Value, What,
 };
-use super::tags::scalars;
+use crate::config::flatten;
 use crate::line::Line;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Keys of `metrics.jsonl`, each with its tag and a factor for its value. Tags are the same as in torchtitan, so
+/// that runs of both can be overlaid.
+const TAGS: [(&str, &str, f64); 13] = [
+    ("loss", "loss_metrics/global_avg_loss", 1.0),
+    ("tokens_per_s", "throughput(tps)", 1.0),
+    ("mfu", "mfu(%)", 100.0),
+    ("step_s", "time_metrics/end_to_end(s)", 1.0),
+    ("data_s", "time_metrics/data_loading(s)", 1.0),
+    ("forward_s", "time_metrics/forward(s)", 1.0),
+    ("backward_s", "time_metrics/backward(s)", 1.0),
+    ("optimizer_s", "time_metrics/optimizer(s)", 1.0),
+    ("other_s", "time_metrics/other(s)", 1.0),
+    ("wait_s", "comm/exposed(s)", 1.0),
+    ("peak_bytes", "memory/max_reserved(GiB)", 1.0 / GIB),
+    ("val_loss", "validation_metrics/loss", 1.0),
+    ("tokens", "n_tokens_seen", 1.0),
+];
+
+/// Keys in seconds that are also shown as a share of the step's time, each with the tag of the share.
+const SHARES: [(&str, &str); 2] = [("data_s", "time_metrics/data_loading(%)"), ("wait_s", "comm/exposed(%)")];
 
 /// The number of values in each bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,48 +55,58 @@ pub struct Histogram {
     pub counts: Vec<f64>,
 }
 
-/// The version of event files, which also defines the meaning of a START in them.
-const FILE_VERSION: &str = "brain.Event:2";
-
-/// The tag under which the plugin `hparams` looks for settings.
-const HPARAMS_TAG: &str = "_hparams_/session_start_info";
-
 /// The tag of texts that a run generates from the prompt at `index`.
 pub fn sample_tag(index: usize) -> String {
     format!("samples/{index}")
 }
 
 /// Returns the current time in seconds since 1970.
-pub(super) fn now() -> f64 {
+pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// Returns the first event of a file.
+/// Returns the first event of a file: its version, which also defines the meaning of a START in it.
 pub(super) fn version(time: f64) -> Event {
-    Event { wall_time: time, step: 0, what: Some(What::FileVersion(FILE_VERSION.to_owned())) }
+    Event { wall_time: time, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) }
 }
 
 /// Returns an event that makes events of `step` and later ones, in files before this one, void.
 pub(super) fn start(time: f64, step: u64) -> Event {
-    let log = SessionLog { status: SessionStatus::Start.into() };
-    Event { wall_time: time, step: step_of(step), what: Some(What::SessionLog(log)) }
+    let what = Some(What::SessionLog(SessionLog { status: START }));
+    Event { wall_time: time, step: step.cast_signed(), what }
+}
+
+/// Returns the scalars of a line: tags and values. Keys missing in the line are omitted.
+fn scalars(line: &Line) -> Vec<(Cow<'_, str>, f64)> {
+    let mut scalars: Vec<(Cow<'_, str>, f64)> = Vec::with_capacity(line.values.len() + SHARES.len());
+    for (key, value) in line.numbers() {
+        let known = TAGS.iter().find(|(known, ..)| *known == key);
+        scalars.push(known.map_or((key.into(), value), |(_, tag, factor)| ((*tag).into(), value * factor)));
+    }
+    let number = |wanted: &str| line.numbers().find(|(key, _)| *key == wanted).map(|(_, value)| value);
+    for (key, tag) in SHARES {
+        if let (Some(part), Some(whole)) = (number(key), number("step_s")) {
+            scalars.push((tag.into(), 100.0 * part / whole));
+        }
+    }
+    scalars
 }
 
 /// Returns the numbers of a line of metrics; `time` is used if the line does not record when it was written.
 /// `None` if it has no numbers.
-pub(super) fn metrics(line: &Line, time: f64) -> Option<Event> {
-    let value = |(tag, value): (std::borrow::Cow<'_, str>, f64)| SummaryValue {
+pub(crate) fn metrics(line: &Line, time: f64) -> Option<Event> {
+    let values = scalars(line).into_iter().map(|(tag, value)| SummaryValue {
         tag: tag.into_owned(),
         metadata: None,
         // TensorBoard has no wider scalars.
         value: Some(Value::Simple(value as f32)),
-    };
-    let values: Vec<_> = scalars(line).into_iter().map(value).collect();
+    });
+    let values: Vec<_> = values.collect();
     (!values.is_empty()).then(|| summary(line.time.unwrap_or(time), line.step, values))
 }
 
 /// Returns a text that is shown verbatim.
-pub(super) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
+pub(crate) fn text(time: f64, step: u64, tag: &str, text: &str) -> Event {
     // TensorBoard interprets texts as Markdown, in which indented lines are shown verbatim.
     let lines: Vec<_> = text.split('\n').map(|line| format!("    {line}")).collect();
     let tensor = TensorProto {
@@ -103,17 +138,20 @@ pub(super) fn histogram(time: f64, step: u64, tag: &str, histogram: &Histogram) 
     summary(time, step, vec![value])
 }
 
-/// Returns the settings of a run, for the plugin `hparams`.
-pub(super) fn settings(time: f64, settings: Vec<(String, Setting)>) -> Event {
-    let kind = |value: Setting| match value {
-        Setting::Integer(number) => Kind::Number(number as f64),
-        Setting::Float(number) => Kind::Number(number),
-        Setting::Boolean(value) => Kind::Bool(value),
-        Setting::String(text) => Kind::String(text),
-        other => Kind::String(other.to_string()),
+/// Returns the configuration of a run, which TensorBoard shows under "HParams". TensorBoard reads the first one of
+/// each folder.
+pub(crate) fn settings(time: f64, config: Table) -> Event {
+    let setting = |(key, value)| {
+        let kind = match value {
+            Setting::Integer(number) => Kind::Number(number as f64),
+            Setting::Float(number) => Kind::Number(number),
+            Setting::Boolean(value) => Kind::Bool(value),
+            Setting::String(text) => Kind::String(text),
+            other => Kind::String(other.to_string()),
+        };
+        (key, AnyValue { kind: Some(kind) })
     };
-    let hparams: BTreeMap<_, _> =
-        settings.into_iter().map(|(key, value)| (key, AnyValue { kind: Some(kind(value)) })).collect();
+    let hparams: BTreeMap<_, _> = flatten(config).into_iter().map(setting).collect();
     let info = SessionStartInfo { hparams, start_time_secs: time };
     let data = HParamsPluginData { version: 0, session_start_info: Some(info) };
     // The metadata holds the relevant content.
@@ -122,20 +160,40 @@ pub(super) fn settings(time: f64, settings: Vec<(String, Setting)>) -> Event {
         tensor_shape: Some(TensorShape { dim: vec![Dimension { size: 0 }] }),
         string_val: Vec::new(),
     };
-    let content = prost::Message::encode_to_vec(&data);
-    summary(time, 0, vec![tensor_value(HPARAMS_TAG, "hparams", content, nothing)])
+    // The tag under which the plugin `hparams` looks for settings.
+    let tag = "_hparams_/session_start_info";
+    summary(time, 0, vec![tensor_value(tag, "hparams", data.encode_to_vec(), nothing)])
 }
 
 fn tensor_value(tag: &str, plugin: &str, content: Vec<u8>, tensor: TensorProto) -> SummaryValue {
-    let plugin_data = PluginData { plugin_name: plugin.to_owned(), content };
-    let metadata = SummaryMetadata { plugin_data: Some(plugin_data) };
-    SummaryValue { tag: tag.to_owned(), metadata: Some(metadata), value: Some(Value::Tensor(tensor)) }
+    let plugin_data = Some(PluginData { plugin_name: plugin.to_owned(), content });
+    let metadata = Some(SummaryMetadata { plugin_data });
+    SummaryValue { tag: tag.to_owned(), metadata, value: Some(Value::Tensor(tensor)) }
 }
 
 fn summary(time: f64, step: u64, value: Vec<SummaryValue>) -> Event {
-    Event { wall_time: time, step: step_of(step), what: Some(What::Summary(Summary { value })) }
+    Event { wall_time: time, step: step.cast_signed(), what: Some(What::Summary(Summary { value })) }
 }
 
-fn step_of(step: u64) -> i64 {
-    i64::try_from(step).unwrap_or(i64::MAX)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalars_are_named_as_in_torchtitan() {
+        let line = r#"{"step":1,"loss":2.5,"grad_norm":1.0,"mfu":0.25,"peak_bytes":1610612736,"step_s":4.0,
+            "wait_s":1.0,"layers.0.rms":0.5,"parameter":"lm_head"}"#;
+        let line = Line::read(line.as_bytes()).unwrap();
+        let expected = [
+            ("loss_metrics/global_avg_loss", 2.5),
+            ("grad_norm", 1.0),
+            ("mfu(%)", 25.0),
+            ("memory/max_reserved(GiB)", 1.5),
+            ("time_metrics/end_to_end(s)", 4.0),
+            ("comm/exposed(s)", 1.0),
+            ("layers.0.rms", 0.5),
+            ("comm/exposed(%)", 25.0),
+        ];
+        assert_eq!(scalars(&line), expected.map(|(tag, value)| (tag.into(), value)));
+    }
 }

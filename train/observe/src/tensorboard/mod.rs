@@ -4,15 +4,13 @@
 //! - [`TensorBoard`]: the event files of a running run.
 
 mod background;
-mod event;
+pub(crate) mod event;
 mod proto;
-mod record;
-mod tags;
 mod writer;
 
 pub use background::{TensorBoard, TensorBoardOptions};
 pub use event::{Histogram, sample_tag};
-pub use writer::EventWriter;
+pub(crate) use writer::EventWriter;
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Event {
+pub(crate) struct Event {
     /// Seconds since 1970.
     #[prost(double, tag = "1")]
     pub(super) wall_time: f64,
@@ -29,17 +29,13 @@ pub(super) enum What {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SessionLog {
-    #[prost(enumeration = "SessionStatus", tag = "1")]
+    /// An enumeration; see [`START`].
+    #[prost(int32, tag = "1")]
     pub(super) status: i32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub(super) enum SessionStatus {
-    Unspecified = 0,
-    /// Makes events of this step and later ones that were read before void.
-    Start = 1,
-}
+/// [`SessionLog::status`]: makes events of this step and later ones that were read before void.
+pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Summary {

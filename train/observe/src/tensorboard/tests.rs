@@ -7,8 +7,8 @@ use std::path::Path;
 use prost::Message;
 
 use super::event::Histogram;
-use super::proto::{Event, HParamsPluginData, Kind, SessionStatus, SummaryValue, Value, What};
-use super::record::read;
+use super::proto::{Event, HParamsPluginData, Kind, START, SummaryValue, Value, What};
+use super::writer::read;
 use super::{EventWriter, TensorBoard, TensorBoardOptions};
 
 /// Scalars by tag: steps and values.
@@ -33,7 +33,7 @@ fn values(events: &[Event]) -> Vec<(i64, SummaryValue)> {
     let mut values = Vec::new();
     for event in events {
         match &event.what {
-            Some(What::SessionLog(log)) if log.status() == SessionStatus::Start => {
+            Some(What::SessionLog(log)) if log.status == START => {
                 values.retain(|(step, _)| *step < event.step);
             }
             Some(What::Summary(summary)) => {
@@ -72,7 +72,7 @@ fn show(options: TensorBoardOptions, lines: &[&str]) {
 }
 
 #[test]
-fn a_run_that_goes_on_from_an_earlier_step_goes_on_in_its_curves() {
+fn resume_continues_the_curves() {
     let run = tempfile::tempdir().unwrap();
     let line = |step: u64, loss: f64| format!("{{\"step\":{step},\"time\":100.5,\"loss\":{loss}}}");
     let lines = |lines: &[(u64, f64)]| -> String {
@@ -106,7 +106,7 @@ fn a_run_that_goes_on_from_an_earlier_step_goes_on_in_its_curves() {
 }
 
 #[test]
-fn what_was_done_before_there_were_event_files_is_in_them() {
+fn earlier_steps_are_in_new_event_files() {
     let run = tempfile::tempdir().unwrap();
     fs::write(run.path().join("metrics.jsonl"), "{\"step\":1,\"loss\":3.0}\n{\"step\":2,\"loss\":null}\n")
         .unwrap();
@@ -159,7 +159,7 @@ fn settings_texts_and_histograms_are_shown() {
 }
 
 #[test]
-fn a_record_that_is_not_whole_is_cut_off() {
+fn incomplete_record_is_cut_off() {
     let run = tempfile::tempdir().unwrap();
     let folder = run.path().join("tensorboard");
     show(options(run.path(), 0), &["{\"step\":1,\"loss\":3.0}", "{\"step\":2,\"loss\":2.0}"]);
@@ -172,7 +172,7 @@ fn a_record_that_is_not_whole_is_cut_off() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_ends_nothing() {
+fn unwritable_folder_is_no_failure() {
     let run = tempfile::tempdir().unwrap();
     fs::write(run.path().join("tensorboard"), "a file").unwrap();
     show(options(run.path(), 0), &["{\"step\":1,\"loss\":3.0}", "{\"step\":2,\"loss\":3.0}"]);

@@ -1,18 +1,16 @@
-//! A file of events.
+//! A file of events, in the format of TensorFlow's record files:
+//! <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use crc_fast::{CrcAlgorithm, checksum};
 use kiln_sys::{Records, files};
 use prost::Message;
-use toml::Table;
 
-use super::event::{self, Histogram, now};
+use super::event::{self, now};
 use super::proto::{Event, What};
-use super::record::{HEADER, TRAILER, framed, length};
-use crate::config::flatten;
-use crate::line::Line;
 
 /// The start of the name of every event file; seconds since 1970 follow.
 const PREFIX: &str = "events.out.tfevents.";
@@ -20,11 +18,44 @@ const PREFIX: &str = "events.out.tfevents.";
 /// The end of the names of files that are written here.
 const SUFFIX: &str = ".kiln";
 
-/// A longer record is not one of ours.
+/// Maximum size of a record in bytes; Kiln writes no longer ones.
 const MOST_RECORD: u64 = 1 << 30;
 
+/// Size of a record's header in bytes: the length and its checksum.
+const HEADER: usize = 12;
+
+/// Size of a record's trailer in bytes: the checksum of the data.
+const TRAILER: usize = 4;
+
+/// Returns the length of the data from the header of a record; `None` if the header is invalid.
+fn length(header: &[u8]) -> Option<u64> {
+    let (length, crc) = header.split_first_chunk::<8>()?;
+    let is_header = u32::from_le_bytes(crc.try_into().ok()?) == masked_crc(length);
+    is_header.then_some(u64::from_le_bytes(*length))
+}
+
+/// Frames `data` as one record: its length, the masked CRC-32C of the length, the data, and their masked
+/// CRC-32C, all little-endian.
+fn framed(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(data.len() + 16);
+    record.extend_from_slice(&length);
+    record.extend_from_slice(&masked_crc(&length).to_le_bytes());
+    record.extend_from_slice(data);
+    record.extend_from_slice(&masked_crc(data).to_le_bytes());
+    record
+}
+
+/// Returns the CRC-32C of `data`, rotated and shifted: the data of record files often contains other
+/// checksums, and the CRC of data that contains its own CRC is useless.
+fn masked_crc(data: &[u8]) -> u32 {
+    // The checksum has 32 bits.
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
 /// Writes an event file. An event that cannot be written leaves no part of itself; the log reports it.
-pub struct EventWriter {
+pub(crate) struct EventWriter {
     records: Records,
     /// Records that must come before all others, until they are written.
     first: Vec<u8>,
@@ -37,7 +68,7 @@ impl EventWriter {
     /// # Errors
     ///
     /// If the folder or the file cannot be created, or existing files cannot be cut.
-    pub fn create(folder: &Path, first: u64) -> io::Result<Self> {
+    pub(crate) fn create(folder: &Path, first: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let existing = event_files(folder)?;
         // Files of other programs stay, and so does everything when a run starts: it may belong to another run.
@@ -50,25 +81,14 @@ impl EventWriter {
         Ok(EventWriter { records, first })
     }
 
-    /// Writes the numbers of a line of `metrics.jsonl`. `time` stands for a time that the line does not have.
-    pub(crate) fn metrics(&mut self, line: &Line, time: f64) {
-        event::metrics(line, time).iter().for_each(|event| self.write(event));
-    }
-
-    /// Writes a text of `step`.
-    pub(crate) fn text(&mut self, time: f64, step: u64, tag: &str, text: &str) {
-        self.write(&event::text(time, step, tag, text));
-    }
-
-    /// Writes a histogram of `step`.
-    pub(crate) fn histogram(&mut self, time: f64, step: u64, tag: &str, histogram: &Histogram) {
-        self.write(&event::histogram(time, step, tag, histogram));
-    }
-
-    /// Writes the configuration of a run, which TensorBoard shows under "HParams". One for each folder: TensorBoard
-    /// reads the first.
-    pub(crate) fn settings(&mut self, time: f64, config: Table) {
-        self.write(&event::settings(time, flatten(config)));
+    /// Writes an event.
+    pub(crate) fn write(&mut self, event: &Event) {
+        let record = framed(&event.encode_to_vec());
+        if self.first.is_empty() {
+            self.records.append(&record);
+        } else if self.records.append(&[&self.first[..], &record].concat()) {
+            self.first.clear();
+        }
     }
 
     /// Closes the file.
@@ -79,15 +99,6 @@ impl EventWriter {
     pub(crate) fn finish(self) -> io::Result<()> {
         self.records.finish()
     }
-
-    fn write(&mut self, event: &Event) {
-        let record = framed(&event.encode_to_vec());
-        if self.first.is_empty() {
-            self.records.append(&record);
-        } else if self.records.append(&[&self.first[..], &record].concat()) {
-            self.first.clear();
-        }
-    }
 }
 
 /// Returns true if there are event files in `folder`.
@@ -95,7 +106,7 @@ pub(crate) fn has_events(folder: &Path) -> io::Result<bool> {
     Ok(!event_files(folder)?.is_empty())
 }
 
-/// A path for the next event file. TensorBoard reads files in the order of their names, so it comes after `existing`.
+/// Returns a path for the next event file. TensorBoard reads files in the order of their names, so it comes after `existing`.
 fn next_file(folder: &Path, existing: &[(u64, PathBuf)]) -> PathBuf {
     let last = existing.iter().map(|(time, _)| *time).max();
     let seconds = (now() as u64).max(last.map_or(0, |last| last + 1));
@@ -150,7 +161,7 @@ pub(super) fn cut(path: &Path, first: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The next whole record with its header and trailer, if there is one.
+/// Returns the next complete record with its header and trailer, if there is one.
 fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
     let mut record = Vec::new();
     from.by_ref().take(HEADER as u64).read_to_end(&mut record)?;
@@ -158,4 +169,35 @@ fn next(from: &mut BufReader<&File>) -> io::Result<Option<Vec<u8>>> {
     let rest = length + TRAILER as u64;
     let read = from.by_ref().take(rest).read_to_end(&mut record)?;
     Ok((read as u64 == rest).then_some(record))
+}
+
+/// Returns the data of the records in `bytes`, and the bytes after the last complete record.
+#[cfg(test)]
+pub(super) fn read(mut bytes: &[u8]) -> (Vec<&[u8]>, &[u8]) {
+    let mut records = Vec::new();
+    while let Some((length, rest)) = bytes.split_first_chunk::<8>() {
+        let Some((crc, rest)) = rest.split_first_chunk::<4>() else { break };
+        assert_eq!(masked_crc(length), u32::from_le_bytes(*crc), "the checksum of a length");
+        let Some((data, rest)) = rest.split_at_checked(u64::from_le_bytes(*length) as usize) else { break };
+        let Some((crc, rest)) = rest.split_first_chunk::<4>() else { break };
+        assert_eq!(masked_crc(data), u32::from_le_bytes(*crc), "the checksum of data");
+        records.push(data);
+        bytes = rest;
+    }
+    (records, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_the_standard_bytes() {
+        // Written by TensorBoard's own `RecordWriter` for b"abc".
+        let golden = b"\x03\0\0\0\0\0\0\0\xb0\x99\x49\x0eabc\x6e\x57\xf1\x21";
+        assert_eq!(framed(b"abc"), golden);
+        let bytes = [framed(b"abc"), framed(b""), framed(b"d")[..12].to_vec()].concat();
+        let (all, rest) = read(&bytes);
+        assert_eq!((all, rest.len()), (vec![&b"abc"[..], b""], 12));
+    }
 }

@@ -105,7 +105,7 @@ impl Difference {
 /// Returns the offset by which the clock of the ranks `ahead` is ahead of that of the ranks `of`; `None` if
 /// they have no collective in common.
 fn difference(ranks: &[RankClock<'_>], ahead: &[usize], of: &[usize]) -> Option<Difference> {
-    let (ahead, of) = (of_machine(ranks, ahead), of_machine(ranks, of));
+    let (ahead, of) = (machine_calls(ranks, ahead), machine_calls(ranks, of));
     let mut found =
         Difference { low: f64::NEG_INFINITY, high: f64::INFINITY, together: Vec::new(), all: Vec::new() };
     for (key, a) in &ahead {
@@ -121,7 +121,7 @@ fn difference(ranks: &[RankClock<'_>], ahead: &[usize], of: &[usize]) -> Option<
 }
 
 /// Returns the last start and the first end of every collective on some ranks.
-fn of_machine<'a>(ranks: &'a [RankClock<'_>], machine: &[usize]) -> BTreeMap<&'a CallKey, CallTimes> {
+fn machine_calls<'a>(ranks: &'a [RankClock<'_>], machine: &[usize]) -> BTreeMap<&'a CallKey, CallTimes> {
     let mut calls: BTreeMap<&CallKey, CallTimes> = BTreeMap::new();
     for (key, times) in machine.iter().flat_map(|index| &ranks[*index].calls) {
         let known = calls.entry(key).or_insert(*times);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_two_machines_are_brought_together() {
+    fn machines_get_a_common_clock() {
         for ahead in [-3.0, 0.25, 7200.0] {
             let found = offsets(&ranks(["a", "b"], ahead));
             assert_eq!(found[0], Offset { seconds: 0.0, error: Some(0.0) });
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_machine_share_their_clock() {
+    fn ranks_of_one_machine_share_a_clock() {
         let offset = offsets(&ranks(["a", "a"], 0.0))[1];
         assert_eq!(offset, Offset { seconds: 0.0, error: Some(0.0) });
         // Containers on different machines may have the same name.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn without_common_collectives_nothing_is_claimed() {
+    fn no_common_collectives_means_no_offset() {
         let mut clocks = ranks(["a", "b"], 1.0);
         clocks[1].calls.clear();
         assert_eq!(offsets(&clocks)[1], Offset { seconds: 0.0, error: None });

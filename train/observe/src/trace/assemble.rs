@@ -48,26 +48,26 @@ impl Trace {
     /// Builds the trace of `ranks`, on the clock of the first one's machine. A rank without steps is omitted.
     pub fn of_ranks(ranks: &[RecordedRank]) -> Trace {
         let ranks: Vec<_> = ranks.iter().filter(|rank| !rank.steps.is_empty()).collect();
-        let clocks: Vec<_> = ranks.iter().map(|rank| clock_of(rank)).collect();
-        let of_rank = |(rank, offset): (&&RecordedRank, Offset)| {
+        let clocks: Vec<_> = ranks.iter().map(|rank| rank_clock(rank)).collect();
+        let assemble = |(rank, offset): (&&RecordedRank, Offset)| {
             let first = &rank.steps[0].timeline;
             RankTrace {
                 rank: first.rank,
                 node: first.node.clone(),
                 clock_error: offset.error.map(nanoseconds),
                 groups: rank.groups.clone(),
-                steps: rank.steps.iter().map(|step| step_of(step, offset.seconds)).collect(),
-                gpu: rank.gpu.iter().map(|activity| gpu_of(activity, offset.seconds)).collect(),
+                steps: rank.steps.iter().map(|step| step_trace(step, offset.seconds)).collect(),
+                gpu: rank.gpu.iter().map(|activity| gpu_trace(activity, offset.seconds)).collect(),
             }
         };
-        let mut ranks: Vec<_> = ranks.iter().zip(offsets(&clocks)).map(of_rank).collect();
+        let mut ranks: Vec<_> = ranks.iter().zip(offsets(&clocks)).map(assemble).collect();
         ranks.sort_by_key(|rank| rank.rank);
         Trace { ranks }
     }
 }
 
 /// Collects the data about a rank's clock from its collectives.
-fn clock_of(rank: &RecordedRank) -> RankClock<'_> {
+fn rank_clock(rank: &RecordedRank) -> RankClock<'_> {
     let mut calls = BTreeMap::new();
     for RecordedStep { timeline, .. } in &rank.steps {
         for record in &timeline.records {
@@ -93,7 +93,7 @@ fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
-fn gpu_of(activity: &GpuActivity, ahead: f64) -> GpuTrace {
+fn gpu_trace(activity: &GpuActivity, ahead: f64) -> GpuTrace {
     let start = nanoseconds(activity.start - ahead);
     GpuTrace {
         name: activity.name.clone(),
@@ -104,7 +104,7 @@ fn gpu_of(activity: &GpuActivity, ahead: f64) -> GpuTrace {
     }
 }
 
-fn step_of(step: &RecordedStep, ahead: f64) -> StepTrace {
+fn step_trace(step: &RecordedStep, ahead: f64) -> StepTrace {
     let StepTimeline { step: number, start, end, created, spans, records, .. } = &step.timeline;
     let at = |seconds: f64| nanoseconds(seconds + (created - ahead));
     let (start, end) = (at(*start), at(*end));

@@ -2,16 +2,12 @@
 //! files.
 //!
 //! Ranks provide their recordings ([`RecordedRank`]); [`Trace::of_ranks`] puts them on one clock,
-//! [`Trace::write`] writes a file, [`Trace::open`] reads it back, and [`Summary`] reports where the time
+//! [`Trace::save`] writes a file, [`Trace::open`] reads it back, and [`Summary`] reports where the time
 //! went.
 
 mod align;
 mod assemble;
-mod calls;
-mod error;
-mod intern;
 mod model;
-mod names;
 mod proto;
 mod read;
 mod summary;
@@ -19,10 +15,41 @@ mod summary;
 mod tests;
 mod write;
 
+use std::io;
+use std::path::PathBuf;
+
 pub use assemble::{GpuActivity, RecordedRank, RecordedStep};
-pub use error::TraceError;
 pub use model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
 pub use summary::{
     GpuSummary, KernelSummary, OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary,
     UnitWait, WorkDifference,
 };
+
+/// The reason why a trace file cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// A file operation failed.
+    #[error("cannot {doing} {}: {source}", .path.display())]
+    Io {
+        /// The attempted operation: read or write.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is not in Perfetto's format.
+    #[error("{} is not a Perfetto trace: {why}; `kiln train --trace steps=10-12` writes one", .path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// A description of the problem.
+        why: String,
+    },
+    /// The file is a trace of another program, or is empty.
+    #[error(
+        "{} contains no step of a Kiln run; write a trace with `kiln train --trace steps=10-12`",
+        .0.display()
+    )]
+    Foreign(PathBuf),
+}

@@ -1,6 +1,6 @@
 //! The contents of a trace, to be written or read back: steps of all ranks on one clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Some steps of a run. All times are nanoseconds on the clock of rank 0's machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,13 +24,6 @@ pub struct RankTrace {
     pub steps: Vec<StepTrace>,
     /// The activities of its GPU, ordered by start. They may lag behind the steps.
     pub gpu: Vec<GpuTrace>,
-}
-
-impl RankTrace {
-    /// Returns the step with this number, if it exists.
-    pub fn step(&self, number: u64) -> Option<&StepTrace> {
-        self.steps.iter().find(|step| step.step == number)
-    }
 }
 
 /// One step of one rank, from its beginning to the beginning of the next one.
@@ -119,42 +112,54 @@ pub struct CollectiveTrace {
     pub is_finished: bool,
 }
 
-impl CollectiveTrace {
-    /// Returns how long it ran in nanoseconds, including the wait for other ranks.
-    pub fn duration(&self) -> u64 {
-        self.finished.saturating_sub(self.started)
-    }
+/// The tracks of a rank's thread, in order.
+pub(super) const THREAD_TRACKS: [&str; 4] = ["compute", "waits", "data", "checkpoint"];
 
-    /// Returns the bytes per second that the rank sent, in units of 10⁹; zero if nothing was sent.
-    pub fn bandwidth(&self) -> f64 {
-        // Bytes per nanosecond.
-        self.bytes_sent as f64 / self.duration().max(1) as f64
+/// Returns the track of an activity other than a wait.
+pub(super) fn track_of(activity: &str) -> &'static str {
+    match activity {
+        "data loading" => "data",
+        "checkpoint" | "saving" => "checkpoint",
+        _ => "compute",
     }
 }
 
-/// The track for a slice of a rank's thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ThreadTrack {
-    Compute,
-    Waits,
-    Data,
-    Checkpoint,
-}
+/// The collectives of a trace, each with the ranks that have recorded it. The key is the members of its group,
+/// the group's name, and the collective's number there.
+pub(super) struct Calls<'a>(HashMap<(&'a [usize], &'a str, u64), Vec<(usize, &'a CollectiveTrace)>>);
 
-impl ThreadTrack {
-    pub(super) const ALL: [ThreadTrack; 4] =
-        [ThreadTrack::Compute, ThreadTrack::Waits, ThreadTrack::Data, ThreadTrack::Checkpoint];
-
-    /// Returns the track of a rank's activities other than waits.
-    pub(super) fn of_activity(activity: &str) -> ThreadTrack {
-        match activity {
-            "data loading" => ThreadTrack::Data,
-            "checkpoint" | "saving" => ThreadTrack::Checkpoint,
-            _ => ThreadTrack::Compute,
+impl<'a> Calls<'a> {
+    pub(super) fn new(trace: &'a Trace) -> Self {
+        let mut by_key: HashMap<_, Vec<_>> = HashMap::new();
+        for rank in &trace.ranks {
+            for collective in rank.steps.iter().flat_map(|step| &step.collectives) {
+                if let Some(ranks) = rank.groups.get(&collective.group) {
+                    let key = (ranks.as_slice(), collective.group.as_str(), collective.sequence);
+                    by_key.entry(key).or_default().push((rank.rank, collective));
+                }
+            }
         }
+        Calls(by_key)
     }
 
-    pub(super) fn name(self) -> &'static str {
-        ["compute", "waits", "data", "checkpoint"][self as usize]
+    /// Returns collective `sequence` of `rank`'s group `group`, on all ranks that have recorded it.
+    pub(super) fn get(
+        &self,
+        rank: &'a RankTrace,
+        group: &'a str,
+        sequence: u64,
+    ) -> &[(usize, &'a CollectiveTrace)] {
+        let ranks = rank.groups.get(group).map_or(&[][..], Vec::as_slice);
+        self.0.get(&(ranks, group, sequence)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the rank that issued the collective last, and its call.
+    pub(super) fn last(
+        &self,
+        rank: &'a RankTrace,
+        group: &'a str,
+        sequence: u64,
+    ) -> Option<(usize, &'a CollectiveTrace)> {
+        self.get(rank, group, sequence).iter().copied().max_by_key(|(_, collective)| collective.enqueued)
     }
 }

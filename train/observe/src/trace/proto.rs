@@ -45,13 +45,12 @@ pub(super) struct TrackDescriptor {
     pub(super) name: Option<String>,
     #[prost(message, optional, tag = "3")]
     pub(super) process: Option<ProcessDescriptor>,
-    #[prost(message, optional, tag = "4")]
-    pub(super) thread: Option<ThreadDescriptor>,
     #[prost(uint64, optional, tag = "5")]
     pub(super) parent_uuid: Option<u64>,
     #[prost(message, optional, tag = "8")]
     pub(super) counter: Option<CounterDescriptor>,
-    #[prost(enumeration = "ChildTracksOrdering", optional, tag = "11")]
+    /// An enumeration; see [`ORDERED_EXPLICITLY`].
+    #[prost(int32, optional, tag = "11")]
     pub(super) child_ordering: Option<i32>,
     #[prost(int32, optional, tag = "12")]
     pub(super) sibling_order_rank: Option<i32>,
@@ -60,14 +59,8 @@ pub(super) struct TrackDescriptor {
     pub(super) description: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
-pub(super) enum ChildTracksOrdering {
-    Unknown = 0,
-    Lexicographic = 1,
-    Chronological = 2,
-    /// By [`TrackDescriptor::sibling_order_rank`].
-    Explicit = 3,
-}
+/// [`TrackDescriptor::child_ordering`]: by [`TrackDescriptor::sibling_order_rank`].
+pub(super) const ORDERED_EXPLICITLY: i32 = 3;
 
 /// Makes a track that of a process.
 #[derive(Clone, PartialEq, Message)]
@@ -81,34 +74,16 @@ pub(super) struct ProcessDescriptor {
     pub(super) process_name: Option<String>,
 }
 
-/// Makes a track that of a thread.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ThreadDescriptor {
-    #[prost(int32, optional, tag = "1")]
-    pub(super) pid: Option<i32>,
-    #[prost(int64, optional, tag = "2")]
-    pub(super) tid: Option<i64>,
-    /// Orders threads.
-    #[prost(int32, optional, tag = "3")]
-    pub(super) legacy_sort_index: Option<i32>,
-    #[prost(string, optional, tag = "5")]
-    pub(super) thread_name: Option<String>,
-}
-
 /// Makes a track that of a counter.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CounterDescriptor {
-    #[prost(enumeration = "CounterUnit", optional, tag = "3")]
+    /// An enumeration; see [`SIZE_BYTES`].
+    #[prost(int32, optional, tag = "3")]
     pub(super) unit: Option<i32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
-pub(super) enum CounterUnit {
-    Unspecified = 0,
-    TimeNs = 1,
-    Count = 2,
-    SizeBytes = 3,
-}
+/// [`CounterDescriptor::unit`]: bytes.
+pub(super) const SIZE_BYTES: i32 = 3;
 
 /// A beginning, an end or a value on a track.
 #[derive(Clone, PartialEq, Message)]
@@ -172,10 +147,10 @@ pub(super) struct InternedData {
     #[prost(message, repeated, tag = "3")]
     pub(super) debug_annotation_names: Vec<InternedName>,
     #[prost(message, repeated, tag = "29")]
-    pub(super) debug_annotation_string_values: Vec<InternedString>,
+    pub(super) debug_annotation_string_values: Vec<InternedName>,
 }
 
-/// `EventCategory`, `EventName` and `DebugAnnotationName`, which have the same fields.
+/// `EventCategory`, `EventName`, `DebugAnnotationName` and `InternedString`, which have the same fields.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct InternedName {
     #[prost(uint64, optional, tag = "1")]
@@ -184,10 +159,11 @@ pub(super) struct InternedName {
     pub(super) name: Option<String>,
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct InternedString {
-    #[prost(uint64, optional, tag = "1")]
-    pub(super) iid: Option<u64>,
-    #[prost(bytes = "vec", optional, tag = "2")]
-    pub(super) str: Option<Vec<u8>>,
+/// The lists of [`InternedData`], in order.
+#[derive(Clone, Copy)]
+pub(super) enum Interned {
+    Category,
+    Event,
+    Annotation,
+    Text,
 }

@@ -1,4 +1,4 @@
-//! Reading back a trace file that Kiln has written.
+//! Reads back a trace file that Kiln has written.
 //!
 //! Tracks and slices of other programs are skipped.
 
@@ -7,20 +7,22 @@ use std::path::Path;
 
 use prost::Message;
 
-use super::error::TraceError;
+use super::TraceError;
 use super::model::{CollectiveTrace, GpuTrace, RankTrace, SpanTrace, StepTrace, Trace};
-use super::names::{self, category, note};
-use super::proto::{self, EventType, InternedName, TracePacket, TrackDescriptor, TrackEvent, Value};
+use super::proto::{self, EventType, Interned, TracePacket, TrackDescriptor, TrackEvent, Value};
 
 /// Maximum size of a file in bytes.
 const MOST_BYTES: u64 = 1 << 31;
+
+/// Maximum number of ranks in a group of a trace.
+const MOST_RANKS: usize = 1 << 20;
 
 impl Trace {
     /// Reads the trace in the file `path`.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, is in another format, or has no step of a run of Kiln.
+    /// If the file cannot be read, is in another format, or contains no step of a Kiln run.
     pub fn open(path: &Path) -> Result<Trace, TraceError> {
         let io = |source| TraceError::Io { doing: "read", path: path.to_owned(), source };
         let bytes = kiln_sys::files::read(path, MOST_BYTES).map_err(io)?;
@@ -29,10 +31,30 @@ impl Trace {
         let file = proto::Trace::decode(&*bytes).map_err(format)?;
         let trace = Reader::default().read(file.packet);
         match trace.ranks.is_empty() {
-            true => Err(TraceError::Foreign { path: path.to_owned() }),
+            true => Err(TraceError::Foreign(path.to_owned())),
             false => Ok(trace),
         }
     }
+}
+
+/// Parses the rank and the machine from the name of a process, as in `rank 3 (node7)`.
+fn rank_of(process: &str) -> Option<(usize, &str)> {
+    let (rank, node) = process.strip_prefix("rank ")?.split_once(" (")?;
+    Some((rank.parse().ok()?, node.strip_suffix(')')?))
+}
+
+/// Parses ranks such as `0-3,8`.
+fn parse_ranks(text: &str) -> Option<Vec<usize>> {
+    let mut ranks = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if last.checked_sub(first)? >= MOST_RANKS - ranks.len() {
+            return None;
+        }
+        ranks.extend(first..=last);
+    }
+    Some(ranks)
 }
 
 /// A slice as stored in the file.
@@ -40,12 +62,12 @@ struct Slice {
     track: u64,
     name: String,
     category: String,
-    notes: BTreeMap<String, Noted>,
+    notes: BTreeMap<String, Note>,
     start: u64,
     end: u64,
 }
 
-enum Noted {
+enum Note {
     Count(u64),
     Number(f64),
     Text(String),
@@ -54,14 +76,14 @@ enum Noted {
 impl Slice {
     fn text(&self, name: &str) -> Option<&str> {
         match self.notes.get(name)? {
-            Noted::Text(text) => Some(text),
+            Note::Text(text) => Some(text),
             _ => None,
         }
     }
 
     fn count(&self, name: &str) -> Option<u64> {
         match self.notes.get(name)? {
-            Noted::Count(count) => Some(*count),
+            Note::Count(count) => Some(*count),
             _ => None,
         }
     }
@@ -69,121 +91,117 @@ impl Slice {
     /// Returns nanoseconds from a value stored in microseconds.
     fn nanoseconds(&self, name: &str) -> Option<u64> {
         match self.notes.get(name)? {
-            Noted::Number(micros) => Some((micros * 1e3).round() as u64),
+            Note::Number(micros) => Some((micros * 1e3).round() as u64),
             _ => None,
         }
     }
 }
 
-/// Interned names by writer and number.
+/// Interned names of one writer, by kind and number.
 #[derive(Default)]
-struct Interned {
-    events: HashMap<u64, String>,
-    categories: HashMap<u64, String>,
-    annotations: HashMap<u64, String>,
-    texts: HashMap<u64, String>,
-}
+struct Names([HashMap<u64, String>; 4]);
 
-fn add(names: &mut HashMap<u64, String>, new: Vec<InternedName>) {
-    names.extend(new.into_iter().filter_map(|name| Some((name.iid?, name.name?))));
+impl Names {
+    fn get(&self, kind: Interned, iid: Option<u64>) -> String {
+        iid.and_then(|iid| self.0[kind as usize].get(&iid)).cloned().unwrap_or_default()
+    }
 }
 
 #[derive(Default)]
 struct Reader {
-    names: HashMap<u32, Interned>,
+    /// The names of each writer.
+    names: HashMap<u32, Names>,
     tracks: HashMap<u64, TrackDescriptor>,
     /// Slices that have begun on a track and not ended.
     open: HashMap<u64, Vec<Slice>>,
     slices: Vec<Slice>,
-    /// Times and values of counters, by track.
-    counters: HashMap<u64, Vec<(u64, u64)>>,
+    /// Tracks of counters, each with a time and a value.
+    counters: Vec<(u64, u64, u64)>,
 }
 
 impl Reader {
     fn read(mut self, packets: Vec<TracePacket>) -> Trace {
         packets.into_iter().for_each(|packet| self.take(packet));
-        // By the process that a track belongs to.
-        let mut of_rank: BTreeMap<usize, OfRank> = BTreeMap::new();
+        let mut ranks: BTreeMap<usize, RankTracks> = BTreeMap::new();
         for slice in std::mem::take(&mut self.slices) {
             if let Some((rank, node)) = self.rank_of(slice.track) {
-                let of_rank = of_rank.entry(rank).or_default();
-                of_rank.node = node;
-                of_rank.slices.push(slice);
+                let tracks = ranks.entry(rank).or_default();
+                tracks.node = node.to_owned();
+                tracks.slices.push(slice);
             }
         }
-        for (track, values) in std::mem::take(&mut self.counters) {
-            if let Some((rank, _)) = self.rank_of(track) {
-                of_rank.entry(rank).or_default().memory.extend(values);
+        for (track, time, value) in &self.counters {
+            if let Some((rank, _)) = self.rank_of(*track) {
+                ranks.entry(rank).or_default().memory.insert(*time, *value);
             }
         }
-        let ranks = of_rank.into_iter().map(|(rank, of)| rank_trace(rank, of));
+        let ranks = ranks.into_iter().map(|(rank, tracks)| rank_trace(rank, tracks));
         Trace { ranks: ranks.filter(|rank| !rank.steps.is_empty()).collect() }
     }
 
-    fn rank_of(&self, track: u64) -> Option<(usize, String)> {
+    /// Returns the rank and the machine of a track, from the process that it belongs to.
+    fn rank_of(&self, track: u64) -> Option<(usize, &str)> {
         let mut descriptor = self.tracks.get(&track)?;
         if let Some(parent) = descriptor.parent_uuid {
             descriptor = self.tracks.get(&parent)?;
         }
-        let (rank, node) = names::rank_of(descriptor.process.as_ref()?.process_name.as_ref()?)?;
-        Some((rank, node.to_owned()))
+        rank_of(descriptor.process.as_ref()?.process_name.as_ref()?)
     }
 
     fn take(&mut self, packet: TracePacket) {
         let names = self.names.entry(packet.trusted_packet_sequence_id.unwrap_or(0)).or_default();
         if packet.sequence_flags.unwrap_or(0) & proto::INCREMENTAL_STATE_CLEARED != 0 {
-            *names = Interned::default();
+            *names = Names::default();
         }
         if let Some(new) = packet.interned_data {
-            add(&mut names.events, new.event_names);
-            add(&mut names.categories, new.event_categories);
-            add(&mut names.annotations, new.debug_annotation_names);
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-            let texts = new.debug_annotation_string_values.into_iter();
-            names.texts.extend(texts.filter_map(|new| Some((new.iid?, text(new.str?)))));
+            let lists = [
+                new.event_categories,
+                new.event_names,
+                new.debug_annotation_names,
+                new.debug_annotation_string_values,
+            ];
+            for (known, list) in names.0.iter_mut().zip(lists) {
+                known.extend(list.into_iter().filter_map(|name| Some((name.iid?, name.name?))));
+            }
         }
         if let Some(descriptor) = packet.track_descriptor {
             self.tracks.insert(descriptor.uuid.unwrap_or(0), descriptor);
         }
-        if let (Some(time), Some(event)) = (packet.timestamp, packet.track_event) {
-            let track = event.track_uuid.unwrap_or(0);
-            match EventType::try_from(event.r#type.unwrap_or(0)) {
-                Ok(EventType::SliceBegin) => {
-                    let slice = begun(names, track, time, &event);
-                    self.open.entry(track).or_default().push(slice);
-                }
-                Ok(EventType::SliceEnd) => {
-                    if let Some(slice) = self.open.get_mut(&track).and_then(Vec::pop) {
-                        // A file of another program may have an end before the beginning.
-                        self.slices.push(Slice { end: time.max(slice.start), ..slice });
-                    }
-                }
-                Ok(EventType::Counter) => {
-                    let value = event.counter_value.and_then(|value| u64::try_from(value).ok());
-                    self.counters.entry(track).or_default().extend(value.map(|value| (time, value)));
-                }
-                _ => {}
+        let (Some(time), Some(event)) = (packet.timestamp, packet.track_event) else { return };
+        let track = event.track_uuid.unwrap_or(0);
+        match event.r#type() {
+            EventType::SliceBegin => {
+                self.open.entry(track).or_default().push(slice(names, track, time, &event));
             }
+            EventType::SliceEnd => {
+                if let Some(slice) = self.open.get_mut(&track).and_then(Vec::pop) {
+                    // A file of another program may have an end before the beginning.
+                    self.slices.push(Slice { end: time.max(slice.start), ..slice });
+                }
+            }
+            EventType::Counter => {
+                let value = event.counter_value.and_then(|value| u64::try_from(value).ok());
+                self.counters.extend(value.map(|value| (track, time, value)));
+            }
+            EventType::Unspecified | EventType::Instant => {}
         }
     }
 }
 
-fn begun(names: &Interned, track: u64, time: u64, event: &TrackEvent) -> Slice {
-    let name = |names: &HashMap<u64, String>, iid: Option<u64>| {
-        iid.and_then(|iid| names.get(&iid)).cloned().unwrap_or_default()
-    };
+/// Returns the slice that begins with `event`.
+fn slice(names: &Names, track: u64, time: u64, event: &TrackEvent) -> Slice {
     let notes = event.debug_annotations.iter().filter_map(|note| {
         let value = match note.value? {
-            Value::Uint(count) => Noted::Count(count),
-            Value::Double(number) => Noted::Number(number),
-            Value::Text(iid) => Noted::Text(name(&names.texts, Some(iid))),
+            Value::Uint(count) => Note::Count(count),
+            Value::Double(number) => Note::Number(number),
+            Value::Text(iid) => Note::Text(names.get(Interned::Text, Some(iid))),
         };
-        Some((name(&names.annotations, note.name_iid), value))
+        Some((names.get(Interned::Annotation, note.name_iid), value))
     });
     Slice {
         track,
-        name: name(&names.events, event.name_iid),
-        category: name(&names.categories, event.category_iids.first().copied()),
+        name: names.get(Interned::Event, event.name_iid),
+        category: names.get(Interned::Category, event.category_iids.first().copied()),
         notes: notes.collect(),
         start: time,
         end: time,
@@ -192,163 +210,147 @@ fn begun(names: &Interned, track: u64, time: u64, event: &TrackEvent) -> Slice {
 
 /// The contents of the tracks of one rank.
 #[derive(Default)]
-struct OfRank {
+struct RankTracks {
     node: String,
     slices: Vec<Slice>,
     /// Bytes that it held, by time.
     memory: BTreeMap<u64, u64>,
 }
 
-fn rank_trace(rank: usize, OfRank { node, slices, memory }: OfRank) -> RankTrace {
-    let mut trace = RankTrace {
-        rank,
-        node,
-        clock_error: None,
-        groups: BTreeMap::new(),
-        steps: Vec::new(),
-        gpu: Vec::new(),
-    };
+fn rank_trace(rank: usize, RankTracks { node, slices, memory }: RankTracks) -> RankTrace {
     let mut by_category: HashMap<String, Vec<Slice>> = HashMap::new();
     for slice in slices {
         by_category.entry(slice.category.clone()).or_default().push(slice);
     }
-    let mut of = |category: &str| {
+    let mut sorted = |category: &str| {
         let mut slices = by_category.remove(category).unwrap_or_default();
         slices.sort_by_key(|slice| (slice.start, slice.end));
         slices
     };
-    for slice in of(category::STEP) {
-        trace.clock_error = slice.nanoseconds(note::CLOCK_ERROR);
+    let (phases, units, waits) = (sorted("phase"), sorted("unit"), sorted("wait"));
+    let mut clock_error = None;
+    let mut steps = Vec::new();
+    for slice in sorted("step") {
+        clock_error = slice.nanoseconds("clock_error_us");
         let sums = slice.notes.iter().filter_map(|(name, value)| match value {
-            Noted::Count(sum) => Some((name.strip_prefix(note::RECORDER)?.to_owned(), *sum)),
+            Note::Count(sum) => Some((name.strip_prefix("recorder.")?.to_owned(), *sum)),
             _ => None,
         });
-        trace.steps.push(StepTrace {
-            step: slice.count(note::STEP).unwrap_or(0),
+        let phases = within(&phases, slice.start, slice.end);
+        let mut spans: Vec<_> =
+            phases.iter().flat_map(|phase| spans_of(phase, &units, &waits, &memory)).collect();
+        // Phases overlap only in files of other programs.
+        spans.sort_by_key(|span| span.start);
+        steps.push(StepTrace {
+            step: slice.count("step").unwrap_or(0),
             start: slice.start,
             end: slice.end,
+            spans,
+            collectives: Vec::new(),
             recorder: sums.collect(),
-            ..StepTrace::default()
         });
     }
-    let [phases, units, waits] =
-        [category::PHASE, category::UNIT, category::WAIT].map(|category| Times::new(of(category)));
-    for step in &mut trace.steps {
-        for phase in phases.within(step.start, step.end) {
-            step.spans.extend(spans_of(phase, &units, &waits, &memory));
-        }
-        // Phases overlap only in files of other programs.
-        step.spans.sort_by_key(|span| span.start);
-    }
-    for slice in of(category::COLLECTIVE) {
+    let mut groups = BTreeMap::new();
+    for slice in sorted("collective") {
         let Some(collective) = collective(&slice) else { continue };
-        let ranks = slice.text(note::RANKS).filter(|ranks| !ranks.is_empty()).and_then(names::parse_ranks);
+        let ranks = slice.text("ranks").filter(|ranks| !ranks.is_empty()).and_then(parse_ranks);
         if let Some(ranks) = ranks {
-            trace.groups.entry(collective.group.clone()).or_insert(ranks);
+            groups.entry(collective.group.clone()).or_insert(ranks);
         }
         // Belongs to the step in which it was issued; it may extend into the next one.
-        let after = trace.steps.partition_point(|step| step.start <= collective.enqueued);
-        if let Some(step) = after.checked_sub(1).and_then(|at| trace.steps.get_mut(at)) {
+        let after = steps.partition_point(|step| step.start <= collective.enqueued);
+        if let Some(step) = after.checked_sub(1).and_then(|at| steps.get_mut(at)) {
             step.collectives.push(collective);
         }
     }
-    trace.gpu = of(category::GPU).iter().map(gpu).collect();
-    for step in &mut trace.steps {
+    for step in &mut steps {
         step.collectives.sort_by_key(|collective| (collective.started, collective.sequence));
     }
-    trace
+    let stream = |slice: &Slice| slice.count("stream").and_then(|stream| u32::try_from(stream).ok());
+    let gpu = sorted("gpu").into_iter().map(|slice| GpuTrace {
+        stream: stream(&slice).unwrap_or(0),
+        bytes: slice.count("bytes"),
+        name: slice.name,
+        start: slice.start,
+        end: slice.end,
+    });
+    RankTrace { rank, node, clock_error, groups, steps, gpu: gpu.collect() }
 }
 
-/// Slices ordered by start.
-struct Times(Vec<Slice>);
-
-impl Times {
-    fn new(slices: Vec<Slice>) -> Self {
-        Times(slices)
-    }
-
-    /// Returns the slices that begin in `start..end`.
-    fn within(&self, start: u64, end: u64) -> &[Slice] {
-        let at = |time| self.0.partition_point(|slice| slice.start < time);
-        &self.0[at(start)..at(end).max(at(start))]
-    }
+/// Returns the slices that begin in `start..end` from slices ordered by start.
+fn within(slices: &[Slice], start: u64, end: u64) -> &[Slice] {
+    let at = |time| slices.partition_point(|slice| slice.start < time);
+    &slices[at(start)..at(end).max(at(start))]
 }
 
 /// Returns the spans of a phase: modules, waits, and the time between them.
-fn spans_of(phase: &Slice, units: &Times, waits: &Times, memory: &BTreeMap<u64, u64>) -> Vec<SpanTrace> {
-    let inner = |times: &'_ Times| -> Vec<SpanTrace> {
-        times.within(phase.start, phase.end).iter().map(|slice| span(phase, slice)).collect()
+fn spans_of(phase: &Slice, units: &[Slice], waits: &[Slice], memory: &BTreeMap<u64, u64>) -> Vec<SpanTrace> {
+    let span = |start, end| SpanTrace {
+        activity: phase.name.clone(),
+        unit: None,
+        waits_for: None,
+        start,
+        end,
+        bytes: memory.get(&end).copied(),
     };
-    let mut known = inner(units);
-    known.extend(inner(waits));
+    let units = within(units, phase.start, phase.end)
+        .iter()
+        .map(|slice| SpanTrace { unit: Some(slice.name.clone()), ..span(slice.start, slice.end) });
+    let waits = within(waits, phase.start, phase.end).iter().map(|slice| SpanTrace {
+        unit: slice.text("unit").map(str::to_owned),
+        waits_for: slice.text("group").map(str::to_owned).zip(slice.count("sequence")),
+        ..span(slice.start, slice.end)
+    });
+    let mut known: Vec<_> = units.chain(waits).collect();
     known.sort_by_key(|span| (span.start, span.end));
     let mut spans = Vec::new();
     let mut now = phase.start;
-    let mut between = |spans: &mut Vec<SpanTrace>, until: u64| {
-        if until > now {
-            let activity = phase.name.clone();
-            spans.push(SpanTrace {
-                activity,
-                unit: None,
-                waits_for: None,
-                start: now,
-                end: until,
-                bytes: None,
-            });
+    for next in known {
+        if next.start > now {
+            spans.push(span(now, next.start));
         }
-        now = now.max(until);
-    };
-    for span in known {
-        between(&mut spans, span.start);
-        between(&mut Vec::new(), span.end);
-        spans.push(span);
+        now = now.max(next.end);
+        spans.push(next);
     }
-    between(&mut spans, phase.end);
-    spans.iter_mut().for_each(|span| span.bytes = memory.get(&span.end).copied());
+    if phase.end > now {
+        spans.push(span(now, phase.end));
+    }
     spans
-}
-
-fn span(phase: &Slice, slice: &Slice) -> SpanTrace {
-    let is_wait = slice.category == category::WAIT;
-    let waits_for = slice.text(note::GROUP).zip(slice.count(note::SEQUENCE)).filter(|_| is_wait);
-    SpanTrace {
-        activity: phase.name.clone(),
-        unit: match is_wait {
-            true => slice.text(note::UNIT).map(str::to_owned),
-            false => Some(slice.name.clone()),
-        },
-        waits_for: waits_for.map(|(group, sequence)| (group.to_owned(), sequence)),
-        start: slice.start,
-        end: slice.end,
-        bytes: None,
-    }
-}
-
-fn gpu(slice: &Slice) -> GpuTrace {
-    let stream = slice.count(note::STREAM).and_then(|stream| u32::try_from(stream).ok());
-    GpuTrace {
-        name: slice.name.clone(),
-        stream: stream.unwrap_or(0),
-        bytes: slice.count(note::BYTES),
-        start: slice.start,
-        end: slice.end,
-    }
 }
 
 fn collective(slice: &Slice) -> Option<CollectiveTrace> {
     let text = |name| slice.text(name).map(str::to_owned);
     Some(CollectiveTrace {
-        operation: text(note::OPERATION)?,
-        scope: text(note::SCOPE)?,
-        phase: text(note::PHASE)?,
-        group: text(note::GROUP)?,
-        sequence: slice.count(note::SEQUENCE)?,
-        dtype: text(note::DTYPE)?,
-        bytes: slice.count(note::BYTES)?,
-        bytes_sent: slice.count(note::BYTES_SENT)?,
-        enqueued: slice.start.saturating_sub(slice.nanoseconds(note::QUEUED).unwrap_or(0)),
+        operation: text("operation")?,
+        scope: text("scope")?,
+        phase: text("phase")?,
+        group: text("group")?,
+        sequence: slice.count("sequence")?,
+        dtype: text("dtype")?,
+        bytes: slice.count("bytes")?,
+        bytes_sent: slice.count("bytes_sent")?,
+        enqueued: slice.start.saturating_sub(slice.nanoseconds("queued_us").unwrap_or(0)),
         started: slice.start,
         finished: slice.end,
-        is_finished: slice.count(note::UNFINISHED).is_none(),
+        is_finished: slice.count("unfinished").is_none(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write::ranks;
+    use super::*;
+
+    #[test]
+    fn names_are_parsed() {
+        assert_eq!(rank_of("rank 3 (a (b))"), Some((3, "a (b)")));
+        assert_eq!(rank_of("chrome"), None);
+        for (list, text) in [(vec![], ""), (vec![0], "0"), (vec![0, 1, 2, 5, 7, 8], "0-2,5,7-8")] {
+            assert_eq!(ranks(&list), text);
+            assert_eq!(parse_ranks(text), Some(list));
+        }
+        assert_eq!(parse_ranks("0-99999999999"), None);
+        assert_eq!(parse_ranks("3-1"), None);
+        assert_eq!(parse_ranks("x"), None);
+    }
 }

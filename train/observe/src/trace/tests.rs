@@ -85,18 +85,12 @@ fn recorded_step(rank: usize, index: u64, ahead: f64) -> RecordedStep {
     RecordedStep { timeline, sums: BTreeMap::from([("busy_ns.forward".to_owned(), 7)]) }
 }
 
-fn written(trace: &Trace) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    trace.write(&mut bytes).unwrap();
-    bytes
-}
-
 #[test]
-fn a_trace_is_read_as_it_was_written() {
+fn reading_returns_the_written_trace() {
     let trace = Trace::of_ranks(&recorded(-40.0));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pftrace");
-    std::fs::write(&path, written(&trace)).unwrap();
+    std::fs::write(&path, trace.encode()).unwrap();
     let mut expected = trace.clone();
     for rank in &mut expected.ranks {
         // A stream runs one activity after the other.
@@ -106,7 +100,7 @@ fn a_trace_is_read_as_it_was_written() {
 }
 
 #[test]
-fn ranks_of_machines_with_other_clocks_stand_beside_each_other() {
+fn clocks_of_machines_are_aligned() {
     let (near, far) = (Trace::of_ranks(&recorded(0.0)), Trace::of_ranks(&recorded(12_345.678)));
     assert_eq!(near.ranks[0], far.ranks[0]);
     let starts = |trace: &Trace| trace.ranks.iter().map(|rank| rank.steps[2].start).collect::<Vec<_>>();
@@ -120,7 +114,7 @@ fn ranks_of_machines_with_other_clocks_stand_beside_each_other() {
 #[test]
 fn slices_nest_and_arrows_connect() {
     let trace = Trace::of_ranks(&recorded(0.0));
-    let file = proto::Trace::decode(&*written(&trace)).unwrap();
+    let file = proto::Trace::decode(&*trace.encode()).unwrap();
     let mut tracks: HashMap<u64, proto::TrackDescriptor> = HashMap::new();
     let mut open: HashMap<u64, Vec<u64>> = HashMap::new();
     let mut last: HashMap<u64, u64> = HashMap::new();
@@ -174,17 +168,17 @@ fn slices_nest_and_arrows_connect() {
 }
 
 #[test]
-fn overlapping_collectives_of_a_group_get_tracks_of_their_own() {
+fn overlapping_collectives_get_own_tracks() {
     let mut trace = Trace::of_ranks(&recorded(0.0)[..1]);
     let step = &mut trace.ranks[0].steps[0];
     step.collectives[1].started = step.collectives[0].started + 1;
-    let file = proto::Trace::decode(&*written(&trace)).unwrap();
+    let file = proto::Trace::decode(&*trace.encode()).unwrap();
     let tracks = file.packet.iter().filter_map(|packet| packet.track_descriptor.as_ref()?.name.as_deref());
     assert_eq!(tracks.filter(|name| name.starts_with("communication")).count(), 2);
 }
 
 #[test]
-fn a_summary_names_the_rank_that_others_wait_for() {
+fn summary_names_the_slowest_rank() {
     let summary = Summary::of(&Trace::of_ranks(&recorded(3.0)));
     let step = &summary.steps[1];
     assert_eq!((summary.steps.len(), step.step), (3, 11));
@@ -207,7 +201,7 @@ fn a_summary_names_the_rank_that_others_wait_for() {
 }
 
 #[test]
-fn the_critical_path_goes_through_the_rank_that_came_last() {
+fn critical_path_crosses_the_last_rank() {
     let summary = Summary::of(&Trace::of_ranks(&recorded(0.0)));
     let path = &summary.steps[0].critical_path;
     let total: f64 = path.iter().map(|part| part.seconds).sum();
@@ -220,7 +214,7 @@ fn the_critical_path_goes_through_the_rank_that_came_last() {
 }
 
 #[test]
-fn a_summary_has_80_columns() {
+fn summary_fits_80_columns() {
     let mut ranks = recorded(0.0);
     for step in &mut ranks[1].steps {
         step.timeline.spans[5].unit =
@@ -242,8 +236,8 @@ fn a_summary_has_80_columns() {
 
 /// As in a file that another program has written.
 #[test]
-fn slices_that_end_before_they_begin_have_no_length() {
-    let mut file = proto::Trace::decode(&*written(&Trace::of_ranks(&recorded(0.0)))).unwrap();
+fn slices_ending_before_they_begin_are_empty() {
+    let mut file = proto::Trace::decode(&*Trace::of_ranks(&recorded(0.0)).encode()).unwrap();
     for packet in &mut file.packet {
         let is_end = packet.track_event.as_ref().is_some_and(|event| event.r#type() == EventType::SliceEnd);
         if is_end {
@@ -259,17 +253,17 @@ fn slices_that_end_before_they_begin_have_no_length() {
 }
 
 #[test]
-fn other_files_are_refused_with_a_word() {
+fn other_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.pftrace");
-    let refused = |content: &[u8]| {
+    let rejected = |content: &[u8]| {
         std::fs::write(&path, content).unwrap();
         Trace::open(&path).unwrap_err().to_string()
     };
-    assert!(refused(b"{\"traceEvents\": []}").contains("is no Perfetto trace"));
-    assert!(refused(b"").contains("has no step of a run of Kiln"));
-    let whole = written(&Trace::of_ranks(&recorded(0.0)));
-    assert!(refused(&whole[..whole.len() - 3]).contains("is no Perfetto trace"));
+    assert!(rejected(b"{\"traceEvents\": []}").contains("is not a Perfetto trace"));
+    assert!(rejected(b"").contains("contains no step of a Kiln run"));
+    let whole = Trace::of_ranks(&recorded(0.0)).encode();
+    assert!(rejected(&whole[..whole.len() - 3]).contains("is not a Perfetto trace"));
     let missing = Trace::open(&folder.path().join("none")).unwrap_err().to_string();
     assert!(missing.starts_with("cannot read"), "{missing}");
 }

@@ -1,25 +1,24 @@
-//! Writing a trace as a file for Perfetto.
+//! Writes a trace as a file for Perfetto.
 //!
 //! A rank is a process with these tracks: `compute` with nested slices for steps, phases and modules; `waits`
 //! with the waits of the rank's thread; `data` and `checkpoint` with the phases of these names; one track for
 //! each communication group with its collectives, one for each stream of its GPU with its activities, and
 //! `memory` with the bytes that the rank held. The slice of a module ends where its thread waits, and another
 //! one continues it, so that `compute` shows only computation.
+//!
+//! Annotations of slices have times in microseconds, as Perfetto's UI shows them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_sys::words::in_ranges;
 use prost::Message;
 
-use super::calls::Calls;
-use super::error::TraceError;
-use super::intern::Names;
-use super::model::{CollectiveTrace, RankTrace, SpanTrace, StepTrace, ThreadTrack, Trace};
-use super::names::{self, category, note};
+use super::TraceError;
+use super::model::{Calls, CollectiveTrace, RankTrace, SpanTrace, StepTrace, THREAD_TRACKS, Trace, track_of};
 use super::proto::{
-    self, ChildTracksOrdering, CounterDescriptor, CounterUnit, DebugAnnotation, EventType, ProcessDescriptor,
-    TracePacket, TrackDescriptor, TrackEvent, Value,
+    self, CounterDescriptor, DebugAnnotation, EventType, Interned, InternedData, InternedName,
+    ProcessDescriptor, TracePacket, TrackDescriptor, TrackEvent, Value,
 };
 use crate::fresh::write_new;
 
@@ -31,72 +30,22 @@ impl Trace {
     ///
     /// If a file operation fails.
     pub fn save(&self, path: &Path) -> Result<PathBuf, TraceError> {
-        let mut content = Vec::new();
-        let written = self.write(&mut content).and_then(|()| write_new(path, &content));
-        written.map_err(|source| TraceError::Io { doing: "write", path: path.to_owned(), source })
+        let io = |source| TraceError::Io { doing: "write", path: path.to_owned(), source };
+        write_new(path, &self.encode()).map_err(io)
     }
 
-    /// Writes the trace in Perfetto's format.
-    ///
-    /// # Errors
-    ///
-    /// Those of `out`.
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let calls = Calls::of(self);
-        let mut flows = 0;
-        for rank in &self.ranks {
-            let mut packets = Packets::new(rank.rank);
-            packets.describe(rank);
-            let arrows = Arrows::of(rank, &mut flows);
-            for (step, arrows) in rank.steps.iter().zip(&arrows) {
-                packets.write_thread(rank, step, &calls, arrows);
-                packets.write_collectives(rank, step, arrows);
-                packets.write_memory(step);
-            }
-            packets.write_gpu(rank);
-            for packet in packets.packets {
-                // Concatenated files form one file.
-                out.write_all(&proto::Trace { packet: vec![packet] }.encode_to_vec())?;
-            }
-        }
-        Ok(())
+    /// Returns the trace in Perfetto's format.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let calls = Calls::new(self);
+        // Concatenated files form one file.
+        let of_rank = |rank| proto::Trace { packet: RankWriter::write(rank, &calls) }.encode_to_vec();
+        self.ranks.iter().flat_map(of_rank).collect()
     }
 }
 
-/// Arrows from collectives to the waits for them, in one step.
-#[derive(Default)]
-struct Arrows {
-    /// The arrows that leave each collective, by its index in the step.
-    of_collective: HashMap<usize, Vec<u64>>,
-    /// The arrow that arrives at each span, by its index in the step, and whether it arrives at the span's
-    /// beginning.
-    of_wait: HashMap<usize, (u64, bool)>,
-}
-
-impl Arrows {
-    /// Returns the arrows of a rank, by step. `flows` is the number of the last arrow before them.
-    fn of(rank: &RankTrace, flows: &mut u64) -> Vec<Self> {
-        let mut all: Vec<Arrows> = rank.steps.iter().map(|_| Arrows::default()).collect();
-        let mut places = HashMap::new();
-        for (at, step) in rank.steps.iter().enumerate() {
-            for (place, collective) in step.collectives.iter().enumerate() {
-                places.insert((collective.group.as_str(), collective.sequence), (at, place, collective));
-            }
-        }
-        for (at, step) in rank.steps.iter().enumerate() {
-            for (index, span) in step.spans.iter().enumerate() {
-                let key = span.waits_for.as_ref().map(|(group, sequence)| (group.as_str(), *sequence));
-                let Some((from, place, collective)) = key.and_then(|key| places.get(&key)) else { continue };
-                *flows += 1;
-                all[*from].of_collective.entry(*place).or_default().push(*flows);
-                // An arrow must not arrive before it has left: a wait may begin before its collective has
-                // reached the head of the queue. It does not end before.
-                let at_start = span.start >= collective.started;
-                all[at].of_wait.insert(index, (*flows, at_start));
-            }
-        }
-        all
-    }
+/// Formats ranks compactly, as in `0-3,8`.
+pub(super) fn ranks(ranks: &[usize]) -> String {
+    in_ranges(ranks).replace(' ', "")
 }
 
 /// Annotations of a slice.
@@ -108,21 +57,38 @@ enum Note<'a> {
     Text(&'a str),
 }
 
-/// Rounded to nanoseconds.
+/// Returns microseconds.
 fn micros(nanoseconds: u64) -> Note<'static> {
     Note::Number(nanoseconds as f64 / 1e3)
 }
 
-/// The packets of one rank.
-struct Packets {
-    id: u32,
-    names: Names,
-    packets: Vec<TracePacket>,
-    /// For each group, the end of the last slice on each of its tracks.
-    lanes: Vec<(String, Vec<u64>)>,
+/// Arrows from a collective to the waits for it.
+struct Arrows {
+    /// The start of the collective.
+    start: u64,
+    /// The number of the arrow to each wait, in order.
+    flows: Vec<u64>,
+    /// Number of waits written so far.
+    arrived: usize,
 }
 
-/// Tracks of a rank after those of its thread.
+/// Writes the packets of one rank.
+struct RankWriter<'a> {
+    rank: &'a RankTrace,
+    calls: &'a Calls<'a>,
+    /// Number of the rank's process and of the writer of its packets.
+    id: u32,
+    packets: Vec<TracePacket>,
+    /// Numbers of interned names, by kind.
+    names: [HashMap<String, u64>; 4],
+    /// Names that are not in a packet yet.
+    new_names: InternedData,
+    arrows: HashMap<(&'a str, u64), Arrows>,
+    /// For each group, the end of the last slice on each of its tracks.
+    lanes: Vec<(&'a str, Vec<u64>)>,
+}
+
+/// Track ids of a rank after those of its thread.
 const MEMORY: u64 = 8;
 const GROUPS: u64 = 16;
 /// Number of track ids per group.
@@ -130,11 +96,38 @@ const LANES: u64 = 1 << 12;
 /// First track id of streams, after all groups.
 const STREAMS: u64 = 1 << 23;
 
-impl Packets {
-    fn new(rank: usize) -> Self {
+impl<'a> RankWriter<'a> {
+    fn write(rank: &'a RankTrace, calls: &'a Calls<'a>) -> Vec<TracePacket> {
         // Zero is reserved.
-        let id = u32::try_from(rank).unwrap_or(u32::MAX).saturating_add(1);
-        Packets { id, names: Names::default(), packets: Vec::new(), lanes: Vec::new() }
+        let id = u32::try_from(rank.rank).unwrap_or(u32::MAX).saturating_add(1);
+        let mut writer = RankWriter {
+            rank,
+            calls,
+            id,
+            packets: Vec::new(),
+            names: Default::default(),
+            new_names: InternedData::default(),
+            arrows: HashMap::new(),
+            lanes: Vec::new(),
+        };
+        for collective in rank.steps.iter().flat_map(|step| &step.collectives) {
+            let arrows = Arrows { start: collective.started, flows: Vec::new(), arrived: 0 };
+            writer.arrows.insert((&collective.group, collective.sequence), arrows);
+        }
+        let waits = rank.steps.iter().flat_map(|step| &step.spans).filter_map(|span| span.waits_for.as_ref());
+        for (flow, (group, sequence)) in (u64::from(id) << 32..).zip(waits) {
+            if let Some(arrows) = writer.arrows.get_mut(&(group.as_str(), *sequence)) {
+                arrows.flows.push(flow);
+            }
+        }
+        writer.describe_rank();
+        for step in &rank.steps {
+            writer.write_thread(step);
+            step.collectives.iter().for_each(|collective| writer.write_collective(collective));
+            writer.write_memory(step);
+        }
+        writer.write_gpu();
+        writer.packets
     }
 
     /// Returns a track id, composed of the rank's process and a place in it.
@@ -142,8 +135,27 @@ impl Packets {
         u64::from(self.id) << 24 | place
     }
 
-    fn thread_track(&self, track: ThreadTrack) -> u64 {
-        self.track(1 + track as u64)
+    /// Returns the id of a track of the rank's thread.
+    fn thread_track(&self, name: &str) -> u64 {
+        self.track(THREAD_TRACKS.iter().zip(1..).find(|(track, _)| **track == name).map_or(0, |(_, id)| id))
+    }
+
+    fn intern(&mut self, kind: Interned, name: &str) -> u64 {
+        let known = &mut self.names[kind as usize];
+        if let Some(iid) = known.get(name) {
+            return *iid;
+        }
+        // Zero represents no name.
+        let iid = known.len() as u64 + 1;
+        known.insert(name.to_owned(), iid);
+        let list = match kind {
+            Interned::Category => &mut self.new_names.event_categories,
+            Interned::Event => &mut self.new_names.event_names,
+            Interned::Annotation => &mut self.new_names.debug_annotation_names,
+            Interned::Text => &mut self.new_names.debug_annotation_string_values,
+        };
+        list.push(InternedName { iid: Some(iid), name: Some(name.to_owned()) });
+        iid
     }
 
     fn push(&mut self, packet: TracePacket) {
@@ -151,32 +163,28 @@ impl Packets {
         if self.packets.is_empty() {
             flags |= proto::INCREMENTAL_STATE_CLEARED;
         }
-        let interned_data = self.names.take_new();
+        let new_names = std::mem::take(&mut self.new_names);
         self.packets.push(TracePacket {
             trusted_packet_sequence_id: Some(self.id),
             sequence_flags: Some(flags),
-            interned_data,
+            interned_data: (new_names != InternedData::default()).then_some(new_names),
             ..packet
         });
     }
 
-    fn describe_track(&mut self, descriptor: TrackDescriptor) {
-        self.push(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
-    }
-
-    /// Describes the rank's tracks, except those of groups.
-    fn describe(&mut self, rank: &RankTrace) {
+    /// Describes the rank's tracks, except those of groups and streams.
+    fn describe_rank(&mut self) {
         let pid = i32::try_from(self.id).unwrap_or(i32::MAX);
-        self.describe_track(TrackDescriptor {
+        let descriptor = TrackDescriptor {
             uuid: Some(self.track(0)),
             process: Some(ProcessDescriptor {
                 pid: Some(pid),
                 legacy_sort_index: Some(pid),
-                process_name: Some(names::process(rank.rank, &rank.node)),
+                process_name: Some(format!("rank {} ({})", self.rank.rank, self.rank.node)),
             }),
-            child_ordering: Some(ChildTracksOrdering::Explicit.into()),
+            child_ordering: Some(proto::ORDERED_EXPLICITLY),
             sibling_order_rank: Some(pid),
-            description: Some(match rank.clock_error {
+            description: Some(match self.rank.clock_error {
                 None => "Its clock could not be aligned with that of rank 0.".to_owned(),
                 Some(0) => "Its clock is that of rank 0.".to_owned(),
                 Some(error) => {
@@ -184,175 +192,154 @@ impl Packets {
                 }
             }),
             ..TrackDescriptor::default()
-        });
-        for track in ThreadTrack::ALL {
-            self.describe_child(self.thread_track(track), track.name(), 1 + track as i32, None);
+        };
+        self.push(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
+        for (name, place) in THREAD_TRACKS.into_iter().zip(1..) {
+            self.describe_track(self.thread_track(name), name, place, None);
         }
-        let bytes = CounterDescriptor { unit: Some(CounterUnit::SizeBytes.into()) };
-        self.describe_child(self.track(MEMORY), "memory", 1000, Some(bytes));
+        let bytes = CounterDescriptor { unit: Some(proto::SIZE_BYTES) };
+        self.describe_track(self.track(MEMORY), "memory", 1000, Some(bytes));
     }
 
-    fn describe_child(&mut self, uuid: u64, name: &str, place: i32, counter: Option<CounterDescriptor>) {
-        self.describe_track(TrackDescriptor {
+    /// Describes a track of the rank's process.
+    fn describe_track(&mut self, uuid: u64, name: &str, place: i32, counter: Option<CounterDescriptor>) {
+        let descriptor = TrackDescriptor {
             uuid: Some(uuid),
             parent_uuid: Some(self.track(0)),
             name: Some(name.to_owned()),
             sibling_order_rank: Some(place),
             counter,
             ..TrackDescriptor::default()
-        });
+        };
+        self.push(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
 
     /// Writes a beginning, an end or a value at `time`.
-    fn event(&mut self, time: u64, event: TrackEvent) {
+    fn event(&mut self, kind: EventType, track: u64, time: u64, event: TrackEvent) {
+        let event = TrackEvent { r#type: Some(kind.into()), track_uuid: Some(track), ..event };
         self.push(TracePacket { timestamp: Some(time), track_event: Some(event), ..TracePacket::default() });
     }
 
-    fn begin(
-        &mut self,
-        track: u64,
-        time: u64,
-        [name, category]: [&str; 2],
-        notes: Notes<'_>,
-        flows: [Vec<u64>; 2],
-    ) {
+    /// Returns the beginning of a slice.
+    fn slice(&mut self, name: &str, category: &str, notes: Notes<'_>) -> TrackEvent {
         let note = |(name, value): (&str, Note<'_>)| DebugAnnotation {
-            name_iid: Some(self.names.annotation(name)),
+            name_iid: Some(self.intern(Interned::Annotation, name)),
             value: Some(match value {
                 Note::Count(value) => Value::Uint(value),
                 Note::Number(value) => Value::Double(value),
-                Note::Text(text) => Value::Text(self.names.text(text)),
+                Note::Text(text) => Value::Text(self.intern(Interned::Text, text)),
             }),
         };
-        let debug_annotations = notes.into_iter().map(note).collect();
-        let [flow_ids, terminating_flow_ids] = flows;
-        let event = TrackEvent {
-            r#type: Some(EventType::SliceBegin.into()),
-            track_uuid: Some(track),
-            name_iid: Some(self.names.event(name)),
-            category_iids: vec![self.names.category(category)],
-            debug_annotations,
-            flow_ids,
-            terminating_flow_ids,
+        TrackEvent {
+            debug_annotations: notes.into_iter().map(note).collect(),
+            name_iid: Some(self.intern(Interned::Event, name)),
+            category_iids: vec![self.intern(Interned::Category, category)],
             ..TrackEvent::default()
-        };
-        self.event(time, event);
+        }
     }
 
-    fn end(&mut self, track: u64, time: u64, terminating_flow_ids: Vec<u64>) {
-        let event = TrackEvent {
-            r#type: Some(EventType::SliceEnd.into()),
-            track_uuid: Some(track),
-            terminating_flow_ids,
-            ..TrackEvent::default()
-        };
-        self.event(time, event);
+    fn begin(&mut self, track: u64, time: u64, slice: TrackEvent) {
+        self.event(EventType::SliceBegin, track, time, slice);
+    }
+
+    fn end(&mut self, track: u64, time: u64) {
+        self.event(EventType::SliceEnd, track, time, TrackEvent::default());
     }
 
     /// Writes a step of the rank's thread: phases, modules and waits.
-    fn write_thread(&mut self, rank: &RankTrace, step: &StepTrace, calls: &Calls<'_>, arrows: &Arrows) {
-        let compute = self.thread_track(ThreadTrack::Compute);
-        let mut notes = vec![(note::STEP, Note::Count(step.step)), (note::NODE, Note::Text(&rank.node))];
-        if let Some(error) = rank.clock_error {
-            notes.push((note::CLOCK_ERROR, micros(error)));
-        }
+    fn write_thread(&mut self, step: &'a StepTrace) {
+        let compute = self.thread_track("compute");
         let sums: Vec<_> =
-            step.recorder.iter().map(|(name, sum)| (format!("{}{name}", note::RECORDER), *sum)).collect();
+            step.recorder.iter().map(|(name, sum)| (format!("recorder.{name}"), *sum)).collect();
+        let mut notes = vec![("step", Note::Count(step.step)), ("machine", Note::Text(&self.rank.node))];
+        notes.extend(self.rank.clock_error.map(|error| ("clock_error_us", micros(error))));
         notes.extend(sums.iter().map(|(name, sum)| (name.as_str(), Note::Count(*sum))));
-        let name = format!("step {}", step.step);
-        self.begin(compute, step.start, [&name, category::STEP], notes, Default::default());
-        let mut index = 0;
+        let slice = self.slice(&format!("step {}", step.step), "step", notes);
+        self.begin(compute, step.start, slice);
         for phase in step.spans.chunk_by(|a, b| a.activity == b.activity) {
             let [first, .., last] = [phase.first(), phase.last()].map(|span| span.unwrap_or(&phase[0]));
-            let track = self.thread_track(ThreadTrack::of_activity(&first.activity));
-            let names = [first.activity.as_str(), category::PHASE];
-            self.begin(track, first.start, names, Vec::new(), Default::default());
+            let track = self.thread_track(track_of(&first.activity));
+            let slice = self.slice(&first.activity, "phase", Vec::new());
+            self.begin(track, first.start, slice);
             for span in phase {
-                match (&span.waits_for, &span.unit) {
-                    (Some((group, sequence)), _) => {
-                        let arrow = arrows.of_wait.get(&index).copied();
-                        self.write_wait(rank, span, (group, *sequence), calls, arrow);
-                    }
-                    (None, Some(unit)) => {
-                        self.begin(track, span.start, [unit, category::UNIT], Vec::new(), Default::default());
-                        self.end(track, span.end, Vec::new());
-                    }
-                    (None, None) => {}
+                if let Some((group, sequence)) = &span.waits_for {
+                    self.write_wait(span, group, *sequence);
+                } else if let Some(unit) = &span.unit {
+                    let slice = self.slice(unit, "unit", Vec::new());
+                    self.begin(track, span.start, slice);
+                    self.end(track, span.end);
                 }
-                index += 1;
             }
-            self.end(track, last.end, Vec::new());
+            self.end(track, last.end);
         }
-        self.end(compute, step.end, Vec::new());
+        self.end(compute, step.end);
     }
 
-    fn write_wait(
-        &mut self,
-        rank: &RankTrace,
-        span: &SpanTrace,
-        (group, sequence): (&str, u64),
-        calls: &Calls<'_>,
-        arrow: Option<(u64, bool)>,
-    ) {
-        let all = calls.get(rank, group, sequence);
-        let last = calls.last(rank, group, sequence);
+    fn write_wait(&mut self, span: &SpanTrace, group: &'a str, sequence: u64) {
+        let all = self.calls.get(self.rank, group, sequence);
+        let last = self.calls.last(self.rank, group, sequence);
         let name = match all.first() {
             Some((_, collective)) => format!("wait for {} {}", collective.operation, collective.scope),
             None => format!("wait for {group} {sequence}"),
         };
         let mut notes = vec![
-            (note::ACTIVITY, Note::Text(&span.activity)),
-            (note::GROUP, Note::Text(group)),
-            (note::SEQUENCE, Note::Count(sequence)),
+            ("activity", Note::Text(&span.activity)),
+            ("group", Note::Text(group)),
+            ("sequence", Note::Count(sequence)),
         ];
-        notes.extend(span.unit.iter().map(|unit| (note::UNIT, Note::Text(unit))));
-        if let Some((last, collective)) = last.filter(|(last, _)| *last != rank.rank && all.len() > 1) {
-            notes.push((note::CAME_LAST, Note::Count(last as u64)));
-            notes.push((note::LATE, micros(collective.enqueued.saturating_sub(span.start))));
+        notes.extend(span.unit.iter().map(|unit| ("unit", Note::Text(unit))));
+        if let Some((last, collective)) = last.filter(|(last, _)| *last != self.rank.rank && all.len() > 1) {
+            notes.push(("came_last", Note::Count(last as u64)));
+            notes.push(("late_us", micros(collective.enqueued.saturating_sub(span.start))));
         }
-        let track = self.thread_track(ThreadTrack::Waits);
-        let [mut begins, mut ends] = [Vec::new(), Vec::new()];
-        if let Some((flow, at_start)) = arrow {
-            if at_start { &mut begins } else { &mut ends }.push(flow);
+        let mut begin = self.slice(&name, "wait", notes);
+        let mut end = TrackEvent::default();
+        if let Some(arrows) = self.arrows.get_mut(&(group, sequence)) {
+            // An arrow must not arrive before it has left: a wait may begin before its collective has reached
+            // the head of the queue. It does not end before.
+            let event = if span.start >= arrows.start { &mut begin } else { &mut end };
+            event.terminating_flow_ids.extend(arrows.flows.get(arrows.arrived));
+            arrows.arrived += 1;
         }
-        self.begin(track, span.start, [&name, category::WAIT], notes, [Vec::new(), begins]);
-        self.end(track, span.end, ends);
+        let track = self.thread_track("waits");
+        self.begin(track, span.start, begin);
+        self.event(EventType::SliceEnd, track, span.end, end);
     }
 
-    fn write_collectives(&mut self, rank: &RankTrace, step: &StepTrace, arrows: &Arrows) {
-        for (place, collective) in step.collectives.iter().enumerate() {
-            let flows = arrows.of_collective.get(&place).cloned().unwrap_or_default();
-            let track = self.lane(rank, collective);
-            let ranks = names::ranks(rank.groups.get(&collective.group).map_or(&[], Vec::as_slice));
-            let mut notes = vec![
-                (note::OPERATION, Note::Text(&collective.operation)),
-                (note::SCOPE, Note::Text(&collective.scope)),
-                (note::PHASE, Note::Text(&collective.phase)),
-                (note::GROUP, Note::Text(&collective.group)),
-                (note::RANKS, Note::Text(&ranks)),
-                (note::SEQUENCE, Note::Count(collective.sequence)),
-                (note::DTYPE, Note::Text(&collective.dtype)),
-                (note::BYTES, Note::Count(collective.bytes)),
-                (note::BYTES_SENT, Note::Count(collective.bytes_sent)),
-                (note::BANDWIDTH, Note::Number(collective.bandwidth())),
-                (note::QUEUED, micros(collective.started - collective.enqueued.min(collective.started))),
-            ];
-            if !collective.is_finished {
-                notes.push((note::UNFINISHED, Note::Count(1)));
-            }
-            let name = format!("{} {}", collective.operation, collective.scope);
-            let names = [name.as_str(), category::COLLECTIVE];
-            self.begin(track, collective.started, names, notes, [flows, Vec::new()]);
-            self.end(track, collective.finished, Vec::new());
+    fn write_collective(&mut self, collective: &'a CollectiveTrace) {
+        let track = self.lane(collective);
+        let members = ranks(self.rank.groups.get(&collective.group).map_or(&[], Vec::as_slice));
+        let nanoseconds = collective.finished.saturating_sub(collective.started).max(1);
+        let mut notes = vec![
+            ("operation", Note::Text(&collective.operation)),
+            ("scope", Note::Text(&collective.scope)),
+            ("phase", Note::Text(&collective.phase)),
+            ("group", Note::Text(&collective.group)),
+            ("ranks", Note::Text(&members)),
+            ("sequence", Note::Count(collective.sequence)),
+            ("dtype", Note::Text(&collective.dtype)),
+            ("bytes", Note::Count(collective.bytes)),
+            ("bytes_sent", Note::Count(collective.bytes_sent)),
+            ("bandwidth_gb_s", Note::Number(collective.bytes_sent as f64 / nanoseconds as f64)),
+            ("queued_us", micros(collective.started.saturating_sub(collective.enqueued))),
+        ];
+        if !collective.is_finished {
+            notes.push(("unfinished", Note::Count(1)));
         }
+        let name = format!("{} {}", collective.operation, collective.scope);
+        let mut slice = self.slice(&name, "collective", notes);
+        let arrows = self.arrows.get(&(collective.group.as_str(), collective.sequence));
+        slice.flow_ids = arrows.map_or_else(Vec::new, |arrows| arrows.flows.clone());
+        self.begin(track, collective.started, slice);
+        self.end(track, collective.finished);
     }
 
     /// Returns the track for a collective. Collectives of a group share one track; where they overlap, as on
     /// GPUs, the group has several tracks of the same name, which Perfetto shows as one.
-    fn lane(&mut self, rank: &RankTrace, collective: &CollectiveTrace) -> u64 {
+    fn lane(&mut self, collective: &'a CollectiveTrace) -> u64 {
         let group = collective.group.as_str();
-        let place = self.lanes.iter().position(|(known, _)| known == group).unwrap_or_else(|| {
-            self.lanes.push((group.to_owned(), Vec::new()));
+        let place = self.lanes.iter().position(|(known, _)| *known == group).unwrap_or_else(|| {
+            self.lanes.push((group, Vec::new()));
             self.lanes.len() - 1
         });
         let lanes = &mut self.lanes[place].1;
@@ -364,43 +351,41 @@ impl Packets {
         lanes[lane] = collective.finished;
         let uuid = self.track(GROUPS + place as u64 * LANES + lane as u64);
         if free.is_none() {
-            let ranks = rank.groups.get(group).map(|ranks| format!(" (ranks {})", names::ranks(ranks)));
-            let name = format!("communication {group}{}", ranks.unwrap_or_default());
-            self.describe_child(uuid, &name, 100 + place as i32, None);
+            let members = self.rank.groups.get(group).map(|members| format!(" (ranks {})", ranks(members)));
+            let name = format!("communication {group}{}", members.unwrap_or_default());
+            self.describe_track(uuid, &name, 100 + place as i32, None);
         }
         uuid
     }
 
     /// Writes the activities of the GPU, with a track for each stream.
-    fn write_gpu(&mut self, rank: &RankTrace) {
-        let mut streams: BTreeMap<u32, u64> = BTreeMap::new();
-        for activity in &rank.gpu {
-            let track = self.track(STREAMS + u64::from(activity.stream));
-            let until = streams.entry(activity.stream).or_insert_with(|| {
-                let place = i32::try_from(activity.stream).unwrap_or(i32::MAX - 1200);
-                self.describe_child(track, &format!("GPU stream {}", activity.stream), 1100 + place, None);
-                0
-            });
+    fn write_gpu(&mut self) {
+        let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
+        for activity in &self.rank.gpu {
+            let stream = activity.stream;
+            let track = self.track(STREAMS + u64::from(stream));
+            let previous = ends.get(&stream).copied();
+            if previous.is_none() {
+                let place = i32::try_from(stream).unwrap_or(i32::MAX - 1200);
+                self.describe_track(track, &format!("GPU stream {stream}"), 1100 + place, None);
+            }
             // A stream runs one activity after the other, but clock readings are slightly inconsistent.
-            let start = activity.start.max(*until);
-            *until = activity.end.max(start);
-            let mut notes = vec![(note::STREAM, Note::Count(u64::from(activity.stream)))];
-            notes.extend(activity.bytes.map(|bytes| (note::BYTES, Note::Count(bytes))));
-            self.begin(track, start, [&activity.name, category::GPU], notes, Default::default());
-            self.end(track, *until, Vec::new());
+            let start = activity.start.max(previous.unwrap_or(0));
+            let end = activity.end.max(start);
+            ends.insert(stream, end);
+            let mut notes = vec![("stream", Note::Count(u64::from(stream)))];
+            notes.extend(activity.bytes.map(|bytes| ("bytes", Note::Count(bytes))));
+            let slice = self.slice(&activity.name, "gpu", notes);
+            self.begin(track, start, slice);
+            self.end(track, end);
         }
     }
 
     fn write_memory(&mut self, step: &StepTrace) {
         for span in &step.spans {
             let Some(bytes) = span.bytes else { continue };
-            let event = TrackEvent {
-                r#type: Some(EventType::Counter.into()),
-                track_uuid: Some(self.track(MEMORY)),
-                counter_value: i64::try_from(bytes).ok(),
-                ..TrackEvent::default()
-            };
-            self.event(span.end, event);
+            let value = TrackEvent { counter_value: i64::try_from(bytes).ok(), ..TrackEvent::default() };
+            self.event(EventType::Counter, self.track(MEMORY), span.end, value);
         }
     }
 }

@@ -61,7 +61,10 @@ fn broken_runs_are_shown_in_part() {
     let server = serve_runs(vec![folder, missing, root.path().join("killed/metrics.jsonl")], None);
     let all = get_json(&server, "/api/runs");
     let problems = all["problems"].as_array().unwrap();
-    assert!(problems.len() == 2 && problems[0].as_str().unwrap().contains("it is not there"), "{problems:?}");
+    assert!(
+        problems.len() == 2 && problems[0].as_str().unwrap().contains("it does not exist"),
+        "{problems:?}"
+    );
     let run = &all["runs"][0];
     assert_eq!(
         (run["step"].as_u64(), &run["loss"], run["steps"].is_null()),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::part::seconds;
+use super::{covered, seconds};
 use crate::trace::model::{GpuTrace, RankTrace};
 
 /// The summary of one GPU.
@@ -32,17 +32,14 @@ pub struct KernelSummary {
     pub seconds: f64,
 }
 
-/// Returns true if the activity moves data between ranks.
-fn is_communication(activity: &GpuTrace) -> bool {
-    activity.name.starts_with("nccl")
-}
-
 /// Summarises the GPU of a rank; `None` if none was recorded.
-pub(super) fn of_rank(rank: &RankTrace) -> Option<GpuSummary> {
+pub(super) fn summarise(rank: &RankTrace) -> Option<GpuSummary> {
     let start = rank.gpu.iter().map(|activity| activity.start).min()?;
     let end = rank.gpu.iter().map(|activity| activity.end).max()?;
-    let busy = covered(rank.gpu.iter());
-    let computing = covered(rank.gpu.iter().filter(|activity| !is_communication(activity)));
+    let times = |activity: &GpuTrace| (activity.start, activity.end);
+    let busy = covered(rank.gpu.iter().map(times));
+    let is_computing = |activity: &&GpuTrace| !activity.name.starts_with("nccl");
+    let computing = covered(rank.gpu.iter().filter(is_computing).map(times));
     Some(GpuSummary {
         rank: rank.rank,
         seconds: seconds(end - start),
@@ -69,18 +66,6 @@ pub(super) fn kernels(ranks: &[RankTrace]) -> Vec<KernelSummary> {
     sums.into_iter().map(kernel).collect()
 }
 
-/// Returns the nanoseconds during which at least one activity ran.
-fn covered<'a>(activities: impl Iterator<Item = &'a GpuTrace>) -> u64 {
-    let mut times: Vec<_> = activities.map(|activity| (activity.start, activity.end)).collect();
-    times.sort_unstable();
-    let (mut sum, mut until) = (0, 0);
-    for (start, end) in times {
-        sum += end.saturating_sub(start.max(until));
-        until = until.max(end);
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn communication_counts_where_nothing_hides_it() {
+    fn only_unhidden_communication_is_exposed() {
         let gpu = vec![
             activity("matmul", 7, 1_000, 3_000),
             activity("ncclDevKernel_AllGather_RING_LL", 9, 2_000, 6_000),
@@ -106,9 +91,9 @@ mod tests {
             gpu,
         };
         let ranks = [trace(gpu), trace(vec![activity("matmul", 7, 0, 500)]), trace(Vec::new())];
-        let told = GpuSummary { rank: 3, seconds: 7.25e-6, busy_s: 5.25e-6, exposed_s: 2.5e-6 };
-        assert_eq!(of_rank(&ranks[0]), Some(told));
-        assert_eq!(of_rank(&ranks[2]), None);
+        let expected = GpuSummary { rank: 3, seconds: 7.25e-6, busy_s: 5.25e-6, exposed_s: 2.5e-6 };
+        assert_eq!(summarise(&ranks[0]), Some(expected));
+        assert_eq!(summarise(&ranks[2]), None);
         let names: Vec<_> = kernels(&ranks).into_iter().map(|sum| (sum.name, sum.calls)).collect();
         let expected = [
             ("ncclDevKernel_AllGather_RING_LL", 1),

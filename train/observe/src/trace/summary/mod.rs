@@ -1,17 +1,14 @@
 //! A summary of a trace: where the time of each of its steps went.
 
+mod display;
 mod gpu;
-mod part;
 mod path;
 mod ranks;
-mod show;
 
 use serde::Serialize;
 
-use super::calls::Calls;
-use super::model::{RankTrace, Trace};
+use super::model::{Calls, RankTrace, StepTrace, Trace};
 pub use gpu::{GpuSummary, KernelSummary};
-use part::{RankStep, seconds};
 pub use path::PathPart;
 pub use ranks::{OperationSummary, RankSummary, Slowest, UnitWait, WorkDifference};
 
@@ -54,7 +51,7 @@ pub struct StepSummary {
 impl Summary {
     /// Summarises `trace`.
     pub fn of(trace: &Trace) -> Self {
-        let calls = Calls::of(trace);
+        let calls = Calls::new(trace);
         let mut machines: Vec<String> = Vec::new();
         for rank in &trace.ranks {
             if !machines.contains(&rank.node) {
@@ -66,32 +63,59 @@ impl Summary {
             trace.ranks.iter().flat_map(|rank| rank.steps.iter().map(|step| step.step)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let of_step = |number| {
-            let of_rank = |rank| {
-                let step = RankTrace::step(rank, number)?;
-                Some(RankStep { rank, step })
-            };
-            let all: Option<Vec<RankStep<'_>>> = trace.ranks.iter().map(of_rank).collect();
-            all.map(|all| step_summary(trace, &all, &calls))
+        let summarise = |number| {
+            let steps = trace.ranks.iter().map(|rank| {
+                Some(RankStep { rank, step: rank.steps.iter().find(|step| step.step == number)? })
+            });
+            Some(step_summary(&steps.collect::<Option<Vec<_>>>()?, &calls))
         };
         Summary {
             machines,
             clock_error_s: errors.map(|errors| seconds(errors.into_iter().max().unwrap_or(0))),
-            steps: numbers.into_iter().filter_map(of_step).collect(),
-            gpus: trace.ranks.iter().filter_map(gpu::of_rank).collect(),
+            steps: numbers.into_iter().filter_map(summarise).collect(),
+            gpus: trace.ranks.iter().filter_map(gpu::summarise).collect(),
             kernels: gpu::kernels(&trace.ranks),
         }
     }
 }
 
-fn step_summary(trace: &Trace, all: &[RankStep<'_>], calls: &Calls<'_>) -> StepSummary {
+/// A step of one rank.
+#[derive(Clone, Copy)]
+struct RankStep<'a> {
+    rank: &'a RankTrace,
+    step: &'a StepTrace,
+}
+
+/// Converts nanoseconds to seconds.
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+/// Describes a part of a step, as in `backward of layers.3`.
+fn place(activity: &str, unit: Option<&str>) -> String {
+    unit.map_or_else(|| activity.to_owned(), |unit| format!("{activity} of {unit}"))
+}
+
+/// Returns the time covered by any of the intervals.
+fn covered(times: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let mut times: Vec<_> = times.collect();
+    times.sort_unstable();
+    let (mut sum, mut until) = (0, 0);
+    for (start, end) in times {
+        sum += end.saturating_sub(start.max(until));
+        until = until.max(end);
+    }
+    sum
+}
+
+fn step_summary(all: &[RankStep<'_>], calls: &Calls<'_>) -> StepSummary {
     let start = all.iter().map(|of| of.step.start).min().unwrap_or(0);
     let end = all.iter().map(|of| of.step.end).max().unwrap_or(start);
     StepSummary {
         step: all.first().map_or(0, |of| of.step.step),
         seconds: seconds(end.saturating_sub(start)),
-        critical_path: path::critical_path(trace, all, start, calls),
-        ranks: all.iter().map(|of| ranks::of_rank(*of, start)).collect(),
+        critical_path: path::critical_path(all, start, calls),
+        ranks: all.iter().map(|of| ranks::summarise(*of, start)).collect(),
         exposed: ranks::exposed(all),
         slowest: ranks::slowest(all, start),
         operations: ranks::operations(all, calls),

@@ -9,9 +9,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::part::{RankStep, place, seconds};
-use crate::trace::calls::Calls;
-use crate::trace::model::{RankTrace, SpanTrace, Trace};
+use super::{RankStep, place, seconds};
+use crate::trace::model::{Calls, RankTrace};
 
 /// A part of the critical path of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,79 +27,54 @@ pub struct PathPart {
 
 /// Returns the parts of the critical path of a step recorded by `all` ranks, the longest first. The first
 /// rank began the step at `start`.
-pub(super) fn critical_path(
-    trace: &Trace,
-    all: &[RankStep<'_>],
-    start: u64,
-    calls: &Calls<'_>,
-) -> Vec<PathPart> {
-    let Some(last) = all.iter().max_by_key(|of| of.step.end) else { return Vec::new() };
-    let spans: HashMap<usize, Spans<'_>> =
-        all.iter().map(|of| (of.rank.rank, Spans { spans: &of.step.spans, start: of.step.start })).collect();
-    let ranks: HashMap<usize, &RankTrace> = trace.ranks.iter().map(|rank| (rank.rank, rank)).collect();
-    let (mut rank, mut now) = (last.rank, last.step.end);
+pub(super) fn critical_path(all: &[RankStep<'_>], start: u64, calls: &Calls<'_>) -> Vec<PathPart> {
+    let Some(RankStep { mut rank, mut step }) = all.iter().max_by_key(|of| of.step.end).copied() else {
+        return Vec::new();
+    };
+    let ranks: HashMap<usize, RankStep<'_>> = all.iter().map(|of| (of.rank.rank, *of)).collect();
+    let mut now = step.end;
     let mut parts: Vec<PathPart> = Vec::new();
     let mut add = |rank: &RankTrace, what: String, is_communication: bool, nanoseconds: u64| {
-        let known = parts.iter_mut().find(|part| part.rank == rank.rank && part.what == what);
-        match known {
-            Some(part) => part.seconds += seconds(nanoseconds),
-            None => parts.push(PathPart {
-                rank: rank.rank,
-                what,
-                is_communication,
-                seconds: seconds(nanoseconds),
-            }),
+        let seconds = seconds(nanoseconds);
+        match parts.iter_mut().find(|part| part.rank == rank.rank && part.what == what) {
+            Some(part) => part.seconds += seconds,
+            None => parts.push(PathPart { rank: rank.rank, what, is_communication, seconds }),
         }
     };
     // Every iteration goes back in time.
-    while let Some(span) = spans.get(&rank.rank).and_then(|spans| spans.before(now)) {
-        let begun = span.start;
+    while now > step.start {
+        let after = step.spans.partition_point(|span| span.start < now);
+        let Some(span) = after.checked_sub(1).and_then(|before| step.spans.get(before)) else { break };
         let Some((group, sequence)) = &span.waits_for else {
-            add(rank, place(&span.activity, span.unit.as_deref()), false, now - begun);
-            now = begun;
+            add(rank, place(&span.activity, span.unit.as_deref()), false, now - span.start);
+            now = span.start;
             continue;
         };
         let last = calls.last(rank, group, *sequence);
-        let what = last.map(|(_, call)| format!("{} {}", call.operation, call.scope));
-        let what = what.unwrap_or_else(|| format!("operation {sequence} of {group}"));
-        let came_later = last.filter(|(last, call)| {
-            let is_known = ranks.contains_key(last) && *last != rank.rank;
-            is_known && call.enqueued > begun && call.enqueued < now
-        });
-        match came_later {
-            Some((last, call)) => {
-                add(rank, what, true, now - call.enqueued);
-                now = call.enqueued;
-                rank = ranks[&last];
+        let what = match last {
+            Some((_, call)) => format!("{} {}", call.operation, call.scope),
+            None => format!("operation {sequence} of {group}"),
+        };
+        let later = last
+            .filter(|(last, call)| *last != rank.rank && call.enqueued > span.start && call.enqueued < now);
+        match later.and_then(|(last, call)| Some((ranks.get(&last)?, call.enqueued))) {
+            Some((last, arrived)) => {
+                add(rank, what, true, now - arrived);
+                now = arrived;
+                (rank, step) = (last.rank, last.step);
             }
             None => {
-                add(rank, what, true, now - begun);
-                now = begun;
+                add(rank, what, true, now - span.start);
+                now = span.start;
             }
         }
     }
     if now > start {
         // The rank on which the path begins was late, or its activity was not recorded.
-        let begun = spans.get(&rank.rank).map_or(start, |spans| spans.start);
-        add(rank, "not recorded".to_owned(), false, now.saturating_sub(begun));
-        add(rank, "late start".to_owned(), false, begun.min(now).saturating_sub(start));
+        add(rank, "not recorded".to_owned(), false, now.saturating_sub(step.start));
+        add(rank, "late start".to_owned(), false, step.start.min(now).saturating_sub(start));
     }
     parts.retain(|part| part.seconds > 0.0);
     parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     parts
-}
-
-/// The spans of a rank's step.
-struct Spans<'a> {
-    spans: &'a [SpanTrace],
-    start: u64,
-}
-
-impl<'a> Spans<'a> {
-    /// Returns the activity just before `time`, unless it was before the step.
-    fn before(&self, time: u64) -> Option<&'a SpanTrace> {
-        let after = self.spans.partition_point(|span| span.start < time);
-        let span = self.spans.get(after.checked_sub(1)?)?;
-        (time > self.start).then_some(span)
-    }
 }

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::part::{RankStep, place, seconds};
-use crate::trace::calls::Calls;
-use crate::trace::model::{SpanTrace, ThreadTrack};
+use super::{RankStep, covered, place, seconds};
+use crate::trace::model::{Calls, SpanTrace, track_of};
 
 /// Breakdown of the time of a step on one rank, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -69,7 +68,7 @@ pub struct WorkDifference {
 }
 
 /// The collectives of one kind in a step, of all ranks together.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct OperationSummary {
     /// The kind of operation, such as `all_gather`.
     pub operation: String,
@@ -98,40 +97,27 @@ fn is_work(span: &&SpanTrace) -> bool {
 }
 
 /// Summarises a rank in a step that the first rank began at `start`.
-pub(super) fn of_rank(of: RankStep<'_>, start: u64) -> RankSummary {
-    let step = of.step;
-    let worked = |track: ThreadTrack| {
-        let spans = step.spans.iter().filter(is_work);
-        let of_track = spans.filter(|span| ThreadTrack::of_activity(&span.activity) == track);
-        seconds(of_track.map(SpanTrace::duration).sum())
+pub(super) fn summarise(RankStep { rank, step }: RankStep<'_>, start: u64) -> RankSummary {
+    let (work, waits): (Vec<_>, Vec<_>) = step.spans.iter().partition(is_work);
+    let time = |spans: &[&SpanTrace]| seconds(spans.iter().map(|span| span.duration()).sum());
+    let worked = |track: &str| {
+        let of_track = work.iter().filter(|span| track_of(&span.activity) == track);
+        time(&of_track.copied().collect::<Vec<_>>())
     };
-    let waits = step.spans.iter().filter(|span| !is_work(span));
-    let exposed_s = seconds(waits.map(SpanTrace::duration).sum());
-    let times: Vec<_> = step.collectives.iter().map(|call| (call.started, call.finished)).collect();
-    let communicating_s = seconds(union(times));
+    let exposed_s = time(&waits);
+    let communicating_s = seconds(covered(step.collectives.iter().map(|call| (call.started, call.finished))));
     RankSummary {
-        rank: of.rank.rank,
-        machine: of.rank.node.clone(),
+        rank: rank.rank,
+        machine: rank.node.clone(),
         late_s: seconds(step.start.saturating_sub(start)),
         step_s: seconds(step.end.saturating_sub(step.start)),
-        computing_s: worked(ThreadTrack::Compute),
-        data_s: worked(ThreadTrack::Data),
-        checkpoint_s: worked(ThreadTrack::Checkpoint),
+        computing_s: worked("compute"),
+        data_s: worked("data"),
+        checkpoint_s: worked("checkpoint"),
         exposed_s,
         communicating_s,
         overlap: (communicating_s > 0.0).then(|| (1.0 - exposed_s / communicating_s).max(0.0)),
     }
-}
-
-/// Returns the time covered by any of the intervals.
-fn union(mut times: Vec<(u64, u64)>) -> u64 {
-    times.sort_unstable();
-    let (mut all, mut until) = (0, 0);
-    for (start, end) in times {
-        all += end.saturating_sub(start.max(until));
-        until = until.max(end);
-    }
-    all
 }
 
 /// Returns the places where the ranks waited, the longest first.
@@ -205,12 +191,7 @@ pub(super) fn operations(all: &[RankStep<'_>], calls: &Calls<'_>) -> Vec<Operati
             let operation = call.operation.as_str();
             let sum = by_operation.entry(operation).or_insert_with(|| OperationSummary {
                 operation: operation.to_owned(),
-                calls: 0,
-                bytes_sent: 0,
-                moving_s: 0.0,
-                late_s: 0.0,
-                queued_s: 0.0,
-                gb_per_s: None,
+                ..OperationSummary::default()
             });
             let same = calls.get(of.rank, &call.group, call.sequence);
             let last = same.iter().map(|(_, call)| call.started).max().unwrap_or(call.started);

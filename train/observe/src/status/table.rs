@@ -1,9 +1,9 @@
 //! Formats the state of a run as text of 80 columns.
 
-use super::look::{Look, ProcessLook, RankLook};
+use kiln_sys::words::{in_ranges, number_of, size};
+
+use super::{Look, ProcessLook, RankLook, ranks_of};
 use crate::ask::Thread;
-use kiln_sys::words::size;
-use kiln_sys::words::{in_ranges, number_of};
 
 /// Number of columns of a line.
 const WIDTH: usize = 80;
@@ -32,10 +32,8 @@ fn headline(look: &Look) -> String {
         hosts.sort();
         hosts.dedup();
         let seen: usize = look.processes.iter().map(|process| process.ranks.len()).sum();
-        let processes = match look.processes.len() {
-            1 => "1 process".to_owned(),
-            count => format!("{count} processes"),
-        };
+        let count = look.processes.len();
+        let processes = format!("{count} process{}", if count == 1 { "" } else { "es" });
         let (ranks, machines) = (number_of(look.ranks.len(), "rank"), number_of(hosts.len(), "machine"));
         parts.push(match seen < look.ranks.len() {
             true => format!("{ranks}, of which {seen} in {processes} here"),
@@ -109,19 +107,16 @@ fn fit(text: &str, width: usize) -> String {
 
 /// Wraps `text` to 80 columns: the first line begins with `first`, the others with `indent`.
 fn wrapped(text: &str, first: &str, indent: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = first.to_owned();
-    let mut is_empty = true;
-    for word in text.split(' ') {
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            lines.push(std::mem::replace(&mut line, indent.to_owned()));
-        } else if !is_empty {
-            line.push(' ');
+    let mut words = text.split(' ');
+    let mut lines = vec![first.to_owned() + words.next().unwrap_or_default()];
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDTH => {
+                *line += &format!(" {word}")
+            }
+            _ => lines.push(indent.to_owned() + word),
         }
-        line.push_str(word);
-        is_empty = false;
     }
-    lines.push(line);
     lines
 }
 
@@ -129,15 +124,12 @@ fn threads(process: &ProcessLook) -> Vec<String> {
     let Some(threads) = &process.threads else { return Vec::new() };
     let ranks = match &process.ranks[..] {
         [] => String::new(),
-        [rank] => format!(" of rank {rank}"),
-        ranks => format!(" of ranks {}", in_ranges(ranks)),
+        ranks => format!(" of {}", ranks_of(ranks)),
     };
     let mut lines = vec![String::new(), format!("threads{ranks}, process {}:", process.process)];
-    if let Some(problem) =
-        threads.iter().find_map(|thread| thread.problem.as_ref().filter(|_| !thread.calls.is_empty()))
-    {
-        lines.extend(wrapped(&format!("({problem})"), "", ""));
-    }
+    let problem =
+        threads.iter().filter(|thread| !thread.calls.is_empty()).find_map(|thread| thread.problem.as_ref());
+    lines.extend(problem.into_iter().flat_map(|problem| wrapped(&format!("({problem})"), "", "")));
     // Threads that wait for the same thing are shown together.
     let mut shown: Vec<(&Thread, Vec<String>)> = Vec::new();
     for thread in threads {
@@ -167,12 +159,11 @@ fn threads(process: &ProcessLook) -> Vec<String> {
 mod tests {
     use kiln_collectives::{Activity, Operation, Phase};
 
-    use super::super::look::Call;
-    use super::super::opinion::State;
+    use super::super::{Call, State};
     use super::*;
 
     #[test]
-    fn a_look_has_80_columns() {
+    fn status_fits_80_columns() {
         let call = |unit: &str, seconds| Call {
             group: "world".into(),
             sequence: 812,

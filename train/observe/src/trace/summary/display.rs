@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use kiln_sys::words::number_of;
+
 use super::{
     GpuSummary, KernelSummary, OperationSummary, PathPart, RankSummary, Slowest, StepSummary, Summary,
     UnitWait,
@@ -32,8 +34,7 @@ impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let ranks = self.steps.first().map_or(0, |step| step.ranks.len());
         let machines = self.machines.len();
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
-        write!(f, "{ranks} rank{} on {machines} machine{}", plural(ranks), plural(machines))?;
+        write!(f, "{} on {}", number_of(ranks, "rank"), number_of(machines, "machine"))?;
         match self.clock_error_s {
             None => f.write_str("; the clock of some rank could not be aligned")?,
             Some(error) if error > 0.0 => write!(f, "; clocks aligned within {}", ms(error))?,
@@ -43,33 +44,25 @@ impl Display for Summary {
             f.write_str("\nno step was recorded by all ranks")?;
         }
         self.steps.iter().try_for_each(|step| write!(f, "\n\n{step}"))?;
-        self.show_gpus(f)
-    }
-}
-
-impl Summary {
-    fn show_gpus(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.gpus.is_empty() {
             return Ok(());
         }
-        write!(
-            f,
-            "\n\nGPUs, in all steps\n  rank           time         busy   communication that nothing hid"
-        )?;
+        writeln!(f, "\n\nGPUs, in all steps")?;
+        write!(f, "  rank           time         busy   communication that nothing hid")?;
         for GpuSummary { rank, seconds, busy_s, exposed_s } in self.gpus.iter().take(MOST_RANKS) {
             let (busy, exposed) = (percent(*busy_s, *seconds), percent(*exposed_s, *seconds));
             write!(f, "\n    {rank:<5} {:>12} {busy:>12} {exposed:>12}", ms(*seconds))?;
         }
         let all: f64 = self.kernels.iter().map(|kernel| kernel.seconds).sum();
-        write!(f, "\n  what they did                                     calls          time   share")?;
+        write!(f, "\n  kernels and copies                                calls          time   share")?;
         for KernelSummary { name, calls, seconds } in self.kernels.iter().take(MOST_KERNELS) {
             let share = percent(*seconds, all);
             write!(f, "\n    {:<42} {calls:>10} {:>13} {share:>7}", cut(name, 42), ms(*seconds))?;
         }
-        if let Some(rest) = self.kernels.get(MOST_KERNELS..).filter(|rest| !rest.is_empty()) {
+        if let Some(rest @ [_, ..]) = self.kernels.get(MOST_KERNELS..) {
             let time: f64 = rest.iter().map(|kernel| kernel.seconds).sum();
             let calls: u64 = rest.iter().map(|kernel| kernel.calls).sum();
-            let (more, share) = (more(rest.len(), "kind"), percent(time, all));
+            let (more, share) = (number_of(rest.len(), "more kind"), percent(time, all));
             write!(f, "\n    {more:<42} {calls:>10} {:>13} {share:>7}", ms(time))?;
         }
         Ok(())
@@ -90,12 +83,8 @@ impl Display for StepSummary {
         }
         let rest: f64 = self.exposed.iter().skip(SHOWN).map(|wait| wait.mean_s).sum();
         if rest > 0.0 {
-            writeln!(
-                f,
-                "    {:<34} {:>15}",
-                format!("{} more places", self.exposed.len() - SHOWN),
-                ms(rest)
-            )?;
+            let more = format!("{} more places", self.exposed.len() - SHOWN);
+            writeln!(f, "    {more:<34} {:>15}", ms(rest))?;
         }
         self.show_slowest(f)?;
         write!(f, "  collectives            calls         sent      moving   late ranks        GB/s")?;
@@ -122,7 +111,7 @@ impl StepSummary {
         }
         let rest: f64 = self.critical_path.iter().skip(SHOWN).map(|part| part.seconds).sum();
         if rest > 0.0 {
-            let more = more(self.critical_path.len() - SHOWN, "part");
+            let more = number_of(self.critical_path.len() - SHOWN, "more part");
             writeln!(f, "    {:>7} {:>14}  {more}", percent(rest, self.seconds), ms(rest))?;
         }
         Ok(())
@@ -164,12 +153,6 @@ impl StepSummary {
         }
         Ok(())
     }
-}
-
-/// Formats the number of omitted entries.
-fn more(count: usize, what: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} more {what}{plural}")
 }
 
 /// Returns at most `width` characters of `text`.

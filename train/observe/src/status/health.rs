@@ -1,11 +1,11 @@
 //! Assessing whether something is wrong with a live run.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use kiln_collectives::{Lag, Wait, Witness};
-use serde::Serialize;
-
 use kiln_sys::words::in_ranges;
+use serde::Serialize;
 
 /// Waits shorter than this, in seconds, are ignored.
 const SHORT: f64 = 1.0;
@@ -80,100 +80,76 @@ impl State {
     }
 }
 
-/// Information about a rank.
-#[derive(Debug)]
-pub enum Seen {
-    Witness(Witness),
-    /// Nothing is known, for this reason; the rank may be well.
-    Unknown(String),
-}
-
-impl Seen {
-    /// Returns the witness of a rank for comparisons with others. An unknown rank counts as gone.
-    pub fn witness(&self) -> Witness {
-        match self {
-            Seen::Witness(witness) => witness.clone(),
-            Seen::Unknown(reason) => Witness::Gone { reason: reason.clone() },
-        }
-    }
-}
-
 /// The assessment of a run.
 #[derive(Debug, PartialEq)]
-pub struct Opinion {
-    pub state: State,
-    pub text: String,
+pub(super) struct Assessment {
+    pub(super) state: State,
+    pub(super) text: String,
     /// World ranks to look at first.
-    pub culprits: Vec<usize>,
+    pub(super) culprits: Vec<usize>,
 }
 
-/// Compares the ranks; `seen` has all of them. `longest_step_s` is the longest recent step, `deadline_s` the
-/// time after which a wait ends the run.
-pub fn opinion(seen: &[Seen], longest_step_s: Option<f64>, deadline_s: Option<f64>) -> Opinion {
-    let unknown: Vec<usize> =
-        (0..seen.len()).filter(|rank| matches!(seen[*rank], Seen::Unknown(_))).collect();
-    let witnesses: Vec<Witness> = seen.iter().map(Seen::witness).collect();
-    let is_in_trouble = |seen: &Seen| matches!(seen, Seen::Witness(witness) if !is_well(witness));
-    let Wait { seconds, verdict } = Wait::longest(&witnesses);
+/// Compares the ranks; `witnesses` has all of them. The `unknown` ones count as gone and may be well.
+/// `longest_step_s` is the longest recent step, `deadline_s` the time after which a wait ends the run.
+pub(super) fn assess(
+    witnesses: &[Witness],
+    unknown: &BTreeSet<usize>,
+    longest_step_s: Option<f64>,
+    deadline_s: Option<f64>,
+) -> Assessment {
+    let unknown_ranks: Vec<usize> = unknown.iter().copied().collect();
+    let Wait { seconds, verdict } = Wait::longest(witnesses);
     let ends = match deadline_s {
         Some(deadline) if seconds > 0.0 => {
             format!("; comm.timeout_s ends the run in {:.0} s", (deadline - seconds).max(0.0))
         }
         _ => String::new(),
     };
-    if let Some(first) = seen.iter().position(is_in_trouble) {
+    let is_in_trouble =
+        |rank: &usize| !unknown.contains(rank) && !matches!(witnesses[*rank], Witness::Answered(_));
+    if let Some(first) = (0..witnesses.len()).find(is_in_trouble) {
         // Ranks that cannot be seen from here may be well, and the verdict counts them as gone.
         let (text, culprits) = match (unknown.is_empty(), &witnesses[first]) {
             (false, Witness::Gone { reason }) => (format!("rank {first} {reason}"), vec![first]),
             (false, _) => (format!("rank {first} is stopped or does not answer"), vec![first]),
             _ => (verdict.text, verdict.culprits),
         };
-        return Opinion { state: State::Trouble, text: text + &ends, culprits };
+        return Assessment { state: State::Trouble, text: text + &ends, culprits };
     }
-    let culprits = if unknown.is_empty() { verdict.culprits } else { unknown.clone() };
-    if seconds >= patience(&witnesses, &culprits, longest_step_s, deadline_s) {
+    let culprits = if unknown.is_empty() { verdict.culprits } else { unknown_ranks.clone() };
+    if seconds >= patience(witnesses, &culprits, longest_step_s, deadline_s) {
         let text = match unknown.is_empty() {
             true => verdict.text,
-            false => {
-                format!("ranks wait, perhaps for {}, of which nothing is known here", ranks_of(&unknown))
-            }
+            false => format!("ranks wait, perhaps for {}, whose state is unknown", ranks_of(&unknown_ranks)),
         };
         let text = format!("{text}; the longest wait is {seconds:.0} s{ends}");
-        return Opinion { state: State::Suspicion, text, culprits };
+        return Assessment { state: State::Suspicion, text, culprits };
     }
-    if let Some(opinion) = stuck_at_start(&witnesses, deadline_s) {
-        return opinion;
+    if let Some(assessment) = stuck_at_start(witnesses, deadline_s) {
+        return assessment;
     }
-    if !unknown.is_empty() {
-        let state = if unknown.len() == seen.len() { State::Starting } else { State::Healthy };
-        let text = format!("nothing is known here of {}; the others go on", ranks_of(&unknown));
-        let text = if state == State::Starting {
-            "no rank has begun yet, or all are about to end".into()
-        } else {
-            text
-        };
-        return Opinion { state, text, culprits: Vec::new() };
-    }
-    match Lag::find(&witnesses) {
-        Some(Lag { rank, late, operations, share, .. }) => Opinion {
-            state: State::Slow,
-            text: format!(
-                "rank {rank} came late to {late} of the last {operations} collectives, and the others waited for it \
-                 {:.0} % of the time",
-                share * 100.0
-            ),
-            culprits: vec![rank],
-        },
-        None => {
-            let text = "no rank waits for another for longer than usual".to_owned();
-            Opinion { state: State::Healthy, text, culprits: Vec::new() }
-        }
-    }
+    let (state, text, culprits) = if !unknown.is_empty() && unknown.len() == witnesses.len() {
+        let text = "no rank has begun yet, or all are about to end".to_owned();
+        (State::Starting, text, Vec::new())
+    } else if !unknown.is_empty() {
+        let text = format!("the state of {} is unknown here; the others continue", ranks_of(&unknown_ranks));
+        (State::Healthy, text, Vec::new())
+    } else if let Some(Lag { rank, late, operations, share, .. }) = Lag::find(witnesses) {
+        let text = format!(
+            "rank {rank} came late to {late} of the last {operations} collectives, and the others waited for it \
+             {:.0} % of the time",
+            share * 100.0
+        );
+        (State::Slow, text, vec![rank])
+    } else {
+        (State::Healthy, "no rank waits for another for longer than usual".to_owned(), Vec::new())
+    };
+    Assessment { state, text, culprits }
 }
 
-/// Returns the opinion on ranks that have been starting for too long, if any. It does not require that other
-/// ranks wait for them.
-fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Opinion> {
+/// Returns an assessment of ranks that have been starting for too long, if any, whether or not others wait for
+/// them.
+fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Assessment> {
     let patience = deadline_s.map_or(OUTSIDE, |deadline| OUTSIDE.min(SHARE_OF_DEADLINE * deadline));
     let seconds_of = |witness: &Witness| match witness {
         Witness::Answered(flight) if flight.activity.name == START => Some(flight.activity.seconds),
@@ -186,11 +162,7 @@ fn stuck_at_start(witnesses: &[Witness], deadline_s: Option<f64>) -> Option<Opin
     let (has, first) =
         if ranks.len() == 1 { ("has", "its first step") } else { ("have", "their first step") };
     let text = format!("{} {has} been starting for {longest:.0} s, before {first}", ranks_of(&ranks));
-    Some(Opinion { state: State::Suspicion, text, culprits: ranks })
-}
-
-fn is_well(witness: &Witness) -> bool {
-    matches!(witness, Witness::Answered(_))
+    Some(Assessment { state: State::Suspicion, text, culprits: ranks })
 }
 
 /// Returns the length of a wait, in seconds, above which it is longer than usual.
@@ -226,19 +198,20 @@ mod tests {
     use super::*;
 
     /// Returns ranks where rank 0 has waited for `seconds` for rank 1, which is in `activity`.
-    fn ranks(seconds: f64, activity: &str) -> Vec<Seen> {
+    fn ranks(seconds: f64, activity: &str) -> Vec<Witness> {
         let group = LocalGroup::new(2);
         let _work = group[0].barrier(Label::new("step", Phase::Other));
         let mut flights: Vec<_> = group.iter().map(|rank| rank.view().flight(8)).collect();
         flights[0].groups[0].pending[0].seconds = seconds;
         flights[1].activity.name = activity.to_owned();
-        flights.into_iter().map(|flight| Seen::Witness(Witness::Answered(Box::new(flight)))).collect()
+        flights.into_iter().map(|flight| Witness::Answered(Box::new(flight))).collect()
     }
 
     #[test]
-    fn a_wait_is_suspect_when_it_is_longer_than_usual_and_long_before_the_deadline() {
+    fn unusually_long_waits_are_suspect() {
         let state = |seconds, activity, longest, deadline| {
-            let Opinion { state, culprits, .. } = opinion(&ranks(seconds, activity), longest, deadline);
+            let ranks = ranks(seconds, activity);
+            let Assessment { state, culprits, .. } = assess(&ranks, &BTreeSet::new(), longest, deadline);
             assert_eq!(culprits == [1], state == State::Suspicion, "{culprits:?}");
             state
         };
@@ -258,7 +231,7 @@ mod tests {
         ] {
             assert_eq!(state(seconds, activity, longest, deadline), expected, "{seconds} in {activity}");
         }
-        let text = opinion(&ranks(14.2, "backward"), Some(0.1), Some(20.0)).text;
+        let text = assess(&ranks(14.2, "backward"), &BTreeSet::new(), Some(0.1), Some(20.0)).text;
         assert!(
             text.starts_with("rank 1 has not entered #0 barrier(step); it has been in backward for"),
             "{text}"
@@ -268,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_takes_long_is_suspect_though_nobody_waits() {
+    fn long_start_is_suspect_without_waits() {
         let starting = |seconds: f64, deadline| {
             let group = LocalGroup::new(2);
             let mut flights: Vec<_> = group.iter().map(|rank| rank.view().flight(8)).collect();
             flights.iter_mut().for_each(|flight| flight.activity.name = "forward".to_owned());
             flights[1].activity.name = START.to_owned();
             flights[1].activity.seconds = seconds;
-            let seen = |flight| Seen::Witness(Witness::Answered(Box::new(flight)));
-            opinion(&flights.into_iter().map(seen).collect::<Vec<_>>(), None, deadline)
+            let answered = flights.into_iter().map(|flight| Witness::Answered(Box::new(flight)));
+            assess(&answered.collect::<Vec<_>>(), &BTreeSet::new(), None, deadline)
         };
         assert_eq!(starting(29.0, Some(600.0)).state, State::Healthy);
         let stuck = starting(31.4, Some(600.0));
@@ -286,29 +259,30 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_do_not_run_are_trouble_at_once_and_unknown_ones_are_not() {
-        let with = |second: Seen, seconds| {
-            let mut seen = ranks(seconds, "forward");
-            seen[1] = second;
-            opinion(&seen, Some(0.1), Some(60.0))
+    fn dead_ranks_are_trouble_unknown_ones_are_not() {
+        let with = |second: Witness, unknown: &[usize], seconds| {
+            let mut witnesses = ranks(seconds, "forward");
+            witnesses[1] = second;
+            assess(&witnesses, &unknown.iter().copied().collect(), Some(0.1), Some(60.0))
         };
-        let stopped = with(Seen::Witness(Witness::Halted), 0.1);
+        let stopped = with(Witness::Halted, &[], 0.1);
         assert_eq!((stopped.state, stopped.culprits.as_slice()), (State::Trouble, &[1][..]));
         assert!(stopped.text.starts_with("rank 1 is stopped"), "{}", stopped.text);
-        let gone = with(Seen::Witness(Witness::Gone { reason: "died: nobody knows why".into() }), 0.1);
+        let gone = with(Witness::Gone { reason: "died: nobody knows why".into() }, &[], 0.1);
         assert_eq!(gone.state, State::Trouble);
         assert!(gone.text.starts_with("rank 1 died: nobody knows why; rank 0 waits in #0"), "{}", gone.text);
 
-        let unknown = || Seen::Unknown("is on another machine".into());
-        let well = with(unknown(), 0.1);
-        let text = "nothing is known here of rank 1; the others go on";
+        let unknown = || Witness::Gone { reason: "is on another machine".into() };
+        let well = with(unknown(), &[1], 0.1);
+        let text = "the state of rank 1 is unknown here; the others continue";
         assert_eq!((well.state, well.text.as_str()), (State::Healthy, text));
-        let waiting = with(unknown(), 2.0);
+        let waiting = with(unknown(), &[1], 2.0);
         assert_eq!((waiting.state, waiting.culprits.as_slice()), (State::Suspicion, &[1][..]));
-        let text = "ranks wait, perhaps for rank 1, of which nothing is known here; the longest wait is 2 s";
+        let text = "ranks wait, perhaps for rank 1, whose state is unknown; the longest wait is 2 s";
         assert!(waiting.text.starts_with(text), "{}", waiting.text);
-        assert_eq!(opinion(&[unknown(), unknown()], None, None).state, State::Starting);
-        let both = [unknown(), Seen::Witness(Witness::Halted)];
-        assert_eq!(opinion(&both, None, None).culprits, [1]);
+        let none = assess(&[unknown(), unknown()], &BTreeSet::from([0, 1]), None, None);
+        assert_eq!(none.state, State::Starting);
+        let one = assess(&[unknown(), Witness::Halted], &BTreeSet::from([0]), None, None);
+        assert_eq!(one.culprits, [1]);
     }
 }
